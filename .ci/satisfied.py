@@ -1,0 +1,33 @@
+"""Print "ready" and exit 0 if this interpreter has what pyproject.toml asks for, offline."""
+
+import importlib.metadata
+import platform
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, as in (2, 11, 0) of 2.11.0+cu130."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
+
+
+def satisfied(requirement: str) -> bool:
+    """Whether a `name>=version[; platform_system == 'X']` requirement is met here."""
+    wanted, _, marker = requirement.partition(";")
+    if marker and platform.system() not in marker:
+        return True
+    name, _, least = wanted.strip().partition(">=")
+    try:
+        return numbers(importlib.metadata.version(name)) >= numbers(least)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+if sys.version_info < numbers(project["requires-python"].removeprefix(">=")):
+    sys.exit(1)
+if not all(map(satisfied, project["dependencies"])):
+    sys.exit(1)
+sys.stdout.write("ready\n")

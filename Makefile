@@ -1,0 +1,58 @@
+# Named commands for people. Scripts call `paritybit` itself: make turns every failure into 2.
+PYTHON ?= python3
+BUG ?=
+DEVICE ?= auto
+RUNNER ?= decode
+PRESET ?=
+SEED ?= 0
+EXAMPLES ?= 50
+RECORD ?= reports/out/latest/run.json
+ARGS ?=
+
+# The interpreter is used as it is where it already has what pyproject.toml asks for (a GPU
+# runner's own torch and triton are never replaced); else one is set up in .venv.
+READY := $(shell $(PYTHON) .ci/satisfied.py 2>/dev/null)
+RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
+SETUP := $(if $(READY),,.venv/ready)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup regress replay test report list bench soak check
+
+help: ## Show this help
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo "  Settings: BUG=swa_pad[,req_pool_pad] DEVICE=auto|cpu|cuda RUNNER= PRESET= SEED= EXAMPLES= PYTHON="
+
+setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
+
+regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record, page
+	@$(RUN) -m harness regress --device $(DEVICE) --runner $(RUNNER) --seed $(SEED) \
+	  --examples $(EXAMPLES) $(if $(BUG),--bug $(BUG)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+
+replay: $(SETUP) ## Replay a case file: CASE=…
+	@$(RUN) -m harness replay $(CASE) $(ARGS)
+
+test: $(SETUP) ## Run the test suite
+	@$(RUN) -m pytest -n auto --device $(DEVICE) $(ARGS)
+
+report: $(SETUP) ## Make the page of a run record again: RECORD=…
+	@$(RUN) -m harness report $(RECORD) $(ARGS)
+
+list: $(SETUP) ## List bugs, runners, presets and properties
+	@$(RUN) -m harness list $(ARGS)
+
+bench: $(SETUP) ## Measure differential steps per second
+	@$(RUN) -m harness bench --device $(DEVICE) $(ARGS)
+
+soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"
+	@$(RUN) -m harness soak --device $(DEVICE) $(ARGS)
+
+check: .venv/ready ## Lint and types
+	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy
+	@.venv/bin/python -m ruff check . && .venv/bin/python -m ruff format --check . && .venv/bin/python -m mypy
+
+.venv/ready: pyproject.toml constraints.txt
+	@echo "setting up .venv: some minutes on a new machine"
+	@$(PYTHON) -m venv .venv
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" 2>.venv/log || { cat .venv/log; exit 1; }
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . 2>.venv/log || { cat .venv/log; exit 1; }
+	@touch $@

@@ -1,0 +1,173 @@
+"""How pytest runs the suite: options, device, GPU-aware workers, profiles, artifacts.
+
+Imports nothing that imports torch before a worker has been pinned to its GPU, and the
+controlling process never initialises CUDA.
+"""
+
+import os
+import random
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+ARTIFACTS = Path("reports/out/pytest")
+"""Where failing cases go; each worker has a folder of its own, merged at the end."""
+
+settings.register_profile("dev", max_examples=25, deadline=None, print_blob=True)
+settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True, database=None)
+settings.register_profile("nightly", max_examples=250, deadline=None, print_blob=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add this suite's options, in one group."""
+    group = parser.getgroup("paritybit", "differential parity of graph replay")
+    group.addoption(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="Device of the worlds; auto takes cuda if usable, else cpu",
+    )
+    group.addoption("--runner", default=None, help="Run this runner alone")
+    group.addoption("--preset", default=None, help="Run this model preset alone")
+    group.addoption(
+        "--bug", default=None, help="Run the clean suite on a subject with this bug switched on"
+    )
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs the caller may use, as CUDA_VISIBLE_DEVICES names them, without CUDA."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [entry for entry in named.split(",") if entry.strip() not in {"", "-1"}]
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(index) for index, _ in enumerate(re.findall(r"^GPU \d+", listed.stdout, re.M))]
+
+
+def chosen_device(config: pytest.Config) -> str:
+    """Return cpu or cuda. Raises UsageError for cuda where there is no GPU."""
+    asked: str = config.getoption("--device")
+    worker_input = getattr(config, "workerinput", None)
+    if worker_input is not None:
+        return str(worker_input["paritybit_device"])
+    gpus = visible_gpus()
+    if asked == "cuda" and not gpus:
+        raise pytest.UsageError("--device cuda was asked for, but no GPU is visible here")
+    if asked == "auto":
+        return "cuda" if gpus else "cpu"
+    return asked
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose profile, device and seed; pin a worker to its GPU before torch is imported."""
+    if not config.getoption("--hypothesis-profile", None):
+        settings.load_profile("ci" if os.environ.get("CI") else "dev")
+    config.stash[DEVICE] = chosen_device(config)
+    worker_input = getattr(config, "workerinput", None)
+    if worker_input is None:
+        derandomized = settings().derandomize
+        config.stash[SEED] = 0 if derandomized else random.SystemRandom().randrange(2**31)
+        return
+    config.stash[SEED] = int(worker_input["paritybit_seed"])
+    gpus = visible_gpus()
+    if config.stash[DEVICE] == "cuda" and gpus:
+        number = int(re.sub(r"\D", "", str(worker_input["workerid"])) or 0)
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+
+
+DEVICE = pytest.StashKey[str]()
+SEED = pytest.StashKey[int]()
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker per GPU (processes sharing one take turns), or one per core on a CPU."""
+    if chosen_device(config) == "cuda":
+        return len(visible_gpus())
+    return os.cpu_count() or 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: "WorkerController") -> None:
+    """Tell a worker the device and the seed that this process chose."""
+    node.workerinput["paritybit_device"] = node.config.stash[DEVICE]
+    node.workerinput["paritybit_seed"] = node.config.stash[SEED]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which device the worlds live on, and what would draw the same schedules again."""
+    bug = config.getoption("--bug")
+    return (
+        f"paritybit: device {config.stash[DEVICE]}, seed {config.stash[SEED]},"
+        f" {settings().max_examples} schedules a trial"
+        + (f", with bug {bug} switched on: expect red" if bug else "")
+    )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse names that this build lacks, before anything runs."""
+    from harness.trial import UnknownNameError, known
+    from reference.config import PRESETS
+    from subjects.bugs import BUGS
+    from subjects.engine import RUNNERS
+
+    named = {"runner": RUNNERS, "preset": PRESETS, "bug": BUGS}
+    for option, names in named.items():
+        value = session.config.getoption(f"--{option}")
+        try:
+            if value is not None:
+                known(option, value, names)
+        except UnknownNameError as error:
+            raise pytest.UsageError(str(error)) from error
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With a bug switched on, keep only what a clean build must pass."""
+    if config.getoption("--bug") is None:
+        return
+    kept = [item for item in items if item.get_closest_marker("clean")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Merge the workers' cases, and say how each is replayed."""
+    if hasattr(config, "workerinput"):
+        return
+    merged = ARTIFACTS / "cases"
+    found = sorted(ARTIFACTS.glob("worker-*/*.json"))
+    for path in found:
+        merged.mkdir(parents=True, exist_ok=True)
+        path.replace(merged / path.name)
+    for path in found:
+        terminalreporter.write_line(f"replay with: paritybit replay {merged / path.name}")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """The device the worlds live on."""
+    return request.config.stash[DEVICE]
+
+
+@pytest.fixture(scope="session")
+def hunter_seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this session's hunts: 0 under the ci profile, drawn anew under any other."""
+    return request.config.stash[SEED]
+
+
+@pytest.fixture(scope="session")
+def artifacts(worker_id: str) -> Path:
+    """The folder of this worker's failing cases."""
+    folder = ARTIFACTS / f"worker-{worker_id}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,1 @@
+"""The trial: schedules, lockstep execution, checks, hunting, localising, cases, records."""

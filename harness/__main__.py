@@ -1,0 +1,264 @@
+"""The command line: the one place where harness and reports meet.
+
+Exit codes: 0 as hoped, 1 a finding, 2 a malformed command line or file or a name no
+build has, 125 cannot run here, 130 interrupted.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from harness import record as run_record
+from harness.bench import bench
+from harness.case import load_case
+from harness.display import clean_table, matrix, progress
+from harness.lockstep import Lockstep
+from harness.regress import Run, Settings, execute, plan, record
+from harness.soak import soak
+from harness.timeline import observe
+from harness.trial import (
+    CannotRunError,
+    UnknownNameError,
+    known,
+    require_cuda,
+    resolve_device,
+)
+from harness.violation import PROPERTIES
+from reference.config import PRESETS
+from reports.page import write as write_page
+from subjects.bugs import BUGS
+from subjects.engine import RUNNERS
+
+OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 125, 130
+OUT = Path("reports/out")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that tells of a wrong command line in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one sentence and exit with 2."""
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Split a comma-separated list of names."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def count(text: str) -> int:
+    """Return a whole number of at least 1, or raise ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = Parser(
+        prog="paritybit", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], told: str) -> Parser:
+        sub: Parser = commands.add_parser(name, help=told, description=told)
+        sub.set_defaults(run=run)
+        return sub
+
+    regress = command("regress", run_regress, "Clean baseline, then hunt every bug; write a page")
+    regress.add_argument("--bug", type=names, default=(), help="Bugs to hunt, by comma (all)")
+    regress.add_argument("--runner", default="decode", help="Runner on trial (decode)")
+    regress.add_argument("--preset", type=names, default=(), help="Models, by comma (all)")
+    regress.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
+    regress.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
+    regress.add_argument("--workers", type=count, help="Processes (a core each; 1 on cuda)")
+    regress.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
+    replay = command("replay", run_replay, "Replay a case file: 0 clean, 1 it differs")
+    replay.add_argument("case", type=Path, help="Case file")
+    listing = command("list", run_list, "List bugs, runners, presets and properties")
+    listing.add_argument("--json", action="store_true", help="As JSON")
+    report = command("report", run_report, "Make the HTML page of a run record again")
+    report.add_argument("record", type=Path, nargs="?", default=OUT / "latest" / "run.json")
+    report.add_argument("--page", type=Path, help="Where to (index.html beside the record)")
+    steady = command("soak", run_soak, "Count false alarms over many clean steps, and bugs by seed")
+    steady.add_argument("--steps", type=count, default=20_000, help="Clean steps (20000)")
+    steady.add_argument("--seeds", type=int, default=20, help="Hunter seeds per bug (20)")
+    steady.add_argument("--first-seed", type=int, default=0, help="First clean seed (0)")
+    steady.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
+    measure = command("bench", run_bench, "Measure differential steps per second")
+    measure.add_argument("--record", type=Path, help="Where the figures go, as JSON")
+    for each in (regress, replay, steady, measure):
+        each.add_argument("--device", help="auto, cpu or cuda")
+    return top
+
+
+def run_regress(options: argparse.Namespace) -> int:
+    """Run the main job."""
+    for name in options.bug:
+        known("bug", name, BUGS)
+    for name in options.preset:
+        known("preset", name, PRESETS)
+    known("runner", options.runner, RUNNERS)
+    settings = Settings(
+        device=resolve_device(options.device or "auto"),
+        runner=options.runner,
+        presets=options.preset or tuple(PRESETS),
+        bugs=options.bug or tuple(BUGS),
+        seed=options.seed,
+        examples=options.examples,
+        command=shlex.join(["paritybit", *sys.argv[1:]]),
+    )
+    folder = new_folder(options.out)
+    console, run, tasks = Console(), Run(settings), plan(settings)
+    workers = options.workers or (1 if settings.device == "cuda" else os.cpu_count() or 1)
+    console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
+    try:
+        with progress(console, len(tasks)) as advance:
+
+            def on_result(result: Any) -> None:
+                run.results.append(result)
+                advance(result)
+
+            execute(tasks, min(workers, len(tasks)), on_result)
+    except KeyboardInterrupt:
+        run.interrupted = True
+    return finish(console, run, folder)
+
+
+def finish(console: Console, run: Run, folder: Path) -> int:
+    """Write cases, record and page of a run, show them, and return the exit code."""
+    data = record(run, folder / "cases", f"{folder.parent / 'latest' / 'cases'}")
+    run_record.write(data, folder / "run.json")
+    write_page(run_record.load(folder / "run.json"), folder / "index.html")
+    swap_link(folder)
+    console.print(clean_table(data), matrix(data))
+    console.print(f"[bold]{data['verdict']}[/]: {data['told']}")
+    console.print(f"{data['seconds']:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
+    return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data["verdict"]]
+
+
+def new_folder(out: Path) -> Path:
+    """Make a folder for this run under `out`. Raises ValueError where it cannot be written."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    folder = next(
+        each
+        for each in (out / f"{stamp}{f'-{n}' if n else ''}Z" for n in range(1000))
+        if not each.exists()
+    )
+    try:
+        (folder / "cases").mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"report folder {out} cannot be written: {error.strerror}") from error
+    return folder
+
+
+def swap_link(folder: Path) -> None:
+    """Point the link `latest` beside `folder` at it, in one move."""
+    link = folder.parent / "latest"
+    fresh = folder.parent / f".latest-{folder.name}"
+    fresh.symlink_to(folder.name)
+    fresh.replace(link)
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    """Replay a case file with all properties on."""
+    try:
+        case = load_case(options.case)
+    except UnknownNameError as error:
+        raise CannotRunError(f"{options.case.name} names what this build lacks: {error}") from error
+    if options.device is not None and resolve_device(options.device) != case.trial.device:
+        raise CannotRunError(
+            f"{options.case.name} was found on {case.trial.device}; it replays there alone"
+        )
+    if case.trial.device == "cuda":
+        require_cuda()
+    outcome, _ = observe(Lockstep(case.trial, frozenset(PROPERTIES)), case.schedule)
+    for violation in outcome.violations:
+        print(f"step {violation.step}: {violation.property}: {violation.told}")
+    print(
+        f"{outcome.steps} steps, {outcome.replays} replays, {outcome.padded_replays} padded:",
+        end=" ",
+    )
+    print("differs" if outcome.violations else "clean")
+    return FINDING if outcome.violations else OK
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """List every name of this build."""
+    listed: dict[str, dict[str, str]] = {
+        "bugs": {name: bug.mechanism for name, bug in BUGS.items()},
+        "runners": {
+            name: (runner.__doc__ or "").splitlines()[0] for name, runner in RUNNERS.items()
+        },
+        "presets": {name: preset.source for name, preset in PRESETS.items()},
+        "properties": PROPERTIES,
+    }
+    if options.json:
+        print(json.dumps(listed, indent=1))
+        return OK
+    for kind, entries in listed.items():
+        print(kind)
+        for name, told in entries.items():
+            print(f"  {name:40} {told}")
+    return OK
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Make the page of a run record."""
+    page = options.page or options.record.parent / "index.html"
+    data = run_record.load(options.record)
+    try:
+        write_page(data, page)
+    except OSError as error:
+        raise ValueError(f"page {page} cannot be written: {error.strerror}") from error
+    print(page)
+    return OK
+
+
+def run_soak(options: argparse.Namespace) -> int:
+    """Play many clean steps and many seeds of every bug; write the figures."""
+    device = resolve_device(options.device or "auto")
+    figures = soak(device, options.steps, options.seeds, options.first_seed)
+    run_record.write_evidence("soak", device, figures, options.record)
+    print(figures["told"])
+    return OK if figures["as_hoped"] else FINDING
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    """Measure and print; write the figures where asked to."""
+    device = resolve_device(options.device or "auto")
+    figures = bench(device)
+    for row in figures["lockstep"]:
+        print(f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s")
+    if options.record is not None:
+        run_record.write_evidence("bench", device, figures, options.record)
+    return OK
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; errors are told in one sentence."""
+    try:
+        options = parser().parse_args(arguments)
+        code: int = options.run(options)
+    except CannotRunError as error:
+        print(f"paritybit: {error}", file=sys.stderr)
+        return CANNOT_RUN
+    except ValueError as error:
+        print(f"paritybit: {error}", file=sys.stderr)
+        return MALFORMED
+    except KeyboardInterrupt:
+        print("paritybit: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

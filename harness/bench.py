@@ -1,0 +1,64 @@
+"""Measuring lockstep: differential steps per second with the per-step checks on."""
+
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from harness.lockstep import Lockstep
+from harness.schedule import Admit, Decode, Finish, Schedule, Step
+from harness.trial import Trial
+from harness.violation import STEP_PROPERTIES
+from reference.config import PRESETS
+from subjects.behaviour import Era
+
+ROWS = 8
+DECODES = 30
+REPEATS = 7
+
+
+def workload() -> Schedule:
+    """Return decodes of 8 rows, full and padded in turn, as requests come and go."""
+    steps: list[Step] = [Admit(6, 99)] * ROWS
+    for turn in range(DECODES):
+        rows = ROWS if turn % 2 else ROWS - 1 - turn % 3
+        steps.append(Decode(tuple(range(rows))))
+        if turn % 10 == 9:
+            steps += [Finish(turn % ROWS), Admit(6, 99)]
+    return Schedule(tuple(steps))
+
+
+def bench(device: str) -> dict[str, Any]:
+    """Return the median rate of each preset's tiny size, float32, in one process."""
+    schedule = workload()
+    rows = []
+    for preset in PRESETS:
+        lockstep = Lockstep(Trial(preset=preset, device=device, era=Era.PRESET))
+        lockstep.play(schedule)
+        rates = []
+        for _ in range(REPEATS):
+            started = time.perf_counter()
+            outcome = lockstep.play(schedule)
+            if outcome.violations or not outcome.padded_replays:
+                raise RuntimeError(f"the benchmark's schedule is not clean: {outcome.violations}")
+            if device == "cuda":
+                torch.cuda.synchronize()
+            rates.append(outcome.steps / (time.perf_counter() - started))
+        rows.append(
+            {
+                "preset": preset,
+                "steps": outcome.steps,
+                "replays": outcome.replays,
+                "padded_replays": outcome.padded_replays,
+                "steps_per_second": round(statistics.median(rates), 1),
+                "slowest": round(min(rates), 1),
+                "fastest": round(max(rates), 1),
+            }
+        )
+    return {
+        "rows": ROWS,
+        "repeats": REPEATS,
+        "properties": sorted(STEP_PROPERTIES),
+        "lockstep": rows,
+    }

@@ -1,0 +1,22 @@
+"""Comparing bits: the integer view of a tensor, so that NaN equals itself and -0.0 is not 0.0."""
+
+import torch
+from torch import Tensor
+
+_INTEGER = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+
+
+def bits(values: Tensor) -> Tensor:
+    """Return the bits of a float32 or bfloat16 tensor as integers of its width."""
+    return values.contiguous().view(_INTEGER[values.dtype])
+
+
+def differ(left: Tensor, right: Tensor) -> Tensor:
+    """Return whether any bit differs, as a bool tensor without dimensions, unread by the host."""
+    return (bits(left) != bits(right)).any()
+
+
+def hex_bits(value: Tensor) -> str:
+    """Return the bit pattern of one element, as in 0x3f800000."""
+    width = 2 * value.element_size()
+    return f"0x{int(bits(value.reshape(1))[0]) & (16**width - 1):0{width}x}"

@@ -1,0 +1,100 @@
+"""Run records: what a run did and found, as JSON. Reports are made from this alone.
+
+A record names no host, no user and no absolute path.
+"""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.case import dump_json, load_json
+
+FORMAT = "paritybit-run"
+VERSION = 1
+PACKAGES = ("torch", "triton", "numpy", "hypothesis")
+COMMIT_VARIABLE = "PARITYBIT_COMMIT"
+"""Names the commit where the tree is a copy without its git folder."""
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Return what the figures of a record depend on: device, versions, commit."""
+    return {
+        "device": device,
+        "device_name": device_name(device),
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in PACKAGES},
+        "paritybit": package_version("paritybit"),
+        **revision(),
+    }
+
+
+def device_name(device: str) -> str:
+    """Return what the device is called, without saying whose it is."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def revision() -> dict[str, Any]:
+    """Return the commit of this tree, and whether the tree differs from it; None where unknown."""
+    named = os.environ.get(COMMIT_VARIABLE)
+    if named:
+        return {"commit": named, "dirty": None}
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return {"commit": None, "dirty": None}
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def write(record: dict[str, Any], path: Path) -> None:
+    """Write a run record."""
+    path.write_text(dump_json({"format": FORMAT, "version": VERSION, **record}))
+
+
+def write_evidence(kind: str, device: str, figures: dict[str, Any], path: Path) -> None:
+    """Write measured figures, with the environment they were measured in.
+
+    Raises ValueError where the file cannot be written.
+    """
+    data = {
+        "format": f"paritybit-{kind}",
+        "version": VERSION,
+        "environment": environment(device),
+        "figures": figures,
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dump_json(data))
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the run record of a file. Raises ValueError, in one sentence, for any other file."""
+    return load_json(path, FORMAT, VERSION)

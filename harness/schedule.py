@@ -1,0 +1,150 @@
+"""Schedules: what both worlds are asked to do, as data.
+
+A schedule is a list of small frozen steps. Picks are taken modulo what is live when
+the step is played, so that every list of steps is a valid schedule and a shorter
+one is still valid. A step that finds nothing to act on, or no room, does nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step; `name` is what it is called in a case file."""
+
+    name: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Admit(Step):
+    """Admit a request of `prompt` tokens and prefill its first `chunk` tokens."""
+
+    name = "admit"
+    prompt: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Extend(Step):
+    """Prefill the next `tokens` tokens of a request whose prompt is not all in."""
+
+    name = "extend"
+    pick: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Decode(Step):
+    """Decode one token of each request picked; the others stay parked with live KV."""
+
+    name = "decode"
+    picks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Finish(Step):
+    """Finish a request: its row and slots are free to be issued again."""
+
+    name = "finish"
+    pick: int
+
+
+@dataclass(frozen=True)
+class Evict(Step):
+    """Free the SWA slots of a request that its next query cannot see."""
+
+    name = "evict"
+    pick: int
+
+
+@dataclass(frozen=True)
+class Retract(Step):
+    """Take a request's slots away; it keeps its tokens and may be resumed."""
+
+    name = "retract"
+    pick: int
+
+
+@dataclass(frozen=True)
+class Resume(Step):
+    """Prefill a retracted request again, generated tokens included."""
+
+    name = "resume"
+    pick: int
+
+
+@dataclass(frozen=True)
+class Idle(Step):
+    """A dummy replay: every row of the smallest bucket is padding."""
+
+    name = "idle"
+
+
+@dataclass(frozen=True)
+class Repeat(Step):
+    """Play the last step that was not a Repeat `count` more times."""
+
+    name = "repeat"
+    count: int
+
+
+STEPS: dict[str, type[Step]] = {
+    each.name: each
+    for each in (Admit, Extend, Decode, Finish, Evict, Retract, Resume, Idle, Repeat)
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps, and the seed of prompts, payloads, slot order and initial pool bytes."""
+
+    steps: tuple[Step, ...]
+    seed: int = 0
+
+    def flat(self) -> Iterator[tuple[int, Step]]:
+        """Yield (place in `steps`, step) with each Repeat unrolled."""
+        last: Step | None = None
+        for place, step in enumerate(self.steps):
+            if not isinstance(step, Repeat):
+                last = step
+                yield place, step
+            elif last is not None:
+                for _ in range(step.count):
+                    yield place, last
+
+
+def to_json(schedule: Schedule) -> dict[str, Any]:
+    """Return the schedule as JSON data."""
+    steps = [{"step": step.name, **asdict(step)} for step in schedule.steps]
+    return {"seed": schedule.seed, "steps": steps}
+
+
+def from_json(data: Any) -> Schedule:
+    """Return the schedule of JSON data. Raises ValueError, saying what is wrong, for any other."""
+    if not isinstance(data, dict) or data.keys() != {"seed", "steps"}:
+        raise ValueError("a schedule has exactly the keys seed and steps")
+    if not is_count(data["seed"]) or not isinstance(data["steps"], list):
+        raise ValueError("a schedule's seed is a whole number and its steps are a list")
+    return Schedule(tuple(_step(each) for each in data["steps"]), data["seed"])
+
+
+def is_count(value: Any) -> bool:
+    """Whether `value` is a whole number from 0 to 2**31 - 1, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _step(data: Any) -> Step:
+    kind = STEPS.get(data.get("step", "")) if isinstance(data, dict) else None
+    if kind is None:
+        raise ValueError(f"a step is one of {', '.join(STEPS)}, not {data!r}")
+    values = {key: value for key, value in data.items() if key != "step"}
+    if values.keys() != {each.name for each in fields(kind)}:
+        names = ", ".join(each.name for each in fields(kind)) or "nothing else"
+        raise ValueError(f"step {kind.name} takes {names}; got {', '.join(values) or 'nothing'}")
+    for key, value in values.items():
+        numbers = value if key == "picks" and isinstance(value, list) else [value]
+        if not all(map(is_count, numbers)) or (key == "picks") != isinstance(value, list):
+            raise ValueError(f"{key} of step {kind.name} cannot be {value!r}")
+    return kind(**{key: tuple(value) if key == "picks" else value for key, value in values.items()})

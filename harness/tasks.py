@@ -1,0 +1,134 @@
+"""Tasks: the independent pieces of a run, each a trial, where its schedules come from, and a goal.
+
+A task is plain data, so that it can be handed to a worker process; so is its result.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from harness.hunt import Catch, hunt, sweep
+from harness.lockstep import Lockstep, Outcome
+from harness.schedule import Schedule
+from harness.timeline import observe
+from harness.traffic import traffic_schedules
+from harness.trial import Trial
+from harness.violation import PROPERTIES, STEP_PROPERTIES
+from subjects.bugs import BUGS, Bug
+
+
+class Source(StrEnum):
+    """Where schedules come from."""
+
+    GENERATED = "generated"
+    TRAFFIC = "traffic"
+
+
+class Status(StrEnum):
+    """How a task ended. GREEN and MASKED and CAUGHT are as they should be."""
+
+    GREEN = "green"
+    RED = "red"
+    CAUGHT = "caught"
+    MISSED = "missed"
+    WRONG_PROPERTY = "wrong property"
+    MASKED = "masked"
+    NOT_MASKED = "not masked"
+    CLEAN_IS_RED = "clean is red too"
+    VACUOUS = "vacuous"
+
+
+GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.MASKED})
+
+
+@dataclass(frozen=True)
+class Task:
+    """Play up to `examples` schedules of `source` on `trial`, drawn by `seed`."""
+
+    trial: Trial
+    source: Source
+    seed: int
+    examples: int
+
+    @property
+    def bug(self) -> Bug | None:
+        """The bug that is switched on, if one is."""
+        return BUGS[self.trial.bug] if self.trial.bug is not None else None
+
+    @property
+    def label(self) -> str:
+        """What the task is called in a progress line."""
+        what = self.trial.bug or "clean"
+        return f"{what} ({self.trial.preset}, {self.trial.era}, {self.source})"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A shrunk schedule that violates something, and all that all properties say of it."""
+
+    schedule: Schedule
+    violations: tuple[dict[str, Any], ...]
+    timeline: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a task gave. `capture_warnings` were logged while its graphs were captured."""
+
+    task: Task
+    status: Status
+    catch: Catch
+    finding: Finding | None
+    capture_warnings: int
+    seconds: float
+
+
+OnPlayed = Callable[[Outcome], None]
+
+
+def run_task(task: Task, on_played: OnPlayed = lambda outcome: None) -> Result:
+    """Run one task."""
+    started = time.monotonic()
+    bug = task.bug
+    sought = bug.caught_by if bug is not None else None
+    every = frozenset(PROPERTIES)
+    watched = every if bug is None else STEP_PROPERTIES | ({sought} if sought else set())
+    lockstep = Lockstep(task.trial, watched)
+    if task.source is Source.GENERATED:
+        catch = hunt(lockstep, sought, task.seed, task.examples, on_played)
+    else:
+        config, max_bs = lockstep.arms.config, max(task.trial.buckets)
+        pieces = traffic_schedules(config, max_bs, task.examples, task.seed)
+        catch = sweep(lockstep, pieces, sought, on_played)
+    finding = None
+    if catch.schedule is not None:
+        lockstep.watch(every)
+        outcome, timeline = observe(lockstep, catch.schedule)
+        violations = tuple(each.to_json() for each in outcome.violations)
+        finding = Finding(catch.schedule, violations, tuple(timeline))
+    return Result(
+        task=task,
+        status=judge_task(task, catch, finding),
+        catch=catch,
+        finding=finding,
+        capture_warnings=len(lockstep.capture_warnings),
+        seconds=time.monotonic() - started,
+    )
+
+
+def judge_task(task: Task, catch: Catch, finding: Finding | None) -> Status:
+    """Say how a task ended: nothing counts that replayed no graph, or none with padding."""
+    bug = task.bug
+    if finding is not None and bug is not None and bug.caught_by is not None:
+        clean = Lockstep(replace(task.trial, bug=None), STEP_PROPERTIES | {bug.caught_by})
+        red = clean.play(finding.schedule).violations
+        return Status.CLEAN_IS_RED if red else Status.CAUGHT
+    if finding is not None:
+        return Status.RED if bug is None else Status.NOT_MASKED
+    if not catch.replays or not catch.padded_replays:
+        return Status.VACUOUS
+    if bug is None or bug.caught_by is None:
+        return Status.GREEN if bug is None else Status.MASKED
+    return Status.WRONG_PROPERTY if catch.other else Status.MISSED

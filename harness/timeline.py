@@ -1,0 +1,61 @@
+"""What a schedule did, step by step, as data for a drawing."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harness.lockstep import Lockstep, Outcome
+from harness.schedule import Schedule, Step
+from harness.trace import Trace
+from harness.world import World
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step played: which requests were live rows, how many rows were padding, who was parked.
+
+    `mode` is None for a step that ran no forward, `bucket` None where no graph was replayed.
+    """
+
+    place: int
+    step: str
+    mode: str | None
+    bucket: int | None
+    live: tuple[int, ...]
+    padded: int
+    parked: tuple[int, ...]
+    tokens: int
+    violated: tuple[str, ...] = ()
+
+
+def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[dict[str, Any]]]:
+    """Play a schedule; return its outcome and its moments as JSON data."""
+    moments: list[Moment] = []
+    world = lockstep.arms.graph
+
+    def see(place: int, step: Step, trace: Trace | None, violated: frozenset[str]) -> None:
+        moments.append(moment(world, place, step, trace, violated))
+
+    outcome = lockstep.play(schedule, see)
+    return outcome, [asdict(each) for each in moments]
+
+
+def moment(
+    world: World, place: int, step: Step, trace: Trace | None, violated: frozenset[str]
+) -> Moment:
+    """Return the moment of one step, as the world stands right after its forward."""
+    batch = trace.batch if trace is not None else None
+    spans = batch.spans if batch is not None else ()
+    live = tuple(world.request_of(span.row).serial for span in spans)
+    replay = trace.replay if trace is not None else None
+    mode = None if trace is None else "idle" if batch is None else str(batch.mode)
+    return Moment(
+        place=place,
+        step=step.name,
+        mode=mode,
+        bucket=replay.bs if replay is not None else None,
+        live=live,
+        padded=replay.bs - replay.raw_bs if replay is not None else 0,
+        parked=tuple(each.serial for each in world.running if each.serial not in live),
+        tokens=batch.raw_num_token if batch is not None else 0,
+        violated=tuple(sorted(violated)),
+    )

@@ -1,0 +1,114 @@
+"""Schedules cut from production traffic: order and burstiness kept, sizes scaled down.
+
+The trace is a slice of the Azure LLM inference trace 2023 (see its first lines).
+A small simulation on the host turns arrivals and lengths into steps: what arrived is
+admitted, all that run decode, what has generated its tokens finishes, a gap with
+nothing to run is an idle replay.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+
+from harness.schedule import Admit, Decode, Evict, Extend, Finish, Idle, Schedule, Step
+from reference.config import ModelConfig
+
+TICK_SECONDS = 0.17
+"""Traffic time of one decode step: the trace's mean gap then keeps about half a batch running."""
+
+CONTEXT_TOKENS = 1000
+"""Context tokens that become one attention window: about the trace's median."""
+
+GENERATED_TOKENS = 60
+"""Generated tokens of the trace that become one decode step."""
+
+REQUESTS = 16
+"""Consecutive requests of the trace in one schedule."""
+
+IDLE_STEPS = 2
+"""Idle replays that stand for a gap of any length."""
+
+EVICT_EVERY = 8
+"""Ticks between evictions of what has left the windows."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of the trace: seconds since the first one, and its token counts."""
+
+    second: float
+    context: int
+    generated: int
+
+
+@dataclass
+class _Live:
+    serial: int
+    waiting: int
+    remaining: int
+
+
+def load_trace() -> tuple[Arrival, ...]:
+    """Return the committed slice of the trace, in order of arrival."""
+    text = files("harness").joinpath("data/azure_conv_2000.csv").read_text()
+    rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+    # The trace has 100 ns steps, one digit more than a datetime holds.
+    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
+    return tuple(
+        Arrival(
+            (time - times[0]).total_seconds(),
+            int(row["ContextTokens"]),
+            int(row["GeneratedTokens"]),
+        )
+        for time, row in zip(times, rows, strict=True)
+    )
+
+
+def traffic_schedules(config: ModelConfig, max_bs: int, count: int, seed: int) -> list[Schedule]:
+    """Return `count` schedules of REQUESTS consecutive requests each; `seed` says where from."""
+    trace = load_trace()
+    pieces = len(trace) // REQUESTS
+    chosen = [(seed + 7 * index) % pieces for index in range(count)]
+    return [
+        Schedule(tuple(_simulate(trace[REQUESTS * i : REQUESTS * (i + 1)], config, max_bs)), i)
+        for i in chosen
+    ]
+
+
+def _simulate(arrivals: Sequence[Arrival], config: ModelConfig, max_bs: int) -> Iterator[Step]:
+    """Yield the steps of a piece of the trace."""
+    queue = list(arrivals)
+    live: list[_Live] = []
+    # The first arrival falls between two ticks: an engine that has just started idles.
+    start, tick, idle, serial = arrivals[0].second - TICK_SECONDS / 2, 0, 0, 0
+    while queue or live:
+        while queue and len(live) < max_bs and queue[0].second - start <= tick * TICK_SECONDS:
+            arrival = queue.pop(0)
+            prompt = 1 + min(arrival.context * config.window // CONTEXT_TOKENS, 3 * config.window)
+            chunk = config.window + 1
+            yield Admit(prompt, chunk)
+            live.append(
+                _Live(serial, max(0, prompt - chunk), 1 + arrival.generated // GENERATED_TOKENS)
+            )
+            serial += 1
+        for request in [each for each in live if each.waiting]:
+            yield Extend(0, 3 * config.window)
+            request.waiting = 0
+        if live:
+            idle = 0
+            # Whoever waited longest goes first, so that rows change places.
+            order = sorted(range(len(live)), key=lambda i: (-live[i].remaining, live[i].serial))
+            yield Decode(tuple(order))
+            for request in live:
+                request.remaining -= 1
+            for place in reversed([i for i, each in enumerate(live) if each.remaining <= 0]):
+                yield Finish(place)
+                del live[place]
+        elif idle < IDLE_STEPS:
+            idle += 1
+            yield Idle()
+        if tick % EVICT_EVERY == 0:
+            yield from (Evict(place) for place in range(len(live)))
+        tick += 1

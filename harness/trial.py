@@ -1,0 +1,142 @@
+"""A trial's settings: which subject, on which model, pool and device."""
+
+import importlib
+import logging
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from harness.schedule import is_count
+from reference.config import PRESETS
+from reference.ops import Ops
+from reference.pool import PoolSizes
+from reference.torch_ops import TorchOps
+from subjects.behaviour import Era
+from subjects.bugs import BUGS, broken_subject, clean_subject
+from subjects.engine import RUNNERS, Subject
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DEVICES = ("cpu", "cuda")
+BUCKETS = (2, 4, 8)
+
+
+class CannotRunError(Exception):
+    """Well-formed, but cannot run here. The message says what is missing."""
+
+
+class UnknownNameError(ValueError):
+    """A name that no build has. The message lists the valid ones."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One subject on trial. `bug` is a name of the catalogue, or None for the clean subject.
+
+    A bug brings its own era. Sizes are in slots, `buckets` in rows.
+    """
+
+    runner: str = "decode"
+    preset: str = "gpt_oss"
+    dtype: str = "float32"
+    device: str = "cpu"
+    era: Era = Era.MEMO
+    page_size: int = 1
+    full_slots: int = 96
+    swa_slots: int = 64
+    rows: int = 16
+    buckets: tuple[int, ...] = BUCKETS
+    bug: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names that this build lacks, and a bug out of its era or runner."""
+        known("runner", self.runner, RUNNERS)
+        known("preset", self.preset, PRESETS)
+        known("dtype", self.dtype, DTYPES)
+        known("device", self.device, DEVICES)
+        known("era", self.era, list(Era))
+        if self.bug is not None:
+            known("bug", self.bug, BUGS)
+            if self.era != BUGS[self.bug].era or self.runner not in BUGS[self.bug].runners:
+                raise ValueError(f"bug {self.bug} does not live in era {self.era} of {self.runner}")
+        if not (
+            self.page_size
+            > 0
+            == self.full_slots % self.page_size
+            == self.swa_slots % self.page_size
+        ):
+            raise ValueError("both pool sizes are whole numbers of pages")
+
+    def with_bug(self, name: str) -> "Trial":
+        """Return this trial with a bug switched on, in the bug's era."""
+        known("bug", name, BUGS)
+        return replace(self, bug=name, era=BUGS[name].era)
+
+    @property
+    def sizes(self) -> PoolSizes:
+        """The sizes of both worlds' pools."""
+        return PoolSizes(self.full_slots, self.swa_slots, self.page_size, self.rows)
+
+    def subject(self) -> Subject:
+        """Return what is on trial."""
+        if self.bug is None:
+            return clean_subject(self.runner, self.era)
+        return broken_subject(BUGS[self.bug], self.runner)
+
+    def ops(self) -> Ops:
+        """Return the op set of the trial's device. Raises CannotRunError where it has none."""
+        if self.device == "cpu":
+            return TorchOps()
+        require_cuda()
+        # Imported late: importing Triton decides whether its interpreter is used.
+        ops: Ops = importlib.import_module("reference.triton_ops").TritonOps()
+        return ops
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON data."""
+        return asdict(self)
+
+
+def trial_from_json(data: Any) -> Trial:
+    """Return the settings of JSON data. Raises ValueError, saying what is wrong, for any other."""
+    expected = asdict(Trial())
+    if not isinstance(data, dict) or data.keys() != expected.keys():
+        raise ValueError(f"a trial has exactly the keys {', '.join(expected)}")
+    for key, value in data.items():
+        right = (
+            is_count(value)
+            if isinstance(expected[key], int)
+            else isinstance(value, list) and value and all(map(is_count, value))
+            if key == "buckets"
+            else isinstance(value, str) or (key == "bug" and value is None)
+        )
+        if not right:
+            raise ValueError(f"{key} of a trial cannot be {value!r}")
+    known("era", data["era"], list(Era))
+    return Trial(**{**data, "era": Era(data["era"]), "buckets": tuple(data["buckets"])})
+
+
+def known(what: str, name: str, names: Any) -> None:
+    """Raise UnknownNameError, listing `names`, unless `name` is one of them."""
+    if name not in names:
+        raise UnknownNameError(f"unknown {what} {name!r}; valid: {', '.join(names)}")
+
+
+def require_cuda() -> None:
+    """Raise CannotRunError unless a CUDA device is usable."""
+    if not torch.cuda.is_available():
+        raise CannotRunError("device cuda was asked for, but no usable CUDA device is here")
+
+
+def resolve_device(asked: str) -> str:
+    """Return cpu or cuda for auto, cpu or cuda. Raises as `Trial` and `require_cuda` do."""
+    known("device", asked, ("auto", *DEVICES))
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda":
+        require_cuda()
+    return asked
+
+
+SUBJECT_LOGGER = logging.getLogger("paritybit.subject")
+TWIN_LOGGER = logging.getLogger("paritybit.twin")

@@ -1,0 +1,1 @@
+"""The verdicts: the pytest suite, and the checks that it runs."""

@@ -1,0 +1,476 @@
+"""What any op set must satisfy, as checks that raise `AssertionError`.
+
+Knows the contracts of the op interface, written out again in float64. Does not know
+pytest, and takes nothing from the op sets that it checks. Run as a module it checks
+the Triton ops under Triton's interpreter, which needs a process of its own.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
+from reference.ops import Ops
+
+MAX_ROWS = 16
+FEW_ROWS = 6
+DTYPES = (torch.float32, torch.bfloat16)
+
+# Float32 arithmetic may miss the float64 result by this much of the sum of the terms'
+# magnitudes: over a hundred roundings of 2**-24, which covers sums of this length and
+# a GPU's approximate exp and cosine. One tf32 or bfloat16 product would miss by 5e-4.
+ARITHMETIC_BOUND = 2e-5
+
+# Widths that are no powers of two and span several tiles, unlike those of the presets.
+RAGGED = replace(
+    PRESETS["gemma3"].tiny,
+    name="ragged",
+    hidden=136,
+    intermediate=140,
+    heads=3,
+    full=AttentionShape(kv_heads=1, head_dim=48),
+    swa=AttentionShape(kv_heads=1, head_dim=48),
+    vocab=50,
+)
+CONFIGS = (*(preset.tiny for preset in PRESETS.values()), RAGGED)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One op set at the widths of one model, in batches of several sizes.
+
+    `truncates` says that a float32 becomes a bfloat16 by cutting bits off, not by rounding.
+    """
+
+    ops: Ops
+    device: str
+    config: ModelConfig
+    dtype: torch.dtype
+    batches: tuple[int, ...] = tuple(range(1, MAX_ROWS + 1))
+    truncates: bool = False
+
+    def random(self, *shape: int, seed: int = 0) -> Tensor:
+        """Return normal values in the trial's dtype, the same on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(*shape, generator=generator).to(self.device, self.dtype)
+
+    def integers(self, high: int, *shape: int, seed: int = 0) -> Tensor:
+        """Return int64 values below `high`, the same on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(high, shape, generator=generator).to(self.device)
+
+    def int32(self, values: list[int]) -> Tensor:
+        """Return `values` as an int32 tensor."""
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def rounding(self, dtype: torch.dtype) -> float:
+        """Return how much of a result its one conversion to `dtype` may change."""
+        return torch.finfo(dtype).eps / (1 if self.truncates else 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on `MAX_ROWS` rows: `run` takes a slice of the rows and returns theirs.
+
+    `expected` is float64; `magnitude` is what its arithmetic error is relative to.
+    """
+
+    run: Callable[[slice], Tensor]
+    expected: Tensor
+    magnitude: Tensor
+
+
+def embed_case(trial: Trial) -> Case:
+    """Return embeddings where the rows that are not tracked point at a row of NaN."""
+    config, rows = trial.config, MAX_ROWS
+    table, track_table, encoder_table = (
+        trial.random(config.vocab, config.hidden, seed=seed) for seed in range(3)
+    )
+    track_table[0] = torch.nan
+    ids = trial.integers(config.vocab, rows, seed=3)
+    lengths = trial.integers(config.vocab, rows, seed=4).to(torch.int32)
+    mask = trial.integers(2, rows, seed=5).bool()
+    tracks = torch.where(mask, 1 + trial.integers(config.vocab - 1, rows, seed=6), 0)
+
+    def run(part: slice) -> Tensor:
+        return trial.ops.embed(
+            table,
+            ids[part],
+            track_table,
+            tracks[part],
+            mask[part],
+            encoder_table,
+            lengths[part],
+        )
+
+    terms = [table[ids], track_table[tracks], encoder_table[lengths.long()]]
+    terms[1][~mask] = 0
+    stacked = torch.stack(terms).double()
+    return Case(run, stacked.sum(0), stacked.abs().sum(0))
+
+
+def rotary_case(trial: Trial, kind: Kind) -> Case:
+    """Return rotary angles from within the context and from far beyond it."""
+    config, pairs = trial.config, trial.config.shape(kind).head_dim // 2
+    positions = trial.integers(config.max_context, 3, MAX_ROWS)
+    positions[:, 1::2] += 100_000
+    section = trial.integers(3, pairs, seed=1)
+    exponent = torch.arange(pairs, device=trial.device) / pairs
+    frequency = config.rope_theta(kind) ** -exponent
+
+    def run(part: slice) -> Tensor:
+        return trial.ops.rotary(positions[:, part], section, frequency).transpose(0, 1)
+
+    angle = (positions[section].T * frequency.double())[:, None]
+    expected = torch.cat([angle.cos(), angle.sin()], dim=1)
+    # An angle is a float32: its own rounding outweighs all else when it is large.
+    return Case(run, expected, 1 + angle.abs().expand_as(expected) * 2**-24 / ARITHMETIC_BOUND)
+
+
+def rope_case(trial: Trial, kind: Kind) -> Case:
+    """Return the rotation of heads that are a view into wider rows."""
+    shape = trial.config.shape(kind)
+    count, pairs = trial.config.heads + shape.kv_heads, shape.head_dim // 2
+    wide = trial.random(MAX_ROWS, count + shape.kv_heads, shape.head_dim)
+    heads = wide[:, :count]
+    angle = trial.random(MAX_ROWS, pairs, seed=1).float()
+    rotary = torch.stack([angle.cos(), angle.sin()])
+
+    def run(part: slice) -> Tensor:
+        return trial.ops.rope(heads[part], rotary[:, part])
+
+    rotated = torch.view_as_complex(
+        torch.stack([heads[..., :pairs], heads[..., pairs:]], dim=-1).double()
+    ) * torch.complex(rotary[0].double(), rotary[1].double()).unsqueeze(1)
+    expected = torch.cat([rotated.real, rotated.imag], dim=-1)
+    magnitude = rotated.abs().repeat(1, 1, 2)
+    return Case(run, expected, magnitude)
+
+
+def norm_linear_case(trial: Trial) -> Case:
+    """Return a normed product whose rows differ in scale."""
+    config = trial.config
+    hidden = trial.random(MAX_ROWS, config.hidden)
+    hidden *= 2.0 ** (torch.arange(MAX_ROWS, device=trial.device)[:, None] % 7 - 3)
+    norm = trial.random(config.hidden, seed=1)
+    weight = trial.random(config.vocab, config.hidden, seed=2)
+    rows = hidden.double()
+    normed = norm.double() * rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return Case(
+        lambda part: trial.ops.norm_linear(hidden[part], norm, weight),
+        normed @ weight.double().T,
+        normed.abs() @ weight.double().abs().T,
+    )
+
+
+def linear_add_case(trial: Trial, kind: Kind) -> Case:
+    """Return a product added to a residual, as after attention."""
+    width = trial.config.heads * trial.config.shape(kind).head_dim
+    inputs = trial.random(MAX_ROWS, width)
+    weight = trial.random(trial.config.hidden, width, seed=1)
+    residual = trial.random(MAX_ROWS, trial.config.hidden, seed=2)
+    return Case(
+        lambda part: trial.ops.linear_add(inputs[part], weight, residual[part]),
+        residual.double() + inputs.double() @ weight.double().T,
+        residual.double().abs() + inputs.double().abs() @ weight.double().abs().T,
+    )
+
+
+def gated_linear_add_case(trial: Trial) -> Case:
+    """Return a gated product added to a residual, every row a real token."""
+    width = trial.config.intermediate
+    gate_up = 2 * trial.random(MAX_ROWS, 2 * width)
+    weight = trial.random(trial.config.hidden, width, seed=1)
+    residual = trial.random(MAX_ROWS, trial.config.hidden, seed=2)
+    limit = trial.int32([MAX_ROWS])
+
+    def run(part: slice) -> Tensor:
+        activation = trial.config.activation
+        return trial.ops.gated_linear_add(gate_up[part], weight, residual[part], activation, limit)
+
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    if trial.config.activation == "gelu":
+        inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+        active = 0.5 * gate * (1 + inner.tanh())
+    else:
+        active = gate * gate.sigmoid()
+    inputs = active * up
+    return Case(
+        run,
+        residual.double() + inputs @ weight.double().T,
+        residual.double().abs() + inputs.abs() @ weight.double().abs().T,
+    )
+
+
+def store_kv_case(trial: Trial, kind: Kind) -> Case:
+    """Return what distinct slots hold after a store of keys and values, each a view."""
+    cache, wide, _ = _store_inputs(trial, kind, MAX_ROWS, slots=2 * MAX_ROWS)
+    order = torch.randperm(2 * MAX_ROWS, generator=torch.Generator().manual_seed(1))
+    loc = order[:MAX_ROWS].to(trial.device)
+
+    def run(part: slice) -> Tensor:
+        stored = cache.clone()
+        trial.ops.store_kv(stored, loc[part], loc.dtype, *_halves(wide[part]))
+        return stored[:, loc[part]].transpose(0, 1)
+
+    expected = torch.stack(_halves(wide), dim=1).double()
+    return Case(run, expected, torch.zeros_like(expected))
+
+
+def attention_case(trial: Trial, kind: Kind, sunk: bool) -> Case:
+    """Return attention over lists of very different lengths, some empty, some repeated."""
+    query, cache, sinks = _attention_inputs(trial, kind, MAX_ROWS)
+    lists = _slot_lists(trial, MAX_ROWS)
+    indptr, slots = _ragged(trial, lists)
+    longest = max(len(each) for each in lists)
+    sink = sinks if sunk else None
+
+    def run(part: slice) -> Tensor:
+        begins = indptr[part.start : part.stop + 1]
+        return trial.ops.attention(query[part], cache, begins, slots, sink, longest)
+
+    rows = [_attend(query[row], cache, each, sink) for row, each in enumerate(lists)]
+    expected, magnitude = (torch.stack(each) for each in zip(*rows, strict=True))
+    return Case(run, expected, magnitude)
+
+
+def _attend(
+    query: Tensor, cache: Tensor, listed: list[int], sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return one row's attention [Q, D] and its magnitude, one head at a time."""
+    result = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
+    magnitude = result.clone()
+    group = query.shape[0] // cache.shape[2]
+    for head in range(query.shape[0] if listed else 0):
+        key, value = cache[:, listed, head // group].double()
+        weight = (key @ query[head].double() / query.shape[1] ** 0.5).exp()
+        total = weight.sum() + (0 if sinks is None else sinks[head].double().exp())
+        result[head] = weight @ value / total
+        magnitude[head] = weight @ value.abs() / total
+    return result, magnitude
+
+
+def _attention_inputs(trial: Trial, kind: Kind, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a query that is a view, a cache and sinks."""
+    shape, heads = trial.config.shape(kind), trial.config.heads
+    query = trial.random(rows, heads + shape.kv_heads, shape.head_dim)[:, :heads]
+    slots = 2 * trial.config.max_context
+    cache = trial.random(2, slots, shape.kv_heads, shape.head_dim, seed=1)
+    return query, cache, trial.random(heads, seed=2).float()
+
+
+def _slot_lists(trial: Trial, rows: int) -> list[list[int]]:
+    """Return for each row a list of even slots; every fifth is empty, from row 2 on."""
+    context = trial.config.max_context
+    order = (2 * trial.integers(context, rows, context)).tolist()
+    return [[] if row % 5 == 2 else order[row][: 1 + 7 * row % context] for row in range(rows)]
+
+
+def _ragged(trial: Trial, lists: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return indptr and slots of `lists`, with a stale odd slot after the last."""
+    indptr = [0]
+    for each in lists:
+        indptr.append(indptr[-1] + len(each))
+    slots = [slot for each in lists for slot in each] + [1]
+    return trial.int32(indptr), torch.tensor(slots, device=trial.device)
+
+
+def _store_inputs(trial: Trial, kind: Kind, rows: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a cache, rows that hold key and value among others, and a loc."""
+    shape = trial.config.shape(kind)
+    cache = trial.random(2, slots, shape.kv_heads, shape.head_dim)
+    wide = trial.random(rows, 1 + 2 * shape.kv_heads, shape.head_dim, seed=1)
+    return cache, wide, trial.integers(slots, rows, seed=2)
+
+
+def _halves(wide: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys and the values in `wide`, as views."""
+    key, value = wide[:, 1:].chunk(2, dim=1)
+    return key, value
+
+
+def cases(trial: Trial) -> dict[str, Case]:
+    """Return every op at the trial's widths, for every shape of its attention."""
+    found = {
+        "embed": embed_case(trial),
+        "norm_linear": norm_linear_case(trial),
+        "gated_linear_add": gated_linear_add_case(trial),
+    }
+    for kind in Kind:
+        found[f"rotary {kind}"] = rotary_case(trial, kind)
+    for kind in {trial.config.shape(kind): kind for kind in Kind}.values():
+        found[f"rope {kind}"] = rope_case(trial, kind)
+        found[f"linear_add {kind}"] = linear_add_case(trial, kind)
+        found[f"store_kv {kind}"] = store_kv_case(trial, kind)
+        found[f"attention {kind}"] = attention_case(trial, kind, sunk=False)
+        found[f"attention {kind} with sinks"] = attention_case(trial, kind, sunk=True)
+    return found
+
+
+def check_conformance(trial: Trial) -> None:
+    """Check that every op is within its bound of float64, in every batch."""
+    for name, case in cases(trial).items():
+        for rows in trial.batches:
+            actual = case.run(slice(0, rows))
+            expected = case.expected[:rows]
+            error = (actual.double() - expected).abs()
+            bound = trial.rounding(actual.dtype) * expected.abs()
+            bound += ARITHMETIC_BOUND * case.magnitude[:rows]
+            worst = (error - bound).max().item()
+            # Put so that a NaN fails.
+            _require(worst <= 0, f"{name}: {rows} rows miss float64 by {worst} over the bound")
+
+
+def check_batch_invariance(trial: Trial) -> None:
+    """Check that a row has the same bits in any batch and anywhere in it."""
+    for name, case in cases(trial).items():
+        whole = case.run(slice(0, MAX_ROWS))
+        prefixes = [slice(0, rows) for rows in trial.batches if rows < MAX_ROWS]
+        singles = [slice(rows - 1, rows) for rows in trial.batches]
+        for part in prefixes + singles:
+            same = _same_bits(case.run(part), whole[part])
+            _require(same, f"{name}: rows {part.start}:{part.stop} have other bits in a batch")
+
+
+def check_highest_row_wins(trial: Trial) -> None:
+    """Check which of the rows that name one slot is stored, in more rows than a tile has."""
+    rows, slots = 70, 24
+    cache, wide, loc = _store_inputs(trial, Kind.SWA, rows, slots)
+    loc[-2:] = loc[0]
+    key, value = _halves(wide)
+    expected = cache.clone()
+    for row, slot in enumerate(loc.tolist()):
+        if slot not in loc[row + 1 :].tolist():
+            expected[0, slot], expected[1, slot] = key[row], value[row]
+    trial.ops.store_kv(cache, loc, loc.dtype, key, value)
+    _require(_same_bits(cache, expected), "a slot does not hold the highest row that names it")
+
+
+def check_loc_is_reinterpreted(trial: Trial) -> None:
+    """Check that an int64 loc under an int32 ABI puts row 0 right and row 1 into slot 0."""
+    cache, wide, _ = _store_inputs(trial, Kind.SWA, rows=3, slots=12)
+    key, value = _halves(wide)
+    expected = cache.clone()
+    for row, slot in enumerate([5, 0, 7]):
+        expected[0, slot], expected[1, slot] = key[row], value[row]
+    loc = torch.tensor([5, 7, 9], device=trial.device)
+    trial.ops.store_kv(cache, loc, torch.int32, key, value)
+    _require(_same_bits(cache, expected), "an int64 loc was not read as pairs of int32")
+
+
+def check_unlisted_slots_are_not_loaded(trial: Trial) -> None:
+    """Check that NaN in all unlisted slots, one behind the list among them, changes no bit."""
+    query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
+    lists = _slot_lists(trial, FEW_ROWS)
+    indptr, slots = _ragged(trial, lists)
+    poisoned = cache.clone()
+    poisoned[:, 1::2] = torch.nan
+    for sink in (None, sinks):
+        results = [
+            trial.ops.attention(query, each, indptr, slots, sink, trial.config.max_context)
+            for each in (cache, poisoned)
+        ]
+        _require(_same_bits(*results), "attention depends on a slot that is not listed")
+        _require(bool(results[1].isfinite().all()), "attention is not finite")
+
+
+def check_rows_without_keys_are_zero(trial: Trial) -> None:
+    """Check that a row which lists no slot gives zeros, whatever stands where it would start."""
+    query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
+    cache[:, 1::2] = torch.nan
+    lists = _slot_lists(trial, FEW_ROWS)
+    none: list[list[int]] = [[] for _ in lists]
+    for drawn in (lists, none):
+        indptr, slots = _ragged(trial, drawn)
+        zero = [not each for each in drawn]
+        for sink in (None, sinks):
+            result = trial.ops.attention(
+                query, cache, indptr, slots, sink, trial.config.max_context
+            )
+            _require(bool((result[zero] == 0).all()), "a row without keys is not zero")
+
+
+def check_row_limit(trial: Trial) -> None:
+    """Check that rows from the limit on keep their residual or are zero, NaN or not."""
+    width, limit = trial.config.intermediate, 5
+    gate_up = trial.random(MAX_ROWS, 2 * width)
+    gate_up[limit:] = torch.nan
+    weight = trial.random(trial.config.hidden, width, seed=1)
+    residual = trial.random(MAX_ROWS, trial.config.hidden, seed=2)
+    row_limit, activation = trial.int32([limit]), trial.config.activation
+    added = trial.ops.gated_linear_add(gate_up, weight, residual, activation, row_limit)
+    _require(_same_bits(added[limit:], residual[limit:]), "a row beyond the limit changed")
+    changed = (added[:limit] != residual[:limit]).any(-1)
+    _require(bool(changed.all()), "a row before the limit did not change")
+    limited = trial.ops.limit_rows(gate_up, row_limit)
+    _require(bool((limited[limit:] == 0).all()), "a row beyond the limit is not zero")
+    _require(_same_bits(limited[:limit], gate_up[:limit]), "a row before the limit changed")
+
+
+Check = Callable[[Trial], None]
+CHECKS: tuple[Check, ...] = (
+    check_conformance,
+    check_batch_invariance,
+    check_highest_row_wins,
+    check_loc_is_reinterpreted,
+    check_unlisted_slots_are_not_loaded,
+    check_rows_without_keys_are_zero,
+    check_row_limit,
+)
+
+
+Combination = tuple[Check, ModelConfig, torch.dtype]
+ALL: tuple[Combination, ...] = tuple(product(CHECKS, CONFIGS, DTYPES))
+# The interpreter is slow, and a dtype changes no more of a kernel than its loads and stores.
+FEW: tuple[Combination, ...] = tuple(
+    each for each in ALL if each[0] is check_conformance or each[2] is torch.float32
+)
+
+
+def run_checks(
+    ops: Ops,
+    device: str,
+    combinations: tuple[Combination, ...] = ALL,
+    batches: tuple[int, ...] = Trial.batches,
+    truncates: bool = False,
+) -> int:
+    """Run checks on `ops` and return how many ran; an error says which one failed where."""
+    for check, config, dtype in combinations:
+        try:
+            check(Trial(ops, device, config, dtype, batches, truncates))
+        except AssertionError as error:
+            error.add_note(f"in {check.__name__} at {config.name}, {dtype}")
+            raise
+    return len(combinations)
+
+
+def _same_bits(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors are equal byte by byte, NaN and the sign of zero included."""
+    one, other = (each.contiguous().view(torch.uint8) for each in (left, right))
+    return left.dtype == right.dtype and torch.equal(one, other)
+
+
+def _require(holds: bool, failure: str) -> None:
+    """Raise `AssertionError`, under `python -O` as well."""
+    if not holds:
+        raise AssertionError(failure)
+
+
+def main() -> None:
+    """Check the Triton ops on the CPU and print how many checks ran."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        sys.exit("set TRITON_INTERPRET=1: these checks are for Triton's interpreter")
+    from reference.triton_ops import TritonOps  # noqa: PLC0415 - slow, and wanted here alone
+
+    # The interpreter cuts bits off a float32 where a GPU rounds it to a bfloat16.
+    count = run_checks(TritonOps(), "cpu", FEW, batches=(1, 3, MAX_ROWS), truncates=True)
+    sys.stdout.write(f"{count}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,863 @@
+"""Tests of the report: what stands in the record stands on the page, safely, and alone."""
+
+import json
+import re
+from collections import Counter
+from copy import deepcopy
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2 import UndefinedError
+
+from reports.bit_patterns import compare, float_of
+from reports.page import render, write
+from reports.review import anchors, duration, linked
+from reports.timeline import lay_out
+
+Record = dict[str, Any]
+
+HOSTILE = "</pre></title><script>alert('x')</script>\"' onload=\"alert(1)\" {{ 7 * 7 }} &amp;"
+
+PULL = "https://github.com/sgl-project/sglang/pull/"
+
+PROPERTIES = {
+    "logits_parity": "live rows' logits: graph bits = eager bits",
+    "kv_parity": "every slot of both sub-pools, K and V, all layers: graph bits = eager bits",
+    "write_frame": "a step changes only the slots in its own out_cache_loc, and slot 0",
+    "hermetic_replay": "a runner with a history gives the bits of one just captured",
+    "padding_noninterference": "bytes that nobody in the batch owns change nothing that is live",
+    "index_contract": "static buffers are what was captured; dtypes are the pool's and listed",
+    "captured_path": "a graph was really replayed, of the right ops, and nothing was allocated",
+    "log_hygiene": "a clean step logs nothing at WARNING or above",
+    "determinism": "the same schedule twice gives the same bits",
+    "batch_invariance": "a request's bits do not depend on row, neighbours or bucket",
+    "dense_agreement": "eager logits agree with a cache-free float64 model within a bound",
+    "token_trajectory": "greedy tokens of whole generations are equal",
+}
+
+EVENTS = {
+    "padded replay": 1213,
+    "several padded rows": 871,
+    "replay without padding": 640,
+    "idle replay": 212,
+    "batch of several rows": 944,
+    "batch shrank in its bucket": 388,
+    "batch grew again in its bucket": 301,
+    "smaller bucket after a larger": 512,
+    "larger bucket after a smaller": 498,
+    "requests parked": 1530,
+    "prompt of one token": 420,
+    "prompt beyond the window": 377,
+    "prompt in chunks": 266,
+    "length window - 1": 208,
+    "length window": 231,
+    "length window + 1": 190,
+    "evicted": 77,
+    "finished": 349,
+    "retracted": 180,
+    "resumed": 96,
+    "slot issued again": 702,
+    "SWA sub-pool nearly full": 58,
+    "full sub-pool nearly full": 9,
+    "pool full": 3,
+}
+
+SWA_PAD = (
+    "out_cache_loc_swa is not reset when the batch is padded: padded rows write their K and V"
+    " into SWA slots that an earlier, fuller batch left there."
+)
+
+
+def trial(**changes: Any) -> Record:
+    """Return a trial's settings."""
+    settings: Record = {
+        "runner": "decode",
+        "preset": "gpt_oss",
+        "dtype": "float32",
+        "device": "cpu",
+        "era": "memo",
+        "page_size": 1,
+        "full_slots": 96,
+        "swa_slots": 64,
+        "rows": 16,
+        "buckets": [2, 4, 8],
+        "bug": None,
+    }
+    return settings | changes
+
+
+def played(place: int, step: str, live: list[int], **changes: Any) -> Record:
+    """Return one step of a time line; one that decodes unless `changes` say otherwise."""
+    values: Record = {
+        "place": place,
+        "step": step,
+        "mode": "decode",
+        "bucket": None,
+        "live": live,
+        "padded": 0,
+        "parked": [],
+        "tokens": len(live),
+        "violated": [],
+    }
+    return values | changes
+
+
+def finding(violations: list[Record], timeline: list[Record], name: str = "case") -> Record:
+    """Return a finding whose schedule has as many steps as its time line."""
+    return {
+        "violations": violations,
+        "case_file": f"cases/{name}.json",
+        "reproduce": f"paritybit replay reports/out/latest/cases/{name}.json",
+        "schedule": {
+            "seed": 0,
+            "steps": [{"step": each["step"], "picks": [0, 1]} for each in timeline],
+        },
+        "timeline": timeline,
+    }
+
+
+def kv_violation(step: int) -> Record:
+    """Return a violation of kv_parity with both bit patterns."""
+    where = {
+        "layer": 0,
+        "kind": "swa",
+        "tensor": "K",
+        "slot": 9,
+        "head": 0,
+        "element": 0,
+        "differing_slots": [9],
+        "eager_bits": "0xbda4e730",
+        "graph_bits": "0xbf30d17e",
+        "owner": "request 1",
+    }
+    told = "layer 0 (swa), K, slot 9 of request 1, head 0, element 0: eager 0xbda4e730, graph 0xbf30d17e"
+    return {"property": "kv_parity", "step": step, "told": told, "where": where}
+
+
+def swa_pad_finding() -> Record:
+    """Return the shrunk counterexample of swa_pad: two requests decode, then one alone."""
+    violations = [
+        kv_violation(3),
+        {
+            "property": "write_frame",
+            "step": 3,
+            "told": "the graph world changed swa slot 9 of request 1, which is not in the step's"
+            " out_cache_loc",
+            "where": {"world": "graph", "kind": "swa", "slot": 9, "owner": "request 1"},
+        },
+        {
+            "property": "hermetic_replay",
+            "step": 3,
+            "told": "padded row 1 of 2, output 0: just captured 0xbe361e2a, with its history"
+            " 0xbfacd223",
+            "where": {
+                "tensor": "logits",
+                "row": 1,
+                "element": 0,
+                "eager_bits": "0xbe361e2a",
+                "graph_bits": "0xbfacd223",
+                "live": False,
+            },
+        },
+    ]
+    timeline = [
+        played(0, "admit", [0], mode="extend"),
+        played(1, "admit", [1], mode="extend", parked=[0]),
+        played(2, "decode", [0, 1], bucket=2),
+        played(
+            3,
+            "decode",
+            [0],
+            bucket=2,
+            padded=1,
+            parked=[1],
+            violated=["kv_parity", "write_frame", "hermetic_replay"],
+        ),
+    ]
+    return finding(violations, timeline, "swa_pad-decode")
+
+
+def traffic_finding() -> Record:
+    """Return a counterexample with every kind of step and three buckets."""
+    timeline = [
+        played(0, "admit", [0], mode="extend", tokens=7),
+        played(1, "admit", [1], mode="extend", tokens=16, parked=[0]),
+        played(2, "extend", [1], mode="extend", tokens=3, parked=[0]),
+        played(3, "admit", [2], mode="extend", parked=[0, 1]),
+        played(4, "decode", [0, 1, 2], bucket=4, padded=1),
+        played(4, "decode", [0, 1, 2], bucket=4, padded=1),
+        played(5, "retract", [], mode=None, tokens=0, parked=[0, 2]),
+        played(6, "idle", [], mode="idle", bucket=2, padded=2, tokens=0, parked=[0, 2]),
+        played(7, "resume", [1], mode="extend", tokens=21, parked=[0, 2]),
+        played(8, "admit", [3], mode="extend", tokens=5, parked=[0, 2, 1]),
+        played(9, "admit", [4], mode="extend", tokens=9, parked=[0, 2, 1, 3]),
+        played(10, "decode", [4, 0, 2, 1, 3], bucket=8, padded=3),
+        played(11, "evict", [], mode=None, tokens=0, parked=[0, 2, 1, 3, 4]),
+        played(12, "decode", [2, 0], bucket=2, parked=[1, 3, 4]),
+        played(13, "finish", [], mode=None, tokens=0, parked=[0, 1, 3, 4]),
+        played(
+            14, "decode", [3, 4, 0], bucket=4, padded=1, parked=[1], violated=["kv_parity"]
+        ),
+    ]
+    return finding([kv_violation(14)], timeline, "swa_pad-decode-traffic")
+
+
+def capture_finding() -> Record:
+    """Return the counterexample of loc_memo_capture: the first replay is already wrong."""
+    logits = {
+        "property": "logits_parity",
+        "step": 1,
+        "told": "live row 0 (request 0), logit 0: eager 0xc09d3b0a, graph 0xc0aa7b15",
+        "where": {
+            "tensor": "logits",
+            "row": 0,
+            "element": 0,
+            "eager_bits": "0xc09d3b0a",
+            "graph_bits": "0xc0aa7b15",
+            "owner": "request 0",
+        },
+    }
+    breach = "the graph holds 0 translations; its era has 1"
+    path = {
+        "property": "captured_path",
+        "step": 1,
+        "told": breach,
+        "where": {"breaches": [breach]},
+    }
+    violated = ["logits_parity", "kv_parity", "captured_path"]
+    timeline = [
+        played(0, "admit", [0], mode="extend"),
+        played(1, "decode", [0], bucket=2, padded=1, violated=violated),
+    ]
+    return finding([logits, kv_violation(1), path], timeline, "loc_memo_capture-decode")
+
+
+def warning_finding() -> Record:
+    """Return a counterexample without bits: an eager forward that warns."""
+    message = (
+        "loc changed mid-forward from 1 elements to 1 without invalidate_loc_cache();"
+        " a call site may be missing"
+    )
+    violation = {
+        "property": "log_hygiene",
+        "step": 0,
+        "told": f"eager forward: {message}",
+        "where": {"messages": [message], "path": "eager forward"},
+    }
+    timeline = [played(0, "admit", [0], mode="extend", violated=["log_hygiene"])]
+    return finding([violation], timeline, "loc_memo_warning-decode")
+
+
+def bug(name: str, status: str, **changes: Any) -> Record:
+    """Return one hunt; nothing was found unless `changes` say so."""
+    values: Record = {
+        "bug": name,
+        "trial": trial(bug=name),
+        "source": "generated",
+        "thread": f"{PULL}23552, mended by {PULL}24743",
+        "mechanism": SWA_PAD,
+        "caught_by": "kv_parity",
+        "masked_by": None,
+        "status": status,
+        "schedules": 6,
+        "schedules_to_detection": None,
+        "steps": 134,
+        "replays": 57,
+        "padded_replays": 36,
+        "seconds": 7.4,
+        "capture_warnings": 0,
+        "seen": [],
+        "finding": None,
+    }
+    if status == "caught":
+        values |= {"schedules_to_detection": 6, "seen": ["kv_parity"], "finding": swa_pad_finding()}
+    return values | changes
+
+
+def clean_trials() -> list[Record]:
+    """Return nine clean trials; the required events are spread over them."""
+    step_properties = [
+        name
+        for name in PROPERTIES
+        if name not in ("padding_noninterference", "determinism", "batch_invariance", "dense_agreement")
+    ]
+    trials: list[Record] = []
+    for number, preset in enumerate(("gpt_oss", "gemma3", "mimo") * 3):
+        traffic = number >= 6
+        settings = trial(
+            preset=preset,
+            era=("memo", "preset", "per_layer")[number // 3],
+            page_size=(1, 4, 1)[number // 3],
+            dtype="bfloat16" if number % 2 else "float32",
+        )
+        trials.append(
+            {
+                "trial": settings,
+                "source": "traffic" if traffic else "generated",
+                "schedules": 4 if traffic else 50,
+                "steps": 812 + 97 * number,
+                "replays": 402 + 31 * number,
+                "padded_replays": 233 + 17 * number,
+                "seconds": 4.1 + number,
+                "events": {name: count // 9 for name, count in EVENTS.items()}
+                | {"bucket 2": 41, "bucket 4": 30, "bucket 8": 12},
+                "properties": step_properties if traffic else list(PROPERTIES),
+                "finding": None,
+            }
+        )
+    trials[0]["events"] = Counter(trials[0]["events"])
+    trials[0]["events"].update({name: count % 9 for name, count in EVENTS.items()})
+    return trials
+
+
+def contracts() -> list[Record]:
+    """Return the contracts of the decode runner in two eras, cut short."""
+    rows = [
+        {"name": "input_ids", "axis": "token", "dtype": "int64", "padding": "keep"},
+        {"name": "positions", "axis": "token", "dtype": "int64", "padding": "fill 0"},
+        {"name": "seq_lens", "axis": "request", "dtype": "int32", "padding": "fill 1"},
+        {"name": "out_cache_loc", "axis": "token", "dtype": "int64", "padding": "fill 0"},
+        {"name": "encoder_lens", "axis": "request", "dtype": "int32", "padding": "fill once"},
+    ]
+    swa = {"name": "out_cache_loc_swa", "axis": "token", "dtype": "int32", "padding": "fill 0"}
+    return [
+        {"runner": "decode", "era": "memo", "rows": rows},
+        {"runner": "decode", "era": "preset", "rows": [*rows, swa]},
+    ]
+
+
+def green_bugs() -> list[Record]:
+    """Return hunts that all ended as the table says."""
+    memo = f"{PULL}25824, mended by {PULL}26152"
+    return [
+        bug("swa_pad", "caught", seen=["kv_parity", "write_frame", "hermetic_replay"]),
+        bug("swa_pad", "caught", source="traffic", schedules=2, schedules_to_detection=2, finding=traffic_finding()),
+        bug(
+            "loc_memo_capture",
+            "caught",
+            thread=f"{PULL}25824",
+            mechanism="The memo is not cleared at the top of the warm-up and capture runs: the"
+            " capture hits what the warm-up left, and every replay writes to its SWA slots.",
+            seen=["logits_parity", "kv_parity", "captured_path"],
+            schedules_to_detection=5,
+            finding=capture_finding(),
+        ),
+        bug(
+            "loc_memo_warning",
+            "caught",
+            thread=memo,
+            mechanism="Nobody clears the memo around the window translation, so it takes turns"
+            " with out_cache_loc's and the pool warns, every value being right.",
+            caught_by="log_hygiene",
+            seen=["log_hygiene"],
+            schedules=1,
+            schedules_to_detection=1,
+            capture_warnings=3,
+            finding=warning_finding(),
+        ),
+        bug(
+            "loc_memo_warning.entry",
+            "masked",
+            thread=memo,
+            mechanism="The memo is not cleared before a path is chosen.",
+            caught_by=None,
+            masked_by="before_window clears the memo right before the window translation",
+            schedules=50,
+        ),
+    ]
+
+
+def green() -> Record:
+    """Return the record of a green run."""
+    return {
+        "format": "paritybit-run",
+        "version": 1,
+        "command": "paritybit regress --source generated,traffic",
+        "seed": 0,
+        "examples": 50,
+        "started": "2026-11-20T16:00:00Z",
+        "seconds": 341.2,
+        "verdict": "green",
+        "told": "Clean is green on 9 trials; 5 of 5 hunts ended as the table says.",
+        "environment": {
+            "device": "cpu",
+            "device_name": "CPU, 2 cores",
+            "python": "3.11.7",
+            "torch": "2.13.0+cpu",
+            "triton": "3.6.0",
+            "numpy": "2.3.5",
+            "hypothesis": "6.170",
+            "paritybit": "0.1.0",
+            "commit": "abc1234",
+            "dirty": False,
+        },
+        "clean": clean_trials(),
+        "bugs": green_bugs(),
+        "contracts": contracts(),
+        "properties": dict(PROPERTIES),
+        "required_events": list(EVENTS),
+    }
+
+
+def red() -> Record:
+    """Return the record of a run in which everything that can go wrong did."""
+    record = green()
+    record |= {
+        "verdict": "red",
+        "told": "Clean is red on 1 of 9 trials; 5 of 9 hunts ended as the table says.",
+    }
+    record["environment"] |= {"commit": None, "dirty": True, "triton": None}
+    record["bugs"] += [
+        bug("swa_int64", "missed", caught_by="index_contract", schedules=50),
+        bug(
+            "req_pool_pad",
+            "wrong property",
+            caught_by="hermetic_replay",
+            schedules_to_detection=6,
+            seen=["kv_parity", "write_frame"],
+            finding=swa_pad_finding(),
+        ),
+        bug(
+            "loc_memo_warning.before_window",
+            "not masked",
+            caught_by=None,
+            masked_by="entry clears the memo",
+            seen=["log_hygiene"],
+            finding=warning_finding(),
+        ),
+        bug("loc_memo_warning.entry+before_window", "vacuous", replays=0, padded_replays=0),
+    ]
+    record["clean"][4]["finding"] = swa_pad_finding()
+    record["clean"][7] |= {"replays": 0, "padded_replays": 0}
+    for each in record["clean"]:
+        each["events"] = {k: n for k, n in each["events"].items() if k != "pool full"}
+    return record
+
+
+def interrupted() -> Record:
+    """Return the record of a run that was cut short after its first bug."""
+    record = green()
+    record |= {"verdict": "interrupted", "told": "Cut short after 2 of 9 trials and 1 of 5 hunts."}
+    record["clean"], record["bugs"] = record["clean"][:2], record["bugs"][:1]
+    return record
+
+
+def hostile() -> Record:
+    """Return a record whose every free text is an attack."""
+    record = red()
+    record |= {"command": HOSTILE, "told": HOSTILE, "started": HOSTILE}
+    record["environment"] |= dict.fromkeys(("device_name", "torch", "commit"), HOSTILE)
+    record["properties"]["kv_parity"] = HOSTILE
+    record["contracts"][0]["rows"][0]["name"] = HOSTILE
+    record["clean"][0]["events"][HOSTILE] = 4
+    record["clean"][4]["trial"]["preset"] = HOSTILE
+    attacked = record["bugs"][0]
+    attacked |= dict.fromkeys(("bug", "source", "mechanism", "masked_by"), HOSTILE)
+    attacked["thread"] = f"javascript:alert(1) data:text/html,x https://example.org/{HOSTILE}"
+    attacked["finding"] |= dict.fromkeys(("case_file", "reproduce"), HOSTILE)
+    attacked["finding"]["schedule"]["steps"][0]["step"] = HOSTILE
+    attacked["finding"]["timeline"][0]["step"] = HOSTILE
+    attacked["finding"]["violations"][0]["told"] = HOSTILE
+    attacked["finding"]["violations"][0]["where"] |= {"owner": HOSTILE, "eager_bits": HOSTILE}
+    return record
+
+
+SAMPLES = {"green": green, "red": red, "interrupted": interrupted, "hostile": hostile}
+
+
+class Page(HTMLParser):
+    """A page taken apart: ids, attributes with their tags, and the text outside style and script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.tags: Counter[str] = Counter()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag."""
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an empty tag of a drawing."""
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        """Note that a tag ends. Fails the test if another is open."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Note a text."""
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """What a reader sees, white space folded."""
+        return " ".join(" ".join(self.words).split())
+
+    def hrefs(self) -> list[str]:
+        """Return where links lead."""
+        return [value for tag, name, value in self.attributes if (tag, name) == ("a", "href")]
+
+
+def drawings(text: str) -> list[str]:
+    """Return the time lines of a page, their legends apart."""
+    return re.findall(r'<svg class="timeline"[^>]* role="img".*?</svg>', text, re.DOTALL)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_tag_is_closed_and_every_id_is_used_once(name: str) -> None:
+    page = Page(render(SAMPLES[name]()))
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert not any(re.search(r"\s", each) for each in page.ids)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_link_within_the_page_has_a_target(name: str) -> None:
+    page = Page(render(SAMPLES[name]()))
+    inner = [href[1:] for href in page.hrefs() if href.startswith("#")]
+    labels = [
+        each
+        for _, key, value in page.attributes
+        if key in ("aria-labelledby", "data-copy")
+        for each in value.split()
+    ]
+    assert len(inner) > 20
+    assert {*inner, *labels} <= set(page.ids)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_nothing_is_loaded_from_elsewhere(name: str) -> None:
+    text = render(SAMPLES[name]())
+    page = Page(text)
+    loading = ("src", "srcset", "poster", "action", "formaction", "xlink:href", "data", "background")
+    assert not [each for each in page.attributes if each[1] in loading]
+    outside = {(tag, key) for tag, key, value in page.attributes if "://" in value}
+    assert outside <= {("a", "href")}
+    assert {value for tag, key, value in page.attributes if (tag, key) == ("link", "href")} == {"data:,"}
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "@import" not in style
+    assert set(re.findall(r"url\(([^)]*)\)", style)) == {"#hatch"}
+    assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("green", "Green"), ("red", "Red"), ("interrupted", "Interrupted")]
+)
+def test_the_verdict_comes_first_in_words(name: str, word: str) -> None:
+    record = SAMPLES[name]()
+    text = Page(render(record)).text
+    assert text.index(f"{word} {record['told']}") < text.index("Environment")
+
+
+def test_an_interrupted_run_says_that_it_was_cut_short() -> None:
+    told = "The run was cut short. What stands here is what was found until then."
+    assert told in Page(render(interrupted())).text
+    assert told not in Page(render(green())).text
+
+
+def test_a_green_page_asks_for_no_attention() -> None:
+    assert "Needs attention" not in Page(render(green())).text
+
+
+def test_a_red_page_lists_what_is_wrong_before_anything_else() -> None:
+    text = Page(render(red())).text
+    attention = text[text.index("Needs attention") : text.index("Seed 0")]
+    for told in (
+        "the clean subject violates kv_parity",
+        "swa_int64 (generated): missed",
+        "req_pool_pad (generated): wrong property",
+        "loc_memo_warning.before_window (generated): not masked",
+        "loc_memo_warning.entry+before_window (generated): vacuous",
+        "no padded replay, so it proves nothing",
+        "Never reached: pool full",
+    ):
+        assert told in attention
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_hunt_has_a_row_and_a_card_with_its_status(name: str) -> None:
+    record = SAMPLES[name]()
+    page = Page(render(record))
+    for each in record["bugs"]:
+        assert page.text.count(" ".join(each["bug"].split())) >= 2
+        assert page.text.count(each["status"]) >= 2
+    assert sum(each.startswith("bug-") and each.endswith("-title") for each in page.ids) == len(
+        record["bugs"]
+    )
+
+
+def test_the_matrix_tells_expected_from_seen() -> None:
+    record = red()
+    record["bugs"] = [
+        bug("swa_pad", "caught", seen=["kv_parity", "write_frame"]),
+        bug("swa_int64", "missed", caught_by="index_contract"),
+    ]
+    text = render(record)
+    rows = re.findall(r'<tr><th scope="row" class="mono"><a href="#bug-.*?</tr>', text, re.DOTALL)
+    marks = [re.findall(r'class="mark mark-(\w+)"', row) for row in rows]
+    assert marks[0] == ["none", "caught", "also", *["none"] * 9]
+    assert marks[1] == [*["none"] * 5, "missed", *["none"] * 6]
+
+
+def test_threads_become_links_and_nothing_else_does() -> None:
+    page = Page(render(green()))
+    outside = {href for href in page.hrefs() if not href.startswith("#")}
+    assert outside == {f"{PULL}{number}" for number in (23552, 24743, 25824, 26152)}
+    assert "sgl-project/sglang#23552 , mended by sgl-project/sglang#24743" in page.text
+    assert linked("javascript:alert(1)")[0].href == ""
+
+
+def test_hostile_texts_are_shown_and_do_nothing() -> None:
+    text = render(hostile())
+    page = Page(text)
+    assert page.tags["script"] == 1
+    assert "alert" not in text[text.index("<script>") : text.index("</script>")]
+    assert not [each for each in page.attributes if each[1].startswith("on")]
+    assert all(href.startswith(("#", "https://")) for href in page.hrefs())
+    shown = " ".join(HOSTILE.split())
+    assert page.text.count(shown) >= 14
+    assert "49" not in "".join(re.findall(r"onload=.*?&amp;amp;", unescape(text)))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_time_line_draws_each_live_and_each_padded_row(name: str) -> None:
+    record = SAMPLES[name]()
+    hunts = [*record["clean"], *record["bugs"]]
+    found = [each["finding"] for each in hunts if each["finding"] is not None]
+    drawn = drawings(render(record))
+    assert len(drawn) == len(found) > 0
+    for drawing, each in zip(drawn, found, strict=True):
+        steps = each["timeline"]
+        replays = [step for step in steps if step["bucket"] is not None]
+        eager = [step for step in steps if step["bucket"] is None]
+        assert drawing.count('class="live"') == sum(len(step["live"]) for step in replays)
+        assert drawing.count('class="eager"') == sum(len(step["live"]) for step in eager)
+        assert drawing.count('class="padded"') == sum(step["padded"] for step in steps)
+        assert drawing.count('class="edge"') == len(replays)
+        assert drawing.count('class="parked"') == sum(len(step["parked"]) for step in steps)
+        assert drawing.count('class="band"') == sum(bool(step["violated"]) for step in steps)
+
+
+def test_a_time_line_stays_within_its_frame_and_names_what_is_violated() -> None:
+    for steps in (
+        swa_pad_finding()["timeline"],
+        traffic_finding()["timeline"],
+        warning_finding()["timeline"],
+    ):
+        line = lay_out(steps)
+        assert line is not None
+        assert all(column.x + 60 <= line.width for column in line.columns)
+        assert all(cell.y + 20 <= line.height for column in line.columns for cell in column.cells)
+        assert all(0 < mark.x <= line.width and mark.y < line.height for mark in line.marks)
+        assert [mark.text for mark in line.marks] == steps[-1]["violated"]
+        assert f"step {steps[-1]['place']}" in line.told
+
+
+def test_the_bucket_edge_lies_below_the_last_row_of_the_bucket() -> None:
+    line = lay_out(swa_pad_finding()["timeline"])
+    assert line is not None
+    last = line.columns[-1]
+    assert last.edge is not None
+    assert last.cells[1].y < last.edge <= last.cells[1].y + 24
+    assert line.columns[0].edge is None
+
+
+def test_a_long_time_line_keeps_its_end_and_says_what_it_leaves_out() -> None:
+    steps = [played(place, "decode", [0, 1], bucket=8, padded=6) for place in range(100)]
+    line = lay_out(steps)
+    assert line is not None
+    assert line.columns[-1].place == 99
+    assert line.omitted == 100 - len(line.columns) > 0
+    record = green()
+    record["bugs"][0]["finding"]["timeline"] = steps
+    assert f"The first {line.omitted} steps are not drawn" in Page(render(record)).text
+
+
+def test_a_time_line_without_steps_is_said_to_be_empty() -> None:
+    record = green()
+    record["bugs"][0]["finding"]["timeline"] = []
+    assert "No step was played." in Page(render(record)).text
+
+
+def test_the_schedule_on_the_page_is_the_recorded_one() -> None:
+    record = green()
+    shown = re.findall(r"<pre>(.*?)</pre>", render(record), re.DOTALL)
+    recorded = [each["finding"]["schedule"] for each in record["bugs"] if each["finding"]]
+    assert [json.loads(unescape(each)) for each in shown] == recorded
+
+
+def test_each_finding_tells_how_to_reproduce_it() -> None:
+    text = Page(render(red())).text
+    assert "paritybit replay reports/out/latest/cases/swa_pad-decode.json" in text
+    assert "regress --source generated,traffic" in text
+
+
+def test_differing_digits_are_marked() -> None:
+    comparison = compare("kv_parity", {"eager_bits": "0xbda4e730", "graph_bits": "0xbf30e77e"})
+    assert comparison is not None
+    assert [(run.text, run.differs) for run in comparison.left.runs] == [
+        ("0xb", False),
+        ("da4", True),
+        ("e7", False),
+        ("30", True),
+    ]
+    assert (comparison.left.side, comparison.right.side) == ("eager", "graph")
+    assert comparison.told == "9 of 32 bits differ"
+    assert "<mark>da4</mark>e7<mark>30</mark>" in _page_with_bits("0xbda4e730", "0xbf30e77e")
+
+
+def _page_with_bits(eager: str, graph: str) -> str:
+    record = green()
+    where = record["bugs"][0]["finding"]["violations"][0]["where"]
+    where |= {"eager_bits": eager, "graph_bits": graph}
+    return render(record)
+
+
+def test_the_lead_is_what_the_table_expects() -> None:
+    text = Page(render(green())).text
+    card = text[text.index("The memo is not cleared at the top") :]
+    assert card.index("Step 1 violates kv_parity") < card.index("logits_parity , step 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0x3f800000", "1"),
+        ("0xbf800000", "-1"),
+        ("0x80000000", "-0"),
+        ("0x7fc00001", "nan"),
+        ("0x3f80", "1"),
+        ("0xff80", "-inf"),
+        ("0x", ""),
+        ("nothing", ""),
+        ("0x3f", ""),
+        ("0x+1234567", ""),
+    ],
+)
+def test_bits_are_told_as_the_float_they_are(text: str, value: str) -> None:
+    assert float_of(text) == value
+
+
+def test_the_sides_of_a_comparison_are_named_after_the_property() -> None:
+    where = {"eager_bits": "0x3f80", "graph_bits": "0x3f81"}
+    comparison = compare("hermetic_replay", where)
+    assert comparison is not None
+    assert comparison.left.side == "just captured"
+    assert compare("index_contract", {"breaches": []}) is None
+
+
+def test_states_never_reached_are_marked() -> None:
+    assert "never reached" not in Page(render(green())).text
+    assert "pool full 0 never reached" in Page(render(red())).text
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_same_record_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
+    record = SAMPLES[name]()
+    untouched = deepcopy(record)
+    write(record, tmp_path / "first.html")
+    write(json.loads(json.dumps(record)), tmp_path / "second.html")
+    assert (tmp_path / "first.html").read_bytes() == (tmp_path / "second.html").read_bytes()
+    assert record == untouched
+
+
+def test_a_run_without_bugs_and_one_without_clean_trials_are_told_as_such() -> None:
+    record = green() | {"bugs": []}
+    assert "No bug was switched on in this run." in Page(render(record)).text
+    record = green() | {"clean": []}
+    text = Page(render(record)).text
+    assert "there is no coverage to judge" in text
+    assert "Needs attention" not in text
+    record = green() | {"clean": [], "bugs": []}
+    assert "Nothing was found, and no bug was sought." in Page(render(record)).text
+
+
+@pytest.mark.parametrize("key", green())
+def test_a_record_that_lacks_something_is_refused(key: str) -> None:
+    record = green()
+    del record[key]
+    with pytest.raises((KeyError, UndefinedError)):
+        render(record)
+
+
+@pytest.mark.parametrize("key", green()["bugs"][0])
+def test_a_hunt_that_lacks_something_is_refused(key: str) -> None:
+    record = green()
+    del record["bugs"][0][key]
+    with pytest.raises((KeyError, UndefinedError)):
+        render(record)
+
+
+def test_twenty_bugs_with_long_findings_stay_below_a_megabyte() -> None:
+    record = red()
+    steps = [
+        played(place, "decode", [0, 1, 2, 3, 4], bucket=8, padded=3, parked=[5, 6, 7])
+        for place in range(40)
+    ]
+    long = finding(swa_pad_finding()["violations"], steps)
+    record["bugs"] = [
+        bug(f"bug_{number}", "caught", source=source, finding=long)
+        for number in range(20)
+        for source in ("generated", "traffic")
+    ]
+    assert len(render(record).encode()) < 1_000_000
+
+
+def test_anchors_are_safe_and_different() -> None:
+    names = ["bug-a+b-generated", "bug-a b-generated", "x.y"]
+    assert list(anchors(names)) == ["bug-a-b-generated", "bug-a-b-generated--2", "x.y"]
+
+
+def test_lengths_of_time_are_written_for_people() -> None:
+    assert [duration(each) for each in (0.04, 41.23, 341.2)] == ["0.0 s", "41.2 s", "5 min 41 s"]
+
+
+def palette(text: str, start: str) -> dict[str, str]:
+    """Return the colours of the first :root block after `start`."""
+    block = text[text.index(":root", text.index(start)) :]
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block[: block.index("}")]))
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour, as the accessibility guidelines define it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red_, green_, blue = (
+        each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts
+    )
+    return 0.2126 * red_ + 0.7152 * green_ + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("start", ["<style>", "prefers-color-scheme: dark"])
+def test_every_text_is_dark_or_light_enough_to_read(start: str) -> None:
+    colours = palette(render(green()), start)
+    texts = [
+        *((ink, ground) for ink in ("ink", "soft", "link") for ground in ("paper", "ground")),
+        *((tone, ground) for tone in ("good", "bad", "warn") for ground in ("paper", f"{tone}-tint")),
+        *((ink, "bad-tint") for ink in ("ink", "soft")),
+        ("live-ink", "live"),
+    ]
+    for ink, ground in texts:
+        assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+    for shape in ("hatch", "live"):
+        assert contrast(colours[shape], colours["paper"]) >= 3

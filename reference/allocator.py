@@ -1,0 +1,116 @@
+"""Who owns which slot: pages of both sub-pools and request rows, handed out shuffled.
+
+Host-side bookkeeping, exact and deterministic, plus the device writes of the
+mapping and of `req_to_token` that follow from it. A freed page or row is the
+first to be handed out again, because a stale slot hurts only once re-owned.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from reference.pool import HybridKVPool
+
+
+@dataclass
+class Holding:
+    """What one request owns: its row and, per page of its tokens, a full and a SWA page.
+
+    A SWA page that left the window is None.
+    """
+
+    row: int
+    full_pages: list[int] = field(default_factory=list)
+    swa_pages: list[int | None] = field(default_factory=list)
+
+
+class Allocator:
+    """Hands out slots of one pool. `on_change` is called by everything that changes ownership."""
+
+    def __init__(self, pool: HybridKVPool, on_change: Callable[[], None] = lambda: None) -> None:
+        self.pool = pool
+        self.page_size = pool.sizes.page_size
+        self.on_change = on_change
+        self.clear(seed=0)
+
+    def clear(self, seed: int) -> None:
+        """Own nothing; shuffle what is free by `seed`."""
+        sizes = self.pool.sizes
+        shuffle = random.Random(seed)
+        self.free_full = list(range(1, sizes.full_slots // self.page_size + 1))
+        self.free_swa = list(range(1, sizes.swa_slots // self.page_size + 1))
+        self.free_rows = list(range(1, sizes.rows + 1))
+        for free in (self.free_full, self.free_swa, self.free_rows):
+            shuffle.shuffle(free)
+        self.on_change()
+
+    def alloc_row(self) -> Holding | None:
+        """Return a holding with a request row of its own, or None if there is none."""
+        return Holding(self.free_rows.pop()) if self.free_rows else None
+
+    def extend(self, holding: Holding, length: int, count: int) -> list[int] | None:
+        """Give `holding`, of `length` tokens, slots for `count` more; return their full slots.
+
+        Returns None, and changes nothing, if either sub-pool has too few pages.
+        """
+        pages = -(-(length + count) // self.page_size) - len(holding.full_pages)
+        if pages > min(len(self.free_full), len(self.free_swa)):
+            return None
+        for _ in range(pages):
+            holding.full_pages.append(self.free_full.pop())
+            holding.swa_pages.append(self.free_swa.pop())
+        self.on_change()
+        return self.full_slots(holding, length, length + count)
+
+    def full_slots(self, holding: Holding, begin: int, end: int) -> list[int]:
+        """Return the full slots of the tokens begin .. end-1."""
+        size = self.page_size
+        return [
+            holding.full_pages[token // size] * size + token % size for token in range(begin, end)
+        ]
+
+    def swa_slots(self, holding: Holding, begin: int, end: int) -> list[int]:
+        """Return the SWA slots of the tokens begin .. end-1, none of which was evicted."""
+        size = self.page_size
+        slots = []
+        for token in range(begin, end):
+            page = holding.swa_pages[token // size]
+            if page is None:
+                raise ValueError(f"token {token} has no SWA slot: its page left the window")
+            slots.append(page * size + token % size)
+        return slots
+
+    def evict(self, holding: Holding, tokens: int) -> int:
+        """Free the SWA pages that lie wholly within the first `tokens` tokens; return how many."""
+        pages = [
+            index
+            for index, page in enumerate(holding.swa_pages[: tokens // self.page_size])
+            if page is not None
+        ]
+        self._free_swa(holding, pages)
+        return len(pages)
+
+    def free(self, holding: Holding) -> None:
+        """Take back the row and every page of `holding`."""
+        self._free_swa(holding, [i for i, page in enumerate(holding.swa_pages) if page is not None])
+        self.free_full.extend(reversed(holding.full_pages))
+        self.free_rows.append(holding.row)
+        self.on_change()
+
+    def _free_swa(self, holding: Holding, pages: Sequence[int]) -> None:
+        """Free the SWA pages at the given places of `holding`, and unmap their tokens."""
+        for index in reversed(pages):
+            page = holding.swa_pages[index]
+            if page is not None:
+                self.free_swa.append(page)
+            holding.swa_pages[index] = None
+        if pages:
+            size = self.page_size
+            unmapped = [
+                holding.full_pages[i] * size + offset for i in pages for offset in range(size)
+            ]
+            slots = torch.tensor(unmapped, device=self.pool.device)
+            self.pool.full_to_swa_index_mapping[slots] = 0
+        self.on_change()

@@ -1,0 +1,173 @@
+"""Model shapes: three hybrid sliding-window decoders, each tiny for properties and real for scale.
+
+The tiny sizes keep what the historical bugs depend on (layer pattern, grouped
+queries, sinks, a window that short generations cross); the real dimensions are
+the published ones and say what a tiny preset stands for.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """The two attention kinds of a hybrid decoder."""
+
+    FULL = "full"
+    SWA = "swa"
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """KV heads and head dimension (elements) of all layers of one kind."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One decoder. Widths are in elements, `window` and `max_context` in tokens.
+
+    A query at position i sees the keys j with i - window < j <= i on SWA layers.
+    """
+
+    name: str
+    layers: tuple[Kind, ...]
+    hidden: int
+    intermediate: int
+    heads: int
+    full: AttentionShape
+    swa: AttentionShape
+    window: int
+    vocab: int
+    max_context: int
+    activation: str
+    sink_kinds: frozenset[Kind] = frozenset()
+    full_rope_theta: float = 1_000_000.0
+    swa_rope_theta: float = 10_000.0
+
+    def shape(self, kind: Kind) -> AttentionShape:
+        """Return the KV shape of the layers of one kind."""
+        return self.full if kind is Kind.FULL else self.swa
+
+    def rope_theta(self, kind: Kind) -> float:
+        """Return the RoPE base of the layers of one kind."""
+        return self.full_rope_theta if kind is Kind.FULL else self.swa_rope_theta
+
+    def layers_of(self, kind: Kind) -> tuple[int, ...]:
+        """Return the indices of the layers of one kind, in execution order."""
+        return tuple(index for index, each in enumerate(self.layers) if each is kind)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A tiny model to run and the real model whose shape it has."""
+
+    tiny: ModelConfig
+    real: ModelConfig
+    source: str
+
+
+def _pattern(code: str) -> tuple[Kind, ...]:
+    return tuple(Kind.FULL if letter == "F" else Kind.SWA for letter in code)
+
+
+PRESETS: dict[str, Preset] = {
+    "gemma3": Preset(
+        tiny=ModelConfig(
+            name="gemma3",
+            layers=_pattern("SSSSSF"),
+            hidden=32,
+            intermediate=64,
+            heads=4,
+            full=AttentionShape(kv_heads=2, head_dim=16),
+            swa=AttentionShape(kv_heads=2, head_dim=16),
+            window=12,
+            vocab=96,
+            max_context=48,
+            activation="gelu",
+        ),
+        real=ModelConfig(
+            name="gemma3",
+            layers=_pattern("SSSSSF" * 8),
+            hidden=3840,
+            intermediate=15360,
+            heads=16,
+            full=AttentionShape(kv_heads=8, head_dim=256),
+            swa=AttentionShape(kv_heads=8, head_dim=256),
+            window=1024,
+            vocab=262208,
+            max_context=131072,
+            activation="gelu",
+        ),
+        source="Gemma 3 12B, published configuration",
+    ),
+    "gpt_oss": Preset(
+        tiny=ModelConfig(
+            name="gpt_oss",
+            layers=_pattern("SFSF"),
+            hidden=32,
+            intermediate=64,
+            heads=4,
+            full=AttentionShape(kv_heads=1, head_dim=16),
+            swa=AttentionShape(kv_heads=1, head_dim=16),
+            window=8,
+            vocab=96,
+            max_context=48,
+            activation="silu",
+            sink_kinds=frozenset(Kind),
+            full_rope_theta=150_000.0,
+            swa_rope_theta=150_000.0,
+        ),
+        real=ModelConfig(
+            name="gpt_oss",
+            layers=_pattern("SF" * 12),
+            hidden=2880,
+            intermediate=2880,
+            heads=64,
+            full=AttentionShape(kv_heads=8, head_dim=64),
+            swa=AttentionShape(kv_heads=8, head_dim=64),
+            window=128,
+            vocab=201088,
+            max_context=131072,
+            activation="silu",
+            sink_kinds=frozenset(Kind),
+            full_rope_theta=150_000.0,
+            swa_rope_theta=150_000.0,
+        ),
+        source="gpt-oss-20b, model card; one expert's width",
+    ),
+    "mimo": Preset(
+        tiny=ModelConfig(
+            name="mimo",
+            layers=_pattern("FSSSF"),
+            hidden=32,
+            intermediate=64,
+            heads=4,
+            full=AttentionShape(kv_heads=1, head_dim=32),
+            swa=AttentionShape(kv_heads=2, head_dim=16),
+            window=8,
+            vocab=96,
+            max_context=48,
+            activation="silu",
+            sink_kinds=frozenset({Kind.SWA}),
+            full_rope_theta=5_000_000.0,
+        ),
+        real=ModelConfig(
+            name="mimo",
+            layers=_pattern("F" + "SSSS" + "FSSSSS" * 7 + "F"),
+            hidden=4096,
+            intermediate=16384,
+            heads=64,
+            full=AttentionShape(kv_heads=4, head_dim=192),
+            swa=AttentionShape(kv_heads=8, head_dim=192),
+            window=128,
+            vocab=152576,
+            max_context=262144,
+            activation="silu",
+            sink_kinds=frozenset({Kind.SWA}),
+            full_rope_theta=5_000_000.0,
+        ),
+        source="MiMo-V2-Flash, published configuration: 39 SWA and 9 full layers; one value width",
+    ),
+}

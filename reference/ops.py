@@ -1,0 +1,200 @@
+"""The op interface: all arithmetic of the model, one result per row whatever the batch.
+
+Both worlds call the same ops, or their bits could not be compared. Every op is
+batch-invariant: the bits of a row depend on that row's inputs alone, never on
+how many rows there are or where the row stands. The interface can keep a log of
+the ops it ran, because a dispatch mode does not see Triton launches.
+
+Shapes: T rows (tokens), H hidden, O output features, Q query heads, G KV heads,
+D head dimension, S slots of a sub-pool, N listed slots. Floating tensors have
+the model's dtype (float32 or bfloat16); every op computes in float32 and rounds
+its result once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def operation(
+    method: Callable[Concatenate["Ops", Arguments], Result],
+) -> Callable[Concatenate["Ops", Arguments], Result]:
+    """Add the op's name to its `Ops.log` while one is kept."""
+
+    @wraps(method)
+    def logged(self: "Ops", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        self.record(method.__name__)
+        return method(self, *args, **kwargs)
+
+    return logged
+
+
+class Ops(ABC):
+    """The ops of the decoder. `log` lists op names in call order while it is not None."""
+
+    def __init__(self) -> None:
+        self.log: list[str] | None = None
+
+    def record(self, name: str) -> None:
+        """Add `name` to the log, if one is kept."""
+        if self.log is not None:
+            self.log.append(name)
+
+    @operation
+    def embed(
+        self,
+        table: Tensor,
+        input_ids: Tensor,
+        track_table: Tensor,
+        track_indices: Tensor,
+        track_mask: Tensor,
+        encoder_table: Tensor,
+        encoder_lens: Tensor,
+    ) -> Tensor:
+        """Return the embeddings [T, H] of `input_ids` plus two synthetic payloads.
+
+        The payloads stand for recurrent-state tracking and cross attention: row
+        `track_indices` of `track_table` where `track_mask` is set, and row
+        `encoder_lens` of `encoder_table`. All index tensors have shape [T].
+        """
+        return self._embed(
+            table,
+            input_ids,
+            track_table,
+            track_indices,
+            track_mask,
+            encoder_table,
+            encoder_lens,
+        )
+
+    @operation
+    def rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
+        """Return cos and sin, float32 [2, T, D/2], of `positions` int64 [P, T].
+
+        Rotary pair d turns by positions[section[d]] * frequency[d] (radians);
+        `section` is int64 [D/2], `frequency` float32 [D/2].
+        """
+        return self._rotary(positions, section, frequency)
+
+    @operation
+    def rope(self, heads: Tensor, rotary: Tensor) -> Tensor:
+        """Rotate `heads` [T, Q+G, D], first half against second, by `rotary` [2, T, D/2]."""
+        return self._rope(heads, rotary)
+
+    @operation
+    def norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+        """Return RMSNorm(hidden [T, H]; norm [H]) times weight [O, H] transposed: [T, O]."""
+        return self._norm_linear(hidden, norm, weight)
+
+    @operation
+    def linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        """Return residual [T, H] + inputs [T, I] times weight [H, I] transposed."""
+        return self._linear_add(inputs, weight, residual)
+
+    @operation
+    def gated_linear_add(
+        self,
+        gate_up: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        activation: str,
+        row_limit: Tensor,
+    ) -> Tensor:
+        """Return residual + (activation(gate) * up) times weight [H, I] transposed.
+
+        `gate_up` is [T, 2 I], gate first. Rows at or beyond `row_limit` (int32 [1])
+        keep their residual, as experts skip the rows that are not real tokens.
+        """
+        return self._gated_linear_add(gate_up, weight, residual, activation, row_limit)
+
+    @operation
+    def limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor:
+        """Return `rows` [T, O] with the rows at or beyond `row_limit` (int32 [1]) zero."""
+        index = torch.arange(rows.shape[0], device=rows.device)
+        return torch.where(index[:, None] < row_limit, rows, 0.0)
+
+    @operation
+    def store_kv(
+        self, cache: Tensor, loc: Tensor, loc_dtype: torch.dtype, key: Tensor, value: Tensor
+    ) -> None:
+        """Write key and value [T, G, D] into slots `loc` of `cache` [2, S, G, D].
+
+        The ABI is fixed: `loc` is read as `loc_dtype` from its first byte on, as a
+        compiled kernel reads a raw pointer; another dtype is reinterpreted, never
+        converted. Where several rows name one slot, the highest row wins.
+        """
+        self._store_kv(cache, loc.view(loc_dtype)[: key.shape[0]], key, value)
+
+    @operation
+    def attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        indptr: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+    ) -> Tensor:
+        """Return softmax attention [T, Q, D] of each query row over its listed slots.
+
+        Row t attends to slots[indptr[t]:indptr[t+1]] (at most `max_keys`) of `cache`
+        [2, S, G, D], in list order; a row with no key gives zeros. `sinks` float32 [Q]
+        adds a logit that takes weight and gives no value. Slots that are not listed
+        are never loaded. `indptr` is int32 [T+1], `slots` int64 [N].
+        """
+        return self._attention(query, cache, indptr, slots, sinks, max_keys)
+
+    @abstractmethod
+    def _embed(
+        self,
+        table: Tensor,
+        input_ids: Tensor,
+        track_table: Tensor,
+        track_indices: Tensor,
+        track_mask: Tensor,
+        encoder_table: Tensor,
+        encoder_lens: Tensor,
+    ) -> Tensor: ...
+
+    @abstractmethod
+    def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _rope(self, heads: Tensor, rotary: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _gated_linear_add(
+        self,
+        gate_up: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        activation: str,
+        row_limit: Tensor,
+    ) -> Tensor: ...
+
+    @abstractmethod
+    def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None: ...
+
+    @abstractmethod
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        indptr: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+    ) -> Tensor: ...

@@ -1,0 +1,91 @@
+"""The dense oracle: a float64 model with no cache and no paging, masks from the definition.
+
+It shares the weights with the eager path, and nothing else: bugs equal in both
+worlds (a window off by one) show against it. It keeps positions, not slots.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from reference.batch import MROPE_SECTIONS
+from reference.config import Kind
+from reference.model import Model, rotary_frequency
+
+
+def visible(kind: Kind, window: int, length: int) -> Tensor:
+    """Return the attention mask, bool [length, length]: whether query i sees key j."""
+    query = torch.arange(length)[:, None]
+    key = torch.arange(length)[None, :]
+    causal = key <= query
+    return causal if kind is Kind.FULL else causal & (query - key < window)
+
+
+def dense_logits(
+    model: Model, tokens: Tensor, mrope_delta: int, tracked: Tensor, encoder_len: int
+) -> Tensor:
+    """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
+
+    `tracked` is int64 [L]: the state-tracking row of each token, -1 for none.
+    """
+    config = model.config
+    length = len(tokens)
+
+    def wide(weight: Tensor) -> Tensor:
+        return weight.detach().cpu().double()
+
+    hidden = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
+    track = wide(model.track_table)
+    for place, row in enumerate(tracked.tolist()):
+        if row >= 0:
+            hidden[place] += track[row]
+    for kind, layer in zip(config.layers, model.layers, strict=True):
+        shape = config.shape(kind)
+        qkv = _norm(hidden, wide(layer.input_norm)) @ wide(layer.qkv).T
+        heads = qkv.view(length, -1, shape.head_dim).transpose(0, 1)
+        query, key, value = heads.split([config.heads, shape.kv_heads, shape.kv_heads])
+        angle = _angles(model, kind, length, mrope_delta)
+        group = config.heads // shape.kv_heads
+        key = _turn(key, angle).repeat_interleave(group, 0)
+        value = value.repeat_interleave(group, 0)
+        score = _turn(query, angle) @ key.transpose(1, 2) / math.sqrt(shape.head_dim)
+        score = score.masked_fill(~visible(kind, config.window, length), -math.inf)
+        if layer.sinks is not None:
+            sink = wide(layer.sinks)[:, None, None].expand(-1, length, 1)
+            weight = torch.softmax(torch.cat([score, sink], -1), -1)[..., :-1]
+        else:
+            weight = torch.softmax(score, -1)
+        mixed = (weight @ value).transpose(0, 1).flatten(1)
+        hidden = hidden + mixed @ wide(layer.output).T
+        gate, up = (_norm(hidden, wide(layer.mlp_norm)) @ wide(layer.gate_up).T).chunk(2, -1)
+        gated = _activate(gate, config.activation) * up
+        hidden = hidden + gated @ wide(layer.down).T
+    return _norm(hidden, wide(model.final_norm)) @ wide(model.head).T
+
+
+def _norm(hidden: Tensor, weight: Tensor) -> Tensor:
+    return hidden / (hidden.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+
+def _angles(model: Model, kind: Kind, length: int, mrope_delta: int) -> Tensor:
+    frequency = rotary_frequency(model.config, kind)
+    position = torch.arange(length, dtype=torch.float64)[:, None].expand(-1, len(frequency))
+    if kind is Kind.FULL:
+        # Pair p of P belongs to mrope section floor(3 p / P), which runs `mrope_delta` ahead
+        # of the section before it.
+        pairs = torch.arange(len(frequency), dtype=torch.float64)
+        position = position + torch.floor(MROPE_SECTIONS * pairs / len(pairs)) * mrope_delta
+    return position * frequency
+
+
+def _turn(heads: Tensor, angle: Tensor) -> Tensor:
+    first, second = heads.chunk(2, -1)
+    turned = torch.complex(first, second) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+def _activate(gate: Tensor, activation: str) -> Tensor:
+    if activation == "gelu":
+        return torch.nn.functional.gelu(gate, approximate="tanh")
+    return torch.nn.functional.silu(gate)

@@ -1,0 +1,126 @@
+"""The ops in plain torch, for a CPU.
+
+Rows are kept independent by construction: products are summed along the last
+axis of a tensor that has the row as an outer axis, and activations are composed
+of exp alone. `F.linear` and the fused activations change bits with the batch
+size or with an element's position, so they are not used.
+"""
+
+import torch
+from torch import Tensor
+
+from reference.ops import Ops
+
+NORM_EPSILON = 1e-6
+GELU_CUBE = 0.044715
+COUNTING = 4096
+GELU_SCALE = 1.5957691216057308  # 2 * sqrt(2 / pi): tanh form as a logistic
+
+
+class TorchOps(Ops):
+    """Ops of aten calls only, so that a tape can record them.
+
+    Constants are made once: a tape would otherwise fill them again at every replay.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.zero = torch.zeros(())
+        self.minus_infinity = torch.full((), -torch.inf)
+        self.counting = torch.arange(COUNTING)
+
+    def _embed(
+        self,
+        table: Tensor,
+        input_ids: Tensor,
+        track_table: Tensor,
+        track_indices: Tensor,
+        track_mask: Tensor,
+        encoder_table: Tensor,
+        encoder_lens: Tensor,
+    ) -> Tensor:
+        tracked = track_table[track_indices].float()
+        tracked = torch.where(track_mask[:, None], tracked, self.zero)
+        embedded = table[input_ids].float() + tracked + encoder_table[encoder_lens].float()
+        return embedded.to(table.dtype)
+
+    def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
+        angle = positions[section].to(torch.float32).T * frequency
+        return torch.stack([angle.cos(), angle.sin()])
+
+    def _rope(self, heads: Tensor, rotary: Tensor) -> Tensor:
+        cosine, sine = rotary[:, :, None]
+        first, second = heads.float().chunk(2, dim=-1)
+        rotated = [first * cosine - second * sine, second * cosine + first * sine]
+        return torch.cat(rotated, dim=-1).to(heads.dtype)
+
+    def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+        rows = hidden.float()
+        scale = torch.rsqrt((rows * rows).mean(-1, keepdim=True) + NORM_EPSILON)
+        return _linear(rows * scale * norm.float(), weight).to(hidden.dtype)
+
+    def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        return (residual.float() + _linear(inputs.float(), weight)).to(residual.dtype)
+
+    def _gated_linear_add(
+        self,
+        gate_up: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        activation: str,
+        row_limit: Tensor,
+    ) -> Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        added = residual.float() + _linear(_activate(gate, activation) * up, weight)
+        live = self.counting[: residual.shape[0], None] < row_limit
+        return torch.where(live, added.to(residual.dtype), residual)
+
+    def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
+        # Every row writes what the highest row naming its slot writes: order is then no matter.
+        winner = ((loc[:, None] == loc) * self.counting[: loc.shape[0]]).amax(-1)
+        cache[0].index_put_((loc,), key[winner])
+        cache[1].index_put_((loc,), value[winner])
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        indptr: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+    ) -> Tensor:
+        rows, heads, dim = query.shape
+        kv_heads = cache.shape[2]
+        begin, last = indptr[:-1, None], indptr[1:, None] - 1
+        place = begin + self.counting[:max_keys]
+        listed = (place <= last)[:, None, None, :]
+        # An unlisted place re-reads the row's last listed slot, and is then not selected.
+        slot = slots[torch.minimum(place, last).clamp(min=0)]
+        keys, values = cache[:, slot].float().transpose(2, 3)[:, :, :, None]  # [T, G, 1, keys, D]
+        grouped = query.float().view(rows, kv_heads, heads // kv_heads, 1, dim)
+        score = (grouped * keys).sum(-1) * dim**-0.5  # [T, G, Q/G, keys]
+        score = torch.where(listed, score, self.minus_infinity)
+        peak = score.amax(-1, keepdim=True)
+        if sinks is not None:
+            sink = sinks.view(1, kv_heads, heads // kv_heads, 1)
+            peak = torch.maximum(peak, sink)
+        weight = torch.exp(score - peak)
+        total = weight.sum(-1, keepdim=True)
+        if sinks is not None:
+            total = total + torch.exp(sink - peak)
+        mixed = (weight[..., None] * values).sum(-2) / total
+        mixed = torch.where(
+            listed[..., :1], mixed, self.zero
+        )  # A row's first place is listed, or none.
+        return mixed.view(rows, heads, dim).to(query.dtype)
+
+
+def _linear(inputs: Tensor, weight: Tensor) -> Tensor:
+    return (inputs[:, None, :] * weight.float()).sum(-1)
+
+
+def _activate(gate: Tensor, activation: str) -> Tensor:
+    if activation == "gelu":
+        return gate / (1.0 + torch.exp(-GELU_SCALE * (gate + GELU_CUBE * gate * gate * gate)))
+    return gate / (1.0 + torch.exp(-gate))

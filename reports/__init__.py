@@ -1,0 +1,1 @@
+"""The review: one run record becomes one HTML page."""

@@ -1,0 +1,45 @@
+"""One HTML page from one run record.
+
+Knows where the templates lie and how numbers are written. Does not know what a run
+is: it takes the record as plain JSON data, and the page asks nothing of anybody
+(no script, style, font or image from elsewhere).
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from reports.review import duration, review
+
+
+def render(record: Mapping[str, Any]) -> str:
+    """Return the page of a record. Equal records give equal pages.
+
+    Raises KeyError or jinja2.UndefinedError for a record that lacks something.
+    """
+    page = _environment().get_template("page.html.j2")
+    return page.render(record=record, review=review(record))
+
+
+def write(record: Mapping[str, Any], path: Path) -> None:
+    """Write the page of a record to `path`, whose folder exists. Raises as `render` does."""
+    path.write_text(render(record), encoding="utf-8", newline="\n")
+
+
+@cache
+def _environment() -> Environment:
+    """Return the templates, everything escaped that they do not spell out themselves."""
+    environment = Environment(
+        loader=PackageLoader("reports", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["number"] = lambda value: f"{value:,}"
+    environment.filters["duration"] = duration
+    return environment

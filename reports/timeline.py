@@ -1,0 +1,193 @@
+"""Layout of a time line: one column per step played, one line per batch row.
+
+Knows the steps of a finding as the record tells them, and pixels. Does not know
+markup or colours: the template draws what stands here, and adds no arithmetic.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+GUTTER = 72
+COLUMN = 64
+CELL_WIDTH = 56
+ROW = 24
+CELL_HEIGHT = 20
+HEAD = 62
+PARKED_ROW = 18
+PARKED_HEIGHT = 15
+GAP = 14
+LETTER = 7.4
+MOST_CELLS = 240
+MOST_PARKED = 6
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One batch row of one step. Its kind is `live`, `eager` (live, no replay) or `padded`."""
+
+    kind: str
+    y: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Parked:
+    """One request that sat the step out with live KV, or how many more of them there are."""
+
+    y: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """One step played. `edge` is where its bucket ends, None if no graph was replayed."""
+
+    x: int
+    place: int
+    step: str
+    path: str
+    cells: tuple[Cell, ...]
+    parked: tuple[Parked, ...]
+    parked_told: str
+    tokens: int
+    edge: int | None
+    violated: tuple[str, ...]
+
+    @property
+    def live(self) -> str:
+        """The requests of the batch in row order, in words."""
+        return words(cell.label for cell in self.cells if cell.kind != "padded")
+
+    @property
+    def padded(self) -> int:
+        """How many rows are padding."""
+        return sum(cell.kind == "padded" for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Label:
+    """Text left of the columns, or below them."""
+
+    text: str
+    x: int
+    y: int
+    anchor: str = "end"
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A whole time line; all lengths are in pixels.
+
+    `omitted` counts the steps before the first column, left out to keep the page
+    small. `told` says in one sentence what the drawing shows.
+    """
+
+    width: int
+    height: int
+    band_height: int
+    columns: tuple[Column, ...]
+    labels: tuple[Label, ...]
+    marks: tuple[Label, ...]
+    tokens_y: int
+    omitted: int
+    told: str
+
+
+def lay_out(steps: Sequence[Mapping[str, Any]]) -> Timeline | None:
+    """Return the layout of a finding's steps, the last ones if they are many; None for no steps."""
+    if not steps:
+        return None
+    rows = max(len(each["live"]) + each["padded"] for each in steps)
+    shown = steps[-max(6, MOST_CELLS // max(rows, 1)) :]
+    parked_y = HEAD + rows * ROW + GAP
+    parked_rows = max(min(len(each["parked"]), MOST_PARKED + 1) for each in shown)
+    tokens_y = parked_y + max(parked_rows, 1) * PARKED_ROW + GAP
+    band_height = tokens_y + 10
+    columns = tuple(
+        _column(GUTTER + COLUMN * index, step, parked_y) for index, step in enumerate(shown)
+    )
+    marks = tuple(_marks(columns, band_height))
+    return Timeline(
+        width=_width(columns, marks),
+        height=max([band_height, *(mark.y for mark in marks)]) + 8,
+        band_height=band_height,
+        columns=columns,
+        labels=tuple(_labels(rows, parked_y, tokens_y)),
+        marks=marks,
+        tokens_y=tokens_y,
+        omitted=len(steps) - len(shown),
+        told=_tell(steps),
+    )
+
+
+def words(values: Iterable[Any]) -> str:
+    """Return the values separated by commas, or a dash for none."""
+    return ", ".join(str(value) for value in values) or "–"
+
+
+def _column(x: int, step: Mapping[str, Any], parked_y: int) -> Column:
+    kind = "live" if step["bucket"] is not None else "eager"
+    kinds = [(kind, str(serial)) for serial in step["live"]] + [("padded", "")] * step["padded"]
+    return Column(
+        x=x,
+        place=step["place"],
+        step=step["step"],
+        path=_path(step),
+        cells=tuple(Cell(each, HEAD + ROW * row, label) for row, (each, label) in enumerate(kinds)),
+        parked=tuple(_parked(step["parked"], parked_y)),
+        parked_told=words(step["parked"]),
+        tokens=step["tokens"],
+        edge=HEAD + ROW * step["bucket"] - 2 if step["bucket"] is not None else None,
+        violated=tuple(step["violated"]),
+    )
+
+
+def _path(step: Mapping[str, Any]) -> str:
+    """Say how the step ran: in which bucket, eagerly, or not at all."""
+    if step["bucket"] is not None:
+        return f"bucket {step['bucket']}"
+    return "no forward" if step["mode"] is None else "eager"
+
+
+def _parked(serials: Sequence[Any], y: int) -> Iterable[Parked]:
+    labels = [str(serial) for serial in serials[:MOST_PARKED]]
+    if len(serials) > MOST_PARKED:
+        labels.append(f"+{len(serials) - MOST_PARKED}")
+    return (Parked(y + PARKED_ROW * row, label) for row, label in enumerate(labels))
+
+
+def _labels(rows: int, parked_y: int, tokens_y: int) -> Iterable[Label]:
+    x = GUTTER - 12
+    yield Label("step", x, 16)
+    yield Label("path", x, 50)
+    for row in range(rows):
+        yield Label(f"row {row}", x, HEAD + ROW * row + 14)
+    yield Label("parked", x, parked_y + 12)
+    yield Label("tokens", x, tokens_y)
+
+
+def _marks(columns: Iterable[Column], top: int) -> Iterable[Label]:
+    """Name what each violating step violates, below its column, to the side with more room."""
+    lines = count(1)
+    for column in columns:
+        for name in column.violated:
+            to_the_right = len(name) * LETTER > column.x + CELL_WIDTH
+            x = column.x if to_the_right else column.x + CELL_WIDTH
+            y = top + 18 * next(lines)
+            yield Label(name, x, y, "start" if to_the_right else "end")
+
+
+def _width(columns: Sequence[Column], marks: Iterable[Label]) -> int:
+    ends = [mark.x + len(mark.text) * LETTER for mark in marks if mark.anchor == "start"]
+    return int(max([columns[-1].x + COLUMN, *ends]))
+
+
+def _tell(steps: Sequence[Mapping[str, Any]]) -> str:
+    told = "1 step played" if len(steps) == 1 else f"{len(steps)} steps played"
+    for step in steps:
+        if step["violated"]:
+            told += f"; step {step['place']} ({step['step']}, {_path(step)}"
+            told += f", {step['padded']} padded) violates {words(step['violated'])}"
+    return told

@@ -1,0 +1,176 @@
+"""Graphs: a function's device work, recorded once and replayed into the same storages.
+
+Python does not run again at a replay. Addresses and host scalars are baked in; a
+branch taken at capture stays taken. `CudaGraph` is the real thing; `TapeGraph` has
+the same semantics on a CPU, so that every property works without a GPU.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reference.ops import Ops
+
+
+class Graph(Protocol):
+    """A captured function. `operations` are the ops it called through the op interface."""
+
+    output: Tensor
+    operations: list[str]
+
+    def replay(self) -> None:
+        """Run the captured work again; `output` then holds the result."""
+        ...
+
+
+class UncapturableError(RuntimeError):
+    """An op that a graph cannot record."""
+
+
+class CudaGraph:
+    """A `torch.cuda.CUDAGraph` of `function`, in the memory pool shared by its world."""
+
+    def __init__(self, function: Callable[[], Tensor], ops: Ops, memory_pool: Any) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        ops.log = []
+        try:
+            with torch.cuda.graph(self.graph, pool=memory_pool):
+                self.output = function()
+        finally:
+            self.operations, ops.log = ops.log, None
+
+    def replay(self) -> None:
+        """Launch the graph."""
+        self.graph.replay()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One recorded aten call. With `result`, the call's value is copied there afterwards."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Tensor | None = None
+
+
+class TapeGraph:
+    """The aten calls of one run of `function`, with their concrete tensors.
+
+    A replay runs the calls into the storages of the recorded run.
+    """
+
+    def __init__(self, function: Callable[[], Tensor], ops: Ops) -> None:
+        recorder = _Recorder()
+        ops.log = []
+        try:
+            with recorder:
+                self.output = function()
+        finally:
+            self.operations, ops.log = ops.log, None
+        self.calls = recorder.calls
+        self.results = recorder.results
+
+    def replay(self) -> None:
+        """Run the tape."""
+        for call in self.calls:
+            value = call.function(*call.args, **call.kwargs)
+            if call.result is not None:
+                call.result.copy_(value)
+
+    def addresses(self) -> list[int]:
+        """Return the addresses of everything the tape writes anew, its output included."""
+        return [result.data_ptr() for result in self.results]
+
+
+class _Recorder(TorchDispatchMode):
+    """Records every aten call made while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.calls: list[Call] = []
+        self.results: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        in_place = schema.is_mutable
+        view = not in_place and any(each.alias_info for each in schema.returns)
+        one_tensor = [str(each.type) for each in schema.returns] == ["Tensor"]
+        if _not_capturable(func, args):
+            raise UncapturableError(f"{schema.name} cannot be recorded in a graph")
+        if not (in_place or view or one_tensor):
+            raise UncapturableError(f"{schema.name} returns more than one tensor")
+        value = func(*args, **kwargs)
+        if in_place:
+            self.calls.append(Call(func, args, kwargs))
+        elif not view:  # A view is an alias of a storage the tape already knows.
+            self.calls.append(_call_into(value, func, args, kwargs))
+            self.results.append(value)
+        return value
+
+
+NOT_CAPTURABLE = frozenset(
+    {
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.nondeterministic_seeded,
+    }
+)
+"""Values read back, shapes that depend on values, random draws: no graph could hold them."""
+
+HOST_CALLS = frozenset({"aten::lift_fresh"})
+"""A tensor made from host data: a graph would keep its first value for ever."""
+
+
+def _not_capturable(func: Any, args: tuple[Any, ...]) -> bool:
+    if func is torch.ops.aten.index.Tensor:  # Dynamic for a mask alone.
+        return any(each is not None and each.dtype == torch.bool for each in args[1])
+    return bool(NOT_CAPTURABLE & set(func.tags)) or func._schema.name in HOST_CALLS
+
+
+def _call_into(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Return the call in the form that writes the storage of its recorded `value`."""
+    out = _out_overload(func)
+    if out is None:
+        return Call(func, args, kwargs, value)
+    accepted = {each.name for each in out._schema.arguments if each.kwarg_only}
+    kept = {name: each for name, each in kwargs.items() if name in accepted} | {"out": value}
+    try:  # torch's own binding of the call, where it takes these arguments, costs half as much.
+        binding = getattr(torch, func.overloadpacket.__name__)
+        binding(*args, **kept)
+    except (AttributeError, TypeError):
+        binding = out
+    return Call(binding, args, kept)
+
+
+@cache
+def _out_overload(func: Any) -> Any | None:
+    """Return the overload of `func` that takes the same arguments and writes into `out=`."""
+    wanted = _positional(func)
+    for name in func.overloadpacket.overloads():
+        candidate = getattr(func.overloadpacket, name)
+        written = [
+            each.name
+            for each in candidate._schema.arguments
+            if each.alias_info and each.alias_info.is_write
+        ]
+        if written == ["out"] and wanted and _positional(candidate) == wanted:
+            return candidate
+    return None
+
+
+def _positional(func: Any) -> list[tuple[str, str]]:
+    arguments = func._schema.arguments
+    return [(each.name, str(each.type)) for each in arguments if not each.kwarg_only]

@@ -1,0 +1,82 @@
+"""The engine's view of a hybrid KV pool: where `set_kv_buffer` writes on SWA layers, by era.
+
+Storage and mapping are the pool's; what is kept here is the Python state that the
+historical changes were about: the sticky `swa_loc` and the one-entry memo.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference.config import Kind
+from reference.ops import Ops
+from reference.pool import LOC_DTYPE, HybridKVPool
+from subjects.behaviour import Era
+
+TRANSLATE = "translate_loc_from_full_to_swa"
+"""The name a translation has in the list of captured ops."""
+
+
+@dataclass(frozen=True)
+class LocState:
+    """Python state about write locations: era 2's `swa_loc`, era 3's memo."""
+
+    swa_loc: Tensor | None = None
+    cached_key: tuple[int, int] | None = None
+    cached_loc: Tensor | None = None
+
+
+class SubjectPool:
+    """Reads and writes a `HybridKVPool` the way the engine does in one era."""
+
+    def __init__(self, pool: HybridKVPool, ops: Ops, era: Era, logger: logging.Logger) -> None:
+        self.pool = pool
+        self.ops = ops
+        self.era = era
+        self.logger = logger
+        self.state = LocState()
+
+    def set_swa_loc(self, loc: Tensor | None) -> None:
+        """Preset the SWA write location (era 2). It stays set until it is set again."""
+        self.state = LocState(swa_loc=loc)
+
+    def invalidate_loc_cache(self) -> None:
+        """Forget the memoised translation (era 3)."""
+        self.state = LocState(swa_loc=self.state.swa_loc)
+
+    def translate_loc_from_full_to_swa(self, loc: Tensor) -> Tensor:
+        """Return the SWA slots, int32, of full slots `loc`; memoised in era 3.
+
+        The memo's key is (data_ptr, numel). A tensor rewritten in place keeps its key
+        and gets the old translation, silently; two tensors taking turns warn each time.
+        """
+        if self.era is not Era.MEMO:
+            return self._gather(loc)
+        key = (loc.data_ptr(), loc.numel())
+        cached = self.state.cached_loc
+        if key == self.state.cached_key and cached is not None:
+            return cached
+        if self.state.cached_key is not None:
+            self.logger.warning(
+                "loc changed mid-forward from %s elements to %s without invalidate_loc_cache();"
+                " a call site may be missing",
+                self.state.cached_key[1],
+                loc.numel(),
+            )
+        translated = self._gather(loc)
+        self.state = LocState(cached_key=key, cached_loc=translated)
+        return translated
+
+    def set_kv_buffer(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value [T, G, D] of `layer` at full slots `loc` or their SWA slots."""
+        kind = self.pool.config.layers[layer]
+        if kind is Kind.SWA:
+            preset = self.state.swa_loc
+            loc = preset if preset is not None else self.translate_loc_from_full_to_swa(loc)
+        self.ops.store_kv(self.pool.cache(layer), loc, LOC_DTYPE[kind], key, value)
+
+    def _gather(self, loc: Tensor) -> Tensor:
+        self.ops.record(TRANSLATE)
+        return self.pool.full_to_swa_index_mapping[loc].to(torch.int32)
