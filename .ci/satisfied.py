@@ -10,7 +10,7 @@ from pathlib import Path
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, as in (2, 11, 0) of 2.11.0+cu130."""
-    return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("+", maxsplit=1)[0])[:3])
 
 
 def satisfied(requirement: str) -> bool:

@@ -1,1 +1,3 @@
 """The trial: schedules, lockstep execution, checks, hunting, localising, cases, records."""
+
+__version__ = "0.1.0"

@@ -32,15 +32,15 @@ KEPT_TAIL = 0
 class BufferFacts:
     """What a graph has recorded about a static buffer."""
 
-    shape: tuple[int, ...]
+    shape: torch.Size
     dtype: torch.dtype
-    device: str
+    device: torch.device
     address: int
 
     @classmethod
     def of(cls, buffer: Tensor) -> "BufferFacts":
         """Return the facts of `buffer` as it is now."""
-        return cls(tuple(buffer.shape), buffer.dtype, str(buffer.device), buffer.data_ptr())
+        return cls(buffer.shape, buffer.dtype, buffer.device, buffer.data_ptr())
 
 
 class Watched:
@@ -85,7 +85,8 @@ class CapturedEngine:
         ).dtype
         self.engine.pool.state = self._state
         self.outputs = {bs: BufferFacts.of(g.output) for bs, g in self.runner.graphs.items()}
-        self._bytes = {name: buffer.clone() for name, buffer in buffers.items()}
+        self._buffers = list(buffers.values())
+        self._bytes = [buffer.clone() for buffer in self._buffers]
         self._kept = [
             row for row in contract(trial.runner, trial.era) if row.policy is not Policy.RESET
         ]
@@ -97,8 +98,7 @@ class CapturedEngine:
 
     def recapture(self) -> None:
         """Give every static buffer, and the Python state, what they held after capture."""
-        for name, buffer in self.runner.static_buffers().items():
-            buffer.copy_(self._bytes[name])
+        torch._foreach_copy_(self._buffers, self._bytes)
         self.engine.pool.state = self._state
 
     def level_kept_tails(self, batch: ForwardBatch | None) -> None:

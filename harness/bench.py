@@ -7,14 +7,15 @@ from typing import Any
 import torch
 
 from harness.lockstep import Lockstep
-from harness.schedule import Admit, Decode, Finish, Schedule, Step
+from harness.schedule import Admit, Decode, Evict, Finish, Schedule, Step
 from harness.trial import Trial
 from harness.violation import STEP_PROPERTIES
 from reference.config import PRESETS
 from subjects.behaviour import Era
 
 ROWS = 8
-DECODES = 30
+DECODES = 36
+EVICT_EVERY = 6
 REPEATS = 7
 
 
@@ -24,7 +25,8 @@ def workload() -> Schedule:
     for turn in range(DECODES):
         rows = ROWS if turn % 2 else ROWS - 1 - turn % 3
         steps.append(Decode(tuple(range(rows))))
-        if turn % 10 == 9:
+        if turn % EVICT_EVERY == EVICT_EVERY - 1:
+            steps += [Evict(place) for place in range(ROWS)]
             steps += [Finish(turn % ROWS), Admit(6, 99)]
     return Schedule(tuple(steps))
 
@@ -34,7 +36,9 @@ def bench(device: str) -> dict[str, Any]:
     schedule = workload()
     rows = []
     for preset in PRESETS:
-        lockstep = Lockstep(Trial(preset=preset, device=device, era=Era.PRESET))
+        lockstep = Lockstep(
+            Trial(preset=preset, device=device, era=Era.PRESET, full_slots=320, swa_slots=192)
+        )
         lockstep.play(schedule)
         rates = []
         for _ in range(REPEATS):

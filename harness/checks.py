@@ -95,7 +95,7 @@ def stray_slots(trace: Trace, *, graph: bool) -> dict[Kind, Tensor]:
     changed = pool.arenas_of(bits(pool.storage) != bits(before))
     stray = {}
     for kind, arena in changed.items():
-        slots = arena.any(-1).any(-1).any(1).any(0)
+        slots = arena.any(dim=(0, 1, 3, 4))
         slots[0] = False
         if trace.batch is not None:
             full = trace.batch.out_cache_loc

@@ -64,8 +64,8 @@ def _step(config: ModelConfig, max_bs: int) -> st.SearchStrategy[Step]:
         (1, st.builds(Idle)),
         (1, st.builds(Extend, pick, _chunk(config))),
         (1, st.builds(Evict, pick)),
-        (1, st.builds(Retract, pick)),
-        (1, st.builds(Resume, pick)),
+        (2, st.builds(Retract, pick)),
+        (3, st.builds(Resume, pick)),
     ]
     kinds = [kind for weight, kind in weighted for _ in range(weight)]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)

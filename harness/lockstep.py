@@ -1,7 +1,8 @@
 """Lockstep: every step twice, once eagerly and once through the graph, then the checks.
 
-Play stops after the first step that violates anything: from there on the worlds
-differ, and nothing more is credited.
+Play stops after the first step that violates a property of bytes: from there on the
+worlds differ, and nothing more is credited. What leaves both worlds equal is told
+once, and play goes on.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from harness.probes import Probes
 from harness.schedule import Schedule, Step
 from harness.trace import Before, Probed, Trace
 from harness.trial import Trial
-from harness.violation import STEP_PROPERTIES, Violation
+from harness.violation import STANDING_PROPERTIES, STEP_PROPERTIES, Violation
 from reference.batch import Mode
 
 
@@ -54,7 +55,7 @@ class Lockstep:
     def __init__(self, trial: Trial, properties: Collection[str] = STEP_PROPERTIES) -> None:
         self.trial = trial
         self.trap = LogTrap()
-        with self.trap:
+        with self.trap, torch.inference_mode():
             self.arms = Arms(trial)
         self.capture_warnings = self.trap.take()
         self.before = Before(
@@ -78,11 +79,12 @@ class Lockstep:
         coverage = Coverage(outcome.events)
         logits: list[Tensor] = []
         latest: dict[int, Tensor] = {}
-        found: tuple[Violation, ...] = ()
+        found: list[Violation] = []
+        told: set[str] = set()
         place = 0
-        self.arms.reset(schedule.seed)
-        with self.trap:
+        with self.trap, torch.inference_mode():
             self.trap.take()
+            self.arms.reset(schedule.seed)
             for place, step in schedule.flat():
                 trace = self._step(place, step, outcome.steps)
                 if trace is None:
@@ -92,10 +94,12 @@ class Lockstep:
                 outcome.replays += trace.replay is not None
                 outcome.padded_replays += trace.replay is not None and trace.replay.padded
                 coverage.see(trace)
-                found = judge(self.checks, trace)
-                observer(place, step, trace, frozenset(each.property for each in found))
+                new = [each for each in judge(self.checks, trace) if each.property not in told]
+                found += new
+                told.update(each.property for each in new)
+                observer(place, step, trace, frozenset(each.property for each in new))
                 self._sample(trace, logits, latest)
-                if found:
+                if not told <= STANDING_PROPERTIES:
                     break
             outcome.violations = (
                 *found,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from harness import __version__
 from harness.case import dump_json, load_json
 
 FORMAT = "paritybit-run"
@@ -28,7 +29,7 @@ def environment(device: str) -> dict[str, Any]:
         "device_name": device_name(device),
         "python": platform.python_version(),
         **{name: package_version(name) for name in PACKAGES},
-        "paritybit": package_version("paritybit"),
+        "paritybit": __version__,
         **revision(),
     }
 

@@ -67,7 +67,9 @@ def plan(settings: Settings) -> list[Task]:
         for place, era in enumerate(Era):
             page_size, dtype = shapes[(place + shift) % len(shapes)]
             trial = Trial(settings.runner, preset, dtype, settings.device, era, page_size)
-            tasks += _both_sources(trial, settings.seed, settings.examples // CLEAN_SHARE)
+            tasks += _both_sources(
+                trial, settings.seed + len(tasks), settings.examples // CLEAN_SHARE
+            )
     for bug in settings.bugs:
         trial = Trial(settings.runner, settings.presets[0], device=settings.device).with_bug(bug)
         tasks += _both_sources(trial, settings.seed, settings.examples)

@@ -42,8 +42,8 @@ class Trial:
     device: str = "cpu"
     era: Era = Era.MEMO
     page_size: int = 1
-    full_slots: int = 96
-    swa_slots: int = 64
+    full_slots: int = 80
+    swa_slots: int = 72
     rows: int = 16
     buckets: tuple[int, ...] = BUCKETS
     bug: str | None = None

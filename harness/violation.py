@@ -34,6 +34,10 @@ STEP_PROPERTIES = frozenset(
 """The properties cheap enough to be checked at every step of every schedule."""
 
 
+STANDING_PROPERTIES = frozenset({"index_contract", "captured_path", "log_hygiene"})
+"""Properties of the subject's build, not of bytes: violated, they leave both worlds equal."""
+
+
 @dataclass(frozen=True)
 class Violation:
     """One property that did not hold: at which step, in which words, and exactly where.

@@ -4,6 +4,8 @@ No static buffers, no memo, no fast path: slot lists come from `req_to_token`, S
 slots from the mapping, each time they are needed.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,51 +17,63 @@ from reference.ops import Ops
 from reference.pool import LOC_DTYPE, HybridKVPool
 
 
+@dataclass(frozen=True)
+class Visible:
+    """Which positions the tokens of a batch see on layers of one kind, token by token.
+
+    `indptr` int32 [T+1] bounds each token's keys; `row` and `position` int64 [N] are
+    their places in `req_to_token`.
+    """
+
+    indptr: Tensor
+    row: Tensor
+    position: Tensor
+
+    @classmethod
+    def of(cls, batch: ForwardBatch, window: int | None) -> "Visible":
+        """List the last `window` keys of each token, itself included, or all without a window."""
+        rows: list[int] = []
+        positions: list[int] = []
+        bounds = [0]
+        for span in batch.spans:
+            for position in range(span.begin, span.end):
+                first = 0 if window is None else max(0, position - window + 1)
+                positions += range(first, position + 1)
+                rows += [span.row] * (position + 1 - first)
+                bounds.append(len(rows))
+        index = torch.tensor(bounds + rows + positions, device=batch.out_cache_loc.device)
+        indptr, row, place = index.split([len(bounds), len(rows), len(positions)])
+        return cls(indptr.to(torch.int32), row, place)
+
+
 class EagerKV:
-    """KV access of one eager forward."""
+    """KV access of one eager forward: slots are looked up in the pool's tables in every layer."""
 
     def __init__(self, ops: Ops, model: Model, pool: HybridKVPool, batch: ForwardBatch) -> None:
         self.ops = ops
         self.model = model
         self.pool = pool
         self.batch = batch
+        self.visible = {
+            Kind.FULL: Visible.of(batch, None),
+            Kind.SWA: Visible.of(batch, model.config.window),
+        }
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store at the batch's slots, then attend to each token's own visible slots."""
         config = self.model.config
         kind = config.layers[layer]
         cache = self.pool.cache(layer)
-        self.ops.store_kv(cache, self._write_slots(kind), LOC_DTYPE[kind], key, value)
+        visible = self.visible[kind]
+        write_slots = self.batch.out_cache_loc
+        read_slots = self.pool.req_to_token[visible.row, visible.position].to(torch.int64)
+        if kind is Kind.SWA:
+            write_slots = self.pool.full_to_swa_index_mapping[write_slots]
+            read_slots = self.pool.full_to_swa_index_mapping[read_slots]
+        self.ops.store_kv(cache, write_slots.to(LOC_DTYPE[kind]), LOC_DTYPE[kind], key, value)
         max_keys = config.window if kind is Kind.SWA else config.max_context
-        indptr, slots = self._visible_slots(kind)
         sinks = self.model.layers[layer].sinks
-        return self.ops.attention(query, cache, indptr, slots, sinks, max_keys)
-
-    def _write_slots(self, kind: Kind) -> Tensor:
-        loc = self.batch.out_cache_loc
-        if kind is Kind.SWA:
-            loc = self.pool.full_to_swa_index_mapping[loc]
-        return loc.to(LOC_DTYPE[kind])
-
-    def _visible_slots(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        """List, token by token, the slots of the keys it sees: indptr int32 [T+1], slots int64."""
-        rows: list[int] = []
-        columns: list[int] = []
-        lengths = [0]
-        for span in self.batch.spans:
-            for position in range(span.begin, span.end):
-                first = max(0, position - self.model.config.window + 1) if kind is Kind.SWA else 0
-                visible = range(first, position + 1)
-                rows.extend([span.row] * len(visible))
-                columns.extend(visible)
-                lengths.append(len(visible))
-        packed = np.concatenate([np.cumsum(lengths), rows, columns])
-        index = torch.from_numpy(packed).to(self.pool.device)
-        indptr, row, column = index.split([len(lengths), len(rows), len(columns)])
-        slots = self.pool.req_to_token[row, column].to(torch.int64)
-        if kind is Kind.SWA:
-            slots = self.pool.full_to_swa_index_mapping[slots]
-        return indptr.to(torch.int32), slots
+        return self.ops.attention(query, cache, visible.indptr, read_slots, sinks, max_keys)
 
 
 class EagerDecoder:

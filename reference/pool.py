@@ -22,8 +22,8 @@ class PoolSizes:
     Slots 0 .. page_size-1 (page 0) come on top and are never allocated; so does row 0.
     """
 
-    full_slots: int = 96
-    swa_slots: int = 64
+    full_slots: int = 80
+    swa_slots: int = 72
     page_size: int = 1
     rows: int = 16
 

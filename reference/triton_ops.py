@@ -31,14 +31,38 @@ LOGISTIC = tl.constexpr(GELU_SCALE)
 STEP = tl.constexpr(LOC_TILE)
 
 
-def _kernel(function: Callable[..., Any]) -> Any:
+def _jit(function: Callable[..., Any]) -> Any:
     """Make `function` a kernel, or a part of kernels, specialised on its constants alone."""
     parameters = inspect.signature(function).parameters.values()
     values = [each.name for each in parameters if each.annotation is not tl.constexpr]
     return triton.jit(function, do_not_specialize=values)
 
 
-@_kernel
+class Kernel:
+    """A Triton kernel specialised on its constants and its tensors' dtypes alone.
+
+    Once compiled for a set of them it is launched directly: Triton's own look-up costs
+    more than the kernels here run for. Constants are passed by keyword.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        self.constants = [each.name for each in parameters if each.annotation is tl.constexpr]
+        self.function = _jit(function)
+        self.compiled: dict[tuple[Any, ...], Any] = {}
+
+    def launch(self, grid: tuple[int, int, int], *values: Any, **constants: Any) -> None:
+        """Run the kernel over `grid`, compiling it if it is new."""
+        dtypes = [each.dtype for each in values if isinstance(each, Tensor)]
+        key = (*dtypes, *constants.values())
+        compiled = self.compiled.get(key)
+        if compiled is None:
+            self.compiled[key] = self.function[grid](*values, **constants)
+        else:
+            compiled[grid](*values, *(constants[name] for name in self.constants))
+
+
+@Kernel
 def _embed_kernel(
     output,
     table,
@@ -64,7 +88,7 @@ def _embed_kernel(
     tl.store(output + row * HIDDEN + column, total.to(output.dtype.element_ty), mask=inside)
 
 
-@_kernel
+@Kernel
 def _rotary_kernel(
     output,
     output_plane,
@@ -87,7 +111,7 @@ def _rotary_kernel(
     tl.store(place + output_plane, tl.sin(angle), mask=inside)
 
 
-@_kernel
+@Kernel
 def _rope_kernel(
     output,
     inputs,
@@ -117,7 +141,7 @@ def _rope_kernel(
     tl.store(target + PAIRS, (second * cosine + first * sine).to(dtype), mask=inside)
 
 
-@_kernel
+@_jit
 def _weight_tile(
     weight,
     feature,
@@ -130,7 +154,7 @@ def _weight_tile(
     return tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
 
 
-@_kernel
+@Kernel
 def _norm_linear_kernel(
     output,
     hidden,
@@ -162,7 +186,7 @@ def _norm_linear_kernel(
     tl.store(output + row * OUTPUTS + feature, result, mask=feature < OUTPUTS)
 
 
-@_kernel
+@Kernel
 def _linear_add_kernel(
     output,
     inputs,
@@ -189,7 +213,7 @@ def _linear_add_kernel(
     tl.store(output + row * OUTPUTS + feature, result, mask=wanted)
 
 
-@_kernel
+@Kernel
 def _gated_linear_add_kernel(
     output,
     gate_up,
@@ -224,7 +248,7 @@ def _gated_linear_add_kernel(
     tl.store(output + row * OUTPUTS + feature, result, mask=wanted)
 
 
-@_kernel
+@Kernel
 def _store_kv_kernel(
     cache,
     plane,
@@ -253,7 +277,7 @@ def _store_kv_kernel(
     tl.store(target + plane, entry, mask=wins)
 
 
-@_kernel
+@Kernel
 def _attention_kernel(
     output,
     query,
@@ -329,7 +353,8 @@ class TritonOps(Ops):
         rows, hidden = input_ids.shape[0], table.shape[1]
         output = table.new_empty(rows, hidden)
         tile = _tile(hidden, TILE_AREA)
-        _embed_kernel[rows, triton.cdiv(hidden, tile)](
+        _embed_kernel.launch(
+            (rows, _pieces(hidden, tile), 1),
             output,
             table,
             input_ids,
@@ -346,7 +371,8 @@ class TritonOps(Ops):
     def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
         rows, pairs = positions.shape[1], frequency.shape[0]
         output = frequency.new_empty(2, rows, pairs)
-        _rotary_kernel[(rows,)](
+        _rotary_kernel.launch(
+            (rows, 1, 1),
             output,
             output.stride(0),
             positions,
@@ -364,7 +390,8 @@ class TritonOps(Ops):
         output = heads.new_empty(rows, count, dim)
         pair_tile = _tile(dim // 2, TILE_AREA)
         head_tile = _tile(count, TILE_AREA // pair_tile)
-        _rope_kernel[rows, triton.cdiv(count, head_tile)](
+        _rope_kernel.launch(
+            (rows, _pieces(count, head_tile), 1),
             output,
             heads,
             heads.stride(0),
@@ -382,13 +409,16 @@ class TritonOps(Ops):
         rows, outputs = hidden.shape[0], weight.shape[0]
         output = hidden.new_empty(rows, outputs)
         grid, constants = _product(rows, weight)
-        _norm_linear_kernel[grid](output, hidden, hidden.stride(0), norm, weight, **constants)
+        _norm_linear_kernel.launch(
+            grid, output, hidden, hidden.stride(0), norm, weight, **constants
+        )
         return output
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         output = residual.new_empty(residual.shape)
         grid, constants = _product(residual.shape[0], weight)
-        _linear_add_kernel[grid](
+        _linear_add_kernel.launch(
+            grid,
             output,
             inputs,
             inputs.stride(0),
@@ -409,7 +439,8 @@ class TritonOps(Ops):
     ) -> Tensor:
         output = residual.new_empty(residual.shape)
         grid, constants = _product(residual.shape[0], weight)
-        _gated_linear_add_kernel[grid](
+        _gated_linear_add_kernel.launch(
+            grid,
             output,
             gate_up,
             gate_up.stride(0),
@@ -424,7 +455,8 @@ class TritonOps(Ops):
 
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
         rows, kv_heads, dim = key.shape
-        _store_kv_kernel[(rows,)](
+        _store_kv_kernel.launch(
+            (rows, 1, 1),
             cache,
             cache.stride(0),
             loc,
@@ -434,7 +466,7 @@ class TritonOps(Ops):
             value,
             value.stride(0),
             WIDTH=kv_heads * dim,
-            TILE=triton.next_power_of_2(kv_heads * dim),
+            TILE=_power_of_2(kv_heads * dim),
         )
 
     def _attention(
@@ -448,8 +480,9 @@ class TritonOps(Ops):
     ) -> Tensor:
         rows, heads, dim = query.shape
         output = query.new_empty(rows, heads, dim)
-        tile = triton.next_power_of_2(dim)
-        _attention_kernel[rows, heads](
+        tile = _power_of_2(dim)
+        _attention_kernel.launch(
+            (rows, heads, 1),
             output,
             query,
             query.stride(0),
@@ -469,15 +502,25 @@ class TritonOps(Ops):
         return output
 
 
+def _power_of_2(width: int) -> int:
+    """Return the smallest power of two that is at least `width`."""
+    return 1 << (width - 1).bit_length()
+
+
+def _pieces(width: int, tile: int) -> int:
+    """Return how many tiles cover `width`."""
+    return -(-width // tile)
+
+
 def _tile(width: int, limit: int) -> int:
     """Return the smallest power of two that covers `width`, or `limit` if that is less."""
-    return int(min(triton.next_power_of_2(width), limit))
+    return min(_power_of_2(width), limit)
 
 
-def _product(rows: int, weight: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+def _product(rows: int, weight: Tensor) -> tuple[tuple[int, int, int], dict[str, int]]:
     """Return the grid and the constants of a product with `weight` [O, I]."""
     outputs, inputs = weight.shape
     tile = _tile(inputs, INPUT_TILE)
     output_tile = _tile(outputs, TILE_AREA // tile)
     constants = {"OUTPUTS": outputs, "INPUTS": inputs, "OUTPUT_TILE": output_tile, "TILE": tile}
-    return (rows, triton.cdiv(outputs, output_tile)), constants
+    return (rows, _pieces(outputs, output_tile), 1), constants

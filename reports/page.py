@@ -12,13 +12,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from reports.review import duration, review
+from reports.review import review
+from reports.texts import duration
 
 
 def render(record: Mapping[str, Any]) -> str:
     """Return the page of a record. Equal records give equal pages.
 
-    Raises KeyError or jinja2.UndefinedError for a record that lacks something.
+    Raises LookupError or jinja2.UndefinedError for a record that lacks something.
     """
     page = _environment().get_template("page.html.j2")
     return page.render(record=record, review=review(record))
@@ -40,6 +41,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["number"] = lambda value: f"{value:,}"
+    environment.filters["number"] = lambda value: f"{int(value):,}"
     environment.filters["duration"] = duration
     return environment

@@ -1,7 +1,7 @@
 """Layout of a time line: one column per step played, one line per batch row.
 
 Knows the steps of a finding as the record tells them, and pixels. Does not know
-markup or colours: the template draws what stands here, and adds no arithmetic.
+markup or colours: the template draws what stands here, and places texts in boxes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from reports.texts import words
+
 GUTTER = 72
 COLUMN = 64
-CELL_WIDTH = 56
 ROW = 24
-CELL_HEIGHT = 20
 HEAD = 62
 PARKED_ROW = 18
-PARKED_HEIGHT = 15
 GAP = 14
 LETTER = 7.4
-MOST_CELLS = 240
+"""Width of a letter of a mark, at most."""
+
+FEWEST_COLUMNS = 6
 MOST_PARKED = 6
 
 
@@ -42,7 +43,7 @@ class Parked:
 
 @dataclass(frozen=True)
 class Column:
-    """One step played. `edge` is where its bucket ends, None if no graph was replayed."""
+    """One step played, centred at `x`. `edge` is where its bucket ends, None for no replay."""
 
     x: int
     place: int
@@ -95,18 +96,22 @@ class Timeline:
     told: str
 
 
-def lay_out(steps: Sequence[Mapping[str, Any]]) -> Timeline | None:
-    """Return the layout of a finding's steps, the last ones if they are many; None for no steps."""
+def lay_out(steps: Sequence[Mapping[str, Any]], room: int) -> Timeline | None:
+    """Return the layout of a finding's steps, None if there are none.
+
+    `room` is how many boxes may be drawn, about; of too many steps the last are kept.
+    """
     if not steps:
         return None
     rows = max(len(each["live"]) + each["padded"] for each in steps)
-    shown = steps[-max(6, MOST_CELLS // max(rows, 1)) :]
+    parked_rows = max(1, *(min(len(each["parked"]), MOST_PARKED + 1) for each in steps))
+    shown = steps[-max(FEWEST_COLUMNS, room // (rows + parked_rows)) :]
     parked_y = HEAD + rows * ROW + GAP
-    parked_rows = max(min(len(each["parked"]), MOST_PARKED + 1) for each in shown)
-    tokens_y = parked_y + max(parked_rows, 1) * PARKED_ROW + GAP
+    tokens_y = parked_y + parked_rows * PARKED_ROW + GAP
     band_height = tokens_y + 10
     columns = tuple(
-        _column(GUTTER + COLUMN * index, step, parked_y) for index, step in enumerate(shown)
+        _column(GUTTER + COLUMN * index + COLUMN // 2, step, parked_y)
+        for index, step in enumerate(shown)
     )
     marks = tuple(_marks(columns, band_height))
     return Timeline(
@@ -120,11 +125,6 @@ def lay_out(steps: Sequence[Mapping[str, Any]]) -> Timeline | None:
         omitted=len(steps) - len(shown),
         told=_tell(steps),
     )
-
-
-def words(values: Iterable[Any]) -> str:
-    """Return the values separated by commas, or a dash for none."""
-    return ", ".join(str(value) for value in values) or "–"
 
 
 def _column(x: int, step: Mapping[str, Any], parked_y: int) -> Column:
@@ -169,19 +169,23 @@ def _labels(rows: int, parked_y: int, tokens_y: int) -> Iterable[Label]:
 
 
 def _marks(columns: Iterable[Column], top: int) -> Iterable[Label]:
-    """Name what each violating step violates, below its column, to the side with more room."""
+    """Name what each violating step violates, below its column, to the side with room."""
     lines = count(1)
     for column in columns:
         for name in column.violated:
-            to_the_right = len(name) * LETTER > column.x + CELL_WIDTH
-            x = column.x if to_the_right else column.x + CELL_WIDTH
-            y = top + 18 * next(lines)
-            yield Label(name, x, y, "start" if to_the_right else "end")
+            end = column.x + COLUMN // 2 - 4
+            room = end > len(name) * LETTER
+            yield Label(
+                name,
+                x=end if room else column.x - COLUMN // 2 + 4,
+                y=top + 18 * next(lines),
+                anchor="end" if room else "start",
+            )
 
 
 def _width(columns: Sequence[Column], marks: Iterable[Label]) -> int:
     ends = [mark.x + len(mark.text) * LETTER for mark in marks if mark.anchor == "start"]
-    return int(max([columns[-1].x + COLUMN, *ends]))
+    return int(max([columns[-1].x + COLUMN // 2, *ends]))
 
 
 def _tell(steps: Sequence[Mapping[str, Any]]) -> str:

@@ -19,7 +19,7 @@ from subjects.buffers import BufferPool, StaticInputs
 from subjects.contracts import Contract
 from subjects.graphs import CudaGraph, Graph, TapeGraph
 from subjects.metadata import StaticMetadata
-from subjects.pool import SubjectPool
+from subjects.pool import LocState, SubjectPool
 
 WARM_UP_RUNS = 2
 
@@ -59,6 +59,7 @@ class DecodeRunner:
         self.inputs = StaticInputs(contract, self.buckets[-1], self.buckets[-1], buffers)
         self.metadata = StaticMetadata(model.config, self.buckets[-1], buffers)
         self.graphs: dict[int, Graph] = {}
+        self.captured_states: list[LocState] = []
         self._capture_all()
 
     def bucket(self, raw_bs: int) -> int | None:
@@ -135,6 +136,8 @@ class DecodeRunner:
                 self.graphs[bs] = CudaGraph(run_once, self.ops, memory_pool)
             else:
                 self.graphs[bs] = TapeGraph(run_once, self.ops)
+            # What the capture found in the memo must go stale, not be freed under the graph.
+            self.captured_states.append(self.pool.state)
 
     def _forward(self, bs: int) -> Tensor:
         """Run the captured function over the static buffers of bucket `bs`: logits [bs, vocab]."""

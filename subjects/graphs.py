@@ -104,18 +104,15 @@ class _Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        schema = func._schema
-        in_place = schema.is_mutable
-        view = not in_place and any(each.alias_info for each in schema.returns)
-        one_tensor = [str(each.type) for each in schema.returns] == ["Tensor"]
+        name = func._schema.name
         if _not_capturable(func, args):
-            raise UncapturableError(f"{schema.name} cannot be recorded in a graph")
-        if not (in_place or view or one_tensor):
-            raise UncapturableError(f"{schema.name} returns more than one tensor")
+            raise UncapturableError(f"{name} cannot be recorded in a graph")
         value = func(*args, **kwargs)
-        if in_place:
+        if func._schema.is_mutable:
             self.calls.append(Call(func, args, kwargs))
-        elif not view:  # A view is an alias of a storage the tape already knows.
+        elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
+            if not isinstance(value, Tensor):
+                raise UncapturableError(f"{name} does not return one tensor")
             self.calls.append(_call_into(value, func, args, kwargs))
             self.results.append(value)
         return value
@@ -132,6 +129,18 @@ NOT_CAPTURABLE = frozenset(
 
 HOST_CALLS = frozenset({"aten::lift_fresh"})
 """A tensor made from host data: a graph would keep its first value for ever."""
+
+
+def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
+    """Whether every tensor of `value` lies in the storage of an argument.
+
+    Asked of the storages: what a schema calls an alias may be a copy, as `to` is.
+    """
+    known = {each.untyped_storage()._cdata for each in args if isinstance(each, Tensor)}
+    values = [value] if isinstance(value, Tensor) else value
+    return isinstance(values, list | tuple) and all(
+        isinstance(each, Tensor) and each.untyped_storage()._cdata in known for each in values
+    )
 
 
 def _not_capturable(func: Any, args: tuple[Any, ...]) -> bool:

@@ -1,0 +1,197 @@
+"""Cards: one hunt of one bug, or one finding on the clean subject, at full length.
+
+Knows the record's JSON of hunts and findings. Does not know markup, and judges
+nothing: a status is the record's, only explained here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reports.bit_patterns import Comparison, compare
+from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words
+from reports.timeline import Timeline, lay_out
+
+Data = Mapping[str, Any]
+
+STATUSES: Mapping[str, tuple[bool, str]] = {
+    "caught": (True, "The property that must catch it did."),
+    "clean is red too": (False, "What showed it shows on the clean build as well."),
+    "masked": (True, "It shows nowhere, as expected: something else hides it."),
+    "missed": (False, "No schedule showed it."),
+    "wrong property": (False, "Seen, but not by the property that must catch it."),
+    "not masked": (False, "It was expected to show nowhere, yet it was seen."),
+    "vacuous": (False, "No replay could have shown it, so nothing was proved."),
+}
+"""Of each status: whether it is as expected, and what it means."""
+
+ROOM = 6400
+"""Boxes in all time lines of a page together: what keeps it below a megabyte."""
+
+COUNTS = ("schedules", "steps", "replays", "padded_replays")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One violation, and the two bit patterns if it names them."""
+
+    property: str
+    step: int
+    told: str
+    comparison: Comparison | None
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One counterexample. `lead` is the violation to read first."""
+
+    anchor: str
+    lead: Seen
+    others: tuple[Seen, ...]
+    timeline: Timeline | None
+    schedule: str
+    case_file: str
+    reproduce: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One hunt of one bug, or one finding on the clean subject, at full length."""
+
+    anchor: str
+    title: str
+    source: str
+    status: str
+    status_told: str
+    sound: bool
+    mechanism: str
+    facts: tuple[Fact, ...]
+    expected: str
+    masked_by: str
+    threads: tuple[Piece, ...]
+    counts: tuple[Fact, ...]
+    finding: Finding | None
+
+
+def bug_cards(record: Data) -> Iterator[Card]:
+    """Yield a card for each hunt of a bug, in the record's order."""
+    bugs = record["bugs"]
+    names = anchors(f"bug-{bug['bug']}-{bug['source']}" for bug in bugs)
+    for bug, anchor in zip(bugs, names, strict=True):
+        sound, status_told = STATUSES[bug["status"]]
+        yield Card(
+            anchor=anchor,
+            title=bug["bug"],
+            source=bug["source"],
+            status=bug["status"],
+            status_told=status_told,
+            sound=sound,
+            mechanism=bug["mechanism"],
+            facts=tuple(_settings(bug["trial"])),
+            expected=bug["caught_by"] or "",
+            masked_by=bug["masked_by"] or "",
+            threads=linked(bug["thread"]),
+            counts=tuple(_bug_counts(bug)),
+            finding=_finding(bug["finding"], anchor, bug["caught_by"], _room(record)),
+        )
+
+
+def _bug_counts(bug: Data) -> Iterator[Fact]:
+    yield Fact("schedules to detection", or_dash(bug["schedules_to_detection"]))
+    yield from _counts(bug)
+    if bug["capture_warnings"]:
+        yield Fact("warnings at capture", str(bug["capture_warnings"]))
+
+
+def _counts(hunt: Data) -> Iterator[Fact]:
+    for name in COUNTS:
+        yield Fact(name.replace("_", " "), f"{hunt[name]:,}")
+    yield Fact("time taken", duration(hunt["seconds"]))
+
+
+def clean_cards(record: Data) -> Iterator[Card]:
+    """Yield a card for each clean trial that has a finding, in the record's order."""
+    found = [trial for trial in record["clean"] if trial["finding"] is not None]
+    names = anchors(f"{setting(trial)}-{trial['source']}" for trial in found)
+    for trial, anchor in zip(found, names, strict=True):
+        yield Card(
+            anchor=anchor,
+            title=setting(trial),
+            source=trial["source"],
+            status="violated",
+            status_told="Nothing may be found on the clean subject.",
+            sound=False,
+            mechanism="",
+            facts=tuple(_settings(trial["trial"])),
+            expected="",
+            masked_by="",
+            threads=(),
+            counts=tuple(_counts(trial)),
+            finding=_finding(trial["finding"], anchor, None, _room(record)),
+        )
+
+
+def setting(hunt: Data) -> str:
+    """Name a clean trial by what tells it from the others."""
+    trial = hunt["trial"]
+    return (
+        f"clean {trial['runner']}, {trial['preset']}, {trial['era']},"
+        f" page size {trial['page_size']}, {trial['dtype']}"
+    )
+
+
+def _settings(trial: Data) -> Iterator[Fact]:
+    for name in ("runner", "preset", "era", "dtype", "device"):
+        yield Fact(name, str(trial[name]))
+    yield Fact("page size", str(trial["page_size"]))
+    yield Fact("slots", f"{trial['full_slots']} full, {trial['swa_slots']} SWA")
+    yield Fact("request rows", str(trial["rows"]))
+    yield Fact("buckets", words(trial["buckets"]))
+
+
+def _finding(finding: Data | None, anchor: str, expected: str | None, room: int) -> Finding | None:
+    if finding is None:
+        return None
+    seen = [_seen(violation) for violation in finding["violations"]]
+    lead = next((each for each in seen if each.property == expected), seen[0])
+    return Finding(
+        anchor=anchor,
+        lead=lead,
+        others=tuple(each for each in seen if each is not lead),
+        timeline=lay_out(finding["timeline"], room),
+        schedule=_schedule_text(finding["schedule"]),
+        case_file=finding["case_file"],
+        reproduce=finding["reproduce"],
+    )
+
+
+def _seen(violation: Data) -> Seen:
+    comparison = compare(violation["property"], violation["where"])
+    compared = ("eager_bits", "graph_bits") if comparison is not None else ()
+    return Seen(
+        property=violation["property"],
+        step=violation["step"],
+        told=violation["told"],
+        comparison=comparison,
+        facts=tuple(
+            Fact(name.replace("_", " "), value_text(value))
+            for name, value in violation["where"].items()
+            if name not in compared
+        ),
+    )
+
+
+def _schedule_text(schedule: Data) -> str:
+    """Return a schedule as JSON text, one step a line."""
+    steps = ",\n".join(f"  {json.dumps(step)}" for step in schedule["steps"])
+    rest = {name: value for name, value in schedule.items() if name != "steps"}
+    head = json.dumps(rest)[:-1] + ", " if rest else "{"
+    return f'{head}"steps": [\n{steps}\n]}}'
+
+
+def _room(record: Data) -> int:
+    """Return how many boxes each time line may draw."""
+    hunts = [*record["clean"], *record["bugs"]]
+    return ROOM // max(10, sum(hunt["finding"] is not None for hunt in hunts))

@@ -1,0 +1,84 @@
+"""Words for values: durations, lists, links, ids.
+
+Knows how the page writes a value. Does not know what the value is of.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+LINK = re.compile(r"https?://[^\s<>\"',;]+")
+MOST_VALUES = 16
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some text, and where it leads ('' for nowhere)."""
+
+    text: str
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A name and its value, in words."""
+
+    name: str
+    value: str
+
+
+def words(values: Iterable[Any]) -> str:
+    """Return the values separated by commas, or a dash for none."""
+    return ", ".join(str(value) for value in values) or "–"
+
+
+def or_dash(value: Any) -> str:
+    """Return a value as text, or a dash for None."""
+    return "–" if value is None else str(value)
+
+
+def value_text(value: Any) -> str:
+    """Return a JSON value in words."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        more = f" and {len(value) - MOST_VALUES} more" if len(value) > MOST_VALUES else ""
+        between = "; " if any(isinstance(each, str) for each in value) else ", "
+        return between.join(value_text(each) for each in value[:MOST_VALUES]) + more
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in words: seconds with one decimal, or minutes and seconds."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def anchors(names: Iterable[str]) -> Iterator[str]:
+    """Yield an id for each name, safe in a link, a number making repeated ones different."""
+    used: Counter[str] = Counter()
+    for name in names:
+        slug = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-")
+        used[slug] += 1
+        yield slug if used[slug] == 1 else f"{slug}--{used[slug]}"
+
+
+def linked(text: str) -> tuple[Piece, ...]:
+    """Split a text at its web addresses; nothing but http and https becomes a link."""
+    pieces: list[Piece] = []
+    end = 0
+    for match in LINK.finditer(text):
+        pieces += [Piece(text[end : match.start()]), Piece(_short(match[0]), match[0])]
+        end = match.end()
+    return tuple(piece for piece in [*pieces, Piece(text[end:])] if piece.text)
+
+
+def _short(address: str) -> str:
+    """Return an address as people cite it: owner/project#number, or without its scheme."""
+    found = re.fullmatch(r"https?://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)", address)
+    return f"{found[1]}#{found[2]}" if found else address.split("://", 1)[1]
