@@ -104,6 +104,19 @@ def pytest_configure_node(node: "WorkerController") -> None:
     node.workerinput["paritybit_seed"] = node.config.stash[SEED]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Send all tests of a clean trial to one worker, since they share its survey."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByTrial(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            trial = re.search(r"test_clean\.py::\w+\[(.*page\d+)", nodeid)
+            return trial.group(1) if trial else nodeid
+
+    return ByTrial(config, log)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Say which device the worlds live on, and what would draw the same schedules again."""
     bug = config.getoption("--bug")
@@ -138,6 +151,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if item.get_closest_marker("clean")]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run `clean_trial` over the trials that the options leave."""
+    if "clean_trial" not in metafunc.fixturenames:
+        return
+    from properties.trials import clean_trials, name
+
+    config = metafunc.config
+    options = [config.getoption(f"--{option}") for option in ("runner", "preset", "bug")]
+    trials = clean_trials(config.stash[DEVICE], *options)
+    metafunc.parametrize("clean_trial", trials, ids=[name(each) for each in trials])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

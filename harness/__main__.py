@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jinja2 import TemplateError
 from rich.console import Console
 
 from harness import record as run_record
@@ -54,11 +55,16 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def count(text: str) -> int:
-    """Return a whole number of at least 1, or raise ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+def count(text: str, least: int = 1) -> int:
+    """Return a whole number of at least `least`, or raise ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
+
+
+def count_or_none(text: str) -> int:
+    """Return a whole number of at least 0, or raise ArgumentTypeError."""
+    return count(text, least=0)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,8 +96,8 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--page", type=Path, help="Where to (index.html beside the record)")
     steady = command("soak", run_soak, "Count false alarms over many clean steps, and bugs by seed")
     steady.add_argument("--steps", type=count, default=20_000, help="Clean steps (20000)")
-    steady.add_argument("--seeds", type=int, default=20, help="Hunter seeds per bug (20)")
-    steady.add_argument("--first-seed", type=int, default=0, help="First clean seed (0)")
+    steady.add_argument("--seeds", type=count_or_none, default=20, help="Hunter seeds per bug (20)")
+    steady.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
     steady.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     measure = command("bench", run_bench, "Measure differential steps per second")
     measure.add_argument("--record", type=Path, help="Where the figures go, as JSON")
@@ -114,7 +120,7 @@ def run_regress(options: argparse.Namespace) -> int:
         bugs=options.bug or tuple(BUGS),
         seed=options.seed,
         examples=options.examples,
-        command=shlex.join(["paritybit", *sys.argv[1:]]),
+        command=shlex.join(["paritybit", *map(shown, options.typed)]),
     )
     folder = new_folder(options.out)
     console, run, tasks = Console(), Run(settings), plan(settings)
@@ -135,7 +141,7 @@ def run_regress(options: argparse.Namespace) -> int:
 
 def finish(console: Console, run: Run, folder: Path) -> int:
     """Write cases, record and page of a run, show them, and return the exit code."""
-    data = record(run, folder / "cases", f"{folder.parent / 'latest' / 'cases'}")
+    data = record(run, folder / "cases", shown(str(folder.parent / "latest" / "cases"), keep=3))
     run_record.write(data, folder / "run.json")
     write_page(run_record.load(folder / "run.json"), folder / "index.html")
     swap_link(folder)
@@ -143,6 +149,21 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     console.print(f"[bold]{data['verdict']}[/]: {data['told']}")
     console.print(f"{data['seconds']:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data["verdict"]]
+
+
+def shown(word: str, keep: int = 1) -> str:
+    """Return a word of a command line as a record may hold it: with no absolute path.
+
+    A path below the current folder becomes relative to it; of any other, the last
+    `keep` parts stay.
+    """
+    if word.startswith("--") and "=" in word:
+        option, _, value = word.partition("=")
+        return f"{option}={shown(value, keep)}"
+    path, here = Path(word), Path.cwd()
+    if not path.is_absolute():
+        return word
+    return str(path.relative_to(here) if path.is_relative_to(here) else Path(*path.parts[-keep:]))
 
 
 def new_folder(out: Path) -> Path:
@@ -219,6 +240,9 @@ def run_report(options: argparse.Namespace) -> int:
         write_page(data, page)
     except OSError as error:
         raise ValueError(f"page {page} cannot be written: {error.strerror}") from error
+    except (LookupError, TypeError, AttributeError, ValueError, TemplateError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{options.record.name} is not a whole run record: {what}") from error
     print(page)
     return OK
 
@@ -226,6 +250,7 @@ def run_report(options: argparse.Namespace) -> int:
 def run_soak(options: argparse.Namespace) -> int:
     """Play many clean steps and many seeds of every bug; write the figures."""
     device = resolve_device(options.device or "auto")
+    run_record.require_writable(options.record)
     figures = soak(device, options.steps, options.seeds, options.first_seed)
     run_record.write_evidence("soak", device, figures, options.record)
     print(figures["told"])
@@ -235,6 +260,8 @@ def run_soak(options: argparse.Namespace) -> int:
 def run_bench(options: argparse.Namespace) -> int:
     """Measure and print; write the figures where asked to."""
     device = resolve_device(options.device or "auto")
+    if options.record is not None:
+        run_record.require_writable(options.record)
     figures = bench(device)
     for row in figures["lockstep"]:
         print(f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s")
@@ -247,11 +274,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; errors are told in one sentence."""
     try:
         options = parser().parse_args(arguments)
+        options.typed = sys.argv[1:] if arguments is None else arguments
         code: int = options.run(options)
     except CannotRunError as error:
         print(f"paritybit: {error}", file=sys.stderr)
         return CANNOT_RUN
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"paritybit: {error}", file=sys.stderr)
         return MALFORMED
     except KeyboardInterrupt:

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.schedule import Schedule, from_json, to_json
-from harness.trial import Trial, trial_from_json
+from harness.trial import Trial, known, trial_from_json
+from harness.violation import PROPERTIES
 
 FORMAT = "paritybit-case"
 VERSION = 1
 KEYS = frozenset({"format", "version", "trial", "schedule", "sought", "seed", "violations"})
+MOST_SLOTS = 2**16
+MOST_ROWS = 2**10
+"""What a case may ask for, so that a wrong digit does not take all memory of the machine."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,13 @@ def load_json(path: Path, file_format: str, version: int) -> dict[str, Any]:
         data = json.loads(path.read_text())
     except OSError as error:
         raise ValueError(f"{path.name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not whole JSON text: {error}") from error
     if not isinstance(data, dict) or data.get("format") != file_format:
         raise ValueError(f"{path.name} is not a {file_format} file")
-    if data.get("version") != version:
-        raise ValueError(
-            f"{path.name} has version {data.get('version')!r}; this build reads {version}"
-        )
+    found = data.get("version")
+    if type(found) is not int or found != version:
+        raise ValueError(f"{path.name} has version {found!r}; this build reads {version}")
     return data
 
 
@@ -78,10 +81,23 @@ def load_case(path: Path) -> Case:
     data = load_json(path, FORMAT, VERSION)
     if data.keys() != KEYS:
         raise ValueError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
-    return Case(
-        trial=trial_from_json(data["trial"]),
-        schedule=from_json(data["schedule"]),
-        sought=data["sought"],
-        seed=data["seed"],
-        violations=tuple(data["violations"]),
-    )
+    sought, seed, violations = data["sought"], data["seed"], data["violations"]
+    if type(seed) is not int:
+        raise ValueError(f"{path.name}: the seed of a case cannot be {seed!r}")
+    if not isinstance(violations, list) or not all(isinstance(each, dict) for each in violations):
+        raise ValueError(f"{path.name}: the violations of a case are a list of objects")
+    if not isinstance(sought, str | None):
+        raise ValueError(f"{path.name}: the property sought cannot be {sought!r}")
+    if sought is not None:
+        known("property", sought, PROPERTIES)
+    trial = trial_from_json(data["trial"])
+    check_sizes(trial)
+    return Case(trial, from_json(data["schedule"]), sought, seed, tuple(violations))
+
+
+def check_sizes(trial: Trial) -> None:
+    """Raise ValueError unless a trial's sizes can be built at all."""
+    if max(trial.full_slots, trial.swa_slots) > MOST_SLOTS:
+        raise ValueError(f"a case's pools have at most {MOST_SLOTS} slots")
+    if not all(1 <= rows <= MOST_ROWS for rows in (*trial.buckets, max(trial.rows, 1))):
+        raise ValueError(f"a case's rows and buckets are at most {MOST_ROWS}, its buckets at least 1")

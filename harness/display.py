@@ -1,14 +1,17 @@
 """What a person sees on the terminal: progress while a run goes on, and the matrix at its end."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
+from string import ascii_uppercase
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from harness.tasks import GOOD, Result, Status
+from harness.tasks import GOOD, Result
 
 
 class Advance(Protocol):
@@ -42,52 +45,69 @@ def progress(console: Console, total: int) -> Iterator[Advance]:
 def matrix(record: Mapping[str, Any]) -> Table:
     """Return the bug × property matrix of a run record.
 
-    A cell holds ● where the property that must see the bug saw it, ○ where another
-    saw it too, ✗ where it should have been seen and was not.
+    Columns are lettered as the properties are listed below it; a row holds generated schedules and
+    traffic together, and its schedules are those drawn until the first catch of each.
     """
-    table = Table(title="bug × property on each shrunk schedule", caption=LEGEND)
-    table.add_column("bug")
-    table.add_column("schedules", justify="right")
-    for name in record["properties"]:
-        table.add_column(name.replace("_", "\n", 1), justify="center")
-    table.add_column("verdict")
-    for row in record["bugs"]:
-        cells = [_cell(row, name) for name in record["properties"]]
-        name = row["bug"] if row["source"] == "generated" else f"{row['bug']} (traffic)"
-        style = "green" if Status(row["status"]) in GOOD else "bold red"
+    names = list(record["properties"])
+    table = _table("bug × property, on each shrunk schedule")
+    table.add_column("bug", overflow="fold", min_width=43)
+    for letter in LETTERS[: len(names)]:
+        table.add_column(letter, justify="center", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for rows in _by(record["bugs"], "bug"):
         table.add_row(
-            name,
-            str(row["schedules_to_detection"] or row["schedules"]),
-            *cells,
-            f"[{style}]{row['status']}[/]",
+            rows[0]["bug"],
+            *(_cell(rows, name) for name in names),
+            "/".join(str(row["schedules"]) for row in rows),
+            _verdict([row["status"] for row in rows]),
         )
+    lettered = [f"{letter} {name}" for letter, name in zip(LETTERS, names, strict=False)]
+    table.caption = f"{', '.join(lettered)}\n{LEGEND}"
     return table
 
 
-LEGEND = "● must see it and does   ○ sees it too   ✗ must see it and does not"
+def _table(title: str) -> Table:
+    return Table(title=title, title_style="bold", box=None, padding=(0, 1, 0, 0), pad_edge=False)
 
 
-def _cell(row: Mapping[str, Any], name: str) -> str:
-    if name in row["seen"]:
-        return "●" if name == row["caught_by"] else "○"
-    return "✗" if name == row["caught_by"] else ""
+LETTERS = ascii_uppercase
+LEGEND = (
+    "● must see it and does, ○ sees it too, ✗ must see it and does not;"
+    " n: schedules drawn, generated/traffic"
+)
+
+
+def _by(rows: Iterable[Mapping[str, Any]], key: str) -> list[list[Mapping[str, Any]]]:
+    return [list(group) for _, group in groupby(rows, key=itemgetter(key))]
+
+
+def _cell(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    if name == rows[0]["caught_by"]:
+        return "●" if all(name in row["seen"] for row in rows) else "✗"
+    return "○" if any(name in row["seen"] for row in rows) else ""
+
+
+def _verdict(statuses: Sequence[str]) -> str:
+    """Return the first status that is not as it should be, or the one they share."""
+    bad = [status for status in statuses if status not in GOOD]
+    return f"[bold red]{bad[0]}[/]" if bad else f"[green]{statuses[0]}[/]"
 
 
 def clean_table(record: Mapping[str, Any]) -> Table:
-    """Return the clean trials of a run record."""
-    table = Table(title="clean baseline, all properties")
-    for name in ("preset", "era", "page", "dtype", "source"):
-        table.add_column(name)
-    for name in ("schedules", "steps", "replays", "padded"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    for row in record["clean"]:
-        trial = row["trial"]
-        style = "green" if Status(row["status"]) in GOOD else "bold red"
+    """Return the clean trials of a run record, generated schedules and traffic together."""
+    table = _table("clean baseline, every property, generated schedules and traffic")
+    for name in ("preset", "era", "page", "dtype"):
+        table.add_column(name, no_wrap=True)
+    counts = ("schedules", "steps", "replays", "padded_replays")
+    for name in counts:
+        table.add_column(name.replace("_replays", ""), justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for rows in _by(record["clean"], "trial"):
+        trial = rows[0]["trial"]
         table.add_row(
             *(trial["preset"], trial["era"], str(trial["page_size"]), trial["dtype"]),
-            row["source"],
-            *(str(row[key]) for key in ("schedules", "steps", "replays", "padded_replays")),
-            f"[{style}]{row['status']}[/]",
+            *(str(sum(row[key] for row in rows)) for key in counts),
+            _verdict([row["status"] for row in rows]),
         )
     return table

@@ -22,6 +22,7 @@ OnPlayed = Callable[[Outcome], None]
 class Catch:
     """What a hunt did. `schedules` counts those drawn before the first catch, or all of them.
 
+    `violated` counts, by property, the drawn schedules that violated it.
     `schedule` is the shrunk counterexample, if one was found. The counts of steps and
     replays are of the drawn schedules; shrinking does not add to them.
     """
@@ -31,7 +32,7 @@ class Catch:
     replays: int = 0
     padded_replays: int = 0
     events: Counter[str] = field(default_factory=Counter)
-    other: Counter[str] = field(default_factory=Counter)
+    violated: Counter[str] = field(default_factory=Counter)
     schedule: Schedule | None = None
 
     def add(self, outcome: Outcome) -> None:
@@ -41,6 +42,7 @@ class Catch:
         self.replays += outcome.replays
         self.padded_replays += outcome.padded_replays
         self.events.update(outcome.events)
+        self.violated.update(outcome.violated)
 
 
 class _CaughtError(Exception):
@@ -58,12 +60,44 @@ def hunt(
 ) -> Catch:
     """Draw up to `examples` schedules until one violates `sought` (None: anything), and shrink it.
 
-    Violations of other properties are counted in `Catch.other` and not hunted.
+    Violations of other properties are counted and not hunted.
     """
     catch = Catch()
 
     def caught(outcome: Outcome) -> bool:
         return sought in outcome.violated if sought else bool(outcome.violations)
+
+    def search(schedule: Schedule) -> None:
+        outcome = lockstep.play(schedule)
+        if catch.schedule is None:
+            catch.add(outcome)
+            on_played(outcome)
+        if caught(outcome):
+            catch.schedule = schedule
+            raise _CaughtError
+
+    with suppress(_CaughtError):
+        draw(lockstep, search, seed_value, examples, shrink=shrink)
+    return catch
+
+
+def survey(lockstep: Lockstep, seed_value: int, examples: int) -> Catch:
+    """Draw `examples` schedules and play each, whatever it violates."""
+    catch = Catch()
+    draw(lockstep, lambda s: catch.add(lockstep.play(s)), seed_value, examples, shrink=False)
+    return catch
+
+
+def draw(
+    lockstep: Lockstep,
+    use: Callable[[Schedule], None],
+    seed_value: int,
+    examples: int,
+    *,
+    shrink: bool,
+) -> None:
+    """Hand `examples` generated schedules to `use`; one that raises is shrunk and raised again."""
+    drawn = schedules(lockstep.arms.config, max(lockstep.trial.buckets))
 
     @seed(seed_value)
     @settings(
@@ -76,20 +110,11 @@ def hunt(
         report_multiple_bugs=False,
         print_blob=False,
     )
-    @given(schedules(lockstep.arms.config, max(lockstep.trial.buckets)))
-    def search(schedule: Schedule) -> None:
-        outcome = lockstep.play(schedule)
-        if catch.schedule is None:
-            catch.add(outcome)
-            on_played(outcome)
-            catch.other.update(outcome.violated - {sought})
-        if caught(outcome):
-            catch.schedule = schedule
-            raise _CaughtError
+    @given(drawn)
+    def run(schedule: Schedule) -> None:
+        use(schedule)
 
-    with suppress(_CaughtError):
-        search()
-    return catch
+    run()
 
 
 def sweep(
@@ -110,7 +135,6 @@ def sweep(
         if catch.schedule is None:
             catch.add(outcome)
             on_played(outcome)
-            catch.other.update(outcome.violated - {sought})
         return sought in outcome.violated if sought else bool(outcome.violations)
 
     for schedule in candidates:

@@ -1,8 +1,8 @@
 """Lockstep: every step twice, once eagerly and once through the graph, then the checks.
 
-Play stops after the first step that violates a property of bytes: from there on the
-worlds differ, and nothing more is credited. What leaves both worlds equal is told
-once, and play goes on.
+Play stops after the first step in which the worlds part: from there on they differ,
+and nothing more is credited. What leaves both worlds equal is told once, and play
+goes on.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from harness.probes import Probes
 from harness.schedule import Schedule, Step
 from harness.trace import Before, Probed, Trace
 from harness.trial import Trial
-from harness.violation import STANDING_PROPERTIES, STEP_PROPERTIES, Violation
+from harness.violation import PARTING_PROPERTIES, STEP_PROPERTIES, Violation
 from reference.batch import Mode
 
 
@@ -99,7 +99,7 @@ class Lockstep:
                 told.update(each.property for each in new)
                 observer(place, step, trace, frozenset(each.property for each in new))
                 self._sample(trace, logits, latest)
-                if not told <= STANDING_PROPERTIES:
+                if told & PARTING_PROPERTIES:
                     break
             outcome.violations = (
                 *found,

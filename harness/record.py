@@ -96,6 +96,18 @@ def write_evidence(kind: str, device: str, figures: dict[str, Any], path: Path) 
         raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
 
 
+def require_writable(path: Path) -> None:
+    """Make the folder of a file to come. Raises ValueError where the file could not be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        path.open("a").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
+
+
 def load(path: Path) -> dict[str, Any]:
     """Return the run record of a file. Raises ValueError, in one sentence, for any other file."""
     return load_json(path, FORMAT, VERSION)

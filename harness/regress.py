@@ -62,7 +62,7 @@ def plan(settings: Settings) -> list[Task]:
     run on the first preset asked for.
     """
     shapes = ((4, "float32"), (1, "bfloat16"), (1, "float32"))
-    tasks = []
+    tasks: list[Task] = []
     for shift, preset in enumerate(settings.presets):
         for place, era in enumerate(Era):
             page_size, dtype = shapes[(place + shift) % len(shapes)]

@@ -82,9 +82,13 @@ class Idle(Step):
     name = "idle"
 
 
+REPEAT_LIMIT = 256
+"""Most times that one Repeat plays a step: more than any context or pool lasts, and soon over."""
+
+
 @dataclass(frozen=True)
 class Repeat(Step):
-    """Play the last step that was not a Repeat `count` more times."""
+    """Play the last step that was not a Repeat `count` more times, at most REPEAT_LIMIT."""
 
     name = "repeat"
     count: int
@@ -111,7 +115,7 @@ class Schedule:
                 last = step
                 yield place, step
             elif last is not None:
-                for _ in range(step.count):
+                for _ in range(min(step.count, REPEAT_LIMIT)):
                     yield place, last
 
 
@@ -136,7 +140,8 @@ def is_count(value: Any) -> bool:
 
 
 def _step(data: Any) -> Step:
-    kind = STEPS.get(data.get("step", "")) if isinstance(data, dict) else None
+    name = data.get("step") if isinstance(data, dict) else None
+    kind = STEPS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(f"a step is one of {', '.join(STEPS)}, not {data!r}")
     values = {key: value for key, value in data.items() if key != "step"}

@@ -131,4 +131,4 @@ def judge_task(task: Task, catch: Catch, finding: Finding | None) -> Status:
         return Status.VACUOUS
     if bug is None or bug.caught_by is None:
         return Status.GREEN if bug is None else Status.MASKED
-    return Status.WRONG_PROPERTY if catch.other else Status.MISSED
+    return Status.WRONG_PROPERTY if catch.violated else Status.MISSED

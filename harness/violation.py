@@ -34,8 +34,11 @@ STEP_PROPERTIES = frozenset(
 """The properties cheap enough to be checked at every step of every schedule."""
 
 
-STANDING_PROPERTIES = frozenset({"index_contract", "captured_path", "log_hygiene"})
-"""Properties of the subject's build, not of bytes: violated, they leave both worlds equal."""
+PARTING_PROPERTIES = frozenset({"logits_parity", "kv_parity", "write_frame"})
+"""The properties of the worlds' own bytes: once one is violated the worlds have parted.
+
+Any other speaks of the build or of a further run, and leaves both worlds equal.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,107 @@
+"""What a clean build must pass: every property, over generated schedules and real traffic.
+
+A trial is surveyed once per worker; each property then has a verdict, and a case
+file, of its own. With `--bug` the same suite runs on the broken subject.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from harness.case import Case, write_case
+from harness.hunt import Catch, hunt, survey, sweep
+from harness.lockstep import Lockstep
+from harness.timeline import observe
+from harness.traffic import traffic_schedules
+from harness.trial import Trial
+from harness.violation import PROPERTIES, STEP_PROPERTIES
+from properties.trials import name
+
+pytestmark = pytest.mark.clean
+
+TRAFFIC_PIECES = 2
+TRAFFIC_SEEDS = 97
+
+
+@dataclass
+class Survey:
+    """What the schedules of one trial gave, with every property on."""
+
+    lockstep: Lockstep
+    generated: Catch
+    traffic: Catch
+
+    @property
+    def violated(self) -> Counter[str]:
+        """How many schedules violated each property."""
+        return self.generated.violated + self.traffic.violated
+
+
+SURVEYS: dict[Trial, Survey] = {}
+
+
+def surveyed(trial: Trial, seed: int) -> Survey:
+    """Return the survey of a trial, made on first use."""
+    if trial not in SURVEYS:
+        lockstep = Lockstep(trial, frozenset(PROPERTIES))
+        pieces = traffic_schedules(
+            lockstep.arms.config, max(trial.buckets), TRAFFIC_PIECES, seed % TRAFFIC_SEEDS
+        )
+        generated = survey(lockstep, seed, settings().max_examples)
+        traffic = Catch()
+        for piece in pieces:
+            traffic.add(lockstep.play(piece))
+        SURVEYS[trial] = Survey(lockstep, generated, traffic)
+    return SURVEYS[trial]
+
+
+@pytest.mark.parametrize("property_id", PROPERTIES)
+def test_a_clean_subject_keeps(
+    property_id: str, clean_trial: Trial, hunter_seed: int, artifacts: Path
+) -> None:
+    survey_of = surveyed(clean_trial, hunter_seed)
+    if not survey_of.violated[property_id]:
+        return
+    pytest.fail(failure(survey_of, property_id, hunter_seed, artifacts))
+
+
+def test_a_survey_is_not_vacuous(clean_trial: Trial, hunter_seed: int) -> None:
+    """Both sources replayed graphs, and graphs with padded rows."""
+    survey_of = surveyed(clean_trial, hunter_seed)
+    for source in (survey_of.generated, survey_of.traffic):
+        assert source.replays > 0
+        assert source.padded_replays > 0
+
+
+def test_every_bucket_was_replayed(clean_trial: Trial, hunter_seed: int) -> None:
+    events = surveyed(clean_trial, hunter_seed).generated.events
+    assert all(events[f"bucket {bucket}"] for bucket in clean_trial.buckets)
+
+
+def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> str:
+    """Shrink a schedule that violates a property, write its case, and tell of it."""
+    lockstep, trial = survey_of.lockstep, survey_of.lockstep.trial
+    lockstep.watch(STEP_PROPERTIES | {property_id})
+    catch = hunt(lockstep, property_id, seed, settings().max_examples)
+    if catch.schedule is None:
+        pieces = traffic_schedules(
+            lockstep.arms.config, max(trial.buckets), TRAFFIC_PIECES, seed % TRAFFIC_SEEDS
+        )
+        catch = sweep(lockstep, pieces, property_id)
+    if catch.schedule is None:
+        lockstep.watch(PROPERTIES)
+        return f"{property_id} was violated in the survey, but not when hunted: is it flaky?"
+    lockstep.watch(PROPERTIES)
+    outcome, _ = observe(lockstep, catch.schedule)
+    violations = tuple(each.to_json() for each in outcome.violations)
+    path = artifacts / f"{property_id}-{name(trial)}.json"
+    write_case(Case(trial, catch.schedule, property_id, seed, violations), path)
+    told = next(each for each in outcome.violations if each.property == property_id)
+    return (
+        f"{property_id}: step {told.step} of {len(catch.schedule.steps)}: {told.told}\n"
+        f"case: {path.name}, to be found in reports/out/pytest/cases;"
+        f" replay with: paritybit replay reports/out/pytest/cases/{path.name}"
+    )

@@ -1,0 +1,339 @@
+"""What a graph holds, and what it does not: the semantics every other property stands on.
+
+Tests of a graph run on the device's own kind: a CUDA graph on CUDA, a tape on a CPU. A tape
+runs its function while it records it and a CUDA graph does not, so static tensors get
+their values after the capture.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.arms import Arms
+from harness.bits import bits
+from harness.schedule import Admit, Decode
+from harness.trial import DTYPES, Trial
+from reference.config import PRESETS
+from reference.ops import Ops
+from reference.torch_ops import TorchOps
+from subjects.behaviour import Era
+from subjects.decode import DecodeRunner
+from subjects.graphs import CudaGraph, Graph, TapeGraph, UncapturableError
+
+Function = Callable[[], Tensor]
+
+
+@pytest.fixture(params=[False, True], ids=["outside", "inference"], autouse=True)
+def inference(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run each test outside inference mode, and inside, where composite ops stay whole."""
+    with torch.inference_mode(request.param):
+        yield
+
+
+def capture(function: Function, ops: Ops, device: str) -> Graph:
+    """Return the graph of `function`, run once before."""
+    function()
+    if device == "cpu":
+        return TapeGraph(function, ops)
+    torch.cuda.synchronize()
+    return CudaGraph(function, ops, torch.cuda.graph_pool_handle())
+
+
+def ops_of(device: str) -> Ops:
+    """Return the op set of a device."""
+    return Trial(device=device).ops()
+
+
+def counting(device: str) -> Tensor:
+    """Return 0.0 .. 5.0 in two rows."""
+    return torch.arange(6.0, device=device).view(2, 3)
+
+
+def test_a_python_branch_taken_at_capture_stays_taken(device: str) -> None:
+    static, doubles = counting(device), True
+
+    def function() -> Tensor:
+        return static * 2 if doubles else static - 100
+
+    graph = capture(function, ops_of(device), device)
+    doubles = False
+    static.fill_(3)
+    graph.replay()
+    assert graph.output.tolist() == [[6.0] * 3] * 2
+
+
+def test_a_host_scalar_is_baked_in(device: str) -> None:
+    static, factor = counting(device), 2.0
+
+    def function() -> Tensor:
+        return static * factor
+
+    graph = capture(function, ops_of(device), device)
+    factor = 5.0
+    static.fill_(3)
+    graph.replay()
+    assert graph.output.tolist() == [[6.0] * 3] * 2
+
+
+def test_a_tensor_bound_anew_is_not_seen_and_one_copied_into_is(device: str) -> None:
+    captured = static = counting(device)
+
+    def function() -> Tensor:
+        return static + 1
+
+    graph = capture(function, ops_of(device), device)
+    captured.fill_(10)
+    static = torch.full_like(captured, 50)
+    graph.replay()
+    assert graph.output.tolist() == [[11.0] * 3] * 2
+    captured.copy_(static)
+    graph.replay()
+    assert graph.output.tolist() == [[51.0] * 3] * 2
+
+
+def test_a_view_made_inside_the_function_is_an_alias(device: str) -> None:
+    """A write through the view is replayed into the tensor that it is a view of."""
+    static = counting(device)
+
+    def function() -> Tensor:
+        static[1:].add_(10)
+        return static * 1
+
+    graph = capture(function, ops_of(device), device)
+    static.zero_()
+    graph.replay()
+    assert graph.output.tolist() == [[0.0] * 3, [10.0] * 3]
+    assert static.tolist() == graph.output.tolist()
+
+
+def test_a_view_made_before_the_capture_is_an_alias(device: str) -> None:
+    static = counting(device)
+    row = static[1]
+
+    def function() -> Tensor:
+        return row * 2
+
+    graph = capture(function, ops_of(device), device)
+    static.fill_(4)
+    graph.replay()
+    assert graph.output.tolist() == [8.0] * 3
+
+
+def test_a_view_of_a_result_follows_the_result(device: str) -> None:
+    static = counting(device)
+
+    def function() -> Tensor:
+        return (static * 2).T[1:]
+
+    graph = capture(function, ops_of(device), device)
+    static.copy_(counting(device) + 1)
+    graph.replay()
+    assert graph.output.tolist() == [[4.0, 10.0], [6.0, 12.0]]
+
+
+def test_in_place_ops_are_done_again_at_each_replay(device: str) -> None:
+    static = counting(device)
+
+    def function() -> Tensor:
+        static.mul_(2).add_(1)
+        return static * 1
+
+    graph = capture(function, ops_of(device), device)
+    static.zero_()
+    for expected in (1.0, 3.0, 7.0):
+        graph.replay()
+        assert graph.output.tolist() == [[expected] * 3] * 2
+
+
+def test_index_put_writes_where_its_static_indices_point_now(device: str) -> None:
+    cache = torch.zeros(5, device=device)
+    loc = torch.tensor([0, 1], device=device)
+    values = torch.ones(2, device=device)
+
+    def function() -> Tensor:
+        cache.index_put_((loc,), values)
+        cache[loc + 2] = values * 10
+        return cache * 1
+
+    graph = capture(function, ops_of(device), device)
+    cache.zero_()
+    loc.copy_(torch.tensor([2, 0]))
+    values.copy_(torch.tensor([3.0, 4.0]))
+    graph.replay()
+    assert graph.output.tolist() == [4.0, 0.0, 40.0, 0.0, 30.0]
+
+
+def test_the_output_stays_at_its_address(device: str) -> None:
+    static = counting(device)
+    graph = capture(lambda: static.T.reshape(6) + 1, ops_of(device), device)
+    output, address = graph.output, graph.output.data_ptr()
+    for value in range(3):
+        static.fill_(value)
+        graph.replay()
+        assert graph.output is output
+        assert (output.data_ptr(), output.tolist()) == (address, [value + 1.0] * 6)
+
+
+def test_the_captured_list_names_the_ops_of_the_interface_in_order(device: str) -> None:
+    """The list is of one run, without the warm-up's ops, and none is kept afterwards."""
+    ops = ops_of(device)
+    hidden, norm = torch.ones(2, 32, device=device), torch.ones(32, device=device)
+    limit = torch.ones(1, dtype=torch.int32, device=device)
+
+    def function() -> Tensor:
+        ops.record("a note")
+        rows = ops.norm_linear(hidden, norm, torch.ones(64, 32, device=device))
+        return ops.limit_rows(rows, limit)
+
+    graph = capture(function, ops, device)
+    assert graph.operations == ["a note", "norm_linear", "limit_rows"]
+    assert ops.log is None
+    graph.replay()
+    assert graph.operations == ["a note", "norm_linear", "limit_rows"]
+
+
+RESHAPED: dict[str, Callable[[Tensor], Tensor]] = {
+    "to its own dtype": lambda static: static.to(static.dtype),
+    "to another dtype": lambda static: static.to(torch.float64),
+    "to an integer": lambda static: static.to(torch.int32),
+    "float": lambda static: static.float(),
+    "chunk": lambda static: static.chunk(2, -1)[1],
+    "chunks of a result": lambda static: torch.cat((static + 1).chunk(3, -1)[::-1], -1),
+    "split": lambda static: static.split([1, 2], -1)[1],
+    "unbind": lambda static: static.unbind(0)[1],
+    "T": lambda static: static.T,
+    "reshaped as a view": lambda static: static.reshape(6),
+    "reshaped as a copy": lambda static: static.T.reshape(6),
+    "contiguous": lambda static: static.T.contiguous(),
+    "flatten": lambda static: static.T.flatten(),
+    "expand": lambda static: static[:, None].expand(2, 4, 3),
+    "where with a scalar": lambda static: torch.where(static > 2, static, 0.0),
+    "stack": lambda static: torch.stack([static, static + 1]),
+    "list of indices": lambda static: static[static[:, 0].long().clamp(max=1)],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", RESHAPED)
+def test_what_may_be_a_view_or_a_copy_is_replayed_as_what_it_is(
+    name: str, dtype: str, device: str
+) -> None:
+    """The schema cannot tell: `to` is a copy or its argument, a composite op either."""
+    reshape = RESHAPED[name]
+    static = counting(device).to(DTYPES[dtype])
+    graph = capture(lambda: reshape(static) * 2, ops_of(device), device)
+    for shift in (3, -2):
+        wanted = counting(device).to(DTYPES[dtype]) + shift
+        static.copy_(wanted)
+        graph.replay()
+        assert torch.equal(graph.output, reshape(wanted) * 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [name for name in RESHAPED if name != "expand"])
+def test_an_in_place_write_to_a_view_or_a_copy_ends_where_it_did(
+    name: str, dtype: str, device: str
+) -> None:
+    """A write through a view reaches the static tensor at replay, a write to a copy does not.
+
+    Torch refuses a write to what is expanded over itself.
+    """
+    reshape = RESHAPED[name]
+
+    def function(static: Tensor) -> Tensor:
+        written = reshape(static)
+        written.add_(1)
+        return torch.cat([written.double().flatten(), static.double().flatten()])
+
+    static = counting(device).to(DTYPES[dtype])
+    graph = capture(lambda: function(static), ops_of(device), device)
+    static.copy_(counting(device) * 2)
+    graph.replay()
+    assert torch.equal(graph.output, function((counting(device) * 2).to(DTYPES[dtype])))
+
+
+UNCAPTURABLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "item": lambda static: static * static.sum().item(),
+    "float": lambda static: static * float(static.sum()),
+    "a branch on a value": lambda static: static if static.sum() > 0 else -static,
+    "a slice up to a value": lambda static: static[: static[0, 1].long()],
+    "equal": lambda static: static if torch.equal(static, static) else -static,
+    "nonzero": lambda static: static.nonzero(),
+    "where without choices": lambda static: torch.where(static > 2)[0],
+    "argwhere": torch.argwhere,
+    "read by mask": lambda static: static[static > 2],
+    "select by mask": lambda static: static.masked_select(static > 2),
+    "write by mask": lambda static: static.index_put((static > 2,), static[1]),
+    "write by mask in place": lambda static: static.index_put_((static > 2,), static[1].clone()),
+    "a tensor of host data": lambda static: static + torch.tensor([1.0, 2.0, 3.0]),
+    "an index of host data": lambda static: static[[1, 0]],
+    "rand": lambda static: static + torch.rand(3),
+    "randint": lambda static: static + torch.randint(5, (3,)),
+    "randn_like": lambda static: static + torch.randn_like(static),
+    "normal_": lambda static: static.normal_(),
+    "multinomial": lambda static: torch.multinomial(static + 1, 1),
+    "dropout": torch.nn.functional.dropout,
+    "sort": lambda static: static.sort().values,
+    "topk": lambda static: static.topk(2).values,
+    "max of rows": lambda static: static.max(-1).values,
+}
+
+
+@pytest.mark.parametrize("name", UNCAPTURABLE)
+def test_the_tape_refuses_what_a_graph_cannot_hold(name: str) -> None:
+    """Read back values, shapes and branches that follow values, host data, random draws, pairs."""
+    ops, static = TorchOps(), counting("cpu")
+    with pytest.raises(UncapturableError):
+        TapeGraph(lambda: UNCAPTURABLE[name](static), ops)
+    assert ops.log is None
+
+
+def test_a_tape_keeps_every_address_it_writes() -> None:
+    static = counting("cpu")
+    graph = TapeGraph(lambda: (static * 2).T.reshape(6) + 1, TorchOps())
+    addresses = graph.addresses()
+    static.fill_(7)
+    graph.replay()
+    assert len(addresses) == 3
+    assert graph.addresses() == addresses
+    assert graph.output.data_ptr() == addresses[-1]
+
+
+def captured_function(runner: DecodeRunner, bs: int) -> Tensor:
+    """Run what bucket `bs` captured, eagerly, on the static inputs as they are."""
+    if runner.behaviour.era is Era.PRESET:
+        runner.pool.set_swa_loc(runner.inputs.view("out_cache_loc_swa", bs, bs))
+    runner.pool.invalidate_loc_cache()
+    return runner._forward(bs)
+
+
+@pytest.mark.parametrize("era", Era)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_replayed_decode_forward_has_the_bits_of_its_function_run_eagerly(
+    preset: str, dtype: str, era: Era, device: str
+) -> None:
+    """Static output and all KV, on full and padded buckets, past the window."""
+    with torch.inference_mode():
+        arms = Arms(Trial(preset=preset, dtype=dtype, device=device, era=era, buckets=(2, 4)))
+        runner, storage = arms.subject.runner, arms.graph_pool.storage
+        compared = 0
+        for step in (
+            *(Admit(prompt, chunk=prompt) for prompt in (5, arms.config.window + 3, 1)),
+            *(Decode(picks) for picks in ((0, 1, 2), (1,), (0, 2), (2, 1, 0))),
+        ):
+            work = arms.graph.plan(step)
+            assert work is not None and work.batch is not None
+            before = storage.clone()
+            forward = arms.subject.forward(work.batch)
+            if forward.replay is not None:
+                output, written = forward.replay.output.clone(), storage.clone()
+                storage.copy_(before)
+                eager = captured_function(runner, forward.replay.bs)
+                assert torch.equal(bits(eager), bits(output))
+                assert torch.equal(bits(storage), bits(written))
+                compared += 1
+            arms.graph.sample(work.batch, forward.logits)
+        assert compared == 4
