@@ -69,6 +69,7 @@ def chosen_device(config: pytest.Config) -> str:
     return asked
 
 
+@pytest.hookimpl(trylast=True)  # after Hypothesis has loaded the profile asked for
 def pytest_configure(config: pytest.Config) -> None:
     """Choose profile, device and seed; pin a worker to its GPU before torch is imported."""
     if not config.getoption("--hypothesis-profile", None):

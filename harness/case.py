@@ -100,4 +100,6 @@ def check_sizes(trial: Trial) -> None:
     if max(trial.full_slots, trial.swa_slots) > MOST_SLOTS:
         raise ValueError(f"a case's pools have at most {MOST_SLOTS} slots")
     if not all(1 <= rows <= MOST_ROWS for rows in (*trial.buckets, max(trial.rows, 1))):
-        raise ValueError(f"a case's rows and buckets are at most {MOST_ROWS}, its buckets at least 1")
+        raise ValueError(
+            f"a case's rows and buckets are at most {MOST_ROWS}, its buckets at least 1"
+        )

@@ -27,18 +27,40 @@ from reference.batch import Mode
 
 @dataclass
 class Outcome:
-    """What playing one schedule gave. `steps` counts forwards that both worlds ran."""
+    """What playing one schedule gave. `steps` counts forwards that both worlds ran.
+
+    After `device_lost` this process can do nothing more on its device.
+    """
 
     violations: tuple[Violation, ...] = ()
     steps: int = 0
     replays: int = 0
     padded_replays: int = 0
     events: Counter[str] = field(default_factory=Counter)
+    device_lost: bool = False
+
+    def count(self, trace: Trace) -> None:
+        """Count one step's forward."""
+        self.steps += 1
+        self.replays += trace.replay is not None
+        self.padded_replays += trace.replay is not None and trace.replay.padded
 
     @property
     def violated(self) -> frozenset[str]:
         """The properties violated."""
         return frozenset(each.property for each in self.violations)
+
+
+class DeviceLostError(BaseException):
+    """A device assert or an illegal access: a finding, after which the process must end.
+
+    No Exception, so that no shrinking goes on upon a device that answers nothing.
+    """
+
+    def __init__(self, schedule: Schedule, outcome: Outcome) -> None:
+        super().__init__(outcome.violations[-1].told)
+        self.schedule = schedule
+        self.outcome = outcome
 
 
 Observer = Callable[[int, Step, Trace | None, frozenset[str]], None]
@@ -73,7 +95,9 @@ class Lockstep:
     def play(self, schedule: Schedule, observer: Observer = unobserved) -> Outcome:
         """Play a schedule from equal bytes until its end or its first violation.
 
-        `observer` is told of every step, after its forward and before sampling.
+        `observer` is told of every step, after its forward and before sampling. A step
+        that fails violates captured_path; one that takes the device along raises
+        DeviceLostError.
         """
         outcome = Outcome()
         coverage = Coverage(outcome.events)
@@ -85,27 +109,30 @@ class Lockstep:
         with self.trap, torch.inference_mode():
             self.trap.take()
             self.arms.reset(schedule.seed)
-            for place, step in schedule.flat():
-                trace = self._step(place, step, outcome.steps)
-                if trace is None:
-                    observer(place, step, None, frozenset())
-                    continue
-                outcome.steps += 1
-                outcome.replays += trace.replay is not None
-                outcome.padded_replays += trace.replay is not None and trace.replay.padded
-                coverage.see(trace)
-                new = [each for each in judge(self.checks, trace) if each.property not in told]
-                found += new
-                told.update(each.property for each in new)
-                observer(place, step, trace, frozenset(each.property for each in new))
-                self._sample(trace, logits, latest)
-                if told & PARTING_PROPERTIES:
-                    break
-            outcome.violations = (
-                *found,
-                *self._judge_end(schedule, place, outcome.steps, logits, latest),
-            )
+            try:
+                for place, step in schedule.flat():
+                    trace = self._step(place, step, outcome.steps)
+                    if trace is None:
+                        observer(place, step, None, frozenset())
+                        continue
+                    outcome.count(trace)
+                    coverage.see(trace)
+                    new = [each for each in judge(self.checks, trace) if each.property not in told]
+                    found += new
+                    told.update(each.property for each in new)
+                    observer(place, step, trace, frozenset(each.property for each in new))
+                    self._sample(trace, logits, latest)
+                    if told & PARTING_PROPERTIES:
+                        break
+                found += self._judge_end(schedule, place, outcome.steps, logits, latest)
+            except (IndexError, torch.AcceleratorError) as error:
+                reason = str(error).splitlines()[0]
+                found.append(Violation("captured_path", place, f"the step failed: {reason}"))
+                outcome.device_lost = isinstance(error, torch.AcceleratorError)
+        outcome.violations = tuple(found)
         outcome.events.update(self.arms.graph.events)
+        if outcome.device_lost:
+            raise DeviceLostError(schedule, outcome)
         return outcome
 
     def _step(self, place: int, step: Step, seed: int) -> Trace | None:

@@ -5,6 +5,9 @@ from types import TracebackType
 
 from harness.trial import TWIN_LOGGER
 
+TWIN_LOGGER.propagate = False
+TWIN_LOGGER.addHandler(logging.NullHandler())
+
 
 class LogTrap(logging.Handler):
     """Collects messages on the root logger while it is entered."""
@@ -14,9 +17,7 @@ class LogTrap(logging.Handler):
         self.messages: list[str] = []
 
     def __enter__(self) -> "LogTrap":
-        """Start collecting; the twin logs nowhere."""
-        TWIN_LOGGER.propagate = False
-        TWIN_LOGGER.addHandler(_DISCARD)
+        """Start collecting."""
         logging.getLogger().addHandler(self)
         return self
 
@@ -37,6 +38,3 @@ class LogTrap(logging.Handler):
         """Return what was collected since the last call."""
         taken, self.messages = tuple(self.messages), []
         return taken
-
-
-_DISCARD = logging.NullHandler()

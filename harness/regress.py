@@ -84,31 +84,45 @@ def _both_sources(trial: Trial, seed: int, examples: int) -> list[Task]:
 
 
 def execute(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], None]) -> None:
-    """Run tasks, in this process or in `workers` others, handing on each result as it comes."""
-    if workers == 1:
-        for task in tasks:
-            on_result(run_task(task))
-        return
-    with _pool(workers) as pool:
-        pending: set[Future[Result]] = {pool.submit(run_task, task) for task in tasks}
-        while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+    """Run tasks in `workers` processes, handing on each result as it comes.
+
+    A process whose device was lost is replaced before it is given another task.
+    """
+    waiting = list(reversed(tasks))
+    with _processes(workers) as processes:
+        busy: dict[Future[Result], int] = {}
+        while waiting or busy:
+            for place in set(range(workers)) - set(busy.values()):
+                if waiting:
+                    busy[processes[place].submit(run_task, waiting.pop())] = place
+            done, _ = wait(busy, return_when=FIRST_COMPLETED)
             for each in done:
-                on_result(each.result())
+                place, result = busy.pop(each), each.result()
+                if result.device_lost:
+                    processes[place].shutdown()
+                    processes[place] = _process()
+                on_result(result)
+
+
+def _process() -> ProcessPoolExecutor:
+    """Return one fresh process to run tasks in."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _quiet_worker)
 
 
 @contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Give a pool of fresh processes; on the way out by an error its workers are ended at once."""
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _quiet_worker)
+def _processes(count: int) -> Iterator[list[ProcessPoolExecutor]]:
+    """Give `count` fresh processes; on the way out by an error they are ended at once."""
+    processes = [_process() for _ in range(count)]
     try:
-        yield pool
+        yield processes
     except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
+        for each in processes:
+            for process in list((each._processes or {}).values()):
+                process.terminate()
+            each.shutdown(wait=False, cancel_futures=True)
         raise
-    pool.shutdown()
+    for each in processes:
+        each.shutdown()
 
 
 def _quiet_worker() -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from harness.hunt import Catch, hunt, sweep
-from harness.lockstep import Lockstep, Outcome
+from harness.lockstep import DeviceLostError, Lockstep, Outcome
 from harness.schedule import Schedule
 from harness.timeline import observe
 from harness.traffic import traffic_schedules
@@ -38,6 +38,7 @@ class Status(StrEnum):
     NOT_MASKED = "not masked"
     CLEAN_IS_RED = "clean is red too"
     VACUOUS = "vacuous"
+    DEVICE_LOST = "device lost"
 
 
 GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.MASKED})
@@ -72,10 +73,18 @@ class Finding:
     violations: tuple[dict[str, Any], ...]
     timeline: tuple[dict[str, Any], ...]
 
+    @classmethod
+    def of(cls, schedule: Schedule, outcome: Outcome, timeline: list[dict[str, Any]]) -> "Finding":
+        """Return the finding of one playing."""
+        return cls(schedule, tuple(each.to_json() for each in outcome.violations), tuple(timeline))
+
 
 @dataclass(frozen=True)
 class Result:
-    """What a task gave. `capture_warnings` were logged while its graphs were captured."""
+    """What a task gave. `capture_warnings` were logged while its graphs were captured.
+
+    After `device_lost` the process that ran the task can use its device no more.
+    """
 
     task: Task
     status: Status
@@ -83,6 +92,7 @@ class Result:
     finding: Finding | None
     capture_warnings: int
     seconds: float
+    device_lost: bool = False
 
 
 OnPlayed = Callable[[Outcome], None]
@@ -91,31 +101,40 @@ OnPlayed = Callable[[Outcome], None]
 def run_task(task: Task, on_played: OnPlayed = lambda outcome: None) -> Result:
     """Run one task."""
     started = time.monotonic()
-    bug = task.bug
-    sought = bug.caught_by if bug is not None else None
+    sought = task.bug.caught_by if task.bug is not None else None
     every = frozenset(PROPERTIES)
-    watched = every if bug is None else STEP_PROPERTIES | ({sought} if sought else set())
+    watched = every if task.bug is None else STEP_PROPERTIES | ({sought} if sought else set())
     lockstep = Lockstep(task.trial, watched)
-    if task.source is Source.GENERATED:
-        catch = hunt(lockstep, sought, task.seed, task.examples, on_played)
-    else:
-        config, max_bs = lockstep.arms.config, max(task.trial.buckets)
-        pieces = traffic_schedules(config, max_bs, task.examples, task.seed)
-        catch = sweep(lockstep, pieces, sought, on_played)
-    finding = None
-    if catch.schedule is not None:
-        lockstep.watch(every)
-        outcome, timeline = observe(lockstep, catch.schedule)
-        violations = tuple(each.to_json() for each in outcome.violations)
-        finding = Finding(catch.schedule, violations, tuple(timeline))
+    catch, finding, lost = Catch(), None, False
+    try:
+        catch = _search(task, lockstep, sought, on_played)
+        if catch.schedule is not None:
+            lockstep.watch(every)
+            finding = Finding.of(catch.schedule, *observe(lockstep, catch.schedule))
+        status = judge_task(task, catch, finding)
+    except DeviceLostError as error:
+        lost = True
+        catch.add(error.outcome)
+        finding = Finding.of(error.schedule, error.outcome, [])
+        status = Status.DEVICE_LOST
     return Result(
         task=task,
-        status=judge_task(task, catch, finding),
+        status=status,
         catch=catch,
         finding=finding,
         capture_warnings=len(lockstep.capture_warnings),
         seconds=time.monotonic() - started,
+        device_lost=lost,
     )
+
+
+def _search(task: Task, lockstep: Lockstep, sought: str | None, on_played: OnPlayed) -> Catch:
+    """Play the task's schedules until one violates what is sought, and shrink that one."""
+    if task.source is Source.GENERATED:
+        return hunt(lockstep, sought, task.seed, task.examples, on_played)
+    config, max_bs = lockstep.arms.config, max(task.trial.buckets)
+    pieces = traffic_schedules(config, max_bs, task.examples, task.seed)
+    return sweep(lockstep, pieces, sought, on_played)
 
 
 def judge_task(task: Task, catch: Catch, finding: Finding | None) -> Status:
