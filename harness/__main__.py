@@ -21,7 +21,7 @@ from harness import record as run_record
 from harness.bench import bench
 from harness.case import load_case
 from harness.display import clean_table, matrix, progress
-from harness.lockstep import Lockstep
+from harness.lockstep import DeviceLostError, Lockstep
 from harness.regress import Run, Settings, execute, plan, record
 from harness.soak import soak
 from harness.timeline import observe
@@ -97,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
     steady = command("soak", run_soak, "Count false alarms over many clean steps, and bugs by seed")
     steady.add_argument("--steps", type=count, default=20_000, help="Clean steps (20000)")
     steady.add_argument("--seeds", type=count_or_none, default=20, help="Hunter seeds per bug (20)")
+    steady.add_argument("--workers", type=count, help="Processes (a core each; 1 on cuda)")
     steady.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
     steady.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     measure = command("bench", run_bench, "Measure differential steps per second")
@@ -124,7 +125,7 @@ def run_regress(options: argparse.Namespace) -> int:
     )
     folder = new_folder(options.out)
     console, run, tasks = Console(), Run(settings), plan(settings)
-    workers = options.workers or (1 if settings.device == "cuda" else os.cpu_count() or 1)
+    workers = options.workers or default_workers(settings.device)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
     try:
         with progress(console, len(tasks)) as advance:
@@ -137,6 +138,11 @@ def run_regress(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         run.interrupted = True
     return finish(console, run, folder)
+
+
+def default_workers(device: str) -> int:
+    """Return one process on cuda, where processes take turns, or one per core."""
+    return 1 if device == "cuda" else os.cpu_count() or 1
 
 
 def finish(console: Console, run: Run, folder: Path) -> int:
@@ -251,7 +257,8 @@ def run_soak(options: argparse.Namespace) -> int:
     """Play many clean steps and many seeds of every bug; write the figures."""
     device = resolve_device(options.device or "auto")
     run_record.require_writable(options.record)
-    figures = soak(device, options.steps, options.seeds, options.first_seed)
+    workers = options.workers or default_workers(device)
+    figures = soak(device, options.steps, range(options.seeds), options.first_seed, workers)
     run_record.write_evidence("soak", device, figures, options.record)
     print(figures["told"])
     return OK if figures["as_hoped"] else FINDING
@@ -282,6 +289,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"paritybit: {error}", file=sys.stderr)
         return MALFORMED
+    except DeviceLostError as error:
+        print(f"paritybit: the device was lost: {error}", file=sys.stderr)
+        return FINDING
     except KeyboardInterrupt:
         print("paritybit: interrupted", file=sys.stderr)
         return INTERRUPTED

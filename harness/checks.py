@@ -96,11 +96,11 @@ def stray_slots(trace: Trace, *, graph: bool) -> dict[Kind, Tensor]:
     stray = {}
     for kind, arena in changed.items():
         slots = arena.any(dim=(0, 1, 3, 4))
-        slots[0] = False
         if trace.batch is not None:
             full = trace.batch.out_cache_loc
             own = full if kind is Kind.FULL else pool.full_to_swa_index_mapping[full]
-            slots[own] = False
+            slots.index_fill_(0, own, value=False)
+        slots[:1].zero_()
         stray[kind] = slots
     return stray
 

@@ -2,11 +2,17 @@
 
 import statistics
 import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
 from typing import Any
 
 from rich.progress import Progress
 
-from harness.hunt import hunt
+from harness.hunt import hunt, survey
 from harness.lockstep import Lockstep
 from harness.trial import Trial
 from harness.violation import STEP_PROPERTIES
@@ -15,82 +21,124 @@ from subjects.behaviour import Era
 from subjects.bugs import BUGS
 
 EXAMPLES = 50
-"""Schedules within which every bug must be caught, whatever the seed."""
+"""Schedules within which every bug must be caught, whatever the seed; and of one clean hunt."""
+
+CHUNK_STEPS = 2000
+"""Clean steps of one piece of work."""
 
 
-def soak(device: str, steps: int, seeds: int, first_seed: int) -> dict[str, Any]:
-    """Play at least `steps` clean steps over every preset and era, then `seeds` hunts per bug."""
-    with Progress() as progress:
-        clean = clean_steps(device, steps, first_seed, progress)
-        bugs = [
-            bug_by_seed(device, name, seeds, progress)
-            for name in BUGS
-            if BUGS[name].caught_by is not None
-        ]
-    missed = [row["bug"] for row in bugs if row["caught"] < seeds]
+@dataclass(frozen=True)
+class Chunk:
+    """Clean steps drawn from `seed` on, in every trial in turn."""
+
+    device: str
+    seed: int
+    steps: int
+
+
+def soak(
+    device: str, steps: int, seeds: Sequence[int], first_seed: int, workers: int
+) -> dict[str, Any]:
+    """Play at least `steps` clean steps over every preset and era, then hunt each bug by seed."""
+    chunks = [
+        Chunk(device, first_seed + CHUNK_STEPS * place, CHUNK_STEPS)
+        for place in range(-(-steps // CHUNK_STEPS))
+    ]
+    names = [name for name, bug in BUGS.items() if bug.caught_by is not None]
+    started = time.perf_counter()
+    with (
+        Progress(transient=True) as progress,
+        ProcessPoolExecutor(workers, get_context("spawn")) as pool,
+    ):
+        bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(names))
+        clean: Counter[str] = Counter()
+        alarms: list[dict[str, Any]] = []
+        for counts, found in pool.map(clean_steps, chunks):
+            clean += counts
+            alarms += found
+            progress.advance(bar)
+        seconds = time.perf_counter() - started
+        bugs = []
+        for row in pool.map(bug_by_seed, [(device, name, tuple(seeds)) for name in names]):
+            bugs.append(row)
+            progress.advance(bar)
+    missed = [row["bug"] for row in bugs if row["caught"] < row["seeds"]]
     return {
-        "clean": clean,
+        "clean": {
+            **dict(sorted(clean.items())),
+            "properties": sorted(STEP_PROPERTIES),
+            "trials": [trial.to_json() for trial in trials(device)],
+            "seeds": [first_seed, chunks[-1].seed],
+            "workers": workers,
+            "false_alarms": len(alarms),
+            "alarms": alarms,
+            "seconds": round(seconds, 1),
+            "steps_per_second": round(clean["steps"] / seconds, 1),
+        },
         "bugs": bugs,
-        "as_hoped": not clean["false_alarms"] and clean["padded_replays"] > 0 and not missed,
+        "as_hoped": not alarms and clean["padded_replays"] > 0 and not missed,
         "told": (
-            f"{clean['steps']} clean steps, {clean['false_alarms']} false alarms,"
-            f" {clean['steps_per_second']:.0f} steps/s;"
-            f" bugs missed in {EXAMPLES} schedules by some seed: {', '.join(missed) or 'none'}"
+            f"{clean['steps']} clean steps in {workers} processes, {len(alarms)} false alarms;"
+            f" missed within {EXAMPLES} schedules by some of {len(seeds)} seeds:"
+            f" {', '.join(missed) or 'none'}"
         ),
     }
 
 
-def clean_steps(device: str, steps: int, first_seed: int, progress: Progress) -> dict[str, Any]:
-    """Play generated schedules on clean subjects, trial by trial in turn, seed after seed."""
-    bar = progress.add_task("clean steps", total=steps)
-    arms = [
-        Lockstep(Trial(preset=preset, device=device, era=era, page_size=page_size, dtype=dtype))
+def trials(device: str) -> list[Trial]:
+    """Return the clean trials: every preset and era, with either page size and dtype."""
+    return [
+        Trial(preset=preset, device=device, era=era, page_size=page_size, dtype=dtype)
         for preset in PRESETS
         for era in Era
         for page_size, dtype in ((1, "float32"), (4, "bfloat16"))
     ]
-    totals = {"steps": 0, "replays": 0, "padded_replays": 0, "schedules": 0}
+
+
+@cache
+def lockstep_of(trial: Trial) -> Lockstep:
+    """Return the lockstep of a trial, built once in a process."""
+    return Lockstep(trial)
+
+
+def clean_steps(chunk: Chunk) -> tuple[Counter[str], list[dict[str, Any]]]:
+    """Play a chunk; return its counts, and every violation, shrunk."""
+    counts: Counter[str] = Counter()
     alarms: list[dict[str, Any]] = []
-    started = time.perf_counter()
-    seed = first_seed
-    while totals["steps"] < steps:
-        lockstep = arms[seed % len(arms)]
-        catch = hunt(lockstep, None, seed, EXAMPLES)
-        if catch.schedule is not None:
-            outcome = lockstep.play(catch.schedule)
-            alarms += [each.to_json() for each in outcome.violations]
-        for key in totals:
-            totals[key] += getattr(catch, key)
-        progress.update(bar, completed=totals["steps"])
+    every = trials(chunk.device)
+    seed = chunk.seed
+    while counts["steps"] < chunk.steps:
+        lockstep = lockstep_of(every[seed % len(every)])
+        catch = survey(lockstep, seed, EXAMPLES)
+        for key in ("steps", "replays", "padded_replays", "schedules"):
+            counts[key] += getattr(catch, key)
+        if catch.violated:
+            shrunk = hunt(lockstep, None, seed, EXAMPLES).schedule
+            alarms.append(
+                {
+                    "trial": lockstep.trial.to_json(),
+                    "seed": seed,
+                    "violated": dict(catch.violated),
+                    "shrunk": repr(shrunk),
+                }
+            )
         seed += 1
-    seconds = time.perf_counter() - started
-    return {
-        **totals,
-        "properties": sorted(STEP_PROPERTIES),
-        "trials": len(arms),
-        "first_seed": first_seed,
-        "last_seed": seed - 1,
-        "false_alarms": len(alarms),
-        "alarms": alarms,
-        "seconds": round(seconds, 1),
-        "steps_per_second": round(totals["steps"] / seconds, 1),
-    }
+    return counts, alarms
 
 
-def bug_by_seed(device: str, name: str, seeds: int, progress: Progress) -> dict[str, Any]:
-    """Hunt one bug with seeds 0 .. seeds-1; say how many schedules each needed."""
-    bar = progress.add_task(name, total=seeds)
+def bug_by_seed(work: tuple[str, str, tuple[int, ...]]) -> dict[str, Any]:
+    """Hunt one bug (device, name, seeds); say how many schedules each seed needed."""
+    device, name, seeds = work
     lockstep = Lockstep(Trial(device=device).with_bug(name))
     needed: list[int] = []
-    for seed in range(seeds):
+    for seed in seeds:
         catch = hunt(lockstep, BUGS[name].caught_by, seed, EXAMPLES, shrink=False)
         if catch.schedule is not None:
             needed.append(catch.schedules)
-        progress.update(bar, advance=1)
     return {
         "bug": name,
         "property": BUGS[name].caught_by,
-        "seeds": seeds,
+        "seeds": len(seeds),
         "caught": len(needed),
         "schedules_needed": needed,
         "median": statistics.median(needed) if needed else None,

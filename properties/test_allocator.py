@@ -3,7 +3,6 @@
 Lists of operations are drawn by Hypothesis and played against a ledger kept here.
 """
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -132,6 +131,216 @@ class Ledger:
             list(self.allocator.free_full),
             list(self.allocator.free_swa),
             list(self.allocator.free_rows),
-            [(list(each.holding.full_pages), list(each.holding.swa_pages)) for each in self.requests],
+            [
+                (list(each.holding.full_pages), list(each.holding.swa_pages))
+                for each in self.requests
+            ],
             self.mapping.tolist(),
         )
+
+
+@pytest.fixture(params=PAGE_SIZES, ids=[f"page{size}" for size in PAGE_SIZES])
+def ledger(request: pytest.FixtureRequest, device: str) -> Ledger:
+    """Return a new ledger, for each page size."""
+    return Ledger.of(request.param, device)
+
+
+def owned_pages(ledger: Ledger, kind: Kind) -> list[int]:
+    """Return the pages of a sub-pool that requests hold."""
+    return [
+        page
+        for each in ledger.requests
+        for page in (each.holding.full_pages if kind is Kind.FULL else each.holding.swa_pages)
+        if page is not None
+    ]
+
+
+def check_ownership(ledger: Ledger) -> None:
+    """Every page and row but the reserved ones is owned by one request, or free, and not both."""
+    allocator = ledger.allocator
+    full_pages, swa_pages = FULL_SLOTS // allocator.page_size, SWA_SLOTS // allocator.page_size
+    owned_full, owned_swa = owned_pages(ledger, Kind.FULL), owned_pages(ledger, Kind.SWA)
+    assert sorted(owned_full + allocator.free_full) == list(range(1, full_pages + 1))
+    assert sorted(owned_swa + allocator.free_swa) == list(range(1, swa_pages + 1))
+    rows = [each.holding.row for each in ledger.requests]
+    assert sorted(rows + allocator.free_rows) == list(range(1, ROWS + 1))
+
+
+def check_slots(ledger: Ledger) -> None:
+    """No slot of a live token is reserved or another's, and each token has as many as it needs."""
+    allocator = ledger.allocator
+    full = [s for r in ledger.requests for s in allocator.full_slots(r.holding, 0, r.length)]
+    swa = [s for r in ledger.requests for s in allocator.swa_slots(r.holding, r.evicted, r.length)]
+    assert len(full) == sum(each.length for each in ledger.requests)
+    assert len(swa) == sum(each.length - each.evicted for each in ledger.requests)
+    for slots, last in ((full, FULL_SLOTS), (swa, SWA_SLOTS)):
+        assert len(set(slots)) == len(slots)
+        reserved = range(allocator.page_size)
+        assert all(slot not in reserved and slot < last + len(reserved) for slot in slots)
+
+
+def check_mapping(ledger: Ledger) -> None:
+    """The mapping holds each live token's SWA slot, and zero wherever no live token is."""
+    allocator = ledger.allocator
+    wanted = [0] * (FULL_SLOTS + allocator.page_size) + [-1]
+    for each in ledger.requests:
+        kept = each.evicted, each.length
+        full, swa = (
+            slots(each.holding, *kept) for slots in (allocator.full_slots, allocator.swa_slots)
+        )
+        for full_slot, swa_slot in zip(full, swa, strict=True):
+            wanted[full_slot] = swa_slot
+    assert ledger.mapping.tolist() == wanted
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@given(operations=OPERATIONS, seed=st.integers(0, 3))
+def test_ownership_is_exact_whatever_is_done(
+    device: str, page_size: int, operations: list[Operation], seed: int
+) -> None:
+    """After every operation; and once all requests are freed, everything has come back."""
+    ledger = Ledger.of(page_size, device, seed)
+    for operation in [*[("admit", 0, 1)] * 2, *operations, *[("free", 0, 1)] * ROWS]:
+        ledger.play(operation)
+        check_ownership(ledger)
+        check_slots(ledger)
+        check_mapping(ledger)
+    assert ledger.requests == []
+    assert len(ledger.allocator.free_full) == FULL_SLOTS // page_size
+    assert len(ledger.allocator.free_swa) == SWA_SLOTS // page_size
+    assert len(ledger.allocator.free_rows) == ROWS
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@given(operations=OPERATIONS, tokens=st.integers(1, 2 * FULL_SLOTS))
+def test_an_extend_without_room_changes_nothing(
+    device: str, page_size: int, operations: list[Operation], tokens: int
+) -> None:
+    """It takes place only if both sub-pools have the pages that it needs."""
+    ledger = Ledger.of(page_size, device)
+    for operation in [("admit", 0, 1), *operations, ("admit", 0, 1)]:
+        ledger.play(operation)
+    before, request = ledger.state(), ledger.requests[-1]
+    pages = -(-(request.length + tokens) // page_size) - len(request.holding.full_pages)
+    allocator = ledger.allocator
+    room = pages <= len(allocator.free_full) and pages <= len(allocator.free_swa)
+    assert ledger.extend(request, tokens) is room
+    assert room or ledger.state() == before
+
+
+def test_there_is_room_for_no_more_than_the_smaller_sub_pool(ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None
+    assert not ledger.extend(request, SWA_SLOTS + 1)
+    assert ledger.extend(request, SWA_SLOTS)
+    assert not ledger.extend(request, 1)
+    assert ledger.evict(request, 4) == 4 // ledger.allocator.page_size
+    assert ledger.extend(request, 4)
+    assert not ledger.extend(request, 1)
+    check_ownership(ledger)
+
+
+def test_there_are_as_many_requests_as_rows(ledger: Ledger) -> None:
+    admitted = [ledger.admit() for _ in range(ROWS + 1)]
+    assert [each is None for each in admitted] == [False] * ROWS + [True]
+    check_ownership(ledger)
+
+
+def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -> None:
+    first, second = ledger.admit(), ledger.admit()
+    assert first is not None and second is not None
+    assert ledger.extend(first, 4) and ledger.extend(second, 4)
+    freed = first.holding.row, list(first.holding.full_pages), list(first.holding.swa_pages)
+    ledger.free(first)
+    again = ledger.admit()
+    assert again is not None and ledger.extend(again, 4)
+    assert (again.holding.row, again.holding.full_pages, again.holding.swa_pages) == freed
+
+
+def test_an_evicted_swa_page_is_the_first_to_be_issued_again(ledger: Ledger) -> None:
+    size = ledger.allocator.page_size
+    first, second = ledger.admit(), ledger.admit()
+    assert first is not None and second is not None
+    assert ledger.extend(first, 3 * size)
+    evicted = list(first.holding.swa_pages[:2])
+    assert ledger.evict(first, 2 * size) == 2
+    assert ledger.extend(second, 2 * size)
+    assert second.holding.swa_pages == evicted
+
+
+def test_a_page_is_evicted_only_whole(ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 11)
+    size = ledger.allocator.page_size
+    assert ledger.evict(request, 7) == 7 // size
+    assert ledger.evict(request, 7) == 0
+    assert [page is None for page in request.holding.swa_pages[: 11 // size]] == [
+        (index + 1) * size <= 7 for index in range(11 // size)
+    ]
+    check_mapping(ledger)
+
+
+def test_an_evicted_token_has_no_swa_slot(ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 8)
+    ledger.evict(request, 4)
+    with pytest.raises(ValueError, match="token 3 has no SWA slot"):
+        ledger.allocator.swa_slots(request.holding, 3, 5)
+    assert len(ledger.allocator.swa_slots(request.holding, 4, 8)) == 4
+
+
+def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -> None:
+    size, orders = ledger.allocator.page_size, set()
+    for seed in range(8):
+        ledger.allocator.clear(seed)
+        request = Request(Holding(row=1))
+        assert ledger.extend(request, SWA_SLOTS)
+        full = ledger.allocator.full_slots(request.holding, 0, SWA_SLOTS)
+        swa = ledger.allocator.swa_slots(request.holding, 0, SWA_SLOTS)
+        for slots in (full, swa):
+            assert all(slots[i] == slots[i - i % size] + i % size for i in range(SWA_SLOTS))
+            assert slots[::size] != sorted(slots[::size])
+        assert full != swa
+        orders.add((tuple(full), tuple(swa)))
+    assert len(orders) == 8
+
+
+def test_the_same_seed_gives_the_same_order(device: str) -> None:
+    first, second = Ledger.of(1, device, seed=5), Ledger.of(1, device, seed=5)
+    assert first.state() == second.state() != Ledger.of(1, device, seed=6).state()
+
+
+def test_clearing_frees_everything(ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 9)
+    ledger.allocator.clear(seed=1)
+    ledger.requests.clear()
+    check_ownership(ledger)
+
+
+def clear(ledger: Ledger, request: Request) -> None:
+    """Own nothing."""
+    ledger.allocator.clear(seed=0)
+
+
+MUTATIONS: dict[str, Callable[[Ledger, Request], object]] = {
+    "extend": lambda ledger, request: ledger.extend(request, 1),
+    "evict": lambda ledger, request: ledger.evict(request, 4),
+    "free": lambda ledger, request: ledger.free(request),
+    "clear": clear,
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_change_of_slots_is_told(name: str, ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 8)
+    before = ledger.changes
+    MUTATIONS[name](ledger, request)
+    assert ledger.changes > before
+
+
+def test_making_an_allocator_is_told(device: str) -> None:
+    told: list[None] = []
+    Allocator(small_pool(1, device), lambda: told.append(None))
+    assert len(told) == 1

@@ -66,10 +66,11 @@ class EagerKV:
         cache = self.pool.cache(layer)
         visible = self.visible[kind]
         write_slots = self.batch.out_cache_loc
-        read_slots = self.pool.req_to_token[visible.row, visible.position].to(torch.int64)
+        read_slots = self.pool.req_to_token[visible.row, visible.position]
         if kind is Kind.SWA:
             write_slots = self.pool.full_to_swa_index_mapping[write_slots]
             read_slots = self.pool.full_to_swa_index_mapping[read_slots]
+        read_slots = read_slots.to(torch.int64)
         self.ops.store_kv(cache, write_slots.to(LOC_DTYPE[kind]), LOC_DTYPE[kind], key, value)
         max_keys = config.window if kind is Kind.SWA else config.max_context
         sinks = self.model.layers[layer].sinks

@@ -11,6 +11,7 @@ kernel compiled anew for one row or for an aligned pointer may sum in another or
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import triton
@@ -53,13 +54,12 @@ class Kernel:
 
     def launch(self, grid: tuple[int, int, int], *values: Any, **constants: Any) -> None:
         """Run the kernel over `grid`, compiling it if it is new."""
-        dtypes = [each.dtype for each in values if isinstance(each, Tensor)]
-        key = (*dtypes, *constants.values())
+        key = (*[each.dtype for each in values if type(each) is Tensor], *constants.values())
         compiled = self.compiled.get(key)
         if compiled is None:
             self.compiled[key] = self.function[grid](*values, **constants)
         else:
-            compiled[grid](*values, *(constants[name] for name in self.constants))
+            compiled[grid](*values, *[constants[name] for name in self.constants])
 
 
 @Kernel
@@ -519,8 +519,14 @@ def _tile(width: int, limit: int) -> int:
 
 def _product(rows: int, weight: Tensor) -> tuple[tuple[int, int, int], dict[str, int]]:
     """Return the grid and the constants of a product with `weight` [O, I]."""
-    outputs, inputs = weight.shape
+    pieces, constants = _product_tiles(*weight.shape)
+    return (rows, pieces, 1), constants
+
+
+@cache
+def _product_tiles(outputs: int, inputs: int) -> tuple[int, dict[str, int]]:
+    """Return how many tiles cover a product's outputs, and its constants."""
     tile = _tile(inputs, INPUT_TILE)
     output_tile = _tile(outputs, TILE_AREA // tile)
     constants = {"OUTPUTS": outputs, "INPUTS": inputs, "OUTPUT_TILE": output_tile, "TILE": tile}
-    return (rows, _pieces(outputs, output_tile), 1), constants
+    return _pieces(outputs, output_tile), constants

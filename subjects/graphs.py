@@ -127,6 +127,8 @@ NOT_CAPTURABLE = frozenset(
 )
 """Values read back, shapes that depend on values, random draws: no graph could hold them."""
 
+INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
+
 HOST_CALLS = frozenset({"aten::lift_fresh"})
 """A tensor made from host data: a graph would keep its first value for ever."""
 
@@ -144,7 +146,7 @@ def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _not_capturable(func: Any, args: tuple[Any, ...]) -> bool:
-    if func is torch.ops.aten.index.Tensor:  # Dynamic for a mask alone.
+    if func.overloadpacket in INDEXING:  # Its work depends on values for a mask alone.
         return any(each is not None and each.dtype == torch.bool for each in args[1])
     return bool(NOT_CAPTURABLE & set(func.tags)) or func._schema.name in HOST_CALLS
 

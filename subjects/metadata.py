@@ -96,7 +96,7 @@ class StaticMetadata:
         """Write the indptr of list `name`; return its full slots, int32 [total]."""
         indptr = self.buffers[f"{name}_indptr"][: lengths.shape[0] + 1]
         torch.cumsum(lengths, 0, dtype=torch.int32, out=indptr[1:])
-        return gather_slots(req_pool_indices, starts, lengths, indptr, total, pool)
+        return gather_slots(req_pool_indices, starts, indptr, total, pool)
 
     def _store(self, name: str, values: Tensor) -> None:
         buffer = self.buffers[name]
@@ -106,16 +106,15 @@ class StaticMetadata:
 
 
 def gather_slots(
-    rows: Tensor, starts: Tensor, lengths: Tensor, indptr: Tensor, total: int, pool: SubjectPool
+    rows: Tensor, starts: Tensor, indptr: Tensor, total: int, pool: SubjectPool
 ) -> Tensor:
-    """Return req_to_token[rows[i], starts[i] : starts[i] + lengths[i]] for all i, concatenated.
+    """Return req_to_token[rows[i], starts[i] : starts[i] + length i] for all i, concatenated.
 
-    `indptr` [n + 1] holds the running sum of `lengths` [n], `total` its last value.
+    `indptr` [n + 1] holds the running sum of the lengths, `total` its last value.
     """
-    row = torch.repeat_interleave(
-        torch.arange(rows.shape[0], device=rows.device), lengths, output_size=total
-    )
-    column = torch.arange(total, device=rows.device) - indptr[row] + starts[row]
+    place = torch.arange(total, dtype=indptr.dtype, device=rows.device)
+    row = torch.searchsorted(indptr[1:], place, right=True)
+    column = place - indptr[row] + starts[row]
     return pool.pool.req_to_token[rows[row], column]
 
 
@@ -149,7 +148,7 @@ def extend_lists(
     def listed(starts: Tensor, lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
         indptr = torch.zeros(lengths.shape[0] + 1, dtype=torch.int32, device=seen.device)
         torch.cumsum(lengths, 0, dtype=torch.int32, out=indptr[1:])
-        return indptr, gather_slots(rows, starts, lengths, indptr, total, pool).to(torch.int64)
+        return indptr, gather_slots(rows, starts, indptr, total, pool).to(torch.int64)
 
     window_lens = seen.clamp(max=config.window)
     kv_indptr, kv_indices = listed(torch.zeros_like(seen), seen, int(lengths_cpu.sum()))

@@ -1,0 +1,287 @@
+"""The suite's own pytest options: a real pytest in a process of its own, and the hooks by hand."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import conftest
+from harness.case import load_case
+from reference.config import PRESETS
+from subjects.bugs import BUGS
+from subjects.engine import RUNNERS
+
+ROOT = Path(__file__).parent.parent
+USAGE_ERROR, TESTS_FAILED = 4, 1
+LONGEST = 150.0
+"""Seconds after which a run is taken to hang."""
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+
+
+def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter in `folder`, with this tree importable and no word of ours set."""
+    ours = ("PYTEST_", "HYPOTHESIS_", "CI")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+    )
+
+
+def suite(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run this project's pytest; its artifacts go below `folder`."""
+    where = () if folder == ROOT else ("-c", str(ROOT / "pyproject.toml"), str(ROOT / "properties"))
+    return python("-m", "pytest", "-p", "no:cacheprovider", *where, *words, folder=folder)
+
+
+NAMES: dict[str, Iterable[str]] = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS}
+
+
+@pytest.mark.parametrize("option", NAMES)
+def test_a_name_that_this_build_lacks_is_a_usage_error(option: str) -> None:
+    done = suite(f"--{option}", "nonsense")
+    assert done.returncode == USAGE_ERROR
+    assert f"unknown {option} 'nonsense'; valid: {', '.join(NAMES[option])}" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "passed" not in done.stdout
+
+
+def test_a_device_that_no_build_has_is_a_usage_error() -> None:
+    done = suite("--device", "tpu")
+    assert done.returncode == USAGE_ERROR
+    assert "'auto', 'cpu', 'cuda'" in done.stderr
+
+
+@without_gpu
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
+def test_cuda_without_a_gpu_is_a_usage_error_and_never_a_skip(workers: list[str]) -> None:
+    done = suite("--device", "cuda", *workers)
+    assert done.returncode == USAGE_ERROR
+    assert "--device cuda was asked for, but no GPU is visible here" in done.stderr
+    assert "skipped" not in done.stdout
+
+
+def test_the_options_stand_in_one_group_of_the_help() -> None:
+    done = suite("--help")
+    assert done.returncode == 0
+    groups = re.findall(r"^differential parity of graph replay:\n((?:  .*\n)+)", done.stdout, re.M)
+    assert len(groups) == 1
+    assert re.findall(r"^  --(\w+)", groups[0], re.M) == ["device", "runner", "preset", "bug"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "seed", "schedules"),
+    [("ci", r"0", "25"), ("dev", r"\d+", "25"), ("nightly", r"\d+", "250")],
+)
+def test_the_header_tells_device_seed_and_schedules(
+    profile: str, seed: str, schedules: str
+) -> None:
+    """Only the ci profile is bound to a seed."""
+    done = suite(
+        *("--hypothesis-profile", profile, "--device", "cpu", "--collect-only"),
+        "properties/test_report.py",
+    )
+    assert re.search(
+        rf"^paritybit: device cpu, seed {seed}, {schedules} schedules a trial$", done.stdout, re.M
+    )
+
+
+@pytest.fixture(scope="module")
+def broken(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The clean suite on swa_pad, two of its properties, in two workers; and where it ran."""
+    folder = tmp_path_factory.mktemp("broken")
+    done = suite(
+        *("--bug", "swa_pad", "--preset", "gpt_oss", "--device", "cpu", "-n", "2"),
+        *("-k", "kv_parity or log_hygiene", "--hypothesis-profile", "ci"),
+        f"--junitxml={folder / 'reports' / 'junit.xml'}",
+        folder=folder,
+    )
+    return done, folder
+
+
+def test_the_clean_suite_goes_red_on_a_broken_subject(
+    broken: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, folder = broken
+    assert done.returncode == TESTS_FAILED, done.stdout
+    assert "with bug swa_pad switched on: expect red" in done.stdout
+    assert re.search(r"^FAILED .*test_a_clean_subject_keeps\[.*kv_parity", done.stdout, re.M)
+    assert re.search(r"kv_parity: step \d+ of \d+: .* of request \d+", done.stdout)
+
+    results = ElementTree.parse(folder / "reports" / "junit.xml").getroot().iter("testcase")
+    red = {str(each.get("name")): each.find("failure") is not None for each in results}
+    assert sorted(red.values()) == [False, True]
+    assert all(name.startswith("test_a_clean_subject_keeps[") for name in red)
+    assert all("kv_parity" in name for name, failed in red.items() if failed)
+
+
+def test_a_red_suite_lists_its_cases_and_how_each_is_replayed(
+    broken: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    """The command, taken as it stands, shows the finding."""
+    done, folder = broken
+    commands = re.findall(r"^replay with: paritybit (replay \S+)$", done.stdout, re.M)
+    assert len(commands) == 1
+    _, path = commands[0].split()
+    assert [each.name for each in (folder / "reports/out/pytest/cases").iterdir()] == [
+        Path(path).name
+    ]
+    assert load_case(folder / path).trial.bug == "swa_pad"
+    assert list(folder.glob("reports/out/pytest/worker-*/*")) == []
+    again = python("-m", "harness", "replay", path, folder=folder)
+    assert again.returncode == 1
+    assert re.search(r"^step \d+: kv_parity: ", again.stdout, re.M)
+
+
+def test_conftest_does_not_import_torch() -> None:
+    done = python("-c", "import conftest, sys; sys.exit('torch' in sys.modules)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_controlling_process_never_initialises_cuda() -> None:
+    code = (
+        "import pytest, sys, torch;"
+        "words = ['-p', 'no:cacheprovider', '-n', '1', '--collect-only', '-q', sys.argv[1]];"
+        "code = pytest.main(words);"
+        "sys.exit(1 if code else 3 if torch.cuda.is_initialized() else 0)"
+    )
+    assert python("-c", code, "properties/test_traffic.py").returncode == 0
+
+
+class Asked:
+    """What the hooks ask of a pytest configuration: an option, a stash, a worker's input."""
+
+    def __init__(self, device: str, worker_input: Mapping[str, Any] | None = None) -> None:
+        self.stash = pytest.Stash()
+        self.device = device
+        if worker_input is not None:
+            self.workerinput = worker_input
+
+    def getoption(self, name: str, default: Any = None) -> Any:
+        """Return an option; the profile is given, so that none is loaded here."""
+        return {"--device": self.device, "--hypothesis-profile": "given"}.get(name, default)
+
+
+def asked(device: str, worker_input: Mapping[str, Any] | None = None) -> pytest.Config:
+    """Return a configuration of which the hooks use nothing else."""
+    return cast(pytest.Config, Asked(device, worker_input))
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [
+        ("2,5", ["2", "5"]),
+        ("0", ["0"]),
+        ("", []),
+        ("-1", []),
+        ("GPU-1a2b,GPU-3c4d", ["GPU-1a2b", "GPU-3c4d"]),
+    ],
+)
+def test_the_visible_gpus_are_those_that_the_environment_names(
+    named: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert conftest.visible_gpus() == seen
+
+
+def listing(text: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a stand-in for subprocess.run that prints `text`."""
+    return lambda words, **_: subprocess.CompletedProcess(words, 0, stdout=text, stderr="")
+
+
+def test_where_the_environment_names_none_the_driver_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    text = "GPU 0: One (UUID: GPU-1)\n  MIG 1g (UUID: MIG-1)\nGPU 1: Two (UUID: GPU-2)\n"
+    monkeypatch.setattr(subprocess, "run", listing(text))
+    assert conftest.visible_gpus() == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("nvidia-smi"),
+        subprocess.CalledProcessError(9, "nvidia-smi"),
+        subprocess.TimeoutExpired("nvidia-smi", 60),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_where_the_driver_cannot_be_asked_there_is_no_gpu(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert conftest.visible_gpus() == []
+
+
+def test_auto_takes_cuda_where_a_gpu_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert conftest.chosen_device(asked("auto")) == "cuda"
+    assert conftest.chosen_device(asked("cuda")) == "cuda"
+    assert conftest.chosen_device(asked("cpu")) == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert conftest.chosen_device(asked("auto")) == "cpu"
+    with pytest.raises(pytest.UsageError, match="no GPU is visible"):
+        conftest.chosen_device(asked("cuda"))
+
+
+def test_there_are_as_many_workers_as_gpus_or_else_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    monkeypatch.setattr(os, "cpu_count", lambda: 11)
+    assert conftest.pytest_xdist_auto_num_workers(asked("cuda")) == 3
+    assert conftest.pytest_xdist_auto_num_workers(asked("auto")) == 3
+    assert conftest.pytest_xdist_auto_num_workers(asked("cpu")) == 11
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert conftest.pytest_xdist_auto_num_workers(asked("cpu")) == 1
+
+
+def worker(name: str, device: str) -> pytest.Config:
+    """Return the configuration of a worker, as the controlling process hands it down."""
+    told = {"workerid": name, "paritybit_device": device, "paritybit_seed": 42}
+    return asked("auto", told)
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("gw0", "2"), ("gw1", "5"), ("gw2", "2"), ("gw11", "5")])
+def test_a_worker_is_pinned_to_its_gpu(
+    name: str, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    config = worker(name, "cuda")
+    conftest.pytest_configure(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu
+    assert (config.stash[conftest.DEVICE], config.stash[conftest.SEED]) == ("cuda", 42)
+
+
+def test_a_worker_on_a_cpu_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    config = worker("gw1", "cpu")
+    conftest.pytest_configure(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,5"
+    assert config.stash[conftest.DEVICE] == "cpu"
+
+
+def test_the_controlling_process_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    config = asked("auto")
+    conftest.pytest_configure(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,5"
+    assert config.stash[conftest.DEVICE] == "cuda"

@@ -1,0 +1,131 @@
+"""Traffic: what is committed, and what becomes of it as schedules."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from itertools import pairwise
+
+import pytest
+
+from harness.lockstep import Lockstep
+from harness.schedule import Admit, Decode, Finish, Idle, Schedule
+from harness.traffic import IDLE_STEPS, REQUESTS, load_trace, traffic_schedules
+from harness.trial import Trial
+from harness.violation import STEP_PROPERTIES
+from reference.config import PRESETS
+
+CONFIG = PRESETS["gpt_oss"].tiny
+ROWS = 8
+PIECES = len(load_trace()) // REQUESTS
+
+
+@pytest.fixture(scope="module")
+def pieces() -> list[Schedule]:
+    """Every piece of the trace, in order."""
+    in_order: dict[int, Schedule] = {}
+    for piece in traffic_schedules(CONFIG, ROWS, PIECES, seed=0):
+        in_order[piece.seed] = piece
+    return [in_order[place] for place in range(PIECES)]
+
+
+def admitted(schedule: Schedule) -> list[int]:
+    """Return the prompt lengths in the order of admission."""
+    return [step.prompt for step in schedule.steps if isinstance(step, Admit)]
+
+
+def generated(schedule: Schedule) -> list[int]:
+    """Return how many tokens each request decodes, in the order of admission."""
+    counts: list[int] = []
+    live: list[int] = []
+    for step in schedule.steps:
+        if isinstance(step, Admit):
+            live.append(len(counts))
+            counts.append(0)
+        elif isinstance(step, Decode):
+            for place in step.picks:
+                counts[live[place]] += 1
+        elif isinstance(step, Finish):
+            del live[step.pick]
+    assert live == []
+    return counts
+
+
+def is_monotone(inputs: Sequence[int], outputs: Sequence[int]) -> bool:
+    """Whether a larger input never has the smaller output, and equal inputs have equal ones."""
+    ordered = sorted(zip(inputs, outputs, strict=True))
+    return all(
+        one[1] <= other[1] and (one[0] != other[0] or one[1] == other[1])
+        for one, other in pairwise(ordered)
+    )
+
+
+def test_the_committed_slice_is_small_and_says_whose_it_is() -> None:
+    text = files("harness").joinpath("data/azure_conv_2000.csv").read_text()
+    head = [line for line in text.splitlines() if line.startswith("#")]
+    assert text.startswith("#")
+    assert "CC-BY 4.0" in head[0]
+    assert "Azure LLM inference trace" in head[0]
+    assert any("Patel" in line and "Splitwise" in line for line in head)
+    assert 0 < len(load_trace()) <= 2000
+
+
+def test_the_trace_is_in_order_of_arrival() -> None:
+    trace = load_trace()
+    assert trace[0].second == 0
+    assert all(one.second <= other.second for one, other in pairwise(trace))
+    assert all(each.context >= 1 and each.generated >= 1 for each in trace)
+
+
+def test_every_request_of_a_piece_is_admitted_and_finishes(pieces: list[Schedule]) -> None:
+    for piece in pieces:
+        assert len(admitted(piece)) == len(generated(piece)) == REQUESTS
+
+
+def test_prompts_keep_the_order_of_arrival_and_grow_with_the_context(
+    pieces: list[Schedule],
+) -> None:
+    contexts = [each.context for each in load_trace()[: REQUESTS * PIECES]]
+    prompts = [prompt for piece in pieces for prompt in admitted(piece)]
+    assert is_monotone(contexts, prompts)
+    assert min(prompts) >= 1
+    assert max(prompts) < CONFIG.max_context
+    assert min(prompts) < CONFIG.window < max(prompts)
+
+
+def test_generations_keep_the_order_of_arrival_and_grow_with_the_tokens_generated(
+    pieces: list[Schedule],
+) -> None:
+    tokens = [each.generated for each in load_trace()[: REQUESTS * PIECES]]
+    counts = [count for piece in pieces for count in generated(piece)]
+    assert is_monotone(tokens, counts)
+    assert 1 <= min(counts) < max(counts)
+
+
+def test_a_batch_never_outgrows_the_largest_bucket(pieces: list[Schedule]) -> None:
+    for piece in pieces:
+        widths = [len(step.picks) for step in piece.steps if isinstance(step, Decode)]
+        assert 1 <= min(widths) <= max(widths) <= ROWS
+
+
+def test_a_gap_of_any_length_is_a_few_idle_replays(pieces: list[Schedule]) -> None:
+    for piece in pieces:
+        idle = [isinstance(step, Idle) for step in piece.steps]
+        runs = [idle[place : place + IDLE_STEPS + 1] for place in range(len(idle))]
+        assert idle[0]
+        assert not any(all(run) for run in runs if len(run) > IDLE_STEPS)
+
+
+def test_the_same_seed_cuts_the_same_pieces() -> None:
+    for seed in (0, 5, 2**31 - 1):
+        first = traffic_schedules(CONFIG, ROWS, 3, seed)
+        assert first == traffic_schedules(CONFIG, ROWS, 3, seed)
+        assert len({piece.seed for piece in first}) == 3
+    assert traffic_schedules(CONFIG, ROWS, 3, 0) != traffic_schedules(CONFIG, ROWS, 3, 1)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_piece_plays_clean_with_padded_replays(preset: str, device: str) -> None:
+    lockstep = Lockstep(Trial(preset=preset, device=device), STEP_PROPERTIES)
+    piece = traffic_schedules(PRESETS[preset].tiny, ROWS, 1, seed=4)[0]
+    outcome = lockstep.play(piece)
+    assert outcome.violations == ()
+    assert outcome.replays > outcome.padded_replays > 0
