@@ -8,6 +8,7 @@ import os
 import random
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--hypothesis-profile", None):
         settings.load_profile("ci" if os.environ.get("CI") else "dev")
     config.stash[DEVICE] = chosen_device(config)
+    config.stash[COUNTS] = Counter()
     worker_input = getattr(config, "workerinput", None)
     if worker_input is None:
         derandomized = settings().derandomize
@@ -89,6 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 DEVICE = pytest.StashKey[str]()
 SEED = pytest.StashKey[int]()
+COUNTS = pytest.StashKey[Counter[str]]()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -110,7 +113,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Send all tests of a clean trial to one worker, since they share its survey."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByTrial(LoadScopeScheduling):
+    class ByTrial(LoadScopeScheduling):  # type: ignore[misc]  # xdist leaves it untyped
         def _split_scope(self, nodeid: str) -> str:
             trial = re.search(r"test_clean\.py::\w+\[(.*page\d+)", nodeid)
             return trial.group(1) if trial else nodeid
@@ -166,10 +169,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("clean_trial", trials, ids=[name(each) for each in trials])
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand a worker's counts to the controlling process."""
+    worker_output = getattr(session.config, "workeroutput", None)
+    if worker_output is not None:
+        counts = session.config.stash[COUNTS]
+        worker_output["paritybit_counts"] = dict(counts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: "WorkerController") -> None:
+    """Add up the counts of a worker that is done; one that crashed has none."""
+    output = getattr(node, "workeroutput", {})
+    counts: Counter[str] = node.config.stash[COUNTS]
+    counts.update(output.get("paritybit_counts", {}))
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Merge the workers' cases, and say how each is replayed."""
+    """Say how much was played; merge the workers' cases, and say how each is replayed."""
     if hasattr(config, "workerinput"):
         return
+    counts = config.stash[COUNTS]
+    terminalreporter.write_line(
+        f"paritybit: {counts['trials']} clean trials surveyed on {config.stash[DEVICE]}:"
+        f" {counts['schedules']} schedules, {counts['steps']} differential steps,"
+        f" {counts['replays']} replays, {counts['padded_replays']} of them padded"
+    )
     merged = ARTIFACTS / "cases"
     found = sorted(ARTIFACTS.glob("worker-*/*.json"))
     for path in found:
@@ -183,6 +208,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def device(request: pytest.FixtureRequest) -> str:
     """The device the worlds live on."""
     return request.config.stash[DEVICE]
+
+
+@pytest.fixture(scope="session")
+def played(request: pytest.FixtureRequest) -> Counter[str]:
+    """Counts of what the clean trials played, told in the summary."""
+    return request.config.stash[COUNTS]
 
 
 @pytest.fixture(scope="session")

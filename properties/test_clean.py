@@ -43,8 +43,8 @@ class Survey:
 SURVEYS: dict[Trial, Survey] = {}
 
 
-def surveyed(trial: Trial, seed: int) -> Survey:
-    """Return the survey of a trial, made on first use."""
+def surveyed(trial: Trial, seed: int, played: Counter[str]) -> Survey:
+    """Return the survey of a trial, made and counted in `played` on first use."""
     if trial not in SURVEYS:
         lockstep = Lockstep(trial, frozenset(PROPERTIES))
         pieces = traffic_schedules(
@@ -55,29 +55,40 @@ def surveyed(trial: Trial, seed: int) -> Survey:
         for piece in pieces:
             traffic.add(lockstep.play(piece))
         SURVEYS[trial] = Survey(lockstep, generated, traffic)
+        played["trials"] += 1
+        for key in ("schedules", "steps", "replays", "padded_replays"):
+            played[key] += getattr(generated, key) + getattr(traffic, key)
     return SURVEYS[trial]
 
 
 @pytest.mark.parametrize("property_id", PROPERTIES)
 def test_a_clean_subject_keeps(
-    property_id: str, clean_trial: Trial, hunter_seed: int, artifacts: Path
+    property_id: str,
+    clean_trial: Trial,
+    hunter_seed: int,
+    artifacts: Path,
+    played: Counter[str],
 ) -> None:
-    survey_of = surveyed(clean_trial, hunter_seed)
+    survey_of = surveyed(clean_trial, hunter_seed, played)
     if not survey_of.violated[property_id]:
         return
     pytest.fail(failure(survey_of, property_id, hunter_seed, artifacts))
 
 
-def test_a_survey_is_not_vacuous(clean_trial: Trial, hunter_seed: int) -> None:
+def test_a_survey_is_not_vacuous(
+    clean_trial: Trial, hunter_seed: int, played: Counter[str]
+) -> None:
     """Both sources replayed graphs, and graphs with padded rows."""
-    survey_of = surveyed(clean_trial, hunter_seed)
+    survey_of = surveyed(clean_trial, hunter_seed, played)
     for source in (survey_of.generated, survey_of.traffic):
         assert source.replays > 0
         assert source.padded_replays > 0
 
 
-def test_every_bucket_was_replayed(clean_trial: Trial, hunter_seed: int) -> None:
-    events = surveyed(clean_trial, hunter_seed).generated.events
+def test_every_bucket_was_replayed(
+    clean_trial: Trial, hunter_seed: int, played: Counter[str]
+) -> None:
+    events = surveyed(clean_trial, hunter_seed, played).generated.events
     assert all(events[f"bucket {bucket}"] for bucket in clean_trial.buckets)
 
 

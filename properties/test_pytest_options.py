@@ -43,8 +43,8 @@ def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]
 
 def suite(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run this project's pytest; its artifacts go below `folder`."""
-    where = () if folder == ROOT else ("-c", str(ROOT / "pyproject.toml"), str(ROOT / "properties"))
-    return python("-m", "pytest", "-p", "no:cacheprovider", *where, *words, folder=folder)
+    settings = ("-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
+    return python("-m", "pytest", *settings, *words, folder=folder)
 
 
 NAMES: dict[str, Iterable[str]] = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS}
@@ -87,55 +87,49 @@ def test_the_options_stand_in_one_group_of_the_help() -> None:
     [("ci", r"0", "25"), ("dev", r"\d+", "25"), ("nightly", r"\d+", "250")],
 )
 def test_the_header_tells_device_seed_and_schedules(
-    profile: str, seed: str, schedules: str
+    profile: str, seed: str, schedules: str, tmp_path: Path
 ) -> None:
     """Only the ci profile is bound to a seed."""
     done = suite(
         *("--hypothesis-profile", profile, "--device", "cpu", "--collect-only"),
-        "properties/test_report.py",
+        str(ROOT / "properties" / "test_report.py"),
+        folder=tmp_path,
     )
     assert re.search(
         rf"^paritybit: device cpu, seed {seed}, {schedules} schedules a trial$", done.stdout, re.M
     )
 
 
-@pytest.fixture(scope="module")
-def broken(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """The clean suite on swa_pad, two of its properties, in two workers; and where it ran."""
-    folder = tmp_path_factory.mktemp("broken")
+def test_the_clean_suite_goes_red_on_a_broken_subject_and_tells_how_to_replay_it(
+    tmp_path: Path,
+) -> None:
+    """Two of its properties, in two workers, of which one must see the bug."""
     done = suite(
         *("--bug", "swa_pad", "--preset", "gpt_oss", "--device", "cpu", "-n", "2"),
         *("-k", "kv_parity or log_hygiene", "--hypothesis-profile", "ci"),
-        f"--junitxml={folder / 'reports' / 'junit.xml'}",
-        folder=folder,
+        *("--junitxml", "reports/junit.xml", str(ROOT / "properties")),
+        folder=tmp_path,
     )
-    return done, folder
-
-
-def test_the_clean_suite_goes_red_on_a_broken_subject(
-    broken: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
-    done, folder = broken
     assert done.returncode == TESTS_FAILED, done.stdout
     assert "with bug swa_pad switched on: expect red" in done.stdout
     assert re.search(r"^FAILED .*test_a_clean_subject_keeps\[.*kv_parity", done.stdout, re.M)
     assert re.search(r"kv_parity: step \d+ of \d+: .* of request \d+", done.stdout)
+    assert_only_kv_parity_is_red(tmp_path / "reports" / "junit.xml")
+    assert_its_case_replays(done.stdout, tmp_path)
 
-    results = ElementTree.parse(folder / "reports" / "junit.xml").getroot().iter("testcase")
+
+def assert_only_kv_parity_is_red(junit: Path) -> None:
+    """Read the two results; neither is of a test that knows nothing of `--bug`."""
+    results = ElementTree.parse(junit).getroot().iter("testcase")
     red = {str(each.get("name")): each.find("failure") is not None for each in results}
     assert sorted(red.values()) == [False, True]
     assert all(name.startswith("test_a_clean_subject_keeps[") for name in red)
     assert all("kv_parity" in name for name, failed in red.items() if failed)
 
 
-def test_a_red_suite_lists_its_cases_and_how_each_is_replayed(
-    broken: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
-    """The command, taken as it stands, shows the finding."""
-    done, folder = broken
-    commands = re.findall(r"^replay with: paritybit (replay \S+)$", done.stdout, re.M)
+def assert_its_case_replays(shown: str, folder: Path) -> None:
+    """Take the one command shown as it stands: it finds the bug again, and nothing is left over."""
+    commands = re.findall(r"^replay with: paritybit (replay \S+)$", shown, re.M)
     assert len(commands) == 1
     _, path = commands[0].split()
     assert [each.name for each in (folder / "reports/out/pytest/cases").iterdir()] == [
@@ -153,14 +147,16 @@ def test_conftest_does_not_import_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_controlling_process_never_initialises_cuda() -> None:
+def test_the_controlling_process_never_initialises_cuda(tmp_path: Path) -> None:
     code = (
         "import pytest, sys, torch;"
-        "words = ['-p', 'no:cacheprovider', '-n', '1', '--collect-only', '-q', sys.argv[1]];"
-        "code = pytest.main(words);"
+        "code = pytest.main(sys.argv[1:]);"
         "sys.exit(1 if code else 3 if torch.cuda.is_initialized() else 0)"
     )
-    assert python("-c", code, "properties/test_traffic.py").returncode == 0
+    words = ("-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-n", "1", "-q")
+    traffic = str(ROOT / "properties" / "test_traffic.py")
+    done = python("-c", code, *words, "-k", "order_of_arrival", traffic, folder=tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 class Asked:
