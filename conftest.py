@@ -47,13 +47,18 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [entry for entry in named.split(",") if entry.strip() not in {"", "-1"}]
+    return [str(index) for index, _ in enumerate(gpu_names())]
+
+
+def gpu_names() -> list[str]:
+    """Return what the machine's GPUs are called, without CUDA."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return [str(index) for index, _ in enumerate(re.findall(r"^GPU \d+", listed.stdout, re.M))]
+    return re.findall(r"^GPU \d+: (.*?) \(", listed.stdout, re.M)
 
 
 def chosen_device(config: pytest.Config) -> str:
@@ -195,6 +200,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f" {counts['schedules']} schedules, {counts['steps']} differential steps,"
         f" {counts['replays']} replays, {counts['padded_replays']} of them padded"
     )
+    write_summary(config, {key: len(each) for key, each in terminalreporter.stats.items() if key})
     merged = ARTIFACTS / "cases"
     found = sorted(ARTIFACTS.glob("worker-*/*.json"))
     for path in found:
@@ -202,6 +208,22 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         path.replace(merged / path.name)
     for path in found:
         terminalreporter.write_line(f"replay with: paritybit replay {merged / path.name}")
+
+
+def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:
+    """Write what was run, on what and how it ended, as JSON; red or green."""
+    from harness.record import write_evidence
+
+    counts = config.stash[COUNTS]
+    figures = {
+        "bug": config.getoption("--bug"),
+        "seed": config.stash[SEED],
+        "schedules_a_trial": settings().max_examples,
+        "tests": tests,
+        "clean": dict(counts),
+    }
+    name = ", ".join(gpu_names()) if config.stash[DEVICE] == "cuda" else None
+    write_evidence("suite", config.stash[DEVICE], figures, ARTIFACTS / "summary.json", name)
 
 
 @pytest.fixture(scope="session")

@@ -22,11 +22,14 @@ COMMIT_VARIABLE = "PARITYBIT_COMMIT"
 """Names the commit where the tree is a copy without its git folder."""
 
 
-def environment(device: str) -> dict[str, Any]:
-    """Return what the figures of a record depend on: device, versions, commit."""
+def environment(device: str, name: str | None = None) -> dict[str, Any]:
+    """Return what the figures of a record depend on: device, versions, commit.
+
+    `name` is the device's, for a process that must not initialise CUDA to ask for it.
+    """
     return {
         "device": device,
-        "device_name": device_name(device),
+        "device_name": name or device_name(device),
         "python": platform.python_version(),
         **{name: package_version(name) for name in PACKAGES},
         "paritybit": __version__,
@@ -78,7 +81,9 @@ def write(record: dict[str, Any], path: Path) -> None:
     path.write_text(dump_json({"format": FORMAT, "version": VERSION, **record}))
 
 
-def write_evidence(kind: str, device: str, figures: dict[str, Any], path: Path) -> None:
+def write_evidence(
+    kind: str, device: str, figures: dict[str, Any], path: Path, name: str | None = None
+) -> None:
     """Write measured figures, with the environment they were measured in.
 
     Raises ValueError where the file cannot be written.
@@ -86,7 +91,7 @@ def write_evidence(kind: str, device: str, figures: dict[str, Any], path: Path) 
     data = {
         "format": f"paritybit-{kind}",
         "version": VERSION,
-        "environment": environment(device),
+        "environment": environment(device, name),
         "figures": figures,
     }
     try:

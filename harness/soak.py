@@ -3,8 +3,9 @@
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
@@ -46,20 +47,17 @@ def soak(
     ]
     names = [name for name, bug in BUGS.items() if bug.caught_by is not None]
     started = time.perf_counter()
-    with (
-        Progress(transient=True) as progress,
-        ProcessPoolExecutor(workers, get_context("spawn")) as pool,
-    ):
+    with Progress(transient=True) as progress, _mapping(workers) as spread:
         bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(names))
         clean: Counter[str] = Counter()
         alarms: list[dict[str, Any]] = []
-        for counts, found in pool.map(clean_steps, chunks):
+        for counts, found in spread(clean_steps, chunks):
             clean += counts
             alarms += found
             progress.advance(bar)
         seconds = time.perf_counter() - started
         bugs = []
-        for row in pool.map(bug_by_seed, [(device, name, tuple(seeds)) for name in names]):
+        for row in spread(bug_by_seed, [(device, name, tuple(seeds)) for name in names]):
             bugs.append(row)
             progress.advance(bar)
     missed = [row["bug"] for row in bugs if row["caught"] < row["seeds"]]
@@ -83,6 +81,16 @@ def soak(
             f" {', '.join(missed) or 'none'}"
         ),
     }
+
+
+@contextmanager
+def _mapping(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    """Give a map over `workers` processes, or over this one alone."""
+    if workers == 1:
+        yield map
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        yield pool.map
 
 
 def trials(device: str) -> list[Trial]:

@@ -17,12 +17,14 @@ THREAD = "https://github.com/sgl-project/sglang/pull/{}"
 class Bug:
     """One bug: where it was seen, how it works, and how it differs from what is right.
 
-    `rows` replaces fields of contract rows, `without` drops invalidation sites.
+    `family` is the kind of fault it is. `rows` replaces fields of contract rows,
+    `without` drops invalidation sites.
     `caught_by` names the property that must see it; `masked_by` says, for a
     difference that shows nowhere, which other site hides it.
     """
 
     name: str
+    family: str
     era: Era
     thread: str
     mechanism: str
@@ -33,11 +35,16 @@ class Bug:
     masked_by: str | None = None
 
 
+STALE_INPUT = "stale static input in padded rows"
+INDEX_DTYPE = "index dtype"
+MEMO = "memo that outlives its key"
+
 _MEMO_THREADS = THREAD.format(25824) + ", mended by " + THREAD.format(26152)
 
 _CATALOGUE = (
     Bug(
         name="swa_pad",
+        family=STALE_INPUT,
         era=Era.PRESET,
         thread=THREAD.format(23552) + ", mended by " + THREAD.format(24743),
         mechanism=(
@@ -49,6 +56,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="swa_int64",
+        family=INDEX_DTYPE,
         era=Era.PRESET,
         thread=THREAD.format(23552) + ", mended by " + THREAD.format(24743),
         mechanism=(
@@ -60,6 +68,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="req_pool_pad",
+        family=STALE_INPUT,
         era=Era.MEMO,
         thread=THREAD.format(26292),
         mechanism=(
@@ -71,6 +80,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="loc_memo_warning",
+        family=MEMO,
         era=Era.MEMO,
         thread=_MEMO_THREADS,
         mechanism=(
@@ -82,6 +92,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="loc_memo_warning.entry",
+        family=MEMO,
         era=Era.MEMO,
         thread=_MEMO_THREADS,
         mechanism="The memo is not cleared before a path is chosen.",
@@ -91,6 +102,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="loc_memo_warning.before_window",
+        family=MEMO,
         era=Era.MEMO,
         thread=_MEMO_THREADS,
         mechanism=(
@@ -103,6 +115,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="loc_memo_warning.after_window",
+        family=MEMO,
         era=Era.MEMO,
         thread=_MEMO_THREADS,
         mechanism=(
@@ -114,6 +127,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="loc_memo_warning.entry+before_window",
+        family=MEMO,
         era=Era.MEMO,
         thread=_MEMO_THREADS,
         mechanism=(
@@ -125,6 +139,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="loc_memo_warning.entry+after_window",
+        family=MEMO,
         era=Era.MEMO,
         thread=_MEMO_THREADS,
         mechanism="As after_window alone: before_window hides what entry leaves.",
@@ -133,6 +148,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="loc_memo_warning.before_window+after_window",
+        family=MEMO,
         era=Era.MEMO,
         thread=_MEMO_THREADS,
         mechanism="As after_window alone: entry hides what before_window leaves.",
@@ -141,6 +157,7 @@ _CATALOGUE = (
     ),
     Bug(
         name="loc_memo_capture",
+        family=MEMO,
         era=Era.MEMO,
         thread=THREAD.format(25824),
         mechanism=(

@@ -49,13 +49,13 @@ class DecodeRunner:
         contract: Contract,
         behaviour: Behaviour,
         buckets: tuple[int, ...],
+        buffers: BufferPool,
     ) -> None:
         self.ops = ops
         self.model = model
         self.pool = pool
         self.behaviour = behaviour
         self.buckets = tuple(sorted(buckets))
-        buffers = BufferPool(model.device)
         self.inputs = StaticInputs(contract, self.buckets[-1], self.buckets[-1], buffers)
         self.metadata = StaticMetadata(model.config, self.buckets[-1], buffers)
         self.graphs: dict[int, Graph] = {}

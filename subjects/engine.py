@@ -13,6 +13,7 @@ from reference.ops import Ops
 from reference.pool import HybridKVPool
 from subjects.access import ListedKV
 from subjects.behaviour import Behaviour, Era
+from subjects.buffers import BufferPool
 from subjects.contracts import Contract
 from subjects.decode import DecodeRunner, Replay
 from subjects.metadata import extend_lists
@@ -58,7 +59,13 @@ class Engine:
         self.behaviour = subject.behaviour
         self.pool = SubjectPool(pool, ops, subject.behaviour.era, logger)
         self.runner = RUNNERS[subject.runner](
-            ops, model, self.pool, subject.contract, subject.behaviour, buckets
+            ops,
+            model,
+            self.pool,
+            subject.contract,
+            subject.behaviour,
+            buckets,
+            BufferPool(model.device),
         )
 
     def forward(self, batch: ForwardBatch | None) -> Forward:

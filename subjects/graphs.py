@@ -74,7 +74,6 @@ class TapeGraph:
         finally:
             self.operations, ops.log = ops.log, None
         self.calls = recorder.calls
-        self.results = recorder.results
 
     def replay(self) -> None:
         """Run the tape."""
@@ -83,10 +82,6 @@ class TapeGraph:
             if call.result is not None:
                 call.result.copy_(value)
 
-    def addresses(self) -> list[int]:
-        """Return the addresses of everything the tape writes anew, its output included."""
-        return [result.data_ptr() for result in self.results]
-
 
 class _Recorder(TorchDispatchMode):
     """Records every aten call made while it is active."""
@@ -94,7 +89,6 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.calls: list[Call] = []
-        self.results: list[Tensor] = []
 
     def __torch_dispatch__(
         self,
@@ -114,7 +108,6 @@ class _Recorder(TorchDispatchMode):
             if not isinstance(value, Tensor):
                 raise UncapturableError(f"{name} does not return one tensor")
             self.calls.append(_call_into(value, func, args, kwargs))
-            self.results.append(value)
         return value
 
 
