@@ -85,7 +85,9 @@ def pytest_configure(config: pytest.Config) -> None:
     worker_input = getattr(config, "workerinput", None)
     if worker_input is None:
         derandomized = settings().derandomize
-        config.stash[SEED] = 0 if derandomized else random.SystemRandom().randrange(2**31)
+        asked = config.getoption("--hypothesis-seed", None)
+        drawn = 0 if derandomized else random.SystemRandom().randrange(2**31)
+        config.stash[SEED] = drawn if asked is None else int(asked)
         return
     config.stash[SEED] = int(worker_input["paritybit_seed"])
     gpus = visible_gpus()

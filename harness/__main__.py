@@ -208,6 +208,8 @@ def run_replay(options: argparse.Namespace) -> int:
     if case.trial.device == "cuda":
         require_cuda()
     outcome, _ = observe(Lockstep(case.trial, frozenset(PROPERTIES)), case.schedule)
+    if not outcome.steps:
+        raise CannotRunError(f"{options.case.name} runs no forward, so it proves nothing")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.told}")
     print(

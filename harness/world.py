@@ -248,10 +248,11 @@ class World:
         for span in batch.spans:
             request = self.request_of(span.row)
             request.length = span.end
-            sampled = request.length == request.known
-            if sampled:
+            whole = request.length == request.known
+            if whole:
                 request.prefilling = False
-                request.known += 1
+            sampled = whole and request.known < self.config.max_context
+            request.known += sampled
             window = self.config.window
             self.events["length window - 1"] += span.end == window - 1
             self.events["length window"] += span.end == window

@@ -6,6 +6,7 @@ their values after the capture.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -254,7 +255,10 @@ def test_an_in_place_write_to_a_view_or_a_copy_ends_where_it_did(
     assert torch.equal(graph.output, function((counting(device) * 2).to(DTYPES[dtype])))
 
 
-UNCAPTURABLE: dict[str, Callable[[Tensor], Tensor]] = {
+UNCAPTURABLE: dict[str, Callable[[Tensor], Any]] = {
+    "tolist": lambda static: static * static.sum().tolist(),
+    "numpy": lambda static: static * float(static.numpy().sum()),
+    "repeats that follow values": lambda static: static.repeat_interleave(static[0].long(), 1),
     "item": lambda static: static * static.sum().item(),
     "float": lambda static: static * float(static.sum()),
     "a branch on a value": lambda static: static if static.sum() > 0 else -static,

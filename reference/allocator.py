@@ -27,7 +27,7 @@ class Holding:
 
 
 class Allocator:
-    """Hands out slots of one pool. `on_change` is called by everything that changes ownership."""
+    """Hands out slots of one pool. `on_change` is called by whatever may change a slot's owner."""
 
     def __init__(self, pool: HybridKVPool, on_change: Callable[[], None] = lambda: None) -> None:
         self.pool = pool

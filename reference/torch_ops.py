@@ -101,18 +101,13 @@ class TorchOps(Ops):
         grouped = query.float().view(rows, kv_heads, heads // kv_heads, 1, dim)
         score = (grouped * keys).sum(-1) * dim**-0.5  # [T, G, Q/G, keys]
         score = torch.where(listed, score, self.minus_infinity)
-        peak = score.amax(-1, keepdim=True)
         if sinks is not None:
-            sink = sinks.view(1, kv_heads, heads // kv_heads, 1)
-            peak = torch.maximum(peak, sink)
-        weight = torch.exp(score - peak)
-        total = weight.sum(-1, keepdim=True)
-        if sinks is not None:
-            total = total + torch.exp(sink - peak)
-        mixed = (weight[..., None] * values).sum(-2) / total
-        mixed = torch.where(
-            listed[..., :1], mixed, self.zero
-        )  # A row's first place is listed, or none.
+            sink = sinks.view(1, kv_heads, heads // kv_heads, 1).expand(rows, -1, -1, -1)
+            score = torch.cat([score, sink], dim=-1)
+        weight = torch.softmax(score, dim=-1)[..., :max_keys, None]
+        mixed = (weight * values).sum(-2)
+        # A row's first place is listed unless it has no key at all.
+        mixed = torch.where(listed[..., :1], mixed, self.zero)
         return mixed.view(rows, heads, dim).to(query.dtype)
 
 

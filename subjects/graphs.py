@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference.ops import Ops
@@ -69,7 +70,7 @@ class TapeGraph:
         recorder = _Recorder()
         ops.log = []
         try:
-            with recorder:
+            with recorder, _HostReads():
                 self.output = function()
         finally:
             self.operations, ops.log = ops.log, None
@@ -111,6 +112,21 @@ class _Recorder(TorchDispatchMode):
         return value
 
 
+class _HostReads(TorchFunctionMode):
+    """Refuses the reads into Python that never reach a dispatch mode."""
+
+    REFUSED = frozenset(
+        {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__}
+    )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in self.REFUSED:
+            raise UncapturableError(f"Tensor.{func.__name__} cannot be recorded in a graph")
+        return func(*args, **(kwargs or {}))
+
+
 NOT_CAPTURABLE = frozenset(
     {
         torch.Tag.data_dependent_output,
@@ -122,8 +138,10 @@ NOT_CAPTURABLE = frozenset(
 
 INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
-HOST_CALLS = frozenset({"aten::lift_fresh"})
-"""A tensor made from host data: a graph would keep its first value for ever."""
+UNTAGGED = frozenset({"aten::lift_fresh", "aten::repeat_interleave"})
+"""Further calls that no graph could hold: tensors of host data, shapes that follow values."""
+
+MASKS = (torch.bool, torch.uint8)
 
 
 def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
@@ -140,8 +158,8 @@ def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
 
 def _not_capturable(func: Any, args: tuple[Any, ...]) -> bool:
     if func.overloadpacket in INDEXING:  # Its work depends on values for a mask alone.
-        return any(each is not None and each.dtype == torch.bool for each in args[1])
-    return bool(NOT_CAPTURABLE & set(func.tags)) or func._schema.name in HOST_CALLS
+        return any(each is not None and each.dtype in MASKS for each in args[1])
+    return bool(NOT_CAPTURABLE & set(func.tags)) or func._schema.name in UNTAGGED
 
 
 def _call_into(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
