@@ -5,6 +5,7 @@ just-captured bytes back before each use: it has no history.
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,14 @@ class Watched:
         self.allocated = allocations() - before
 
 
+def grouped(buffers: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return the buffers in groups of one dtype and device, which one call copies together."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for buffer in buffers:
+        groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    return list(groups.values())
+
+
 def allocations() -> int:
     """Return how many blocks the CUDA caching allocator has handed out so far."""
     if not torch.cuda.is_initialized():
@@ -78,18 +87,22 @@ class CapturedEngine:
         self._state: LocState = self.engine.pool.state
         buffers = self.runner.static_buffers()
         self.facts = {name: BufferFacts.of(buffer) for name, buffer in buffers.items()}
-        self.runner.graphs = {bs: Watched(graph) for bs, graph in self.runner.graphs.items()}
         self.engine.pool.invalidate_loc_cache()
         self.translated_dtype = self.engine.pool.translate_loc_from_full_to_swa(
             torch.zeros(1, dtype=torch.int64, device=model.device)
         ).dtype
         self.engine.pool.state = self._state
         self.outputs = {bs: BufferFacts.of(g.output) for bs, g in self.runner.graphs.items()}
-        self._buffers = list(buffers.values())
-        self._bytes = [buffer.clone() for buffer in self._buffers]
+        self._captured = [
+            (alike, [buffer.clone() for buffer in alike]) for alike in grouped(buffers.values())
+        ]
         self._kept = [
             row for row in contract(trial.runner, trial.era) if row.policy is not Policy.RESET
         ]
+
+    def watch_allocations(self) -> None:
+        """Count the allocator's blocks around every replay from now on."""
+        self.runner.graphs = {bs: Watched(graph) for bs, graph in self.runner.graphs.items()}
 
     def allocated(self, replay: Replay | None) -> int:
         """Return how many blocks the CUDA allocator handed out around `replay`."""
@@ -98,7 +111,8 @@ class CapturedEngine:
 
     def recapture(self) -> None:
         """Give every static buffer, and the Python state, what they held after capture."""
-        torch._foreach_copy_(self._buffers, self._bytes)
+        for buffers, captured in self._captured:
+            torch._foreach_copy_(buffers, captured)
         self.engine.pool.state = self._state
 
     def level_kept_tails(self, batch: ForwardBatch | None) -> None:
@@ -129,6 +143,7 @@ class Arms:
         self.graph_pool = HybridKVPool(config, trial.sizes, dtype, device)
         self.decoder = EagerDecoder(trial.ops(), self.model, self.eager_pool)
         self.subject = CapturedEngine(trial, self.model, self.graph_pool, SUBJECT_LOGGER)
+        self.subject.watch_allocations()
         self.twin = CapturedEngine(trial, self.model, self.graph_pool, TWIN_LOGGER)
         widest = max(trial.buckets)
         self.eager = World(config, self.eager_pool, widest)

@@ -61,7 +61,7 @@ def _step(config: ModelConfig, max_bs: int) -> st.SearchStrategy[Step]:
         (4, st.builds(Decode, first)),
         (2, st.builds(Repeat, st.integers(1, 3))),
         (1, st.builds(Finish, pick)),
-        (1, st.builds(Idle)),
+        (2, st.builds(Idle)),
         (1, st.builds(Extend, pick, _chunk(config))),
         (1, st.builds(Evict, pick)),
         (2, st.builds(Retract, pick)),

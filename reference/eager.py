@@ -29,21 +29,33 @@ class Visible:
     row: Tensor
     position: Tensor
 
-    @classmethod
-    def of(cls, batch: ForwardBatch, window: int | None) -> "Visible":
-        """List the last `window` keys of each token, itself included, or all without a window."""
-        rows: list[int] = []
-        positions: list[int] = []
-        bounds = [0]
-        for span in batch.spans:
-            for position in range(span.begin, span.end):
-                first = 0 if window is None else max(0, position - window + 1)
-                positions += range(first, position + 1)
-                rows += [span.row] * (position + 1 - first)
-                bounds.append(len(rows))
-        index = torch.tensor(bounds + rows + positions, device=batch.out_cache_loc.device)
-        indptr, row, place = index.split([len(bounds), len(rows), len(positions)])
-        return cls(indptr.to(torch.int32), row, place)
+
+def visible(batch: ForwardBatch, window: int) -> dict[Kind, Visible]:
+    """List what each token sees: all keys up to itself, or the last `window` of them."""
+    lists = [_listed(batch, None), _listed(batch, window)]
+    flat = torch.tensor([number for each in lists for part in each for number in part])
+    on_device = flat.to(batch.out_cache_loc.device)
+    parts = on_device.split([len(part) for each in lists for part in each])
+    return {
+        kind: Visible(bounds.to(torch.int32), row, position)
+        for kind, (bounds, row, position) in zip(
+            (Kind.FULL, Kind.SWA), (parts[:3], parts[3:]), strict=True
+        )
+    }
+
+
+def _listed(batch: ForwardBatch, window: int | None) -> tuple[list[int], list[int], list[int]]:
+    """Return the bounds, rows and positions of `Visible` as lists."""
+    bounds = [0]
+    rows: list[int] = []
+    positions: list[int] = []
+    for span in batch.spans:
+        for position in range(span.begin, span.end):
+            first = 0 if window is None else max(0, position - window + 1)
+            positions += range(first, position + 1)
+            rows += [span.row] * (position + 1 - first)
+            bounds.append(len(rows))
+    return bounds, rows, positions
 
 
 class EagerKV:
@@ -54,19 +66,16 @@ class EagerKV:
         self.model = model
         self.pool = pool
         self.batch = batch
-        self.visible = {
-            Kind.FULL: Visible.of(batch, None),
-            Kind.SWA: Visible.of(batch, model.config.window),
-        }
+        self.visible = visible(batch, model.config.window)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store at the batch's slots, then attend to each token's own visible slots."""
         config = self.model.config
         kind = config.layers[layer]
         cache = self.pool.cache(layer)
-        visible = self.visible[kind]
+        seen = self.visible[kind]
         write_slots = self.batch.out_cache_loc
-        read_slots = self.pool.req_to_token[visible.row, visible.position]
+        read_slots = self.pool.req_to_token[seen.row, seen.position]
         if kind is Kind.SWA:
             write_slots = self.pool.full_to_swa_index_mapping[write_slots]
             read_slots = self.pool.full_to_swa_index_mapping[read_slots]
@@ -74,7 +83,7 @@ class EagerKV:
         self.ops.store_kv(cache, write_slots.to(LOC_DTYPE[kind]), LOC_DTYPE[kind], key, value)
         max_keys = config.window if kind is Kind.SWA else config.max_context
         sinks = self.model.layers[layer].sinks
-        return self.ops.attention(query, cache, visible.indptr, read_slots, sinks, max_keys)
+        return self.ops.attention(query, cache, seen.indptr, read_slots, sinks, max_keys)
 
 
 class EagerDecoder:

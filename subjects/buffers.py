@@ -58,6 +58,9 @@ class StaticInputs:
             )
             for row in contract
         }
+        reset = [row for row in contract if row.policy is Policy.RESET]
+        self._zeroed = [self.buffers[row.name] for row in reset if not row.value]
+        self._filled = [(self.buffers[row.name], row.value) for row in reset if row.value]
         self.conversions: set[tuple[str, torch.dtype, torch.dtype]] = set()
 
     def view(self, name: str, requests: int, tokens: int) -> Tensor:
@@ -76,9 +79,9 @@ class StaticInputs:
         a uniform pair; host buffers are copied by themselves.
         """
         if padded:
-            for row in self.contract:
-                if row.policy is Policy.RESET:
-                    self.buffers[row.name].fill_(row.value)
+            torch._foreach_zero_(self._zeroed)
+            for buffer, value in self._filled:
+                buffer.fill_(value)
         groups: dict[tuple[torch.dtype, torch.dtype, bool], tuple[list[Tensor], list[Tensor]]]
         groups = defaultdict(lambda: ([], []))
         for row in self.contract:
