@@ -79,7 +79,8 @@ class StaticInputs:
         a uniform pair; host buffers are copied by themselves.
         """
         if padded:
-            torch._foreach_zero_(self._zeroed)
+            if self._zeroed:  # One batched call; it refuses to be asked for nothing.
+                torch._foreach_zero_(self._zeroed)
             for buffer, value in self._filled:
                 buffer.fill_(value)
         groups: dict[tuple[torch.dtype, torch.dtype, bool], tuple[list[Tensor], list[Tensor]]]
