@@ -7,6 +7,7 @@ controlling process never initialises CUDA.
 import os
 import random
 import re
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -44,10 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs the caller may use, as CUDA_VISIBLE_DEVICES names them, without CUDA."""
+    present = [str(index) for index, _ in enumerate(gpu_names())]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [entry for entry in named.split(",") if entry.strip() not in {"", "-1"}]
-    return [str(index) for index, _ in enumerate(gpu_names())]
+    if named is None or not present:
+        return present
+    entries = [entry.strip() for entry in named.split(",")]
+    # As CUDA reads it: whatever follows the first entry that names no GPU does not count.
+    valid = [entry in present or entry.startswith(("GPU-", "MIG-")) for entry in entries]
+    return entries[: valid.index(False)] if False in valid else entries
 
 
 def gpu_names() -> list[str]:
@@ -139,7 +144,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse names that this build lacks, before anything runs."""
+    """Clear the last session's artifacts, and refuse names that this build lacks."""
+    if not hasattr(session.config, "workerinput"):
+        shutil.rmtree(ARTIFACTS, ignore_errors=True)
     from harness.trial import UnknownNameError, known
     from reference.config import PRESETS
     from subjects.bugs import BUGS

@@ -114,6 +114,8 @@ class CapturedEngine:
         for buffers, captured in self._captured:
             torch._foreach_copy_(buffers, captured)
         self.engine.pool.state = self._state
+        self.runner.inputs.conversions.clear()
+        self.runner.metadata.conversions.clear()
 
     def level_kept_tails(self, batch: ForwardBatch | None) -> None:
         """Set the tails that the right contract keeps to equal bytes, as it allows."""

@@ -97,8 +97,10 @@ def load_case(path: Path) -> Case:
 
 def check_sizes(trial: Trial) -> None:
     """Raise ValueError unless a trial's sizes can be built at all."""
-    if max(trial.full_slots, trial.swa_slots) > MOST_SLOTS:
-        raise ValueError(f"a case's pools have at most {MOST_SLOTS} slots")
+    if not all(
+        trial.page_size <= each <= MOST_SLOTS for each in (trial.full_slots, trial.swa_slots)
+    ):
+        raise ValueError(f"a case's pools have at least one page and at most {MOST_SLOTS} slots")
     if not all(1 <= rows <= MOST_ROWS for rows in (*trial.buckets, max(trial.rows, 1))):
         raise ValueError(
             f"a case's rows and buckets are at most {MOST_ROWS}, its buckets at least 1"

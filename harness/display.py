@@ -37,7 +37,9 @@ def progress(console: Console, total: int) -> Iterator[Advance]:
         def advance(result: Result) -> None:
             bar.update(line, advance=1, description=f"{result.task.label}: {result.status}")
             if result.status not in GOOD:
-                console.print(f"{result.task.label}: [bold red]{result.status}[/]")
+                console.print(
+                    f"{result.task.label}: [bold red]{result.status}[/] {result.error or ''}"
+                )
 
         yield advance
 

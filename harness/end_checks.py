@@ -1,5 +1,6 @@
 """Checks of a whole schedule: played once more, and against the dense oracle."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -64,29 +65,57 @@ def determinism(arms: Arms, first: Playback, second: Playback, step: int) -> lis
     return found
 
 
-def dense_agreement(arms: Arms, latest: dict[int, Tensor], step: int) -> list[Violation]:
-    """Hold the eager world's latest logits, by request serial, against the dense oracle."""
+@dataclass(frozen=True)
+class Sampled:
+    """A request as it last sampled: its tokens in the pool, and the eager logits [vocab]."""
+
+    serial: int
+    tokens: Tensor
+    logits: Tensor
+    mrope_delta: int
+    track_index: int
+    encoder_len: int
+
+    @classmethod
+    def of(cls, world: World, request: Request, logits: Tensor) -> "Sampled":
+        """Return what `request` is after it sampled from `logits`."""
+        return cls(
+            request.serial,
+            world.tokens[request.token_row, : request.length].clone(),
+            logits,
+            request.mrope_delta,
+            request.track_index,
+            request.encoder_len,
+        )
+
+
+def dense_agreement(arms: Arms, latest: Iterable[Sampled], step: int) -> list[Violation]:
+    """Hold the eager world's latest logits of the longest requests against the dense oracle."""
     bound = DENSE_BOUND[arms.model.dtype]
-    alive = [each for each in arms.eager.running if each.serial in latest and not each.prefilling]
-    alive.sort(key=lambda each: (-each.length, each.serial))
     found = []
-    for request in alive[:DENSE_REQUESTS]:
-        dense = oracle_logits(arms, arms.eager, request)
-        eager = latest[request.serial].cpu().double()
+    for request in longest(latest):
+        dense = oracle_logits(arms, request)
+        eager = request.logits.cpu().double()
         error = float(((eager - dense).abs() / (1 + dense.abs())).max())
         if not error <= bound:
             told = (
-                f"request {request.serial} of {request.length} tokens: eager logits are off the"
-                f" dense oracle by {error:.3g}; the bound is {bound:g}"
+                f"request {request.serial} of {len(request.tokens)} tokens: eager logits are off"
+                f" the dense oracle by {error:.3g}; the bound is {bound:g}"
             )
             where = {"owner": f"request {request.serial}", "error": error, "bound": bound}
             found.append(Violation("dense_agreement", step, told, where))
     return found
 
 
-def oracle_logits(arms: Arms, world: World, request: Request) -> Tensor:
+def longest(latest: Iterable[Sampled]) -> list[Sampled]:
+    """Return the requests that are held against the oracle, the longest first."""
+    return sorted(latest, key=lambda each: (-len(each.tokens), each.serial))[:DENSE_REQUESTS]
+
+
+def oracle_logits(arms: Arms, request: Sampled) -> Tensor:
     """Return the oracle's logits, float64 [vocab], after the request's last token in the pool."""
-    tokens = world.tokens[request.token_row, : request.length].cpu()
-    position = torch.arange(request.length)
+    position = torch.arange(len(request.tokens))
     tracked = torch.where(position % TRACK_INTERVAL == TRACK_INTERVAL - 1, request.track_index, -1)
-    return dense_logits(arms.model, tokens, request.mrope_delta, tracked, request.encoder_len)[-1]
+    return dense_logits(
+        arms.model, request.tokens.cpu(), request.mrope_delta, tracked, request.encoder_len
+    )[-1]

@@ -15,7 +15,14 @@ from torch import Tensor
 from harness.arms import Arms
 from harness.checks import STEP_CHECKS, judge
 from harness.coverage import Coverage
-from harness.end_checks import Playback, dense_agreement, determinism, token_trajectory
+from harness.end_checks import (
+    Playback,
+    Sampled,
+    dense_agreement,
+    determinism,
+    longest,
+    token_trajectory,
+)
 from harness.logs import LogTrap
 from harness.probes import Probes
 from harness.schedule import Schedule, Step
@@ -62,6 +69,10 @@ class DeviceLostError(BaseException):
         self.schedule = schedule
         self.outcome = outcome
 
+    def __reduce__(self) -> tuple[type["DeviceLostError"], tuple[Schedule, Outcome]]:
+        """Cross from a worker process whole."""
+        return type(self), (self.schedule, self.outcome)
+
 
 Observer = Callable[[int, Step, Trace | None, frozenset[str]], None]
 """Told of each step: its place, the step, what was observed of its forward, what it violated."""
@@ -102,7 +113,7 @@ class Lockstep:
         outcome = Outcome()
         coverage = Coverage(outcome.events)
         logits: list[Tensor] = []
-        latest: dict[int, Tensor] = {}
+        latest: dict[int, Sampled] = {}
         found: list[Violation] = []
         told: set[str] = set()
         place = 0
@@ -124,8 +135,9 @@ class Lockstep:
                     self._sample(trace, logits, latest)
                     if told & PARTING_PROPERTIES:
                         break
+                outcome.events["held against the oracle"] = len(longest(latest.values()))
                 found += self._judge_end(schedule, place, outcome.steps, logits, latest)
-            except (IndexError, torch.AcceleratorError) as error:
+            except (IndexError, RuntimeError) as error:
                 reason = str(error).splitlines()[0]
                 found.append(Violation("captured_path", place, f"the step failed: {reason}"))
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
@@ -169,7 +181,7 @@ class Lockstep:
             warnings=self.trap.take(),
         )
 
-    def _sample(self, trace: Trace, logits: list[Tensor], latest: dict[int, Tensor]) -> None:
+    def _sample(self, trace: Trace, logits: list[Tensor], latest: dict[int, Sampled]) -> None:
         """Let both worlds sample; keep the live logits, and each request's latest eager ones."""
         if trace.batch is None or trace.eager_batch is None:
             return
@@ -179,8 +191,11 @@ class Lockstep:
         if "determinism" in self.properties:
             logits += [trace.eager_logits, trace.graph_logits.clone()]
         if "dense_agreement" in self.properties:
+            world = self.arms.eager
             for span, row in zip(trace.batch.spans, trace.eager_logits, strict=True):
-                latest[self.arms.eager.request_of(span.row).serial] = row
+                request = world.request_of(span.row)
+                if not request.prefilling:
+                    latest[request.serial] = Sampled.of(world, request, row)
 
     def _judge_end(
         self,
@@ -188,14 +203,14 @@ class Lockstep:
         place: int,
         steps: int,
         logits: list[Tensor],
-        latest: dict[int, Tensor],
+        latest: dict[int, Sampled],
     ) -> list[Violation]:
         """Judge what is judged once a schedule, over the steps that were played."""
         found = []
         if "token_trajectory" in self.properties:
             found += token_trajectory(self.arms, place)
         if "dense_agreement" in self.properties:
-            found += dense_agreement(self.arms, latest, place)
+            found += dense_agreement(self.arms, latest.values(), place)
         if "determinism" in self.properties:
             events = self.arms.graph.events
             first = self._playback(logits)
@@ -209,14 +224,16 @@ class Lockstep:
         logits: list[Tensor] = []
         self.arms.reset(schedule.seed)
         self.watch({"determinism"})
-        for place, step in schedule.flat():
-            if steps == 0:
-                break
-            trace = self._step(place, step, 0)
-            if trace is not None:
-                steps -= 1
-                self._sample(trace, logits, {})
-        self.watch(watched)
+        try:
+            for place, step in schedule.flat():
+                if steps == 0:
+                    break
+                trace = self._step(place, step, 0)
+                if trace is not None:
+                    steps -= 1
+                    self._sample(trace, logits, {})
+        finally:
+            self.watch(watched)
         return self._playback(logits)
 
     def _playback(self, logits: list[Tensor]) -> Playback:

@@ -57,22 +57,27 @@ class Run:
 def plan(settings: Settings) -> list[Task]:
     """Return the tasks of a run, clean ones first.
 
-    Each preset's clean trials run through the eras, page sizes and dtypes in turn; bugs
-    run on the first preset asked for.
+    Each preset's clean trials run through the eras, page sizes and dtypes in turn; so do
+    the bugs, each in its own era.
     """
-    shapes = ((4, "float32"), (1, "bfloat16"), (1, "float32"))
     tasks: list[Task] = []
     for shift, preset in enumerate(settings.presets):
         for place, era in enumerate(Era):
-            page_size, dtype = shapes[(place + shift) % len(shapes)]
+            page_size, dtype = SHAPES[(place + shift) % len(SHAPES)]
             trial = Trial(settings.runner, preset, dtype, settings.device, era, page_size)
             tasks += _both_sources(
                 trial, settings.seed + len(tasks), settings.examples // CLEAN_SHARE
             )
-    for bug in settings.bugs:
-        trial = Trial(settings.runner, settings.presets[0], device=settings.device).with_bug(bug)
-        tasks += _both_sources(trial, settings.seed, settings.examples)
+    for place, bug in enumerate(settings.bugs):
+        preset = settings.presets[place % len(settings.presets)]
+        page_size, dtype = SHAPES[place % len(SHAPES)]
+        trial = Trial(settings.runner, preset, dtype, settings.device, page_size=page_size)
+        tasks += _both_sources(trial.with_bug(bug), settings.seed, settings.examples)
     return tasks
+
+
+SHAPES = ((4, "float32"), (1, "bfloat16"), (1, "float32"))
+"""Page sizes and dtypes that a run's trials take in turn."""
 
 
 def _both_sources(trial: Trial, seed: int, examples: int) -> list[Task]:
@@ -85,19 +90,22 @@ def _both_sources(trial: Trial, seed: int, examples: int) -> list[Task]:
 def execute(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], None]) -> None:
     """Run tasks in `workers` processes, handing on each result as it comes.
 
-    A process whose device was lost is replaced before it is given another task.
+    A process that died or lost its device is replaced before it is given another task.
     """
     waiting = list(reversed(tasks))
     with _processes(workers) as processes:
-        busy: dict[Future[Result], int] = {}
+        busy: dict[Future[Result], tuple[int, Task]] = {}
         while waiting or busy:
-            for place in set(range(workers)) - set(busy.values()):
+            for place in set(range(workers)) - {place for place, _ in busy.values()}:
                 if waiting:
+                    task = waiting.pop()
                     with undisturbed():
-                        busy[processes[place].submit(run_task, waiting.pop())] = place
+                        busy[processes[place].submit(run_task, task)] = place, task
             done, _ = wait(busy, return_when=FIRST_COMPLETED)
             for each in done:
-                place, result = busy.pop(each), each.result()
+                place, task = busy.pop(each)
+                error = each.exception()
+                result = Result.of_failure(task, error) if error else each.result()
                 if result.device_lost:
                     processes[place].shutdown()
                     processes[place] = pool(1)
@@ -199,6 +207,7 @@ def _counts(result: Result) -> dict[str, Any]:
         "trial": result.task.trial.to_json(),
         "source": str(result.task.source),
         "status": str(result.status),
+        "error": result.error,
         "schedules": catch.schedules,
         "steps": catch.steps,
         "replays": catch.replays,

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -75,7 +75,8 @@ def soak(
         "bugs": bugs,
         "as_hoped": not alarms and clean["padded_replays"] > 0 and not missed,
         "told": (
-            f"{clean['steps']} clean steps in {workers} processes, {len(alarms)} false alarms;"
+            f"{clean['steps']} clean steps in {workers} processes, {len(STEP_PROPERTIES)}"
+            f" properties checked at each: {len(alarms)} false alarms;"
             f" missed within {EXAMPLES} schedules by some of {len(seeds)} seeds:"
             f" {', '.join(missed) or 'none'}"
         ),
@@ -144,17 +145,24 @@ def clean_steps(chunk: Chunk) -> tuple[Counter[str], list[dict[str, Any]]]:
 
 
 def bug_by_seed(work: tuple[str, str, tuple[int, ...]]) -> dict[str, Any]:
-    """Hunt one bug (device, name, seeds); say how many schedules each seed needed."""
+    """Hunt one bug (device, name, seeds), each seed on another preset, page size and dtype.
+
+    Says how many schedules each seed that caught it needed.
+    """
     device, name, seeds = work
-    lockstep = Lockstep(Trial(device=device).with_bug(name))
+    bug = BUGS[name]
+    variety = [replace(each, era=bug.era, bug=name) for each in trials(device)]
+    variety = list(dict.fromkeys(variety))
     needed: list[int] = []
     for seed in seeds:
-        catch = hunt(lockstep, BUGS[name].caught_by, seed, EXAMPLES, shrink=False)
+        lockstep = lockstep_of(variety[seed % len(variety)])
+        catch = hunt(lockstep, bug.caught_by, seed, EXAMPLES, shrink=False)
         if catch.schedule is not None:
             needed.append(catch.schedules)
     return {
         "bug": name,
-        "property": BUGS[name].caught_by,
+        "property": bug.caught_by,
+        "trials": len(variety),
         "seeds": len(seeds),
         "caught": len(needed),
         "schedules_needed": needed,

@@ -38,7 +38,10 @@ class Status(StrEnum):
     NOT_MASKED = "not masked"
     CLEAN_IS_RED = "clean is red too"
     VACUOUS = "vacuous"
+    NOT_REPRODUCED = "not reproduced"
+    CAPTURE_WARNED = "warned at capture"
     DEVICE_LOST = "device lost"
+    FAILED = "failed"
 
 
 GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.MASKED})
@@ -93,6 +96,13 @@ class Result:
     capture_warnings: int
     seconds: float
     device_lost: bool = False
+    error: str | None = None
+
+    @classmethod
+    def of_failure(cls, task: Task, error: BaseException) -> "Result":
+        """Return the result of a task that a process could not carry out."""
+        told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return cls(task, Status.FAILED, Catch(), None, 0, 0.0, device_lost=True, error=told)
 
 
 OnPlayed = Callable[[Outcome], None]
@@ -103,7 +113,7 @@ def run_task(task: Task, on_played: OnPlayed = lambda outcome: None) -> Result:
     started = time.monotonic()
     sought = task.bug.caught_by if task.bug is not None else None
     every = frozenset(PROPERTIES)
-    watched = every if task.bug is None else STEP_PROPERTIES | ({sought} if sought else set())
+    watched = every if sought is None else STEP_PROPERTIES | {sought}
     lockstep = Lockstep(task.trial, watched)
     catch, finding, lost = Catch(), None, False
     try:
@@ -111,7 +121,7 @@ def run_task(task: Task, on_played: OnPlayed = lambda outcome: None) -> Result:
         if catch.schedule is not None:
             lockstep.watch(every)
             finding = Finding.of(catch.schedule, *observe(lockstep, catch.schedule))
-        status = judge_task(task, catch, finding)
+        status = judge_task(task, catch, finding, len(lockstep.capture_warnings))
     except DeviceLostError as error:
         lost = True
         catch.add(error.outcome)
@@ -133,21 +143,33 @@ def _search(task: Task, lockstep: Lockstep, sought: str | None, on_played: OnPla
     if task.source is Source.GENERATED:
         return hunt(lockstep, sought, task.seed, task.examples, on_played)
     config, max_bs = lockstep.arms.config, max(task.trial.buckets)
-    pieces = traffic_schedules(config, max_bs, task.examples, task.seed)
+    pieces = traffic_schedules(config, max_bs, task.trial.room, task.examples, task.seed)
     return sweep(lockstep, pieces, sought, on_played)
 
 
-def judge_task(task: Task, catch: Catch, finding: Finding | None) -> Status:
-    """Say how a task ended: nothing counts that replayed no graph, or none with padding."""
-    bug = task.bug
-    if finding is not None and bug is not None and bug.caught_by is not None:
-        clean = Lockstep(replace(task.trial, bug=None), STEP_PROPERTIES | {bug.caught_by})
-        red = clean.play(finding.schedule).violations
-        return Status.CLEAN_IS_RED if red else Status.CAUGHT
+def judge_task(task: Task, catch: Catch, finding: Finding | None, capture_warnings: int) -> Status:
+    """Say how a task ended.
+
+    Nothing counts that replayed no graph, or none with padding, or, with every property
+    on, held nothing against the oracle.
+    """
+    sought = task.bug.caught_by if task.bug is not None else None
+    if finding is not None and sought is not None:
+        return _judge_catch(task, finding, sought)
     if finding is not None:
-        return Status.RED if bug is None else Status.NOT_MASKED
-    if not catch.replays or not catch.padded_replays:
+        return Status.RED if task.bug is None else Status.NOT_MASKED
+    if sought is not None:
+        return Status.WRONG_PROPERTY if catch.violated else Status.MISSED
+    if not (catch.replays and catch.padded_replays and catch.events["held against the oracle"]):
         return Status.VACUOUS
-    if bug is None or bug.caught_by is None:
-        return Status.GREEN if bug is None else Status.MASKED
-    return Status.WRONG_PROPERTY if catch.violated else Status.MISSED
+    if task.bug is not None:
+        return Status.MASKED
+    return Status.CAPTURE_WARNED if capture_warnings else Status.GREEN
+
+
+def _judge_catch(task: Task, finding: Finding, sought: str) -> Status:
+    """Say whether a shrunk schedule shows the bug, and the bug alone."""
+    if sought not in {each["property"] for each in finding.violations}:
+        return Status.NOT_REPRODUCED
+    clean = Lockstep(replace(task.trial, bug=None), STEP_PROPERTIES | {sought})
+    return Status.CLEAN_IS_RED if clean.play(finding.schedule).violations else Status.CAUGHT

@@ -30,6 +30,9 @@ REQUESTS = 16
 IDLE_STEPS = 2
 """Idle replays that stand for a gap of any length."""
 
+PAGE_ROUNDING = 3
+"""Slots that a request may leave unused at the end of its last page."""
+
 EVICT_EVERY = 8
 """Ticks between evictions of what has left the windows."""
 
@@ -48,6 +51,7 @@ class _Live:
     serial: int
     waiting: int
     remaining: int
+    tokens: int
 
 
 def load_trace() -> tuple[Arrival, ...]:
@@ -66,18 +70,27 @@ def load_trace() -> tuple[Arrival, ...]:
     )
 
 
-def traffic_schedules(config: ModelConfig, max_bs: int, count: int, seed: int) -> list[Schedule]:
-    """Return `count` schedules of REQUESTS consecutive requests each; `seed` says where from."""
+def traffic_schedules(
+    config: ModelConfig, max_bs: int, room: int, count: int, seed: int
+) -> list[Schedule]:
+    """Return `count` schedules of REQUESTS consecutive requests each; `seed` says where from.
+
+    At most `max_bs` requests run at once, and no more than `room` slots hold in the end.
+    """
     trace = load_trace()
     pieces = len(trace) // REQUESTS
     chosen = [(seed + 7 * index) % pieces for index in range(count)]
     return [
-        Schedule(tuple(_simulate(trace[REQUESTS * i : REQUESTS * (i + 1)], config, max_bs)), i)
+        Schedule(
+            tuple(_simulate(trace[REQUESTS * i : REQUESTS * (i + 1)], config, max_bs, room)), i
+        )
         for i in chosen
     ]
 
 
-def _simulate(arrivals: Sequence[Arrival], config: ModelConfig, max_bs: int) -> Iterator[Step]:
+def _simulate(
+    arrivals: Sequence[Arrival], config: ModelConfig, max_bs: int, room: int
+) -> Iterator[Step]:
     """Yield the steps of a piece of the trace."""
     queue = list(arrivals)
     live: list[_Live] = []
@@ -85,13 +98,15 @@ def _simulate(arrivals: Sequence[Arrival], config: ModelConfig, max_bs: int) -> 
     start, tick, idle, serial = arrivals[0].second - TICK_SECONDS / 2, 0, 0, 0
     while queue or live:
         while queue and len(live) < max_bs and queue[0].second - start <= tick * TICK_SECONDS:
-            arrival = queue.pop(0)
-            prompt = 1 + min(arrival.context * config.window // CONTEXT_TOKENS, 3 * config.window)
+            prompt = 1 + min(queue[0].context * config.window // CONTEXT_TOKENS, 3 * config.window)
+            generated = 1 + queue[0].generated // GENERATED_TOKENS
+            tokens = prompt + generated + PAGE_ROUNDING
+            if tokens + sum(each.tokens for each in live) > room:
+                break
+            queue.pop(0)
             chunk = config.window + 1
             yield Admit(prompt, chunk)
-            live.append(
-                _Live(serial, max(0, prompt - chunk), 1 + arrival.generated // GENERATED_TOKENS)
-            )
+            live.append(_Live(serial, max(0, prompt - chunk), generated, tokens))
             serial += 1
         for request in [each for each in live if each.waiting]:
             yield Extend(0, 3 * config.window)

@@ -77,6 +77,11 @@ class Trial:
         """The sizes of both worlds' pools."""
         return PoolSizes(self.full_slots, self.swa_slots, self.page_size, self.rows)
 
+    @property
+    def room(self) -> int:
+        """How many tokens fit into either sub-pool."""
+        return min(self.full_slots, self.swa_slots)
+
     def subject(self) -> Subject:
         """Return what is on trial."""
         if self.bug is None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.arms import Watched, allocations
 from harness.lockstep import Lockstep, Outcome
 from harness.logs import LogTrap
 from harness.schedule import Admit, Decode, Idle, Schedule
@@ -289,6 +290,31 @@ def test_a_batch_dependent_op_is_seen_though_both_worlds_use_it(
     monkeypatch.setattr(TorchOps, "_linear_add", dependent)
     outcome = play("cpu", None, monkeypatch)
     assert "batch_invariance" in outcome.violated
+
+
+def test_blocks_handed_out_around_a_replay_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count is the difference that one replay makes."""
+    handed_out = [7]
+
+    class Allocating:
+        def __init__(self) -> None:
+            self.output = torch.zeros(1)
+            self.operations: list[str] = []
+
+        def replay(self) -> None:
+            handed_out[0] += 2
+
+    monkeypatch.setattr("harness.arms.allocations", lambda: handed_out[0])
+    graph = Watched(Allocating())
+    graph.replay()
+    assert graph.allocated == 2
+
+
+def test_the_allocator_counts_blocks_on_cuda_alone(device: str) -> None:
+    before = allocations()
+    block = torch.empty(1 << 20, device=device)
+    assert allocations() - before == (1 if device == "cuda" else 0)
+    del block
 
 
 def test_only_the_subject_is_heard() -> None:

@@ -48,7 +48,11 @@ def surveyed(trial: Trial, seed: int, played: Counter[str]) -> Survey:
     if trial not in SURVEYS:
         lockstep = Lockstep(trial, frozenset(PROPERTIES))
         pieces = traffic_schedules(
-            lockstep.arms.config, max(trial.buckets), TRAFFIC_PIECES, seed % TRAFFIC_SEEDS
+            lockstep.arms.config,
+            max(trial.buckets),
+            trial.room,
+            TRAFFIC_PIECES,
+            seed % TRAFFIC_SEEDS,
         )
         generated = survey(lockstep, seed, settings().max_examples)
         traffic = Catch()
@@ -78,11 +82,12 @@ def test_a_clean_subject_keeps(
 def test_a_survey_is_not_vacuous(
     clean_trial: Trial, hunter_seed: int, played: Counter[str]
 ) -> None:
-    """Both sources replayed graphs, and graphs with padded rows."""
+    """Both sources replayed graphs, some with padded rows, and asked the oracle."""
     survey_of = surveyed(clean_trial, hunter_seed, played)
     for source in (survey_of.generated, survey_of.traffic):
         assert source.replays > 0
         assert source.padded_replays > 0
+        assert source.events["held against the oracle"] > 0
 
 
 def test_every_bucket_was_replayed(
@@ -99,7 +104,11 @@ def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> 
     catch = hunt(lockstep, property_id, seed, settings().max_examples)
     if catch.schedule is None:
         pieces = traffic_schedules(
-            lockstep.arms.config, max(trial.buckets), TRAFFIC_PIECES, seed % TRAFFIC_SEEDS
+            lockstep.arms.config,
+            max(trial.buckets),
+            trial.room,
+            TRAFFIC_PIECES,
+            seed % TRAFFIC_SEEDS,
         )
         catch = sweep(lockstep, pieces, property_id)
     if catch.schedule is None:

@@ -11,10 +11,12 @@ import pytest
 
 from harness.hunt import Catch, hunt, sweep
 from harness.lockstep import Lockstep
+from harness.schedule import Idle, Schedule
 from harness.tasks import Source, Status, Task, run_task
 from harness.traffic import traffic_schedules
 from harness.trial import Trial
 from harness.violation import PROPERTIES, STEP_PROPERTIES
+from properties.trials import bug_trial
 from subjects.bugs import BUGS
 
 CAUGHT = [name for name, bug in BUGS.items() if bug.caught_by is not None]
@@ -37,18 +39,25 @@ MOST_REQUESTS = 2
 
 
 @cache
-def hunted(name: str, device: str, seed: int) -> tuple[Lockstep, Catch]:
+def hunted(trial: Trial, seed: int) -> tuple[Lockstep, Catch]:
     """Return the hunt of one bug, done once."""
-    lockstep = Lockstep(Trial(device=device).with_bug(name))
-    return lockstep, hunt(lockstep, BUGS[name].caught_by, seed, EXAMPLES)
+    assert trial.bug is not None
+    lockstep = Lockstep(trial)
+    return lockstep, hunt(lockstep, BUGS[trial.bug].caught_by, seed, EXAMPLES)
+
+
+@pytest.fixture
+def trial(name: str, device: str, request: pytest.FixtureRequest) -> Trial:
+    """The trial of a bug, on the preset that was asked for or on the bug's own."""
+    return bug_trial(name, device, request.config.getoption("--preset"))
 
 
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_bug_is_caught_by_its_property_and_shrinks(
-    name: str, device: str, hunter_seed: int
+    name: str, trial: Trial, hunter_seed: int
 ) -> None:
     """Caught within 50 schedules, near minimal, and seen again with every property on."""
-    lockstep, catch = hunted(name, device, hunter_seed)
+    lockstep, catch = hunted(trial, hunter_seed)
     assert catch.schedule is not None
     assert len(catch.schedule.steps) <= MOST_STEPS[name]
     assert sum(step.name == "admit" for step in catch.schedule.steps) <= MOST_REQUESTS
@@ -57,28 +66,35 @@ def test_a_bug_is_caught_by_its_property_and_shrinks(
 
 
 @pytest.mark.parametrize("name", CAUGHT)
-def test_what_shows_a_bug_is_green_without_it(name: str, device: str, hunter_seed: int) -> None:
-    _, catch = hunted(name, device, hunter_seed)
+def test_what_shows_a_bug_is_green_without_it(name: str, trial: Trial, hunter_seed: int) -> None:
+    _, catch = hunted(trial, hunter_seed)
     assert catch.schedule is not None
-    clean = Lockstep(Trial(device=device, era=BUGS[name].era), PROPERTIES)
+    clean = Lockstep(replace(trial, bug=None), PROPERTIES)
     assert clean.play(catch.schedule).violations == ()
 
 
 @pytest.mark.parametrize("name", CAUGHT)
-def test_a_bug_is_caught_on_real_traffic(name: str, device: str) -> None:
-    lockstep = Lockstep(Trial(device=device).with_bug(name))
-    pieces = traffic_schedules(lockstep.arms.config, 8, 4, seed=0)
+def test_a_bug_is_caught_on_real_traffic(name: str, trial: Trial) -> None:
+    lockstep = Lockstep(trial)
+    pieces = traffic_schedules(lockstep.arms.config, 8, trial.room, 4, seed=0)
     assert sweep(lockstep, pieces, BUGS[name].caught_by).schedule is not None
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_a_masked_site_shows_in_no_step(name: str, device: str, hunter_seed: int) -> None:
-    """No property of any step sees it, over schedules that replay with padding."""
-    result = run_task(
-        Task(Trial(device=device).with_bug(name), Source.GENERATED, hunter_seed, EXAMPLES)
-    )
+def test_a_masked_site_shows_in_no_step(name: str, trial: Trial, hunter_seed: int) -> None:
+    """No property sees it, over schedules that replay with padding."""
+    result = run_task(Task(trial, Source.GENERATED, hunter_seed, EXAMPLES))
     assert result.status is Status.MASKED
     assert BUGS[name].masked_by
+
+
+def test_the_memo_warns_in_a_replay_that_no_allocation_precedes(device: str) -> None:
+    """An idle step of the graph path: what the capture left takes turns with the window."""
+    lockstep = Lockstep(Trial(device=device).with_bug("loc_memo_warning"))
+    outcome = lockstep.play(Schedule((Idle(),)))
+    assert [each.property for each in outcome.violations] == ["log_hygiene"]
+    assert outcome.violations[0].where["path"] == "graph replay"
+    assert outcome.padded_replays == 1
 
 
 def test_a_masked_site_is_caught_together_with_what_masks_it() -> None:
@@ -88,7 +104,7 @@ def test_a_masked_site_is_caught_together_with_what_masks_it() -> None:
 
 def test_a_stale_capture_is_silent(device: str, hunter_seed: int) -> None:
     """The harmful memo hit warns nowhere: neither while capturing nor in any step."""
-    lockstep, catch = hunted("loc_memo_capture", device, hunter_seed)
+    lockstep, catch = hunted(bug_trial("loc_memo_capture", device, None), hunter_seed)
     assert catch.schedule is not None
     lockstep.watch(PROPERTIES)
     outcome = lockstep.play(catch.schedule)

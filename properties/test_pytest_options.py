@@ -178,6 +178,12 @@ def asked(device: str, worker_input: Mapping[str, Any] | None = None) -> pytest.
     return cast(pytest.Config, Asked(device, worker_input))
 
 
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the driver name eight GPUs."""
+    monkeypatch.setattr(conftest, "gpu_names", lambda: ["a GPU"] * 8)
+
+
 @pytest.mark.parametrize(
     ("named", "seen"),
     [
@@ -185,14 +191,22 @@ def asked(device: str, worker_input: Mapping[str, Any] | None = None) -> pytest.
         ("0", ["0"]),
         ("", []),
         ("-1", []),
+        ("3,99,4", ["3"]),
         ("GPU-1a2b,GPU-3c4d", ["GPU-1a2b", "GPU-3c4d"]),
     ],
 )
+@pytest.mark.usefixtures("eight_gpus")
 def test_the_visible_gpus_are_those_that_the_environment_names(
     named: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert conftest.visible_gpus() == seen
+
+
+def test_the_environment_names_no_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "gpu_names", list)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert conftest.visible_gpus() == []
 
 
 def listing(text: str) -> Callable[..., subprocess.CompletedProcess[str]]:
@@ -229,6 +243,7 @@ def test_where_the_driver_cannot_be_asked_there_is_no_gpu(
     assert conftest.visible_gpus() == []
 
 
+@pytest.mark.usefixtures("eight_gpus")
 def test_auto_takes_cuda_where_a_gpu_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert conftest.chosen_device(asked("auto")) == "cuda"
@@ -240,6 +255,7 @@ def test_auto_takes_cuda_where_a_gpu_is_visible(monkeypatch: pytest.MonkeyPatch)
         conftest.chosen_device(asked("cuda"))
 
 
+@pytest.mark.usefixtures("eight_gpus")
 def test_there_are_as_many_workers_as_gpus_or_else_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
     monkeypatch.setattr(os, "cpu_count", lambda: 11)
@@ -257,6 +273,7 @@ def worker(name: str, device: str) -> pytest.Config:
 
 
 @pytest.mark.parametrize(("name", "gpu"), [("gw0", "2"), ("gw1", "5"), ("gw2", "2"), ("gw11", "5")])
+@pytest.mark.usefixtures("eight_gpus")
 def test_a_worker_is_pinned_to_its_gpu(
     name: str, gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +284,7 @@ def test_a_worker_is_pinned_to_its_gpu(
     assert (config.stash[conftest.DEVICE], config.stash[conftest.SEED]) == ("cuda", 42)
 
 
+@pytest.mark.usefixtures("eight_gpus")
 def test_a_worker_on_a_cpu_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     config = worker("gw1", "cpu")
@@ -275,6 +293,7 @@ def test_a_worker_on_a_cpu_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert config.stash[conftest.DEVICE] == "cpu"
 
 
+@pytest.mark.usefixtures("eight_gpus")
 def test_the_controlling_process_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     config = asked("auto")

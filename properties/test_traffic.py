@@ -14,6 +14,7 @@ from harness.violation import STEP_PROPERTIES
 from reference.config import PRESETS
 
 CONFIG = PRESETS["gpt_oss"].tiny
+ROOM = Trial().room
 ROWS = 8
 PIECES = len(load_trace()) // REQUESTS
 
@@ -22,7 +23,7 @@ PIECES = len(load_trace()) // REQUESTS
 def pieces() -> list[Schedule]:
     """Every piece of the trace, in order."""
     in_order: dict[int, Schedule] = {}
-    for piece in traffic_schedules(CONFIG, ROWS, PIECES, seed=0):
+    for piece in traffic_schedules(CONFIG, ROWS, ROOM, PIECES, seed=0):
         in_order[piece.seed] = piece
     return [in_order[place] for place in range(PIECES)]
 
@@ -116,16 +117,28 @@ def test_a_gap_of_any_length_is_a_few_idle_replays(pieces: list[Schedule]) -> No
 
 def test_the_same_seed_cuts_the_same_pieces() -> None:
     for seed in (0, 5, 2**31 - 1):
-        first = traffic_schedules(CONFIG, ROWS, 3, seed)
-        assert first == traffic_schedules(CONFIG, ROWS, 3, seed)
+        first = traffic_schedules(CONFIG, ROWS, ROOM, 3, seed)
+        assert first == traffic_schedules(CONFIG, ROWS, ROOM, 3, seed)
         assert len({piece.seed for piece in first}) == 3
-    assert traffic_schedules(CONFIG, ROWS, 3, 0) != traffic_schedules(CONFIG, ROWS, 3, 1)
+    assert traffic_schedules(CONFIG, ROWS, ROOM, 3, 0) != traffic_schedules(
+        CONFIG, ROWS, ROOM, 3, 1
+    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_piece_plays_clean_with_padded_replays(preset: str, device: str) -> None:
     lockstep = Lockstep(Trial(preset=preset, device=device), STEP_PROPERTIES)
-    piece = traffic_schedules(PRESETS[preset].tiny, ROWS, 1, seed=4)[0]
+    piece = traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 1, seed=4)[0]
     outcome = lockstep.play(piece)
     assert outcome.violations == ()
     assert outcome.replays > outcome.padded_replays > 0
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_pools_have_room_for_every_request_of_a_piece(preset: str) -> None:
+    """Nothing is dropped, or the steps that follow would act on other requests."""
+    lockstep = Lockstep(Trial(preset=preset, page_size=4), frozenset())
+    for piece in traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, PIECES, seed=0):
+        lockstep.play(piece)
+        assert lockstep.arms.graph.admitted == REQUESTS
+        assert not lockstep.arms.graph.running

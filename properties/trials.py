@@ -26,7 +26,16 @@ def clean_trials(
     return trials
 
 
+def bug_trial(bug: str, device: str, preset: str | None) -> Trial:
+    """Return a trial with a bug switched on, each bug on another preset, page size and dtype."""
+    place = list(BUGS).index(bug)
+    dtype, page_size = list(product(DTYPES, PAGE_SIZES))[place % 4]
+    chosen = preset or list(PRESETS)[place % len(PRESETS)]
+    trial = Trial(preset=chosen, dtype=dtype, device=device, page_size=page_size)
+    return trial.with_bug(bug)
+
+
 def name(trial: Trial) -> str:
     """Return a trial in a test id."""
     parts = [trial.preset, str(trial.era), trial.dtype, f"page{trial.page_size}"]
-    return "-".join([trial.runner, *parts])
+    return "-".join([trial.runner, *parts, *([trial.bug] if trial.bug else [])])

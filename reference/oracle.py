@@ -1,6 +1,6 @@
 """The dense oracle: a float64 model with no cache and no paging, masks from the definition.
 
-It shares the weights with the eager path, and nothing else: bugs equal in both
+It shares configuration and weights with the eager path, and nothing else: bugs equal in both
 worlds (a window off by one) show against it. It keeps positions, not slots.
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reference.batch import MROPE_SECTIONS
 from reference.config import Kind
-from reference.model import Model, rotary_frequency
+from reference.model import Model
 
 
 def visible(kind: Kind, window: int, length: int) -> Tensor:
@@ -69,7 +69,9 @@ def _norm(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def _angles(model: Model, kind: Kind, length: int, mrope_delta: int) -> Tensor:
-    frequency = rotary_frequency(model.config, kind)
+    dim = model.config.shape(kind).head_dim
+    base = torch.tensor(model.config.rope_theta(kind), dtype=torch.float64)
+    frequency = torch.exp(-2 * torch.arange(dim // 2) / dim * torch.log(base))
     position = torch.arange(length, dtype=torch.float64)[:, None].expand(-1, len(frequency))
     if kind is Kind.FULL:
         # Pair p of P belongs to mrope section floor(3 p / P), which runs `mrope_delta` ahead

@@ -18,6 +18,8 @@ Data = Mapping[str, Any]
 STATUSES: Mapping[str, tuple[bool, str]] = {
     "caught": (True, "The property that must catch it did."),
     "clean is red too": (False, "What showed it shows on the clean build as well."),
+    "not reproduced": (False, "Caught in the hunt, but not when its shrunk schedule was played."),
+    "failed": (False, "A process failed and told no more than its error."),
     "device lost": (False, "A step ended the device's context; what follows ran in a new process."),
     "masked": (True, "It shows nowhere, as expected: something else hides it."),
     "missed": (False, "No schedule showed it."),

@@ -85,7 +85,8 @@ _CATALOGUE = (
         thread=_MEMO_THREADS,
         mechanism=(
             "25824 without 26152: nobody clears the memo around the window translation, so"
-            " it takes turns with out_cache_loc's and the pool warns, every value being right."
+            " it takes turns with out_cache_loc's and the pool warns, every value being right:"
+            " in every eager forward, and in a replay that no allocation precedes."
         ),
         caught_by="log_hygiene",
         without=("entry", "before_window", "after_window"),
