@@ -17,6 +17,7 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
 from reference.ops import Ops
 from reference.torch_ops import GELU_CUBE, GELU_SCALE, NORM_EPSILON
@@ -57,9 +58,23 @@ class Kernel:
         key = (*[each.dtype for each in values if type(each) is Tensor], *constants.values())
         compiled = self.compiled.get(key)
         if compiled is None:
+            # The interpreter compiles nothing and returns None: it is called anew each time.
             self.compiled[key] = self.function[grid](*values, **constants)
-        else:
-            compiled[grid](*values, *[constants[name] for name in self.constants])
+            return
+        ordered = [constants[name] for name in self.constants]
+        stream = driver.active.get_current_stream(values[0].device.index)
+        # What follows the metadata are launch hooks, of which there are none.
+        compiled.run(
+            *grid,
+            stream,
+            compiled.function,
+            compiled.packed_metadata,
+            None,
+            None,
+            None,
+            *values,
+            *ordered,
+        )
 
 
 @Kernel
