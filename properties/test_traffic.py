@@ -138,7 +138,7 @@ def test_a_piece_plays_clean_with_padded_replays(preset: str, device: str) -> No
 def test_the_pools_have_room_for_every_request_of_a_piece(preset: str) -> None:
     """Nothing is dropped, or the steps that follow would act on other requests."""
     lockstep = Lockstep(Trial(preset=preset, page_size=4), frozenset())
-    for piece in traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, PIECES, seed=0):
+    for piece in traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 3, seed=0):
         lockstep.play(piece)
         assert lockstep.arms.graph.admitted == REQUESTS
         assert not lockstep.arms.graph.running
