@@ -15,8 +15,6 @@ from harness.generate import schedules
 from harness.lockstep import Lockstep, Outcome
 from harness.schedule import Schedule
 
-OnPlayed = Callable[[Outcome], None]
-
 
 @dataclass
 class Catch:
@@ -54,7 +52,6 @@ def hunt(
     sought: str | None,
     seed_value: int,
     examples: int,
-    on_played: OnPlayed = lambda outcome: None,
     *,
     shrink: bool = True,
 ) -> Catch:
@@ -71,7 +68,6 @@ def hunt(
         outcome = lockstep.play(schedule)
         if catch.schedule is None:
             catch.add(outcome)
-            on_played(outcome)
         if caught(outcome):
             catch.schedule = schedule
             raise _CaughtError
@@ -121,7 +117,6 @@ def sweep(
     lockstep: Lockstep,
     candidates: Iterable[Schedule],
     sought: str | None,
-    on_played: OnPlayed = lambda outcome: None,
 ) -> Catch:
     """Play given schedules until one violates `sought` (None: anything), and cut it short.
 
@@ -134,7 +129,6 @@ def sweep(
         outcome = lockstep.play(schedule)
         if catch.schedule is None:
             catch.add(outcome)
-            on_played(outcome)
         return sought in outcome.violated if sought else bool(outcome.violations)
 
     for schedule in candidates:

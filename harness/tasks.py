@@ -4,7 +4,6 @@ A task is plain data, so that it can be handed to a worker process; so is its re
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -105,10 +104,7 @@ class Result:
         return cls(task, Status.FAILED, Catch(), None, 0, 0.0, device_lost=True, error=told)
 
 
-OnPlayed = Callable[[Outcome], None]
-
-
-def run_task(task: Task, on_played: OnPlayed = lambda outcome: None) -> Result:
+def run_task(task: Task) -> Result:
     """Run one task."""
     started = time.monotonic()
     sought = task.bug.caught_by if task.bug is not None else None
@@ -117,7 +113,7 @@ def run_task(task: Task, on_played: OnPlayed = lambda outcome: None) -> Result:
     lockstep = Lockstep(task.trial, watched)
     catch, finding, lost = Catch(), None, False
     try:
-        catch = _search(task, lockstep, sought, on_played)
+        catch = _search(task, lockstep, sought)
         if catch.schedule is not None:
             lockstep.watch(every)
             finding = Finding.of(catch.schedule, *observe(lockstep, catch.schedule))
@@ -138,13 +134,13 @@ def run_task(task: Task, on_played: OnPlayed = lambda outcome: None) -> Result:
     )
 
 
-def _search(task: Task, lockstep: Lockstep, sought: str | None, on_played: OnPlayed) -> Catch:
+def _search(task: Task, lockstep: Lockstep, sought: str | None) -> Catch:
     """Play the task's schedules until one violates what is sought, and shrink that one."""
     if task.source is Source.GENERATED:
-        return hunt(lockstep, sought, task.seed, task.examples, on_played)
+        return hunt(lockstep, sought, task.seed, task.examples)
     config, max_bs = lockstep.arms.config, max(task.trial.buckets)
     pieces = traffic_schedules(config, max_bs, task.trial.room, task.examples, task.seed)
-    return sweep(lockstep, pieces, sought, on_played)
+    return sweep(lockstep, pieces, sought)
 
 
 def judge_task(task: Task, catch: Catch, finding: Finding | None, capture_warnings: int) -> Status:

@@ -14,6 +14,7 @@ from hypothesis import settings
 from harness.case import Case, write_case
 from harness.hunt import Catch, hunt, survey, sweep
 from harness.lockstep import Lockstep
+from harness.schedule import Schedule
 from harness.timeline import observe
 from harness.traffic import traffic_schedules
 from harness.trial import Trial
@@ -43,20 +44,25 @@ class Survey:
 SURVEYS: dict[Trial, Survey] = {}
 
 
+def traffic_of(lockstep: Lockstep, seed: int) -> list[Schedule]:
+    """Return the pieces of traffic that a trial is surveyed on."""
+    trial = lockstep.trial
+    return traffic_schedules(
+        lockstep.arms.config,
+        max(trial.buckets),
+        trial.room,
+        TRAFFIC_PIECES,
+        seed % TRAFFIC_SEEDS,
+    )
+
+
 def surveyed(trial: Trial, seed: int, played: Counter[str]) -> Survey:
     """Return the survey of a trial, made and counted in `played` on first use."""
     if trial not in SURVEYS:
         lockstep = Lockstep(trial, frozenset(PROPERTIES))
-        pieces = traffic_schedules(
-            lockstep.arms.config,
-            max(trial.buckets),
-            trial.room,
-            TRAFFIC_PIECES,
-            seed % TRAFFIC_SEEDS,
-        )
         generated = survey(lockstep, seed, settings().max_examples)
         traffic = Catch()
-        for piece in pieces:
+        for piece in traffic_of(lockstep, seed):
             traffic.add(lockstep.play(piece))
         SURVEYS[trial] = Survey(lockstep, generated, traffic)
         played["trials"] += 1
@@ -103,14 +109,7 @@ def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> 
     lockstep.watch(STEP_PROPERTIES | {property_id})
     catch = hunt(lockstep, property_id, seed, settings().max_examples)
     if catch.schedule is None:
-        pieces = traffic_schedules(
-            lockstep.arms.config,
-            max(trial.buckets),
-            trial.room,
-            TRAFFIC_PIECES,
-            seed % TRAFFIC_SEEDS,
-        )
-        catch = sweep(lockstep, pieces, property_id)
+        catch = sweep(lockstep, traffic_of(lockstep, seed), property_id)
     if catch.schedule is None:
         lockstep.watch(PROPERTIES)
         return f"{property_id} was violated in the survey, but not when hunted: is it flaky?"
