@@ -2,7 +2,6 @@
 PYTHON ?= python3
 BUG ?=
 DEVICE ?= auto
-RUNNER ?= decode
 PRESET ?=
 SEED ?= 0
 EXAMPLES ?= 50
@@ -20,13 +19,13 @@ SETUP := $(if $(READY),,.venv/ready)
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
-	@echo "  Settings: BUG=swa_pad[,req_pool_pad] DEVICE=auto|cpu|cuda RUNNER= PRESET= SEED= EXAMPLES= PYTHON="
+	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SEED= EXAMPLES= PYTHON="
 
 setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
 regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record, page
-	@$(RUN) -m harness regress --device $(DEVICE) --runner $(RUNNER) --seed $(SEED) \
-	  --examples $(EXAMPLES) $(if $(BUG),--bug $(BUG)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+	@$(RUN) -m harness regress --device $(DEVICE) --seed $(SEED) \
+	  --examples $(EXAMPLES) $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file: CASE=…
 	@$(RUN) -m harness replay $(CASE) $(ARGS)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ARTIFACTS = Path("reports/out/pytest")
 """Where failing cases go; each worker has a folder of its own, merged at the end."""
 
-settings.register_profile("dev", max_examples=25, deadline=None, print_blob=True)
-settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True, database=None)
+settings.register_profile("dev", max_examples=8, deadline=None, print_blob=True)
+settings.register_profile("ci", max_examples=8, deadline=None, derandomize=True, database=None)
 settings.register_profile("nightly", max_examples=250, deadline=None, print_blob=True)
 
 
@@ -150,7 +150,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     from harness.trial import UnknownNameError, known
     from reference.config import PRESETS
     from subjects.bugs import BUGS
-    from subjects.engine import RUNNERS
+    from subjects.runners import RUNNERS
 
     named = {"runner": RUNNERS, "preset": PRESETS, "bug": BUGS}
     for option, names in named.items():

@@ -20,9 +20,9 @@ from rich.console import Console
 from harness import record as run_record
 from harness.bench import bench
 from harness.case import load_case
-from harness.display import clean_table, matrix, progress
+from harness.display import clean_table, matrix, progress, runner_matrix
 from harness.lockstep import DeviceLostError, Lockstep
-from harness.regress import Run, Settings, execute, plan, record
+from harness.regress import Run, Settings, all_hunts, execute, plan, record
 from harness.soak import soak
 from harness.timeline import observe
 from harness.trial import (
@@ -35,8 +35,8 @@ from harness.trial import (
 from harness.violation import PROPERTIES
 from reference.config import PRESETS
 from reports.page import write as write_page
-from subjects.bugs import BUGS
-from subjects.engine import RUNNERS
+from subjects.bugs import BUGS, missing_inputs, runners_of, unharmed_by
+from subjects.runners import RUNNERS
 
 OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 125, 130
 OUT = Path("reports/out")
@@ -80,8 +80,15 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     regress = command("regress", run_regress, "Clean baseline, then hunt every bug; write a page")
-    regress.add_argument("--bug", type=names, default=(), help="Bugs to hunt, by comma (all)")
-    regress.add_argument("--runner", default="decode", help="Runner on trial (decode)")
+    regress.add_argument(
+        "--bug",
+        type=names,
+        default=(),
+        help="Bugs to hunt, by comma: BUG or BUG@RUNNER (all)",
+    )
+    regress.add_argument(
+        "--runner", type=names, default=(), help="Runners on trial, by comma (all)"
+    )
     regress.add_argument("--preset", type=names, default=(), help="Models, by comma (all)")
     regress.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
     regress.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
@@ -109,16 +116,12 @@ def parser() -> argparse.ArgumentParser:
 
 def run_regress(options: argparse.Namespace) -> int:
     """Run the main job."""
-    for name in options.bug:
-        known("bug", name, BUGS)
     for name in options.preset:
         known("preset", name, PRESETS)
-    known("runner", options.runner, RUNNERS)
     settings = Settings(
         device=resolve_device(options.device or "auto"),
-        runner=options.runner,
+        hunts=hunts_of(options.bug, options.runner),
         presets=options.preset or tuple(PRESETS),
-        bugs=options.bug or tuple(BUGS),
         seed=options.seed,
         examples=options.examples,
         command=shlex.join(["paritybit", *map(shown, options.typed)]),
@@ -140,6 +143,34 @@ def run_regress(options: argparse.Namespace) -> int:
     return finish(console, run, folder)
 
 
+def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the (bug, runner) asked for: a bug without a runner is tried on all it can harm.
+
+    Without bugs, all there are. Raises UnknownNameError for a bug or a runner that is not
+    known, ValueError for a bug on a runner that lacks what it is about.
+    """
+    for runner in runners:
+        known("runner", runner, RUNNERS)
+    if not bugs:
+        return all_hunts(runners or RUNNERS)
+    found: list[tuple[str, str]] = []
+    for each in bugs:
+        name, _, runner = each.partition("@")
+        known("bug", name, BUGS)
+        if runner:
+            known("runner", runner, RUNNERS)
+        wanted = [runner] if runner else runners or runners_of(BUGS[name]) or list(RUNNERS)
+        lacking = [one for one in wanted if missing_inputs(BUGS[name], one)]
+        if lacking:
+            reason = unharmed_by(BUGS[name], lacking[0])
+            valid = ", ".join(one for one in RUNNERS if not missing_inputs(BUGS[name], one))
+            raise ValueError(
+                f"{name} cannot be switched on in {lacking[0]}: {reason}; valid: {valid}"
+            )
+        found += [(name, one) for one in wanted]
+    return tuple(dict.fromkeys(found))
+
+
 def default_workers(device: str) -> int:
     """Return one process on cuda, where processes take turns, or one per core."""
     return 1 if device == "cuda" else os.cpu_count() or 1
@@ -151,7 +182,7 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     run_record.write(data, folder / "run.json")
     write_page(run_record.load(folder / "run.json"), folder / "index.html")
     swap_link(folder)
-    console.print(clean_table(data), matrix(data))
+    console.print(clean_table(data), matrix(data), runner_matrix(data))
     console.print(f"[bold]{data['verdict']}[/]: {data['told']}")
     console.print(f"{data['seconds']:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data["verdict"]]
@@ -227,6 +258,11 @@ def run_list(options: argparse.Namespace) -> int:
         "runners": {
             name: (runner.__doc__ or "").splitlines()[0] for name, runner in RUNNERS.items()
         },
+        "bugs on runners": {
+            f"{name}@{runner}": told(unharmed_by(bug, runner), bug.caught_by)
+            for name, bug in BUGS.items()
+            for runner in RUNNERS
+        },
         "presets": {name: preset.source for name, preset in PRESETS.items()},
         "properties": PROPERTIES,
     }
@@ -235,9 +271,14 @@ def run_list(options: argparse.Namespace) -> int:
         return OK
     for kind, entries in listed.items():
         print(kind)
-        for name, told in entries.items():
-            print(f"  {name:40} {told}")
+        for name, sentence in entries.items():
+            print(f"  {name:40} {sentence}")
     return OK
+
+
+def told(unharmed: str | None, caught_by: str | None) -> str:
+    """Say what a bug does to a runner."""
+    return f"caught by {caught_by}" if unharmed is None else f"cannot harm it: {unharmed}"
 
 
 def run_report(options: argparse.Namespace) -> int:

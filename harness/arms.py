@@ -1,32 +1,30 @@
 """The arms of one trial: the eager world, the graph world, and the subject's twin.
 
-The twin is the same subject over the same pool, captured once and given its
-just-captured bytes back before each use: it has no history.
+The twin is the same engine over the same pools, captured once and given its
+just-captured bytes back before each use: it has no history, no runner of it.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from harness.trial import DTYPES, SUBJECT_LOGGER, TWIN_LOGGER, Trial
-from harness.world import World
-from reference.batch import ForwardBatch
-from reference.config import PRESETS
+from harness.world import Work, World
+from reference.config import PRESETS, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model
-from reference.pool import HybridKVPool
-from subjects.buffers import tail_view
-from subjects.contracts import Policy, contract
-from subjects.decode import Replay
-from subjects.engine import Engine, Forward
+from reference.pool import KVPools
+from subjects.contracts import Policy
+from subjects.engine import Engine, Forward, contract
 from subjects.graphs import Graph
-from subjects.pool import LocState
+from subjects.runner import GraphRunner, Replay
+from subjects.runners import RUNNERS
 
-KEPT_TAIL = 0
-"""What kept tails hold in both runs of a comparison: equal for all padded rows, and valid."""
+DRAFT_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ class Watched:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.output = graph.output
         self.operations = graph.operations
         self.allocated = 0
 
@@ -68,6 +65,17 @@ def grouped(buffers: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
+def whole_storages(buffers: Iterable[Tensor]) -> list[Tensor]:
+    """Return each storage under some buffers once, as a flat tensor: buffers may be shared."""
+    found: dict[int, Tensor] = {}
+    for buffer in buffers:
+        flat = buffer.view(-1)
+        known = found.get(buffer.data_ptr())
+        if known is None or known.numel() < flat.numel():
+            found[buffer.data_ptr()] = flat
+    return list(found.values())
+
+
 def allocations() -> int:
     """Return how many blocks the CUDA caching allocator has handed out so far."""
     if not torch.cuda.is_initialized():
@@ -76,59 +84,121 @@ def allocations() -> int:
     return int(stats["allocation"]["all"]["allocated"])
 
 
+class SubjectFailedError(Exception):
+    """The subject, or its twin, could not run a step."""
+
+
+@contextmanager
+def subject_runs() -> Iterator[None]:
+    """Tell an error of what runs in here as the subject's."""
+    try:
+        yield
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise SubjectFailedError(str(error).splitlines()[0]) from error
+
+
 class CapturedEngine:
     """An engine with a record of how it was when its graphs had just been captured."""
 
     def __init__(
-        self, trial: Trial, model: Model, pool: HybridKVPool, logger: logging.Logger
+        self,
+        trial: Trial,
+        models: Mapping[Role, Model],
+        pools: KVPools,
+        logger: logging.Logger,
     ) -> None:
-        self.engine = Engine(trial.ops(), model, pool, trial.subject(), trial.buckets, logger)
-        self.runner = self.engine.runner
-        self._state: LocState = self.engine.pool.state
-        buffers = self.runner.static_buffers()
-        self.facts = {name: BufferFacts.of(buffer) for name, buffer in buffers.items()}
-        self.engine.pool.invalidate_loc_cache()
-        self.translated_dtype = self.engine.pool.translate_loc_from_full_to_swa(
-            torch.zeros(1, dtype=torch.int64, device=model.device)
-        ).dtype
-        self.engine.pool.state = self._state
-        self.outputs = {bs: BufferFacts.of(g.output) for bs, g in self.runner.graphs.items()}
+        self.engine = Engine(
+            trial.ops(),
+            models,
+            pools,
+            trial.subject(),
+            trial.buckets,
+            trial.token_buckets,
+            logger,
+        )
+        self.runners = self.engine.runners
+        self._states = {role: pool.state for role, pool in self.engine.pools.items()}
+        self.facts = {
+            (runner.name, name): BufferFacts.of(buffer)
+            for runner in self.runners.values()
+            for name, buffer in runner.static_buffers().items()
+        }
+        self.translated_dtype = self._translated_dtype()
+        self.outputs = {
+            (runner.name, bucket, name): BufferFacts.of(each)
+            for runner in self.runners.values()
+            for bucket, captured in runner.captured.items()
+            for name, each in captured.output.items()
+        }
+        buffers = whole_storages(
+            each for runner in self.runners.values() for each in runner.static_buffers().values()
+        )
         self._captured = [
-            (alike, [buffer.clone() for buffer in alike]) for alike in grouped(buffers.values())
+            (alike, [buffer.clone() for buffer in alike]) for alike in grouped(buffers)
         ]
-        self._kept = [
-            row for row in contract(trial.runner, trial.era) if row.policy is not Policy.RESET
-        ]
+        self._kept = {
+            runner.name: grouped(
+                runner.inputs.buffers[row.name]
+                for row in contract(RUNNERS[runner.name], trial.era)
+                if row.policy is not Policy.RESET
+            )
+            for runner in self.runners.values()
+        }
+
+    def _translated_dtype(self) -> torch.dtype:
+        """Return what the pool's own translation returns."""
+        pool = self.engine.pools[Role.TARGET]
+        pool.invalidate_loc_cache()
+        loc = torch.zeros(1, dtype=torch.int64, device=pool.pool.device)
+        dtype = pool.translate_loc_from_full_to_swa(loc).dtype
+        pool.state = self._states[Role.TARGET]
+        return dtype
 
     def watch_allocations(self) -> None:
-        """Count the allocator's blocks around every replay from now on."""
-        self.runner.graphs = {bs: Watched(graph) for bs, graph in self.runner.graphs.items()}
+        """Count the allocator's blocks around every graph's replay from now on."""
+        for runner in self.runners.values():
+            for captured in runner.captured.values():
+                captured.segments = [Watched(graph) for graph in captured.segments]
 
     def allocated(self, replay: Replay | None) -> int:
-        """Return how many blocks the CUDA allocator handed out around `replay`."""
-        graph = None if replay is None else self.runner.graphs[replay.bs]
-        return graph.allocated if isinstance(graph, Watched) else 0
+        """Return how many blocks the CUDA allocator handed out around the graphs of `replay`."""
+        if replay is None:
+            return 0
+        graphs = self.runner_of(replay).graphs(replay.bucket)
+        return sum(graph.allocated for graph in graphs if isinstance(graph, Watched))
+
+    def runner_of(self, replay: Replay) -> GraphRunner:
+        """Return the runner that a replay is of."""
+        return next(each for each in self.runners.values() if each.name == replay.runner)
 
     def recapture(self) -> None:
         """Give every static buffer, and the Python state, what they held after capture."""
         for buffers, captured in self._captured:
             torch._foreach_copy_(buffers, captured)
-        self.engine.pool.state = self._state
-        self.runner.inputs.conversions.clear()
-        self.runner.metadata.conversions.clear()
+        for role, pool in self.engine.pools.items():
+            pool.state = self._states[role]
+        for runner in self.runners.values():
+            runner.forget_conversions()
 
-    def level_kept_tails(self, batch: ForwardBatch | None) -> None:
-        """Set the tails that the right contract keeps to equal bytes, as it allows."""
-        live = 0 if batch is None else batch.raw_bs
-        bucket = self.runner.bucket(live)
-        if bucket is not None and bucket != live:
-            for row in self._kept:
-                tail_view(row, self.runner.inputs.buffers[row.name], live, bucket).fill_(KEPT_TAIL)
+    def level_kept_tails(self, work: Work) -> None:
+        """Set what the right contract of the work's runner keeps to one value, as it allows.
 
-    def forward(self, batch: ForwardBatch | None) -> Forward:
+        Kept tails are then equal for all padded rows, and valid, in both runs of a comparison.
+        A mask is set, not cleared: padded rows must go on reading what their indices say.
+        """
+        runner = self.runners.get(work.mode)
+        for buffers in self._kept[runner.name] if runner is not None else ():
+            if buffers[0].dtype is torch.bool:
+                for buffer in buffers:
+                    buffer.fill_(value=True)
+            else:
+                torch._foreach_zero_(buffers)
+
+    def forward(self, work: Work) -> Forward:
         """Run one forward with kept tails level."""
-        self.level_kept_tails(batch)
-        return self.engine.forward(batch)
+        self.level_kept_tails(work)
+        with subject_runs():
+            return self.engine.forward(work.batch, work.mode)
 
 
 class Arms:
@@ -140,19 +210,23 @@ class Arms:
         dtype, device = DTYPES[trial.dtype], torch.device(trial.device)
         self.trial = trial
         self.config = config
+        draft = draft_config(config)
         self.model = Model(config, dtype, device)
-        self.eager_pool = HybridKVPool(config, trial.sizes, dtype, device)
-        self.graph_pool = HybridKVPool(config, trial.sizes, dtype, device)
-        self.decoder = EagerDecoder(trial.ops(), self.model, self.eager_pool)
-        self.subject = CapturedEngine(trial, self.model, self.graph_pool, SUBJECT_LOGGER)
+        self.draft = Model(draft, dtype, device, DRAFT_SEED)
+        self.eager_pools = KVPools(config, draft, trial.sizes, dtype, device)
+        self.graph_pools = KVPools(config, draft, trial.sizes, dtype, device)
+        self.decoder = EagerDecoder(trial.ops(), self.model, self.draft, self.eager_pools)
+        models = {Role.TARGET: self.model, Role.DRAFT: self.draft}
+        self.subject = CapturedEngine(trial, models, self.graph_pools, SUBJECT_LOGGER)
         self.subject.watch_allocations()
-        self.twin = CapturedEngine(trial, self.model, self.graph_pool, TWIN_LOGGER)
+        self.twin = CapturedEngine(trial, models, self.graph_pools, TWIN_LOGGER)
         widest = max(trial.buckets)
-        self.eager = World(config, self.eager_pool, widest)
-        self.graph = World(config, self.graph_pool, widest, self.subject.engine.allocator_changed)
+        changed = self.subject.engine.allocator_changed
+        self.eager = World(config, self.eager_pools, widest, trial.modes)
+        self.graph = World(config, self.graph_pools, widest, trial.modes, changed)
 
-        self.compared = torch.ones_like(self.eager_pool.storage, dtype=torch.bool)
-        for arena in self.eager_pool.arenas_of(self.compared).values():
+        self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
+        for _, _, arena in self.eager_pools.arenas_of(self.compared):
             arena[:, :, 0] = False  # The reserved slot is compared nowhere.
 
     def reset(self, seed: int) -> None:

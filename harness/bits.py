@@ -1,5 +1,7 @@
 """Comparing bits: the integer view of a tensor, so that NaN equals itself and -0.0 is not 0.0."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -7,13 +9,27 @@ _INTEGER = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
 def bits(values: Tensor) -> Tensor:
-    """Return the bits of a float32 or bfloat16 tensor as integers of its width."""
-    return values.contiguous().view(_INTEGER[values.dtype])
+    """Return the bits of a float32 or bfloat16 tensor as integers of its width; integers as is."""
+    integer = _INTEGER.get(values.dtype)
+    return values if integer is None else values.contiguous().view(integer)
 
 
 def differ(left: Tensor, right: Tensor) -> Tensor:
     """Return whether any bit differs, as a bool tensor without dimensions, unread by the host."""
     return any_set(bits(left) != bits(right))
+
+
+def outputs_differ(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
+    """Return whether two outputs differ in any bit, name, shape or dtype, unread by the host."""
+    device = next(iter(left.values())).device
+    if form(left) != form(right):
+        return torch.ones((), dtype=torch.bool, device=device)
+    return torch.stack([differ(left[name], right[name]) for name in left]).any()
+
+
+def form(output: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return the shape and dtype of each tensor of an output, by name."""
+    return {name: (each.shape, each.dtype) for name, each in output.items()}
 
 
 def any_set(mask: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from harness.trial import Trial, known, trial_from_json
 from harness.violation import PROPERTIES
 
 FORMAT = "paritybit-case"
-VERSION = 1
+VERSION = 2
 KEYS = frozenset({"format", "version", "trial", "schedule", "sought", "seed", "violations"})
 MOST_SLOTS = 2**16
 MOST_ROWS = 2**10
@@ -101,7 +101,10 @@ def check_sizes(trial: Trial) -> None:
         trial.page_size <= each <= MOST_SLOTS for each in (trial.full_slots, trial.swa_slots)
     ):
         raise ValueError(f"a case's pools have at least one page and at most {MOST_SLOTS} slots")
-    if not all(1 <= rows <= MOST_ROWS for rows in (*trial.buckets, max(trial.rows, 1))):
+    if not all(
+        1 <= rows <= MOST_ROWS
+        for rows in (*trial.buckets, *trial.token_buckets, max(trial.rows, 1))
+    ):
         raise ValueError(
             f"a case's rows and buckets are at most {MOST_ROWS}, its buckets at least 1"
         )

@@ -1,10 +1,13 @@
 """Which states schedules reached: counted at every step, so that a toothless generator shows."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from harness.trace import Trace
+from reference.batch import Mode
+from subjects.runners import RUNNERS, lineup
 
-REQUIRED_EVENTS = (
+ALWAYS_REQUIRED = (
     "padded replay",
     "several padded rows",
     "replay without padding",
@@ -30,7 +33,27 @@ REQUIRED_EVENTS = (
     "full sub-pool nearly full",
     "pool full",
 )
-"""What generated schedules must reach, taken together."""
+"""What generated schedules must reach, taken together, whatever runner is on trial."""
+
+SPECULATION_REQUIRED = (
+    "draft accepted",
+    "draft rejected",
+    "accepted beside the first branch",
+    "tree of the harness",
+    "tree of a draft model",
+    "draft caught up in several steps",
+    "runner after another",
+)
+"""What they must reach besides, where the engine on trial speculates."""
+
+
+def required_events(runners: Iterable[str]) -> tuple[str, ...]:
+    """Return what the schedules of trials of some runners must reach, taken together."""
+    engines = [each for runner in runners for each in lineup(runner)]
+    names = [name for name in RUNNERS if name in {each.name for each in engines}]
+    speculates = any(each.mode is Mode.TARGET_VERIFY for each in engines)
+    replays = [f"{name}: {what}" for name in names for what in ("replay", "padded replay")]
+    return (*ALWAYS_REQUIRED, *(SPECULATION_REQUIRED if speculates else ()), *replays)
 
 
 class Coverage:
@@ -38,27 +61,32 @@ class Coverage:
 
     def __init__(self, events: Counter[str]) -> None:
         self.events = events
-        self.last: tuple[int, int] | None = None
+        self.last: dict[str, tuple[int, int]] = {}
+        self.last_runner: str | None = None
 
     def see(self, trace: Trace) -> None:
         """Count what one step reached."""
         replay = trace.replay
         if replay is None:
             return
-        bs, raw_bs = replay.bs, replay.raw_bs
-        last_bs, last_raw_bs = self.last or (bs, raw_bs)
-        same = bs == last_bs
+        runner, bucket, raw = replay.runner, replay.bucket, replay.raw
+        last_bucket, last_raw = self.last.get(runner, (bucket, raw))
+        same = bucket == last_bucket
         seen = {
-            f"bucket {bs}": True,
+            f"{runner}: bucket {bucket}": True,
+            f"{runner}: replay": True,
+            f"{runner}: padded replay": replay.padded,
             "padded replay": replay.padded,
-            "several padded rows": bs - raw_bs > 1,
+            "several padded rows": bucket - raw > 1,
             "replay without padding": not replay.padded,
-            "idle replay": raw_bs == 0,
-            "batch of several rows": raw_bs > 1,
-            "batch shrank in its bucket": same and raw_bs < last_raw_bs,
-            "batch grew again in its bucket": same and raw_bs > last_raw_bs,
-            "smaller bucket after a larger": bs < last_bs,
-            "larger bucket after a smaller": bs > last_bs,
+            "idle replay": raw == 0,
+            "batch of several rows": trace.batch is not None and trace.batch.raw_bs > 1,
+            "batch shrank in its bucket": same and raw < last_raw,
+            "batch grew again in its bucket": same and raw > last_raw,
+            "smaller bucket after a larger": bucket < last_bucket,
+            "larger bucket after a smaller": bucket > last_bucket,
+            "runner after another": self.last_runner not in {None, runner},
         }
         self.events.update(event for event, reached in seen.items() if reached)
-        self.last = bs, raw_bs
+        self.last[runner] = bucket, raw
+        self.last_runner = runner

@@ -45,27 +45,56 @@ def progress(console: Console, total: int) -> Iterator[Advance]:
 
 
 def matrix(record: Mapping[str, Any]) -> Table:
-    """Return the bug × property matrix of a run record.
+    """Return the bug × property matrix of a run record, over all runners that a bug can harm.
 
-    Columns are lettered as the properties are listed below it; a row holds generated schedules and
-    traffic together, and its schedules are those drawn until the first catch of each.
+    Columns are lettered as the properties are listed below it.
     """
     names = list(record["properties"])
-    table = _table("bug × property, on each shrunk schedule")
+    table = _lettered("bug × property, on each shrunk schedule", names, LEGEND)
+    table.add_column("verdict", no_wrap=True)
+    for rows in _by(record["bugs"], "bug"):
+        harmed = [row for row in rows if row["unharmed"] is None]
+        table.add_row(
+            rows[0]["bug"],
+            *(_cell(harmed, name) if harmed else "" for name in names),
+            _verdict([row["status"] for row in rows]),
+        )
+    return table
+
+
+def runner_matrix(record: Mapping[str, Any]) -> Table:
+    """Return the bug × runner matrix of a run record: schedules drawn until each was caught."""
+    runners = list(dict.fromkeys(pair["runner"] for pair in record["pairs"]))
+    table = _lettered("bug × runner", runners, RUNNER_LEGEND)
+    tried = {row["bug"] for row in record["bugs"]}
+    hunted = sorted(record["bugs"], key=itemgetter("bug", "runner"))
+    rows = {(each[0]["bug"], each[0]["runner"]): each for each in _by(hunted, "bug", "runner")}
+    for pairs in _by(record["pairs"], "bug"):
+        bug = pairs[0]["bug"]
+        if bug in tried:
+            cells = [_runner_cell(pair, rows.get((bug, pair["runner"]), [])) for pair in pairs]
+            table.add_row(bug, *cells)
+    return table
+
+
+def _runner_cell(pair: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    if any(row["status"] not in GOOD for row in rows):
+        return "[bold red]✗[/]"
+    if not pair["can_be_switched_on"]:
+        return "–"
+    if not rows:
+        return ""
+    return "○" if pair["unharmed"] else "/".join(str(row["schedules"]) for row in rows)
+
+
+def _lettered(title: str, names: Sequence[str], legend: str) -> Table:
+    """Return a table with a column per name, lettered as the names are listed below it."""
+    table = _table(title)
     table.add_column("bug", overflow="fold", min_width=43)
     for letter in LETTERS[: len(names)]:
         table.add_column(letter, justify="center", no_wrap=True)
-    table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for rows in _by(record["bugs"], "bug"):
-        table.add_row(
-            rows[0]["bug"],
-            *(_cell(rows, name) for name in names),
-            "/".join(str(row["schedules"]) for row in rows),
-            _verdict([row["status"] for row in rows]),
-        )
     lettered = [f"{letter} {name}" for letter, name in zip(LETTERS, names, strict=False)]
-    table.caption = f"{', '.join(lettered)}\n{LEGEND}"
+    table.caption = f"{', '.join(lettered)}\n{legend}"
     return table
 
 
@@ -74,14 +103,16 @@ def _table(title: str) -> Table:
 
 
 LETTERS = ascii_uppercase
-LEGEND = (
-    "● must see it and does, ○ sees it too, ✗ must see it and does not;"
-    " n: schedules drawn, generated/traffic"
+LEGEND = "● must see it and does, on every runner, ○ sees it too, ✗ must see it and does not"
+RUNNER_LEGEND = (
+    "schedules drawn until it was caught, generated/traffic; ○ tried, cannot harm;"
+    " – the runner lacks what it is about: see the page or `paritybit list` for why;"
+    " ✗ not as the table says; empty: not asked for"
 )
 
 
-def _by(rows: Iterable[Mapping[str, Any]], key: str) -> list[list[Mapping[str, Any]]]:
-    return [list(group) for _, group in groupby(rows, key=itemgetter(key))]
+def _by(rows: Iterable[Mapping[str, Any]], *keys: str) -> list[list[Mapping[str, Any]]]:
+    return [list(group) for _, group in groupby(rows, key=itemgetter(*keys))]
 
 
 def _cell(rows: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -99,7 +130,7 @@ def _verdict(statuses: Sequence[str]) -> str:
 def clean_table(record: Mapping[str, Any]) -> Table:
     """Return the clean trials of a run record, generated schedules and traffic together."""
     table = _table("clean baseline, every property, generated schedules and traffic")
-    for name in ("preset", "era", "page", "dtype"):
+    for name in ("runner", "preset", "era", "page", "dtype"):
         table.add_column(name, no_wrap=True)
     counts = ("schedules", "steps", "replays", "padded_replays")
     for name in counts:
@@ -108,7 +139,8 @@ def clean_table(record: Mapping[str, Any]) -> Table:
     for rows in _by(record["clean"], "trial"):
         trial = rows[0]["trial"]
         table.add_row(
-            *(trial["preset"], trial["era"], str(trial["page_size"]), trial["dtype"]),
+            *(trial["runner"], trial["preset"], trial["era"]),
+            *(str(trial["page_size"]), trial["dtype"]),
             *(str(sum(row[key] for row in rows)) for key in counts),
             _verdict([row["status"] for row in rows]),
         )

@@ -12,7 +12,7 @@ from harness.localise import first_index
 from harness.violation import Violation
 from harness.world import Request, World
 from reference.batch import TRACK_INTERVAL
-from reference.oracle import dense_logits
+from reference.oracle import dense_draft_logits, dense_logits
 
 DENSE_BOUND = {torch.float32: 2e-4, torch.bfloat16: 0.25}
 """Largest |eager - dense| / (1 + |dense|) of a logit: rounding of some tens of sums a layer."""
@@ -23,9 +23,9 @@ DENSE_REQUESTS = 3
 
 @dataclass(frozen=True)
 class Playback:
-    """The bits one playing of a schedule left: every step's live logits, and both storages."""
+    """The bits one playing of a schedule left: every step's live outputs, and both storages."""
 
-    logits: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
     storages: tuple[Tensor, Tensor]
 
 
@@ -50,13 +50,13 @@ def token_trajectory(arms: Arms, step: int) -> list[Violation]:
 
 def determinism(arms: Arms, first: Playback, second: Playback, step: int) -> list[Violation]:
     """Compare two playings of one schedule: live rows, and every slot but slot 0."""
-    if len(first.logits) != len(second.logits):
+    if len(first.outputs) != len(second.outputs):
         return [Violation("determinism", step, "the schedule did another number of forwards")]
     found = []
-    for place, (left, right) in enumerate(zip(first.logits, second.logits, strict=True)):
+    for place, (left, right) in enumerate(zip(first.outputs, second.outputs, strict=True)):
         if not torch.equal(bits(left), bits(right)):
-            told = f"logits {place} of the schedule had other bits when it was played again"
-            found.append(Violation("determinism", step, told, {"logits": place}))
+            told = f"output {place} of the schedule had other bits when it was played again"
+            found.append(Violation("determinism", step, told, {"output": place}))
             break
     for world, left, right in zip(("eager", "graph"), first.storages, second.storages, strict=True):
         if ((bits(left) != bits(right)) & arms.compared).any():
@@ -67,25 +67,33 @@ def determinism(arms: Arms, first: Playback, second: Playback, step: int) -> lis
 
 @dataclass(frozen=True)
 class Sampled:
-    """A request as it last sampled: its tokens in the pool, and the eager logits [vocab]."""
+    """A request as it last sampled: its tokens in the pool, and the eager logits [vocab].
+
+    Of a draft model, the tokens run one ahead and `hidden_states` [L, H] go with them.
+    """
 
     serial: int
     tokens: Tensor
     logits: Tensor
+    tracked: Tensor
     mrope_delta: int
-    track_index: int
     encoder_len: int
+    hidden_states: Tensor | None = None
 
     @classmethod
-    def of(cls, world: World, request: Request, logits: Tensor) -> "Sampled":
-        """Return what `request` is after it sampled from `logits`."""
+    def of(cls, world: World, request: Request, logits: Tensor, *, draft: bool) -> "Sampled":
+        """Return what `request` is after the target, or its draft, gave `logits`."""
+        row, length = request.token_row, request.length
+        position = torch.arange(length)
+        ends_interval = position % TRACK_INTERVAL == TRACK_INTERVAL - 1
         return cls(
             request.serial,
-            world.tokens[request.token_row, : request.length].clone(),
+            world.tokens[row, draft : length + draft].clone(),
             logits,
+            torch.where(ends_interval & request.tracked, request.track_index, -1),
             request.mrope_delta,
-            request.track_index,
             request.encoder_len,
+            world.hidden_states[row, :length].clone() if draft else None,
         )
 
 
@@ -98,8 +106,9 @@ def dense_agreement(arms: Arms, latest: Iterable[Sampled], step: int) -> list[Vi
         eager = request.logits.cpu().double()
         error = float(((eager - dense).abs() / (1 + dense.abs())).max())
         if not error <= bound:
+            what = "logits" if request.hidden_states is None else "draft logits"
             told = (
-                f"request {request.serial} of {len(request.tokens)} tokens: eager logits are off"
+                f"request {request.serial} of {len(request.tokens)} tokens: eager {what} are off"
                 f" the dense oracle by {error:.3g}; the bound is {bound:g}"
             )
             where = {"owner": f"request {request.serial}", "error": error, "bound": bound}
@@ -108,14 +117,19 @@ def dense_agreement(arms: Arms, latest: Iterable[Sampled], step: int) -> list[Vi
 
 
 def longest(latest: Iterable[Sampled]) -> list[Sampled]:
-    """Return the requests that are held against the oracle, the longest first."""
-    return sorted(latest, key=lambda each: (-len(each.tokens), each.serial))[:DENSE_REQUESTS]
+    """Return what is held against the oracle: of either model, the longest requests first."""
+    ranked = sorted(latest, key=lambda each: (-len(each.tokens), each.serial))
+    of_target = [each for each in ranked if each.hidden_states is None]
+    of_draft = [each for each in ranked if each.hidden_states is not None]
+    return of_target[:DENSE_REQUESTS] + of_draft[:DENSE_REQUESTS]
 
 
 def oracle_logits(arms: Arms, request: Sampled) -> Tensor:
     """Return the oracle's logits, float64 [vocab], after the request's last token in the pool."""
-    position = torch.arange(len(request.tokens))
-    tracked = torch.where(position % TRACK_INTERVAL == TRACK_INTERVAL - 1, request.track_index, -1)
-    return dense_logits(
-        arms.model, request.tokens.cpu(), request.mrope_delta, tracked, request.encoder_len
-    )[-1]
+    tokens = request.tokens.cpu()
+    if request.hidden_states is not None:
+        return dense_draft_logits(arms.draft, tokens, request.hidden_states)[-1]
+    logits = dense_logits(
+        arms.model, tokens, request.mrope_delta, request.tracked, request.encoder_len
+    )
+    return logits[-1]

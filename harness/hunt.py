@@ -14,6 +14,9 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from harness.generate import schedules
 from harness.lockstep import Lockstep, Outcome
 from harness.schedule import Schedule
+from harness.shrink import shrink
+from harness.violation import PARTING_PROPERTIES
+from subjects.runners import RUNNERS
 
 
 @dataclass
@@ -42,6 +45,32 @@ class Catch:
         self.events.update(outcome.events)
         self.violated.update(outcome.violated)
 
+    def meets(self, lockstep: Lockstep, schedule: Schedule, sought: str | None) -> bool:
+        """Play one drawn schedule; keep it, and say so, if it is the first that fails."""
+        if self.schedule is None:  # Hypothesis plays what failed once more.
+            outcome = lockstep.play(schedule)
+            self.add(outcome)
+            if failed(outcome, sought):
+                self.schedule = schedule
+        return self.schedule is not None
+
+    def shrink(self, lockstep: Lockstep, sought: str | None) -> None:
+        """Shrink what was caught, looking for nothing but what is sought."""
+        if self.schedule is None:
+            return
+        watched, ends = lockstep.properties, () if sought is None else (sought,)
+        if sought is not None:
+            lockstep.watch(PARTING_PROPERTIES | {sought})
+        self.schedule = shrink(
+            self.schedule, lambda each: failed(lockstep.play(each, until=ends), sought)
+        )
+        lockstep.watch(watched)
+
+
+def failed(outcome: Outcome, sought: str | None) -> bool:
+    """Whether an outcome violates what is sought; None is anything."""
+    return sought in outcome.violated if sought else bool(outcome.violations)
+
 
 class _CaughtError(Exception):
     """Raised inside a hunt to tell Hypothesis that a schedule fails."""
@@ -53,34 +82,30 @@ def hunt(
     seed_value: int,
     examples: int,
     *,
-    shrink: bool = True,
+    shrinks: bool = True,
 ) -> Catch:
     """Draw up to `examples` schedules until one violates `sought` (None: anything), and shrink it.
 
-    Violations of other properties are counted and not hunted.
+    Violations of other properties are counted and not hunted; while shrinking, they are not
+    looked for.
     """
     catch = Catch()
 
-    def caught(outcome: Outcome) -> bool:
-        return sought in outcome.violated if sought else bool(outcome.violations)
-
     def search(schedule: Schedule) -> None:
-        outcome = lockstep.play(schedule)
-        if catch.schedule is None:
-            catch.add(outcome)
-        if caught(outcome):
-            catch.schedule = schedule
+        if catch.meets(lockstep, schedule, sought):
             raise _CaughtError
 
     with suppress(_CaughtError):
-        draw(lockstep, search, seed_value, examples, shrink=shrink)
+        draw(lockstep, search, seed_value, examples)
+    if shrinks:
+        catch.shrink(lockstep, sought)
     return catch
 
 
 def survey(lockstep: Lockstep, seed_value: int, examples: int) -> Catch:
     """Draw `examples` schedules and play each, whatever it violates."""
     catch = Catch()
-    draw(lockstep, lambda s: catch.add(lockstep.play(s)), seed_value, examples, shrink=False)
+    draw(lockstep, lambda s: catch.add(lockstep.play(s)), seed_value, examples)
     return catch
 
 
@@ -89,18 +114,18 @@ def draw(
     use: Callable[[Schedule], None],
     seed_value: int,
     examples: int,
-    *,
-    shrink: bool,
 ) -> None:
-    """Hand `examples` generated schedules to `use`; one that raises is shrunk and raised again."""
-    drawn = schedules(lockstep.arms.config, max(lockstep.trial.buckets))
+    """Hand `examples` generated schedules to `use`, until one raises."""
+    trial = lockstep.trial
+    tried = RUNNERS[trial.runner].mode
+    drawn = schedules(lockstep.arms.config, max(trial.buckets), trial.modes, tried)
 
     @seed(seed_value)
     @settings(
         max_examples=examples,
         database=None,
         deadline=None,
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+        phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.quiet,
         report_multiple_bugs=False,
@@ -113,43 +138,11 @@ def draw(
     run()
 
 
-def sweep(
-    lockstep: Lockstep,
-    candidates: Iterable[Schedule],
-    sought: str | None,
-) -> Catch:
-    """Play given schedules until one violates `sought` (None: anything), and cut it short.
-
-    Cutting keeps the failing schedule's order: steps are dropped, last first, in
-    blocks that halve, for as long as it still fails.
-    """
+def sweep(lockstep: Lockstep, candidates: Iterable[Schedule], sought: str | None) -> Catch:
+    """Play given schedules until one violates `sought` (None: anything), and shrink it."""
     catch = Catch()
-
-    def caught(schedule: Schedule) -> bool:
-        outcome = lockstep.play(schedule)
-        if catch.schedule is None:
-            catch.add(outcome)
-        return sought in outcome.violated if sought else bool(outcome.violations)
-
     for schedule in candidates:
-        if caught(schedule):
-            catch.schedule = schedule
-            catch.schedule = cut(schedule, caught)
+        if catch.meets(lockstep, schedule, sought):
             break
+    catch.shrink(lockstep, sought)
     return catch
-
-
-def cut(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
-    """Return a shorter schedule that still fails, by dropping blocks of steps."""
-    kept = schedule.steps
-    block = len(kept)
-    while block:
-        start = len(kept)
-        while start > 0:
-            begin = max(0, start - block)
-            shorter = Schedule(kept[:begin] + kept[start:], schedule.seed)
-            if fails(shorter):
-                kept = shorter.steps
-            start = begin
-        block //= 2
-    return Schedule(kept, schedule.seed)

@@ -7,12 +7,12 @@ goes on.
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from harness.arms import Arms
+from harness.arms import Arms, SubjectFailedError
 from harness.checks import STEP_CHECKS, judge
 from harness.coverage import Coverage
 from harness.end_checks import (
@@ -30,13 +30,15 @@ from harness.trace import Before, Probed, Trace
 from harness.trial import Trial
 from harness.violation import PARTING_PROPERTIES, STEP_PROPERTIES, Violation
 from reference.batch import Mode
+from subjects.buffers import SharedBufferError
 
 
 @dataclass
 class Outcome:
     """What playing one schedule gave. `steps` counts forwards that both worlds ran.
 
-    After `device_lost` this process can do nothing more on its device.
+    The replays are those of the runner on trial; `events` count every runner's. After
+    `device_lost` this process can do nothing more on its device.
     """
 
     violations: tuple[Violation, ...] = ()
@@ -48,9 +50,11 @@ class Outcome:
 
     def count(self, trace: Trace) -> None:
         """Count one step's forward."""
+        replay = trace.replay
+        tried = replay is not None and replay.runner == trace.arms.trial.runner
         self.steps += 1
-        self.replays += trace.replay is not None
-        self.padded_replays += trace.replay is not None and trace.replay.padded
+        self.replays += tried
+        self.padded_replays += tried and replay is not None and replay.padded
 
     @property
     def violated(self) -> frozenset[str]:
@@ -88,12 +92,17 @@ class Lockstep:
     def __init__(self, trial: Trial, properties: Collection[str] = STEP_PROPERTIES) -> None:
         self.trial = trial
         self.trap = LogTrap()
+        self.refused: str | None = None
         with self.trap, torch.inference_mode():
-            self.arms = Arms(trial)
+            try:
+                self.arms = Arms(trial)
+            except SharedBufferError as error:
+                self.refused = str(error)
+                self.arms = Arms(replace(trial, bug=None))
         self.capture_warnings = self.trap.take()
         self.before = Before(
-            torch.empty_like(self.arms.eager_pool.storage),
-            torch.empty_like(self.arms.graph_pool.storage),
+            torch.empty_like(self.arms.eager_pools.storage),
+            torch.empty_like(self.arms.graph_pools.storage),
         )
         self.probes = Probes(self.arms, self.before)
         self.watch(properties)
@@ -103,19 +112,30 @@ class Lockstep:
         self.properties = frozenset(properties)
         self.checks = [each for each in STEP_CHECKS if each.property in self.properties]
 
-    def play(self, schedule: Schedule, observer: Observer = unobserved) -> Outcome:
-        """Play a schedule from equal bytes until its end or its first violation.
+    def play(
+        self,
+        schedule: Schedule,
+        observer: Observer = unobserved,
+        until: Collection[str] = (),
+    ) -> Outcome:
+        """Play a schedule from equal bytes until its end or until the worlds part.
 
-        `observer` is told of every step, after its forward and before sampling. A step
-        that fails violates captured_path; one that takes the device along raises
-        DeviceLostError.
+        It also ends with the first violation of a property of `until`. `observer` is told of
+        every step, after its forward and before what follows from it. A step that fails
+        violates captured_path, and logits_parity if the subject failed; one that takes the
+        device along raises DeviceLostError. A build whose runners disagree on a shared
+        buffer cannot be captured: that violates index_contract before the first step.
         """
         outcome = Outcome()
+        if self.refused is not None:
+            outcome.violations = (Violation("index_contract", 0, self.refused),)
+            return outcome
         coverage = Coverage(outcome.events)
-        logits: list[Tensor] = []
-        latest: dict[int, Sampled] = {}
+        outputs: list[Tensor] = []
+        latest: dict[tuple[int, bool], Sampled] = {}
         found: list[Violation] = []
         told: set[str] = set()
+        ending = PARTING_PROPERTIES.union(until)
         place = 0
         with self.trap, torch.inference_mode():
             self.trap.take()
@@ -132,14 +152,23 @@ class Lockstep:
                     found += new
                     told.update(each.property for each in new)
                     observer(place, step, trace, frozenset(each.property for each in new))
-                    self._sample(trace, logits, latest)
-                    if told & PARTING_PROPERTIES:
+                    self._settle(trace, outputs, latest)
+                    if told & ending:
                         break
                 outcome.events["held against the oracle"] = len(longest(latest.values()))
-                found += self._judge_end(schedule, place, outcome.steps, logits, latest)
+                found += self._judge_end(schedule, place, outcome.steps, outputs, latest)
+            except SubjectFailedError as error:
+                # What gives no logits does not give the right ones.
+                found += [
+                    Violation(name, place, f"the step failed: {error}")
+                    for name in ("captured_path", "logits_parity")
+                    if name not in told
+                ]
+                outcome.device_lost = isinstance(error.__cause__, torch.AcceleratorError)
             except (IndexError, RuntimeError) as error:
-                reason = str(error).splitlines()[0]
-                found.append(Violation("captured_path", place, f"the step failed: {reason}"))
+                if "captured_path" not in told:
+                    reason = f"the step failed: {str(error).splitlines()[0]}"
+                    found.append(Violation("captured_path", place, reason))
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
         outcome.violations = tuple(found)
         outcome.events.update(self.arms.graph.events)
@@ -153,27 +182,24 @@ class Lockstep:
         eager_work, graph_work = arms.eager.plan(step), arms.graph.plan(step)
         if eager_work is None or graph_work is None:
             return None
-        batch = graph_work.batch
-        self.before.eager.copy_(arms.eager_pool.storage)
-        self.before.graph.copy_(arms.graph_pool.storage)
-        expected = batch is None or (
-            batch.mode is Mode.DECODE and batch.raw_bs <= max(self.trial.buckets)
-        )
+        batch, eager_batch = graph_work.batch, eager_work.batch
+        self.before.eager.copy_(arms.eager_pools.storage)
+        self.before.graph.copy_(arms.graph_pools.storage)
+        expected = batch is None or self.trial.expects_graph(batch)
         probed = Probed()
         if expected:
-            probed = self.probes.run(self.properties, eager_work.batch, batch, seed)
-        eager_logits = None
-        if eager_work.batch is not None:
-            eager_logits = arms.decoder.forward(eager_work.batch)
-        forward = arms.subject.forward(batch)
+            probed = self.probes.run(self.properties, eager_work, graph_work, seed)
+        eager_output = arms.decoder.forward(eager_batch) if eager_batch is not None else None
+        forward = arms.subject.forward(graph_work)
         return Trace(
             arms=arms,
             step=place,
+            mode=graph_work.mode,
             batch=batch,
-            eager_batch=eager_work.batch,
+            eager_batch=eager_batch,
             before=self.before,
-            eager_logits=eager_logits,
-            graph_logits=forward.logits if batch is not None else None,
+            eager_output=eager_output,
+            graph_output=forward.output if batch is not None else None,
             replay=forward.replay,
             expected_graph=expected,
             probed=probed,
@@ -181,29 +207,38 @@ class Lockstep:
             warnings=self.trap.take(),
         )
 
-    def _sample(self, trace: Trace, logits: list[Tensor], latest: dict[int, Sampled]) -> None:
-        """Let both worlds sample; keep the live logits, and each request's latest eager ones."""
+    def _settle(
+        self, trace: Trace, outputs: list[Tensor], latest: dict[tuple[int, bool], Sampled]
+    ) -> None:
+        """Let both worlds follow; keep the live outputs, and each request's latest eager logits."""
         if trace.batch is None or trace.eager_batch is None:
             return
-        assert trace.eager_logits is not None and trace.graph_logits is not None
-        self.arms.eager.sample(trace.eager_batch, trace.eager_logits)
-        self.arms.graph.sample(trace.batch, trace.graph_logits)
+        assert trace.eager_output is not None and trace.graph_output is not None
+        said = self.arms.eager.settle(trace.eager_batch, trace.eager_output)
+        self.arms.graph.settle(trace.batch, trace.graph_output)
         if "determinism" in self.properties:
-            logits += [trace.eager_logits, trace.graph_logits.clone()]
+            outputs += [
+                each.clone()
+                for output in (trace.eager_output, trace.graph_output)
+                for each in output.values()
+            ]
         if "dense_agreement" in self.properties:
-            world = self.arms.eager
-            for span, row in zip(trace.batch.spans, trace.eager_logits, strict=True):
-                request = world.request_of(span.row)
-                if not request.prefilling:
-                    latest[request.serial] = Sampled.of(world, request, row)
+            draft = trace.mode is Mode.DRAFT_EXTEND
+            rows = range(trace.batch.raw_bs) if draft else said
+            for span, row in zip(trace.batch.spans, rows, strict=False):
+                request = self.arms.eager.request_of(span.row)
+                if not draft or request.drafted == request.length:
+                    logits = trace.eager_output["logits"][row]
+                    sampled = Sampled.of(self.arms.eager, request, logits, draft=draft)
+                    latest[request.serial, draft] = sampled
 
     def _judge_end(
         self,
         schedule: Schedule,
         place: int,
         steps: int,
-        logits: list[Tensor],
-        latest: dict[int, Sampled],
+        outputs: list[Tensor],
+        latest: dict[tuple[int, bool], Sampled],
     ) -> list[Violation]:
         """Judge what is judged once a schedule, over the steps that were played."""
         found = []
@@ -213,7 +248,7 @@ class Lockstep:
             found += dense_agreement(self.arms, latest.values(), place)
         if "determinism" in self.properties:
             events = self.arms.graph.events
-            first = self._playback(logits)
+            first = self._playback(outputs)
             found += determinism(self.arms, first, self._play_again(schedule, steps), place)
             self.arms.graph.events = events
         return found
@@ -221,7 +256,7 @@ class Lockstep:
     def _play_again(self, schedule: Schedule, steps: int) -> Playback:
         """Play the first `steps` forwards of a schedule with no other check."""
         watched = self.properties
-        logits: list[Tensor] = []
+        outputs: list[Tensor] = []
         self.arms.reset(schedule.seed)
         self.watch({"determinism"})
         try:
@@ -231,11 +266,11 @@ class Lockstep:
                 trace = self._step(place, step, 0)
                 if trace is not None:
                     steps -= 1
-                    self._sample(trace, logits, {})
+                    self._settle(trace, outputs, {})
         finally:
             self.watch(watched)
-        return self._playback(logits)
+        return self._playback(outputs)
 
-    def _playback(self, logits: list[Tensor]) -> Playback:
-        storages = self.arms.eager_pool.storage.clone(), self.arms.graph_pool.storage.clone()
-        return Playback(tuple(logits), storages)
+    def _playback(self, outputs: list[Tensor]) -> Playback:
+        storages = self.arms.eager_pools.storage.clone(), self.arms.graph_pools.storage.clone()
+        return Playback(tuple(outputs), storages)

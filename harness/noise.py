@@ -11,14 +11,17 @@ from torch import Tensor
 
 from harness.world import World
 from reference.batch import ENCODER_ROWS, TRACK_ROWS, ForwardBatch
-from reference.config import Kind, ModelConfig
-from reference.pool import HybridKVPool, PoolSizes
+from reference.config import SPECULATION, Kind, ModelConfig
+from reference.pool import KVPools, PoolSizes
 
 
 def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
-    """Return, per static buffer that noise may fill, the first value that is not valid."""
+    """Return, per static buffer of indices that noise may fill, the first value not valid."""
     return {
         "input_ids": config.vocab,
+        "topk_index": config.vocab,
+        "custom_mask": 2,
+        "swa_page_table": sizes.slots(Kind.SWA),
         "positions": config.max_context,
         "mrope_positions": config.max_context,
         "req_pool_indices": sizes.rows + 1,
@@ -34,58 +37,73 @@ def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
     }
 
 
+COUNTS = frozenset(
+    {"num_correct_drafts", "num_accept_tokens", "extend_seq_lens", "extend_seq_lens_cpu"}
+)
+"""Static buffers of token counts, of which a request has at least one."""
+
+
 class Noise:
     """Noise for one pool and its static buffers, the same for the same seed."""
 
-    def __init__(self, config: ModelConfig, pool: HybridKVPool) -> None:
-        self.pool = pool
-        self.bounds = index_bounds(config, pool.sizes)
+    def __init__(self, config: ModelConfig, pools: KVPools) -> None:
+        self.pools = pools
+        self.bounds = index_bounds(config, pools.sizes)
         self.generator = torch.Generator()
 
     def owned(self, world: World, batch: ForwardBatch | None) -> Tensor:
         """Return a bool tensor of the storage's layout: true where a request of `batch` owns."""
-        mask = torch.zeros(self.pool.storage.shape, dtype=torch.bool, device=self.pool.device)
-        arenas = self.pool.arenas_of(mask)
+        storage = self.pools.storage
+        mask = torch.zeros(storage.shape, dtype=torch.bool, device=storage.device)
+        slots: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
         for span in batch.spans if batch is not None else ():
-            request = world.request_of(span.row)
-            full, swa = world.owned(request)
-            arenas[Kind.FULL][:, :, [*full, *span.full_slots]] = True
-            arenas[Kind.SWA][:, :, [*swa, *span.swa_slots]] = True
+            full, swa = world.owned(world.request_of(span.row))
+            slots[Kind.FULL] += [*full, *span.full_slots]
+            slots[Kind.SWA] += [*swa, *span.swa_slots]
+        for _, kind, arena in self.pools.arenas_of(mask):
+            arena[:, :, slots[kind]] = True
         return mask
 
     def fill_buffers(self, buffers: Mapping[str, Tensor], seed: int) -> None:
-        """Fill every static buffer that has bounds with valid values drawn from `seed`."""
+        """Fill every buffer drawn from `seed`: of floats with any, of indices with valid ones."""
         self.generator.manual_seed(seed)
-        for name, bound in self.bounds.items():
-            if name in buffers:
-                drawn = self._draw(bound, buffers[name].shape)
-                buffers[name].copy_(drawn)
+        for name, buffer in buffers.items():
+            if buffer.dtype.is_floating_point:
+                buffer.copy_(self._any_bits(buffer).view(buffer.shape))
+            elif name in COUNTS:
+                buffer.copy_(1 + self._draw(SPECULATION.extend_tokens, buffer.shape))
+            elif name in self.bounds:
+                buffer.copy_(self._draw(self.bounds[name], buffer.shape))
 
     def fill_pool(self, world: World, owned: Tensor, seed: int) -> None:
         """Fill unowned storage with any bits, NaN too, and unused index cells with valid slots."""
         self.generator.manual_seed(seed)
-        storage = self.pool.storage
-        noise = torch.randint(-(2**31), 2**31, (-(-storage.nbytes // 4),), generator=self.generator)
-        any_bits = noise.to(torch.int32).view(storage.dtype)[: storage.numel()].to(storage.device)
-        storage.copy_(torch.where(owned, storage, any_bits))
-        used_rows, used_slots = torch.zeros_like(self.pool.req_to_token, dtype=torch.bool), set()
+        storage, tables = self.pools.storage, self.pools.tables
+        storage.copy_(torch.where(owned, storage, self._any_bits(storage)))
+        used_rows, used_slots = torch.zeros_like(tables.req_to_token, dtype=torch.bool), set()
         used_rows[0] = True
         for request in world.running:
             if request.holding is not None:
-                held = len(request.holding.full_pages) * self.pool.sizes.page_size
+                held = len(request.holding.full_pages) * self.pools.sizes.page_size
                 used_rows[request.holding.row, :held] = True
                 used_slots.update(world.allocator.full_slots(request.holding, 0, held))
-        self._fill_unused(self.pool.req_to_token, used_rows, Kind.FULL)
-        mapping = self.pool.full_to_swa_index_mapping
+        self._fill_unused(tables.req_to_token, used_rows, Kind.FULL)
+        mapping = tables.full_to_swa_index_mapping
         used = torch.zeros_like(mapping, dtype=torch.bool)
-        used[: self.pool.sizes.page_size] = True  # Padding writes through slot 0.
+        used[: self.pools.sizes.page_size] = True  # Padding writes through slot 0.
         used[-1] = True
         used[list(used_slots)] = True
         self._fill_unused(mapping, used, Kind.SWA)
 
     def _fill_unused(self, table: Tensor, used: Tensor, kind: Kind) -> None:
-        drawn = self._draw(self.pool.sizes.slots(kind), table.shape).to(table)
+        drawn = self._draw(self.pools.sizes.slots(kind), table.shape).to(table)
         table.copy_(torch.where(used, table, drawn))
+
+    def _any_bits(self, like: Tensor) -> Tensor:
+        """Return noise of any bits, NaN too, with the elements of `like`, flat."""
+        words = (-(-like.nbytes // 4),)
+        noise = torch.randint(-(2**31), 2**31, words, generator=self.generator).to(torch.int32)
+        return noise.view(like.dtype)[: like.numel()].to(like.device)
 
     def _draw(self, bound: int, shape: torch.Size) -> Tensor:
         return torch.randint(bound, shape, generator=self.generator)

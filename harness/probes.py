@@ -2,12 +2,12 @@
 
 from collections.abc import Collection
 
-from torch import Tensor
-
-from harness.arms import Arms
+from harness.arms import Arms, subject_runs
 from harness.noise import Noise
 from harness.trace import Before, Noisy, Probed, Variant
-from reference.batch import ForwardBatch
+from harness.world import Work
+from reference.batch import Mode
+from reference.model import Output
 
 
 class Probes:
@@ -16,69 +16,72 @@ class Probes:
     def __init__(self, arms: Arms, before: Before) -> None:
         self.arms = arms
         self.before = before
-        self.noise = Noise(arms.config, arms.graph_pool)
+        self.noise = Noise(arms.config, arms.graph_pools)
 
-    def run(
-        self,
-        properties: Collection[str],
-        eager: ForwardBatch | None,
-        graph: ForwardBatch | None,
-        seed: int,
-    ) -> Probed:
+    def run(self, properties: Collection[str], eager: Work, graph: Work, seed: int) -> Probed:
         """Run the probes that `properties` need on a step that a graph can replay."""
         probed = Probed()
         if "hermetic_replay" in properties:
             probed.fresh_output = self.fresh_output(graph)
         if "padding_noninterference" in properties:
             probed.noisy = self.noisy(graph, seed)
-        if "batch_invariance" in properties and eager is not None and graph is not None:
+        if "batch_invariance" in properties and graph.batch is not None:
             probed.variants = self.variants(eager, graph)
         return probed
 
-    def fresh_output(self, batch: ForwardBatch | None) -> Tensor:
-        """Return the static output [bs, vocab] of the just-captured twin, padded rows included."""
+    def fresh_output(self, work: Work) -> Output:
+        """Return what is defined of the just-captured twin's static output, padding included."""
         self.arms.twin.recapture()
-        replay = self.arms.twin.forward(batch).replay
+        replay = self.arms.twin.forward(work).replay
         assert replay is not None
-        output = replay.output.clone()
+        output = cloned(replay.defined)
         self._restore()
         return output
 
-    def noisy(self, batch: ForwardBatch | None, seed: int) -> Noisy:
+    def noisy(self, work: Work, seed: int) -> Noisy:
         """Return what the twin gives when every byte nobody in the batch owns is noise."""
-        pool, twin = self.arms.graph_pool, self.arms.twin
-        tables = pool.req_to_token, pool.full_to_swa_index_mapping
+        pools, twin = self.arms.graph_pools, self.arms.twin
+        tables = pools.tables.req_to_token, pools.tables.full_to_swa_index_mapping
         kept = [table.clone() for table in tables]
-        owned = self.noise.owned(self.arms.graph, batch)
+        owned = self.noise.owned(self.arms.graph, work.batch)
         twin.recapture()
-        self.noise.fill_buffers(twin.runner.static_buffers(), seed)
+        for runner in twin.runners.values():
+            self.noise.fill_buffers(runner.static_buffers(), seed)
         self.noise.fill_pool(self.arms.graph, owned, seed)
-        forward = twin.engine.forward(batch)
-        noisy = Noisy(forward.logits.clone(), pool.storage.clone(), owned)
+        with subject_runs():
+            forward = twin.engine.forward(work.batch, work.mode)
+        noisy = Noisy(cloned(forward.output), pools.storage.clone(), owned)
         for table, bytes_before in zip(tables, kept, strict=True):
             table.copy_(bytes_before)
         self._restore()
         return noisy
 
-    def variants(self, eager: ForwardBatch, graph: ForwardBatch) -> tuple[Variant, ...]:
-        """Return logits of the step's rows run alone, in reverse, and in the largest bucket."""
-        arms = self.arms
-        row = eager.spans[0].end % eager.raw_bs
-        found = [Variant("alone", row, arms.decoder.forward(eager.select([row]))[0])]
-        order = list(reversed(range(eager.raw_bs)))
-        backwards = arms.decoder.forward(eager.select(order))
-        found += [
-            Variant("in reverse", row, logits) for row, logits in zip(order, backwards, strict=True)
-        ]
-        arms.eager_pool.storage.copy_(self.before.eager)
-        largest = max(arms.trial.buckets)
+    def variants(self, eager: Work, graph: Work) -> tuple[Variant, ...]:
+        """Return the step's outputs with a request alone, in reverse, and in the largest bucket."""
+        arms, batch = self.arms, graph.batch
+        assert batch is not None and eager.batch is not None
+        everyone = tuple(range(batch.raw_bs))
+        orders = {"in reverse": everyone[::-1]}
+        if batch.mode is not Mode.EXTEND:
+            orders["alone"] = (eager.batch.spans[0].end % batch.raw_bs,)
+        found = []
+        for told, order in orders.items():
+            spans = [eager.batch.spans[request] for request in order]
+            output = arms.decoder.forward(arms.eager.batch_of(batch.mode, spans))
+            found.append(Variant(told, order, output))
+            arms.eager_pools.storage.copy_(self.before.eager)
+        runner = arms.twin.runners[batch.mode]
         arms.twin.recapture()
-        widest = arms.twin.runner.replay(graph, largest).output[: eager.raw_bs].clone()
+        with subject_runs():
+            widest = cloned(runner.replay(batch, runner.buckets[-1]).live)
         self._restore()
-        found += [
-            Variant(f"in the bucket of {largest}", row, logits) for row, logits in enumerate(widest)
-        ]
+        found.append(Variant(f"in the bucket of {runner.buckets[-1]}", everyone, widest))
         return tuple(found)
 
     def _restore(self) -> None:
-        self.arms.graph_pool.storage.copy_(self.before.graph)
+        self.arms.graph_pools.storage.copy_(self.before.graph)
+
+
+def cloned(output: Output) -> Output:
+    """Return an output that later replays leave alone."""
+    return {name: each.clone() for name, each in output.items()}

@@ -2,45 +2,68 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from harness.case import Case, write_case
-from harness.coverage import REQUIRED_EVENTS
+from harness.coverage import required_events
 from harness.record import environment
 from harness.schedule import to_json
-from harness.tasks import GOOD, Finding, Result, Source, Task, run_task
+from harness.tasks import GOOD, Finding, Result, Source, Task, run_in_turn
 from harness.trial import Trial
 from harness.violation import PROPERTIES
 from harness.workers import end, pool, undisturbed
 from reference.config import PRESETS
 from subjects.behaviour import Era
-from subjects.bugs import BUGS
-from subjects.contracts import CONTRACTS, contract
+from subjects.bugs import BUGS, missing_inputs, unharmed_by
+from subjects.engine import contract
+from subjects.runners import RUNNERS, lineup
 
-CLEAN_SHARE = 5
-"""A clean trial plays this fraction of the examples: there are many, each checked deeper."""
+CLEAN_SCHEDULES = 4
+"""Schedules of one clean trial at most: there are many trials, each checked deeper."""
 
-TRAFFIC_SHARE = 25
-"""Pieces of traffic that a trial plays, as the fraction of its schedules."""
+UNHARMED_SHARE = 16
+"""A bug that cannot harm a runner is tried on this fraction of a hunt's schedules."""
+
+TRAFFIC_SHARE = 12
+"""Pieces of traffic that a trial plays, as the fraction of a hunt's schedules."""
+
+SHAPES = ((4, "float32"), (1, "bfloat16"), (1, "float32"), (4, "bfloat16"))
+"""Page sizes and dtypes that a run's trials take in turn."""
+
+
+def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[tuple[str, str], ...]:
+    """Return every (bug, runner) that can be switched on, harmful or not."""
+    return tuple(
+        (name, runner)
+        for name, bug in BUGS.items()
+        for runner in runners
+        if not missing_inputs(bug, runner)
+    )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run was asked for. Empty tuples mean all there are."""
+    """What a run was asked for. `hunts` are (bug, runner); their runners are tried clean too."""
 
     device: str
-    runner: str = "decode"
+    hunts: tuple[tuple[str, str], ...] = all_hunts()
     presets: tuple[str, ...] = tuple(PRESETS)
-    bugs: tuple[str, ...] = tuple(BUGS)
     seed: int = 0
     examples: int = 50
     command: str = "paritybit regress"
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        """The runners on trial, in the order of their table."""
+        tried = {runner for _, runner in self.hunts}
+        return tuple(name for name in RUNNERS if name in tried)
 
 
 @dataclass
@@ -57,34 +80,31 @@ class Run:
 def plan(settings: Settings) -> list[Task]:
     """Return the tasks of a run, clean ones first.
 
-    Each preset's clean trials run through the eras, page sizes and dtypes in turn; so do
-    the bugs, each in its own era.
+    Each runner is tried clean in every era, and each bug on the trial of its runner and era.
     """
     tasks: list[Task] = []
-    for shift, preset in enumerate(settings.presets):
-        for place, era in enumerate(Era):
-            page_size, dtype = SHAPES[(place + shift) % len(SHAPES)]
-            trial = Trial(settings.runner, preset, dtype, settings.device, era, page_size)
-            tasks += _both_sources(
-                trial, settings.seed + len(tasks), settings.examples // CLEAN_SHARE
-            )
-    for place, bug in enumerate(settings.bugs):
-        preset = settings.presets[place % len(settings.presets)]
-        page_size, dtype = SHAPES[place % len(SHAPES)]
-        trial = Trial(settings.runner, preset, dtype, settings.device, page_size=page_size)
-        tasks += _both_sources(trial.with_bug(bug), settings.seed, settings.examples)
+    for place, (runner, era) in enumerate(product(settings.runners, Era)):
+        trial, seed = _trial(settings, runner, era), settings.seed + place
+        tasks.append(Task(trial, Source.GENERATED, seed, min(CLEAN_SCHEDULES, settings.examples)))
+        if place % len(Era) == place // len(Era) % len(Era):  # Each runner in one era.
+            tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
+    for bug, runner in settings.hunts:
+        trial = _trial(settings, runner, BUGS[bug].era).with_bug(bug)
+        harmed = unharmed_by(BUGS[bug], runner) is None
+        few = max(1, settings.examples // (1 if harmed else UNHARMED_SHARE))
+        tasks.append(Task(trial, Source.GENERATED, settings.seed, few))
+        if harmed and BUGS[bug].in_traffic:
+            few = max(1, settings.examples // TRAFFIC_SHARE)
+            tasks.append(Task(trial, Source.TRAFFIC, settings.seed, few))
     return tasks
 
 
-SHAPES = ((4, "float32"), (1, "bfloat16"), (1, "float32"))
-"""Page sizes and dtypes that a run's trials take in turn."""
-
-
-def _both_sources(trial: Trial, seed: int, examples: int) -> list[Task]:
-    return [
-        Task(trial, Source.GENERATED, seed, max(1, examples)),
-        Task(trial, Source.TRAFFIC, seed, max(1, examples // TRAFFIC_SHARE)),
-    ]
+def _trial(settings: Settings, runner: str, era: Era) -> Trial:
+    """Return the trial of a runner in an era: presets, page sizes and dtypes take turns."""
+    turn = list(RUNNERS).index(runner) + list(Era).index(era)
+    preset = settings.presets[turn % len(settings.presets)]
+    page_size, dtype = SHAPES[turn % len(SHAPES)]
+    return Trial(runner, preset, dtype, settings.device, era, page_size)
 
 
 def execute(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], None]) -> None:
@@ -92,15 +112,17 @@ def execute(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], N
 
     A process that died or lost its device is replaced before it is given another task.
     """
-    waiting = list(reversed(tasks))
+    waiting, last = list(tasks), dict[int, Task]()
     with _processes(workers) as processes:
         busy: dict[Future[Result], tuple[int, Task]] = {}
         while waiting or busy:
             for place in set(range(workers)) - {place for place, _ in busy.values()}:
                 if waiting:
-                    task = waiting.pop()
+                    task = _choose(waiting, last.get(place), [each for _, each in busy.values()])
+                    waiting.remove(task)
+                    last[place] = task
                     with undisturbed():
-                        busy[processes[place].submit(run_task, task)] = place, task
+                        busy[processes[place].submit(run_in_turn, task)] = place, task
             done, _ = wait(busy, return_when=FIRST_COMPLETED)
             for each in done:
                 place, task = busy.pop(each)
@@ -110,6 +132,17 @@ def execute(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], N
                     processes[place].shutdown()
                     processes[place] = pool(1)
                 on_result(result)
+
+
+def _choose(waiting: Sequence[Task], last: Task | None, busy: Sequence[Task]) -> Task:
+    """Return what a process should run next: what shares its last trial, or a trial no one has.
+
+    A trial's bugs share it with the clean build: they are held against it.
+    """
+    same = [each for each in waiting if last is not None and each.clean_trial == last.clean_trial]
+    taken = {each.clean_trial for each in busy}
+    new = [each for each in waiting if each.clean_trial not in taken]
+    return (same or new or waiting)[0]
 
 
 @contextmanager
@@ -151,7 +184,7 @@ def unreached(run: Run) -> list[str]:
     for result in run.results:
         if result.task.bug is None:
             events += result.catch.events
-    return [event for event in REQUIRED_EVENTS if not events[event]]
+    return [event for event in required_events(run.settings.runners) if not events[event]]
 
 
 def record(run: Run, cases: Path, shown: str) -> dict[str, Any]:
@@ -173,25 +206,36 @@ def record(run: Run, cases: Path, shown: str) -> dict[str, Any]:
         "bugs": [
             _bug_row(each, cases, shown) for each in ordered(run) if each.task.bug is not None
         ],
+        "pairs": [
+            {
+                "bug": name,
+                "runner": runner,
+                "unharmed": unharmed_by(bug, runner),
+                "can_be_switched_on": not missing_inputs(bug, runner),
+            }
+            for name, bug in BUGS.items()
+            for runner in RUNNERS
+        ],
+        "lineups": {name: [each.name for each in lineup(name)] for name in RUNNERS},
         "contracts": [
             {
-                "runner": runner,
+                "runner": name,
                 "era": str(era),
                 "rows": [
                     {
                         "name": row.name,
                         "axis": str(row.axis),
-                        "dtype": str(row.dtype).removeprefix("torch."),
+                        "dtype": str(row.dtype or "the model's").removeprefix("torch."),
                         "padding": row.padding,
                     }
                     for row in contract(runner, era)
                 ],
             }
-            for runner in CONTRACTS
+            for name, runner in RUNNERS.items()
             for era in Era
         ],
         "properties": PROPERTIES,
-        "required_events": list(REQUIRED_EVENTS),
+        "required_events": list(required_events(run.settings.runners)),
     }
 
 
@@ -234,10 +278,11 @@ def _bug_row(result: Result, cases: Path, shown: str) -> dict[str, Any]:
     return {
         **_counts(result),
         "bug": bug.name,
+        "runner": result.task.trial.runner,
         "thread": bug.thread,
         "mechanism": bug.mechanism,
-        "caught_by": bug.caught_by,
-        "masked_by": bug.masked_by,
+        "caught_by": result.task.sought,
+        "unharmed": result.task.unharmed,
         "schedules_to_detection": result.catch.schedules if finding else None,
         "seen": [name for name in PROPERTIES if name in seen],
         "finding": _finding(result, cases, shown),
@@ -268,5 +313,4 @@ def case_name(task: Task) -> str:
 
 def case_of(task: Task, finding: Finding) -> Case:
     """Return the case of a task's finding."""
-    sought = task.bug.caught_by if task.bug is not None else None
-    return Case(task.trial, finding.schedule, sought, task.seed, finding.violations)
+    return Case(task.trial, finding.schedule, task.sought, task.seed, finding.violations)

@@ -44,6 +44,38 @@ class Decode(Step):
 
 
 @dataclass(frozen=True)
+class Draft(Step):
+    """Let a draft model propose a tree of tokens for each request picked that it has caught up on.
+
+    The slots it drafts in are free again after the step.
+    """
+
+    name = "draft"
+    picks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Verify(Step):
+    """Verify each picked request's tree and accept a path of it; the rest of its slots are freed.
+
+    A request that nothing was proposed for gets a tree of the harness's. At least
+    `accept` drafts are accepted, whatever the target says, where the tree is that deep.
+    """
+
+    name = "verify"
+    picks: tuple[int, ...]
+    accept: int
+
+
+@dataclass(frozen=True)
+class DraftExtend(Step):
+    """Let the draft model catch up with the target on each request picked."""
+
+    name = "draft_extend"
+    picks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Finish(Step):
     """Finish a request: its row and slots are free to be issued again."""
 
@@ -77,9 +109,10 @@ class Resume(Step):
 
 @dataclass(frozen=True)
 class Idle(Step):
-    """A dummy replay: every row of the smallest bucket is padding."""
+    """A dummy replay of one of the engine's runners: every row of a bucket is padding."""
 
     name = "idle"
+    pick: int
 
 
 REPEAT_LIMIT = 256
@@ -96,7 +129,20 @@ class Repeat(Step):
 
 STEPS: dict[str, type[Step]] = {
     each.name: each
-    for each in (Admit, Extend, Decode, Finish, Evict, Retract, Resume, Idle, Repeat)
+    for each in (
+        Admit,
+        Extend,
+        Decode,
+        Draft,
+        Verify,
+        DraftExtend,
+        Finish,
+        Evict,
+        Retract,
+        Resume,
+        Idle,
+        Repeat,
+    )
 }
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from rich.progress import Progress
@@ -18,10 +18,17 @@ from harness.violation import STEP_PROPERTIES
 from harness.workers import end, pool, undisturbed
 from reference.config import PRESETS
 from subjects.behaviour import Era
-from subjects.bugs import BUGS
+from subjects.bugs import BUGS, runners_of
+from subjects.runners import RUNNERS
 
 EXAMPLES = 50
 """Schedules within which every bug must be caught, whatever the seed; and of one clean hunt."""
+
+TRIED = ("decode", "breakable", "cpu_graph")
+"""A runner of each line-up: all of the line-up's runners replay in its trials."""
+
+KEPT = 60
+"""Locksteps that a process keeps: all clean trials, or those of a bug."""
 
 CHUNK_STEPS = 2000
 """Clean steps of one piece of work."""
@@ -44,10 +51,10 @@ def soak(
         Chunk(device, first_seed + CHUNK_STEPS * place, CHUNK_STEPS)
         for place in range(-(-steps // CHUNK_STEPS))
     ]
-    names = [name for name, bug in BUGS.items() if bug.caught_by is not None]
+    hunts = [(name, runner) for name, bug in BUGS.items() for runner in runners_of(bug)]
     started = time.perf_counter()
     with Progress(transient=True) as progress, _mapping(workers) as spread:
-        bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(names))
+        bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(hunts))
         clean: Counter[str] = Counter()
         alarms: list[dict[str, Any]] = []
         for counts, found in spread(clean_steps, chunks):
@@ -56,10 +63,10 @@ def soak(
             progress.advance(bar)
         seconds = time.perf_counter() - started
         bugs = []
-        for row in spread(bug_by_seed, [(device, name, tuple(seeds)) for name in names]):
+        for row in spread(bug_by_seed, [(device, *hunt, tuple(seeds)) for hunt in hunts]):
             bugs.append(row)
             progress.advance(bar)
-    missed = [row["bug"] for row in bugs if row["caught"] < row["seeds"]]
+    missed = [f"{row['bug']}@{row['runner']}" for row in bugs if row["caught"] < row["seeds"]]
     return {
         "clean": {
             **dict(sorted(clean.items())),
@@ -73,7 +80,7 @@ def soak(
             "steps_per_second": round(clean["steps"] / seconds, 1),
         },
         "bugs": bugs,
-        "as_hoped": not alarms and clean["padded_replays"] > 0 and not missed,
+        "as_hoped": not alarms and not missed and all(clean[each] for each in replayed()),
         "told": (
             f"{clean['steps']} clean steps in {workers} processes, {len(STEP_PROPERTIES)}"
             f" properties checked at each: {len(alarms)} false alarms;"
@@ -81,6 +88,11 @@ def soak(
             f" {', '.join(missed) or 'none'}"
         ),
     }
+
+
+def replayed() -> list[str]:
+    """Return what must have been counted of every runner, or the steps say nothing of it."""
+    return [f"{name}: {what}" for name in RUNNERS for what in ("replay", "padded replay")]
 
 
 @contextmanager
@@ -104,18 +116,19 @@ def _mapping(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
 
 
 def trials(device: str) -> list[Trial]:
-    """Return the clean trials: every preset and era, with either page size and dtype."""
+    """Return the clean trials: every preset, era and line-up, with either page size and dtype."""
     return [
-        Trial(preset=preset, device=device, era=era, page_size=page_size, dtype=dtype)
+        Trial(runner, preset, dtype, device, era, page_size)
         for preset in PRESETS
         for era in Era
+        for runner in TRIED
         for page_size, dtype in ((1, "float32"), (4, "bfloat16"))
     ]
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def lockstep_of(trial: Trial) -> Lockstep:
-    """Return the lockstep of a trial, built once in a process."""
+    """Return the lockstep of a trial, built once in a process for as long as it is in use."""
     return Lockstep(trial)
 
 
@@ -128,8 +141,9 @@ def clean_steps(chunk: Chunk) -> tuple[Counter[str], list[dict[str, Any]]]:
     while counts["steps"] < chunk.steps:
         lockstep = lockstep_of(every[seed % len(every)])
         catch = survey(lockstep, seed, EXAMPLES)
-        for key in ("steps", "replays", "padded_replays", "schedules"):
-            counts[key] += getattr(catch, key)
+        counts["steps"] += catch.steps
+        counts["schedules"] += catch.schedules
+        counts.update({k: n for k, n in catch.events.items() if k.endswith("replay")})
         if catch.violated:
             shrunk = hunt(lockstep, None, seed, EXAMPLES).schedule
             alarms.append(
@@ -144,23 +158,24 @@ def clean_steps(chunk: Chunk) -> tuple[Counter[str], list[dict[str, Any]]]:
     return counts, alarms
 
 
-def bug_by_seed(work: tuple[str, str, tuple[int, ...]]) -> dict[str, Any]:
-    """Hunt one bug (device, name, seeds), each seed on another preset, page size and dtype.
+def bug_by_seed(work: tuple[str, str, str, tuple[int, ...]]) -> dict[str, Any]:
+    """Hunt one bug on one runner (device, bug, runner, seeds), each seed on another trial.
 
     Says how many schedules each seed that caught it needed.
     """
-    device, name, seeds = work
+    device, name, runner, seeds = work
     bug = BUGS[name]
-    variety = [replace(each, era=bug.era, bug=name) for each in trials(device)]
+    variety = [replace(each, runner=runner, era=bug.era, bug=name) for each in trials(device)]
     variety = list(dict.fromkeys(variety))
     needed: list[int] = []
     for seed in seeds:
         lockstep = lockstep_of(variety[seed % len(variety)])
-        catch = hunt(lockstep, bug.caught_by, seed, EXAMPLES, shrink=False)
+        catch = hunt(lockstep, bug.caught_by, seed, EXAMPLES, shrinks=False)
         if catch.schedule is not None:
             needed.append(catch.schedules)
     return {
         "bug": name,
+        "runner": runner,
         "property": bug.caught_by,
         "trials": len(variety),
         "seeds": len(seeds),

@@ -4,8 +4,10 @@ A task is plain data, so that it can be handed to a worker process; so is its re
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from harness.hunt import Catch, hunt, sweep
@@ -15,7 +17,10 @@ from harness.timeline import observe
 from harness.traffic import traffic_schedules
 from harness.trial import Trial
 from harness.violation import PROPERTIES, STEP_PROPERTIES
-from subjects.bugs import BUGS, Bug
+from harness.world import idle_modes
+from reference.config import PRESETS
+from subjects.bugs import BUGS, Bug, unharmed_by
+from subjects.runners import RUNNERS
 
 
 class Source(StrEnum):
@@ -26,15 +31,15 @@ class Source(StrEnum):
 
 
 class Status(StrEnum):
-    """How a task ended. GREEN and MASKED and CAUGHT are as they should be."""
+    """How a task ended. GREEN, UNHARMED and CAUGHT are as they should be."""
 
     GREEN = "green"
     RED = "red"
     CAUGHT = "caught"
     MISSED = "missed"
     WRONG_PROPERTY = "wrong property"
-    MASKED = "masked"
-    NOT_MASKED = "not masked"
+    UNHARMED = "unharmed"
+    HARMED_AFTER_ALL = "harmed after all"
     CLEAN_IS_RED = "clean is red too"
     VACUOUS = "vacuous"
     NOT_REPRODUCED = "not reproduced"
@@ -43,7 +48,10 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.MASKED})
+KEPT = 2
+"""Locksteps that a process keeps: a trial's, broken and clean."""
+
+GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.UNHARMED})
 
 
 @dataclass(frozen=True)
@@ -61,9 +69,24 @@ class Task:
         return BUGS[self.trial.bug] if self.trial.bug is not None else None
 
     @property
+    def clean_trial(self) -> Trial:
+        """The trial without its bug."""
+        return replace(self.trial, bug=None)
+
+    @property
+    def unharmed(self) -> str | None:
+        """Why the bug cannot harm the runner on trial, if there is a bug and it cannot."""
+        return unharmed_by(self.bug, self.trial.runner) if self.bug is not None else None
+
+    @property
+    def sought(self) -> str | None:
+        """The property that must be violated, if one must be."""
+        return self.bug.caught_by if self.bug is not None and self.unharmed is None else None
+
+    @property
     def label(self) -> str:
         """What the task is called in a progress line."""
-        what = self.trial.bug or "clean"
+        what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
         return f"{what} ({self.trial.preset}, {self.trial.era}, {self.source})"
 
 
@@ -104,20 +127,31 @@ class Result:
         return cls(task, Status.FAILED, Catch(), None, 0, 0.0, device_lost=True, error=told)
 
 
-def run_task(task: Task) -> Result:
-    """Run one task."""
+@lru_cache(maxsize=KEPT)
+def kept_lockstep(trial: Trial) -> Lockstep:
+    """Return a lockstep of a trial, built once for the tasks that follow one another."""
+    return Lockstep(trial)
+
+
+def run_in_turn(task: Task) -> Result:
+    """Run one of many tasks of this process, of which neighbours share their trials."""
+    return run_task(task, kept_lockstep)
+
+
+def run_task(task: Task, lockstep_of: Callable[[Trial], Lockstep] = Lockstep) -> Result:
+    """Run one task. The clean build is checked for every property, a broken one at each step."""
     started = time.monotonic()
-    sought = task.bug.caught_by if task.bug is not None else None
+    sought = task.sought
     every = frozenset(PROPERTIES)
-    watched = every if sought is None else STEP_PROPERTIES | {sought}
-    lockstep = Lockstep(task.trial, watched)
+    lockstep = lockstep_of(task.trial)
+    lockstep.watch(every if task.bug is None else STEP_PROPERTIES)
     catch, finding, lost = Catch(), None, False
     try:
         catch = _search(task, lockstep, sought)
         if catch.schedule is not None:
             lockstep.watch(every)
             finding = Finding.of(catch.schedule, *observe(lockstep, catch.schedule))
-        status = judge_task(task, catch, finding, len(lockstep.capture_warnings))
+        status = judge_task(task, catch, finding, len(lockstep.capture_warnings), lockstep_of)
     except DeviceLostError as error:
         lost = True
         catch.add(error.outcome)
@@ -138,34 +172,50 @@ def _search(task: Task, lockstep: Lockstep, sought: str | None) -> Catch:
     """Play the task's schedules until one violates what is sought, and shrink that one."""
     if task.source is Source.GENERATED:
         return hunt(lockstep, sought, task.seed, task.examples)
-    config, max_bs = lockstep.arms.config, max(task.trial.buckets)
-    pieces = traffic_schedules(config, max_bs, task.trial.room, task.examples, task.seed)
-    return sweep(lockstep, pieces, sought)
+    return sweep(lockstep, pieces_of(task.trial, task.examples, task.seed), sought)
 
 
-def judge_task(task: Task, catch: Catch, finding: Finding | None, capture_warnings: int) -> Status:
+def pieces_of(trial: Trial, count: int, seed: int) -> list[Schedule]:
+    """Return pieces of traffic that drive the runner on trial, idle replays of it included."""
+    config, tried = PRESETS[trial.preset].tiny, RUNNERS[trial.runner].mode
+    idle = idle_modes(trial.modes)
+    pick = idle.index(tried) if tried in idle else 0
+    return traffic_schedules(config, max(trial.buckets), trial.room, count, seed, tried, pick)
+
+
+def judge_task(
+    task: Task,
+    catch: Catch,
+    finding: Finding | None,
+    capture_warnings: int,
+    lockstep_of: Callable[[Trial], Lockstep] = Lockstep,
+) -> Status:
     """Say how a task ended.
 
-    Nothing counts that replayed no graph, or none with padding, or, with every property
-    on, held nothing against the oracle.
+    Nothing counts that replayed no graph, or none with padding, or, on the clean build,
+    held nothing against the oracle.
     """
-    sought = task.bug.caught_by if task.bug is not None else None
+    sought = task.sought
     if finding is not None and sought is not None:
-        return _judge_catch(task, finding, sought)
+        return _judge_catch(task, finding, sought, lockstep_of)
     if finding is not None:
-        return Status.RED if task.bug is None else Status.NOT_MASKED
+        return Status.RED if task.bug is None else Status.HARMED_AFTER_ALL
     if sought is not None:
         return Status.WRONG_PROPERTY if catch.violated else Status.MISSED
-    if not (catch.replays and catch.padded_replays and catch.events["held against the oracle"]):
+    judged = task.bug is not None or catch.events["held against the oracle"]
+    if not (catch.replays and catch.padded_replays and judged):
         return Status.VACUOUS
     if task.bug is not None:
-        return Status.MASKED
+        return Status.UNHARMED
     return Status.CAPTURE_WARNED if capture_warnings else Status.GREEN
 
 
-def _judge_catch(task: Task, finding: Finding, sought: str) -> Status:
+def _judge_catch(
+    task: Task, finding: Finding, sought: str, lockstep_of: Callable[[Trial], Lockstep]
+) -> Status:
     """Say whether a shrunk schedule shows the bug, and the bug alone."""
     if sought not in {each["property"] for each in finding.violations}:
         return Status.NOT_REPRODUCED
-    clean = Lockstep(replace(task.trial, bug=None), STEP_PROPERTIES | {sought})
+    clean = lockstep_of(task.clean_trial)
+    clean.watch(STEP_PROPERTIES)
     return Status.CLEAN_IS_RED if clean.play(finding.schedule).violations else Status.CAUGHT

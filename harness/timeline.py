@@ -13,12 +13,14 @@ from harness.world import World
 class Moment:
     """One step played: which requests were live rows, how many rows were padding, who was parked.
 
-    `mode` is None for a step that ran no forward, `bucket` None where no graph was replayed.
+    `mode` is None for a step that ran no forward, `runner` and `bucket` are None where no
+    graph was replayed. `padded` counts what the bucket counts, requests or tokens.
     """
 
     place: int
     step: str
     mode: str | None
+    runner: str | None
     bucket: int | None
     live: tuple[int, ...]
     padded: int
@@ -47,14 +49,15 @@ def moment(
     spans = batch.spans if batch is not None else ()
     live = tuple(world.request_of(span.row).serial for span in spans)
     replay = trace.replay if trace is not None else None
-    mode = None if trace is None else "idle" if batch is None else str(batch.mode)
+    mode = None if trace is None else f"idle {trace.mode}" if batch is None else str(trace.mode)
     return Moment(
         place=place,
         step=step.name,
         mode=mode,
-        bucket=replay.bs if replay is not None else None,
+        runner=replay.runner if replay is not None else None,
+        bucket=replay.bucket if replay is not None else None,
         live=live,
-        padded=replay.bs - replay.raw_bs if replay is not None else 0,
+        padded=replay.bucket - replay.raw if replay is not None else 0,
         parked=tuple(each.serial for each in world.running if each.serial not in live),
         tokens=batch.raw_num_token if batch is not None else 0,
         violated=tuple(sorted(violated)),

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from harness.arms import Arms
-from reference.batch import ForwardBatch
-from subjects.decode import Replay
+from reference.batch import ForwardBatch, Mode
+from reference.model import Output
+from subjects.runner import Replay
 
 
 @dataclass(frozen=True)
@@ -19,33 +20,33 @@ class Before:
 
 @dataclass(frozen=True)
 class Noisy:
-    """What the step gave when nobody's bytes were noise: live logits, and storage.
+    """What the step gave for live rows when nobody's bytes were noise, and storage.
 
     `owned` is a bool tensor of the storage's layout: true where a request of the batch owns.
     """
 
-    logits: Tensor
+    output: Output
     storage: Tensor
     owned: Tensor
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The logits [vocab] of live row `row` under another batching of the same step."""
+    """What the step gives under another batching: requests `order` of it, in that order."""
 
     told: str
-    row: int
-    logits: Tensor
+    order: tuple[int, ...]
+    output: Output
 
 
 @dataclass
 class Probed:
     """What further runs of the step gave, where they were asked for.
 
-    `fresh_output` is the static output of the just-captured twin.
+    `fresh_output` is what is defined of the just-captured twin's static output.
     """
 
-    fresh_output: Tensor | None = None
+    fresh_output: Output | None = None
     noisy: Noisy | None = None
     variants: tuple[Variant, ...] = ()
 
@@ -54,18 +55,19 @@ class Probed:
 class Trace:
     """One step. `batch` is the graph world's, `eager_batch` the eager one's; None if idle.
 
-    Logits are [raw_bs, vocab], None for an idle step. `allocated` counts blocks the CUDA
+    Outputs are those of live rows, None for an idle step. `allocated` counts blocks the CUDA
     allocator handed out around the replay. `expected_graph` says whether a captured
     graph could have run the step.
     """
 
     arms: Arms
     step: int
+    mode: Mode
     batch: ForwardBatch | None
     eager_batch: ForwardBatch | None
     before: Before
-    eager_logits: Tensor | None
-    graph_logits: Tensor | None
+    eager_output: Output | None
+    graph_output: Output | None
     replay: Replay | None
     expected_graph: bool
     probed: Probed

@@ -2,8 +2,8 @@
 
 The trace is a slice of the Azure LLM inference trace 2023 (see its first lines).
 A small simulation on the host turns arrivals and lengths into steps: what arrived is
-admitted, all that run decode, what has generated its tokens finishes, a gap with
-nothing to run is an idle replay.
+admitted, all that run decode or speculate, what has generated its tokens finishes, a gap
+with nothing to run is an idle replay.
 """
 
 import csv
@@ -12,8 +12,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from harness.schedule import Admit, Decode, Evict, Extend, Finish, Idle, Schedule, Step
-from reference.config import ModelConfig
+from harness.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Evict,
+    Extend,
+    Finish,
+    Idle,
+    Schedule,
+    Step,
+    Verify,
+)
+from reference.batch import Mode
+from reference.config import SPECULATION, ModelConfig
 
 TICK_SECONDS = 0.17
 """Traffic time of one decode step: the trace's mean gap then keeps about half a batch running."""
@@ -71,36 +84,62 @@ def load_trace() -> tuple[Arrival, ...]:
 
 
 def traffic_schedules(
-    config: ModelConfig, max_bs: int, room: int, count: int, seed: int
+    config: ModelConfig,
+    max_bs: int,
+    room: int,
+    count: int,
+    seed: int,
+    tried: Mode = Mode.DECODE,
+    idle: int = 0,
 ) -> list[Schedule]:
     """Return `count` schedules of REQUESTS consecutive requests each; `seed` says where from.
 
     At most `max_bs` requests run at once, and no more than `room` slots hold in the end.
+    Where `tried` is a mode of speculation, requests draft and verify instead of decoding.
+    `idle` is the pick of idle replays.
     """
+    speculates = tried not in {Mode.DECODE, Mode.EXTEND}
     trace = load_trace()
     pieces = len(trace) // REQUESTS
     chosen = [(seed + 7 * index) % pieces for index in range(count)]
     return [
         Schedule(
-            tuple(_simulate(trace[REQUESTS * i : REQUESTS * (i + 1)], config, max_bs, room)), i
+            tuple(
+                _simulate(
+                    trace[REQUESTS * i : REQUESTS * (i + 1)],
+                    config,
+                    max_bs,
+                    room,
+                    speculates=speculates,
+                    idle_pick=idle,
+                )
+            ),
+            i,
         )
         for i in chosen
     ]
 
 
 def _simulate(
-    arrivals: Sequence[Arrival], config: ModelConfig, max_bs: int, room: int
+    arrivals: Sequence[Arrival],
+    config: ModelConfig,
+    max_bs: int,
+    room: int,
+    *,
+    speculates: bool,
+    idle_pick: int,
 ) -> Iterator[Step]:
     """Yield the steps of a piece of the trace."""
     queue = list(arrivals)
     live: list[_Live] = []
     # The first arrival falls between two ticks: an engine that has just started idles.
-    start, tick, idle, serial = arrivals[0].second - TICK_SECONDS / 2, 0, 0, 0
+    start = arrivals[0].second - (IDLE_STEPS - 0.5) * TICK_SECONDS
+    tick, idle, serial = 0, 0, 0
     while queue or live:
         while queue and len(live) < max_bs and queue[0].second - start <= tick * TICK_SECONDS:
             prompt = 1 + min(queue[0].context * config.window // CONTEXT_TOKENS, 3 * config.window)
             generated = 1 + queue[0].generated // GENERATED_TOKENS
-            tokens = prompt + generated + PAGE_ROUNDING
+            tokens = prompt + generated + PAGE_ROUNDING + speculates * SPECULATION.slots
             if tokens + sum(each.tokens for each in live) > room:
                 break
             queue.pop(0)
@@ -115,15 +154,21 @@ def _simulate(
             idle = 0
             # Whoever waited longest goes first, so that rows change places.
             order = sorted(range(len(live)), key=lambda i: (-live[i].remaining, live[i].serial))
-            yield Decode(tuple(order))
+            accepted = tick % SPECULATION.draft_tokens if speculates else 0
+            if speculates:
+                yield DraftExtend(tuple(order))
+                yield Draft(tuple(order))
+                yield Verify(tuple(order), accepted)
+            else:
+                yield Decode(tuple(order))
             for request in live:
-                request.remaining -= 1
+                request.remaining -= 1 + accepted
             for place in reversed([i for i, each in enumerate(live) if each.remaining <= 0]):
                 yield Finish(place)
                 del live[place]
         elif idle < IDLE_STEPS:
             idle += 1
-            yield Idle()
+            yield Idle(idle_pick)
         if tick % EVICT_EVERY == 0:
             yield from (Evict(place) for place in range(len(live)))
         tick += 1

@@ -8,17 +8,20 @@ from typing import Any
 import torch
 
 from harness.schedule import is_count
-from reference.config import PRESETS
+from reference.batch import ForwardBatch, Mode
+from reference.config import PRESETS, SPECULATION
 from reference.ops import Ops
 from reference.pool import PoolSizes
 from reference.torch_ops import TorchOps
 from subjects.behaviour import Era
-from subjects.bugs import BUGS, broken_subject, clean_subject
-from subjects.engine import RUNNERS, Subject
+from subjects.bugs import BUGS, broken_subject, clean_subject, missing_inputs
+from subjects.engine import Subject
+from subjects.runners import RUNNERS, lineup
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICES = ("cpu", "cuda")
 BUCKETS = (2, 4, 8)
+TOKEN_BUCKETS = (4, 12, 24)
 
 
 class CannotRunError(Exception):
@@ -33,7 +36,8 @@ class UnknownNameError(ValueError):
 class Trial:
     """One subject on trial. `bug` is a name of the catalogue, or None for the clean subject.
 
-    A bug brings its own era. Sizes are in slots, `buckets` in rows.
+    A bug brings its own era. Sizes are in slots, `buckets` in requests, `token_buckets` in
+    tokens.
     """
 
     runner: str = "decode"
@@ -46,6 +50,7 @@ class Trial:
     swa_slots: int = 72
     rows: int = 16
     buckets: tuple[int, ...] = BUCKETS
+    token_buckets: tuple[int, ...] = TOKEN_BUCKETS
     bug: str | None = None
 
     def __post_init__(self) -> None:
@@ -57,7 +62,8 @@ class Trial:
         known("era", self.era, list(Era))
         if self.bug is not None:
             known("bug", self.bug, BUGS)
-            if self.era != BUGS[self.bug].era or self.runner not in BUGS[self.bug].runners:
+            bug = BUGS[self.bug]
+            if self.era != bug.era or missing_inputs(bug, self.runner):
                 raise ValueError(f"bug {self.bug} does not live in era {self.era} of {self.runner}")
         if not (
             self.page_size
@@ -88,6 +94,21 @@ class Trial:
             return clean_subject(self.runner, self.era)
         return broken_subject(BUGS[self.bug], self.runner)
 
+    @property
+    def modes(self) -> frozenset[Mode]:
+        """What the engine on trial can do: what it has runners for."""
+        return frozenset(each.mode for each in lineup(self.runner))
+
+    def expects_graph(self, batch: ForwardBatch) -> bool:
+        """Whether a captured graph must run a batch: there is a runner and a bucket for it."""
+        if batch.mode not in self.modes:
+            return False
+        if batch.mode is Mode.EXTEND:
+            return batch.raw_num_token <= max(self.token_buckets)
+        longest = max(span.end - span.begin for span in batch.spans)
+        too_long = batch.mode is Mode.DRAFT_EXTEND and longest > SPECULATION.extend_tokens
+        return batch.raw_bs <= max(self.buckets) and not too_long
+
     def ops(self) -> Ops:
         """Return the op set of the trial's device. Raises CannotRunError where it has none."""
         if self.device == "cpu":
@@ -112,13 +133,19 @@ def trial_from_json(data: Any) -> Trial:
             is_count(value)
             if isinstance(expected[key], int)
             else isinstance(value, list) and value and all(map(is_count, value))
-            if key == "buckets"
+            if key.endswith("buckets")
             else isinstance(value, str) or (key == "bug" and value is None)
         )
         if not right:
             raise ValueError(f"{key} of a trial cannot be {value!r}")
     known("era", data["era"], list(Era))
-    return Trial(**{**data, "era": Era(data["era"]), "buckets": tuple(data["buckets"])})
+    return Trial(
+        **{
+            **data,
+            "era": Era(data["era"]),
+            **{key: tuple(data[key]) for key in ("buckets", "token_buckets")},
+        }
+    )
 
 
 def known(what: str, name: str, names: Any) -> None:

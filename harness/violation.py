@@ -4,9 +4,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PROPERTIES: dict[str, str] = {
-    "logits_parity": "live rows' logits: graph bits = eager bits",
-    "kv_parity": "every slot of both sub-pools, K and V, all layers: graph bits = eager bits",
+    "logits_parity": "live rows' logits, and all else a forward gives: graph bits = eager bits",
+    "kv_parity": "every slot of both models' pools, K and V, all layers: graph bits = eager bits",
     "write_frame": "a step changes only the slots in its own out_cache_loc, and slot 0",
+    "frozen_kv": "a draft that reads frozen KV changes no bit of any pool",
     "hermetic_replay": "a runner with a history gives the bits of one just captured",
     "padding_noninterference": "bytes that nobody in the batch owns change nothing that is live",
     "index_contract": "static buffers are what was captured; dtypes are the pool's and listed",
@@ -24,6 +25,7 @@ STEP_PROPERTIES = frozenset(
         "logits_parity",
         "kv_parity",
         "write_frame",
+        "frozen_kv",
         "hermetic_replay",
         "index_contract",
         "captured_path",

@@ -9,16 +9,19 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, compress, product
 
 import torch
 from torch import Tensor
 
+from reference.batch import TRACK_INTERVAL
 from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from reference.ops import Ops
 
 MAX_ROWS = 16
 FEW_ROWS = 6
+LONG_ROW = 5000  # more than any tile
+SUNK_FORMS = (("own", False), ("shared", True), ("masked", False), ("masked", True))
 DTYPES = (torch.float32, torch.bfloat16)
 
 # Float32 arithmetic may miss the float64 result by this much of the sum of the terms'
@@ -85,33 +88,41 @@ class Case:
     magnitude: Tensor
 
 
-def embed_case(trial: Trial) -> Case:
-    """Return embeddings where the rows that are not tracked point at a row of NaN."""
+def payload_case(trial: Trial) -> Case:
+    """Return payloads where the rows that are not tracked point at a row of NaN."""
     config, rows = trial.config, MAX_ROWS
-    table, track_table, encoder_table = (
-        trial.random(config.vocab, config.hidden, seed=seed) for seed in range(3)
+    track_table, encoder_table = (
+        trial.random(config.vocab, config.hidden, seed=seed) for seed in range(2)
     )
     track_table[0] = torch.nan
-    ids = trial.integers(config.vocab, rows, seed=3)
-    lengths = trial.integers(config.vocab, rows, seed=4).to(torch.int32)
-    mask = trial.integers(2, rows, seed=5).bool()
-    tracks = torch.where(mask, 1 + trial.integers(config.vocab - 1, rows, seed=6), 0)
+    lengths = trial.integers(config.vocab, rows, seed=2).to(torch.int32)
+    mask = trial.integers(3, rows, seed=3).bool()
+    positions = trial.integers(config.max_context, rows, seed=4)
+    tracked = mask & ((positions + 1) % TRACK_INTERVAL == 0)
+    tracks = torch.where(tracked, 1 + trial.integers(config.vocab - 1, rows, seed=5), 0)
 
     def run(part: slice) -> Tensor:
-        return trial.ops.embed(
-            table,
-            ids[part],
-            track_table,
-            tracks[part],
-            mask[part],
-            encoder_table,
-            lengths[part],
+        return trial.ops.payload(
+            track_table, tracks[part], mask[part], positions[part], encoder_table, lengths[part]
         )
 
-    terms = [table[ids], track_table[tracks], encoder_table[lengths.long()]]
-    terms[1][~mask] = 0
-    stacked = torch.stack(terms).double()
-    return Case(run, stacked.sum(0), stacked.abs().sum(0))
+    terms = torch.stack([track_table[tracks], encoder_table[lengths.long()]]).double()
+    terms[0, ~tracked] = 0
+    return Case(run, terms.sum(0), terms.abs().sum(0))
+
+
+def embed_case(trial: Trial) -> Case:
+    """Return embeddings plus a payload that is a view into wider rows."""
+    config = trial.config
+    table = trial.random(config.vocab, config.hidden)
+    ids = trial.integers(config.vocab, MAX_ROWS, seed=1)
+    payload = (trial.random(MAX_ROWS, config.hidden + 3, seed=2).float() / 3)[:, 3:]
+    terms = torch.stack([table[ids].double(), payload.double()])
+    return Case(
+        lambda part: trial.ops.embed(table, ids[part], payload[part]),
+        terms.sum(0),
+        terms.abs().sum(0),
+    )
 
 
 def rotary_case(trial: Trial, kind: Kind) -> Case:
@@ -207,6 +218,15 @@ def gated_linear_add_case(trial: Trial) -> Case:
     )
 
 
+def probabilities_case(trial: Trial) -> Case:
+    """Return the softmax of rows that are a view, and of which some places are -inf."""
+    wide = 4 * trial.random(MAX_ROWS, LONG_ROW + 3)
+    wide[:, ::7] = -torch.inf
+    logits = wide[:, 3:]
+    expected = logits.double().softmax(-1)
+    return Case(lambda part: trial.ops.probabilities(logits[part]), expected, expected)
+
+
 def store_kv_case(trial: Trial, kind: Kind) -> Case:
     """Return what distinct slots hold after a store of keys and values, each a view."""
     cache, wide, _ = _store_inputs(trial, kind, MAX_ROWS, slots=2 * MAX_ROWS)
@@ -222,21 +242,13 @@ def store_kv_case(trial: Trial, kind: Kind) -> Case:
     return Case(run, expected, torch.zeros_like(expected))
 
 
-def attention_case(trial: Trial, kind: Kind, sunk: bool) -> Case:
-    """Return attention over lists of very different lengths, some empty, some repeated."""
+def attention_case(trial: Trial, kind: Kind, form: str, sunk: bool) -> Case:
+    """Return attention over the lists of one form, with sinks or without."""
     query, cache, sinks = _attention_inputs(trial, kind, MAX_ROWS)
-    lists = _slot_lists(trial, MAX_ROWS)
-    indptr, slots = _ragged(trial, lists)
-    longest = max(len(each) for each in lists)
-    sink = sinks if sunk else None
-
-    def run(part: slice) -> Tensor:
-        begins = indptr[part.start : part.stop + 1]
-        return trial.ops.attention(query[part], cache, begins, slots, sink, longest)
-
-    rows = [_attend(query[row], cache, each, sink) for row, each in enumerate(lists)]
+    lists, sink = key_lists(trial, MAX_ROWS)[form], sinks if sunk else None
+    rows = [_attend(query[row], cache, each, sink) for row, each in enumerate(lists.taken())]
     expected, magnitude = (torch.stack(each) for each in zip(*rows, strict=True))
-    return Case(run, expected, magnitude)
+    return Case(lambda part: lists.attend(trial, query, cache, sink, part), expected, magnitude)
 
 
 def _attend(
@@ -264,20 +276,105 @@ def _attention_inputs(trial: Trial, kind: Kind, rows: int) -> tuple[Tensor, Tens
     return query, cache, trial.random(heads, seed=2).float()
 
 
-def _slot_lists(trial: Trial, rows: int) -> list[list[int]]:
-    """Return for each row a list of even slots; every fifth is empty, from row 2 on."""
+@dataclass(frozen=True)
+class KeyLists:
+    """The keys of an attention's rows, as the op takes them."""
+
+    begin: Tensor
+    end: Tensor
+    slots: Tensor
+    mask: Tensor | None = None
+    mask_start: Tensor | None = None
+
+    def taken(self) -> list[list[int]]:
+        """Return for each row the slots that take part, in list order."""
+        bounds = zip(self.begin.tolist(), self.end.tolist(), strict=True)
+        lists: list[list[int]] = [self.slots[begin:end].tolist() for begin, end in bounds]
+        if self.mask is None or self.mask_start is None:
+            return lists
+        bits = [self.mask[start:].tolist() for start in self.mask_start.tolist()]
+        return [list(compress(*each)) for each in zip(lists, bits, strict=True)]
+
+    def attend(
+        self, trial: Trial, query: Tensor, cache: Tensor, sinks: Tensor | None, part: slice
+    ) -> Tensor:
+        """Return the attention of the rows in `part`."""
+        begin, end, longest = self.begin[part], self.end[part], trial.config.max_context
+        start = None if self.mask_start is None else self.mask_start[part]
+        return trial.ops.attention(
+            query[part], cache, begin, end, self.slots, sinks, longest, self.mask, start
+        )
+
+
+def key_lists(trial: Trial, rows: int) -> dict[str, KeyLists]:
+    """Return lists of even slots, of very different lengths, in every form.
+
+    Every fifth list is empty, from row 2 on. "own" lists follow one another, "shared"
+    ones overlap, and "masked" ones do too: of those some rows keep no key, some their
+    last alone, and the others half of them and what a tree might keep of the rest. An
+    odd slot stands behind the last list, and a bit that is set before the first row's.
+    """
     context = trial.config.max_context
-    order = (2 * trial.integers(context, rows, context)).tolist()
-    return [[] if row % 5 == 2 else order[row][: 1 + 7 * row % context] for row in range(rows)]
+    lengths = [0 if row % 5 == 2 else 1 + 7 * row % context for row in range(rows)]
+    ends = list(accumulate(lengths))
+    stale = trial.int32([1])
+    drawn = 2 * trial.integers(context, ends[-1])
+    own = KeyLists(
+        trial.int32([0, *ends[:-1]]), trial.int32(ends), torch.cat([drawn, stale.long()])
+    )
+    drawn = 2 * trial.integers(context, context, seed=1).to(torch.int32)
+    begin = [min(3 * row, context - length) for row, length in enumerate(lengths)]
+    end = [
+        first + length if length else first // 2
+        for first, length in zip(begin, lengths, strict=True)
+    ]
+    shared = KeyLists(
+        torch.tensor(begin, device=trial.device),
+        torch.tensor(end, device=trial.device),
+        torch.cat([drawn, stale]),
+    )
+    bits = trial.integers(2, 1 + ends[-1], seed=2).bool()
+    bits[0] = True
+    for row, (length, last) in enumerate(zip(lengths, ends, strict=True)):
+        kept = bits[1 + last - length : 1 + last]
+        if row % 5 in (0, 3):
+            kept[:] = False
+            kept[-1:] = row % 5 == 0
+        else:
+            kept[: length // 2] = True
+    start = torch.tensor([0, *ends[:-1]], device=trial.device) + 1
+    masked = replace(shared, mask=bits, mask_start=start)
+    return {"own": own, "shared": shared, "masked": masked}
 
 
-def _ragged(trial: Trial, lists: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Return indptr and slots of `lists`, with a stale odd slot after the last."""
-    indptr = [0]
-    for each in lists:
-        indptr.append(indptr[-1] + len(each))
-    slots = [slot for each in lists for slot in each] + [1]
-    return trial.int32(indptr), torch.tensor(slots, device=trial.device)
+def _same_lists(trial: Trial, lists: KeyLists) -> list[KeyLists]:
+    """Return `lists` in other dtypes, at other places, and with every key in a mask."""
+    other = {torch.int32: torch.int64, torch.int64: torch.int32}
+    retyped = replace(
+        lists,
+        begin=lists.begin.to(other[lists.begin.dtype]),
+        end=lists.end.to(other[lists.end.dtype]),
+        slots=lists.slots.to(other[lists.slots.dtype]),
+    )
+    moved = replace(
+        lists,
+        begin=lists.begin + 1,
+        end=lists.end + 1,
+        slots=torch.cat([lists.slots[-1:], lists.slots]),
+    )
+    if lists.mask is not None:
+        return [retyped, moved]
+    mask = torch.ones(trial.config.max_context, dtype=torch.bool, device=trial.device)
+    start = torch.zeros(lists.begin.shape[0], dtype=torch.int64, device=trial.device)
+    return [retyped, moved, replace(lists, mask=mask, mask_start=start)]
+
+
+def _poisoned(cache: Tensor, kept: list[list[int]]) -> Tensor:
+    """Return `cache` with NaN in every slot that is in none of the lists `kept`."""
+    slots = [slot for each in kept for slot in each]
+    poisoned = torch.full_like(cache, torch.nan)
+    poisoned[:, slots] = cache[:, slots]
+    return poisoned
 
 
 def _store_inputs(trial: Trial, kind: Kind, rows: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -297,9 +394,11 @@ def _halves(wide: Tensor) -> tuple[Tensor, Tensor]:
 def cases(trial: Trial) -> dict[str, Case]:
     """Return every op at the trial's widths, for every shape of its attention."""
     found = {
+        "payload": payload_case(trial),
         "embed": embed_case(trial),
         "norm_linear": norm_linear_case(trial),
         "gated_linear_add": gated_linear_add_case(trial),
+        "probabilities": probabilities_case(trial),
     }
     for kind in Kind:
         found[f"rotary {kind}"] = rotary_case(trial, kind)
@@ -307,8 +406,9 @@ def cases(trial: Trial) -> dict[str, Case]:
         found[f"rope {kind}"] = rope_case(trial, kind)
         found[f"linear_add {kind}"] = linear_add_case(trial, kind)
         found[f"store_kv {kind}"] = store_kv_case(trial, kind)
-        found[f"attention {kind}"] = attention_case(trial, kind, sunk=False)
-        found[f"attention {kind} with sinks"] = attention_case(trial, kind, sunk=True)
+        for form, sunk in SUNK_FORMS:
+            name = f"attention {kind}, {form}" + ", with sinks" * sunk
+            found[name] = attention_case(trial, kind, form, sunk)
     return found
 
 
@@ -363,36 +463,65 @@ def check_loc_is_reinterpreted(trial: Trial) -> None:
     _require(_same_bits(cache, expected), "an int64 loc was not read as pairs of int32")
 
 
-def check_unlisted_slots_are_not_loaded(trial: Trial) -> None:
-    """Check that NaN in all unlisted slots, one behind the list among them, changes no bit."""
+def check_only_keys_are_loaded(trial: Trial) -> None:
+    """Check that NaN in every slot that is not a key of a batch's rows changes no bit."""
     query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
-    lists = _slot_lists(trial, FEW_ROWS)
-    indptr, slots = _ragged(trial, lists)
-    poisoned = cache.clone()
-    poisoned[:, 1::2] = torch.nan
-    for sink in (None, sinks):
-        results = [
-            trial.ops.attention(query, each, indptr, slots, sink, trial.config.max_context)
-            for each in (cache, poisoned)
-        ]
-        _require(_same_bits(*results), "attention depends on a slot that is not listed")
-        _require(bool(results[1].isfinite().all()), "attention is not finite")
+    parts = [slice(0, FEW_ROWS), *(slice(row, row + 1) for row in range(FEW_ROWS))]
+    for form, lists in key_lists(trial, FEW_ROWS).items():
+        for sink in (None, sinks):
+            whole = lists.attend(trial, query, cache, sink, parts[0])
+            for part in parts:
+                poisoned = _poisoned(cache, lists.taken()[part])
+                result = lists.attend(trial, query, poisoned, sink, part)
+                same = _same_bits(result, whole[part])
+                _require(same, f"{form}: attention depends on a slot that is not a key")
+                _require(bool(result.isfinite().all()), f"{form}: attention is not finite")
 
 
 def check_rows_without_keys_are_zero(trial: Trial) -> None:
-    """Check that a row which lists no slot gives zeros, whatever stands where it would start."""
+    """Check that a row of which no key takes part gives zeros, whatever the slots hold."""
     query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
-    cache[:, 1::2] = torch.nan
-    lists = _slot_lists(trial, FEW_ROWS)
-    none: list[list[int]] = [[] for _ in lists]
-    for drawn in (lists, none):
-        indptr, slots = _ragged(trial, drawn)
-        zero = [not each for each in drawn]
+    drawn = key_lists(trial, FEW_ROWS)
+    drawn["none"] = replace(drawn["own"], end=drawn["own"].begin)
+    for form, lists in drawn.items():
+        taken = lists.taken()
+        zero = [not each for each in taken]
         for sink in (None, sinks):
-            result = trial.ops.attention(
-                query, cache, indptr, slots, sink, trial.config.max_context
-            )
-            _require(bool((result[zero] == 0).all()), "a row without keys is not zero")
+            poisoned = _poisoned(cache, taken)
+            result = lists.attend(trial, query, poisoned, sink, slice(0, FEW_ROWS))
+            _require(bool((result[zero] == 0).all()), f"{form}: a row without keys is not zero")
+
+
+def check_form_of_lists_changes_no_bit(trial: Trial) -> None:
+    """Check that a list's dtype, its place and a mask that is all set are of no effect."""
+    query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
+    everything = slice(0, FEW_ROWS)
+    for form, lists in key_lists(trial, FEW_ROWS).items():
+        for sink in (None, sinks):
+            result = lists.attend(trial, query, cache, sink, everything)
+            for turn, each in enumerate(_same_lists(trial, lists)):
+                same = _same_bits(result, each.attend(trial, query, cache, sink, everything))
+                _require(same, f"{form}: the same keys in form {turn} have other bits")
+
+
+def check_largest(trial: Trial) -> None:
+    """Check the largest values of rows of ties, NaN and infinities, against a sorted list."""
+    count = trial.config.vocab
+    values = trial.integers(count // 4, MAX_ROWS, count).float()
+    values[trial.integers(8, MAX_ROWS, count, seed=1) == 0] = torch.nan
+    values[trial.integers(8, MAX_ROWS, count, seed=2) == 0] = -torch.inf
+    values[0], values[1], values[2, 3:5] = torch.nan, -torch.inf, torch.inf
+    ranked = values.where(~values.isnan(), -torch.inf)
+    order = torch.tensor(
+        [sorted(range(count), key=row.__getitem__, reverse=True) for row in ranked.tolist()],
+        device=trial.device,
+    )
+    for rows, wanted in product(trial.batches, (1, 5, count)):
+        found, places = trial.ops.largest(values[:rows], wanted)
+        expected = order[:rows, :wanted]
+        _require(_same_bits(places, expected), f"the {wanted} largest have other places")
+        same = _same_bits(found, ranked[:rows].gather(1, expected))
+        _require(same, f"the {wanted} largest have other values")
 
 
 def check_row_limit(trial: Trial) -> None:
@@ -418,8 +547,10 @@ CHECKS: tuple[Check, ...] = (
     check_batch_invariance,
     check_highest_row_wins,
     check_loc_is_reinterpreted,
-    check_unlisted_slots_are_not_loaded,
+    check_only_keys_are_loaded,
     check_rows_without_keys_are_zero,
+    check_form_of_lists_changes_no_bit,
+    check_largest,
     check_row_limit,
 )
 

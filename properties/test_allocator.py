@@ -1,4 +1,4 @@
-"""The allocator: nothing reserved is handed out, nothing twice, and everything comes back.
+"""The allocator and the pools: nothing reserved is handed out, nothing twice, all comes back.
 
 Lists of operations are drawn by Hypothesis and played against a ledger kept here.
 """
@@ -11,10 +11,10 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from harness.bits import bits
 from reference.allocator import Allocator, Holding
-from reference.batch import Tables
-from reference.config import PRESETS, Kind
-from reference.pool import HybridKVPool, PoolSizes
+from reference.config import PRESETS, Kind, Role, draft_config
+from reference.pool import HybridKVPool, KVPools, PoolSizes
 
 CONFIG = PRESETS["gpt_oss"].tiny
 FULL_SLOTS, SWA_SLOTS, ROWS = 24, 16, 5
@@ -25,7 +25,7 @@ Operation = tuple[str, int, int]
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["admit", "extend", "extend", "evict", "free"]),
+        st.sampled_from(["admit", "extend", "extend", "truncate", "evict", "free"]),
         st.integers(0, ROWS - 1),
         st.integers(1, 9),
     ),
@@ -41,11 +41,15 @@ def small_pool(page_size: int, device: str) -> HybridKVPool:
 
 @dataclass
 class Request:
-    """A holding, and what the ledger knows of it: its tokens, and how many lost their SWA page."""
+    """A holding, and what the ledger knows of it: its tokens, and how many lost their SWA page.
+
+    The first `mapped` tokens' slots were mapped, of the pages that it still holds.
+    """
 
     holding: Holding
     length: int = 0
     evicted: int = 0
+    mapped: int = 0
 
 
 @dataclass
@@ -84,15 +88,23 @@ class Ledger:
             return False
         device = self.allocator.pool.device
         swa = self.allocator.swa_slots(request.holding, begin, end)
-        tables = Tables(self.allocator.pool.req_to_token, self.mapping)
-        tables.write(
+        self.allocator.pool.tables.write(
             torch.full((count,), request.holding.row, device=device),
             torch.arange(begin, end, device=device),
             torch.tensor(full, device=device),
             torch.tensor(swa, device=device),
         )
         request.length = end
+        request.mapped = max(request.mapped, end)
         return True
+
+    def truncate(self, request: Request, tokens: int) -> None:
+        """Keep a request's first tokens, and as many slots as their pages have."""
+        self.allocator.truncate(request.holding, tokens)
+        held = -(-tokens // self.allocator.page_size) * self.allocator.page_size
+        request.length = min(request.length, tokens)
+        request.evicted = min(request.evicted, held)
+        request.mapped = min(request.mapped, held)
 
     def evict(self, request: Request, tokens: int) -> int:
         """Evict a request's first tokens, as far as whole pages allow; return how many pages."""
@@ -117,6 +129,9 @@ class Ledger:
                 event("room" if self.extend(request, tokens) else "no room")
             elif name == "evict":
                 event("evicted" if self.evict(request, tokens) else "nothing to evict")
+            elif name == "truncate":
+                # A token whose SWA page is gone cannot be written again.
+                self.truncate(request, max(request.evicted, request.length - tokens))
             else:
                 self.free(request)
 
@@ -172,7 +187,7 @@ def check_slots(ledger: Ledger) -> None:
     full = [s for r in ledger.requests for s in allocator.full_slots(r.holding, 0, r.length)]
     swa = [s for r in ledger.requests for s in allocator.swa_slots(r.holding, r.evicted, r.length)]
     assert len(full) == sum(each.length for each in ledger.requests)
-    assert len(swa) == sum(each.length - each.evicted for each in ledger.requests)
+    assert len(swa) == sum(max(0, each.length - each.evicted) for each in ledger.requests)
     for slots, last in ((full, FULL_SLOTS), (swa, SWA_SLOTS)):
         assert len(set(slots)) == len(slots)
         reserved = range(allocator.page_size)
@@ -180,11 +195,11 @@ def check_slots(ledger: Ledger) -> None:
 
 
 def check_mapping(ledger: Ledger) -> None:
-    """The mapping holds each live token's SWA slot, and zero wherever no live token is."""
+    """The mapping holds the SWA slot of each slot mapped, and zero wherever nobody has a page."""
     allocator = ledger.allocator
     wanted = [0] * (FULL_SLOTS + allocator.page_size) + [-1]
     for each in ledger.requests:
-        kept = each.evicted, each.length
+        kept = each.evicted, each.mapped
         full, swa = (
             slots(each.holding, *kept) for slots in (allocator.full_slots, allocator.swa_slots)
         )
@@ -280,6 +295,64 @@ def test_a_page_is_evicted_only_whole(ledger: Ledger) -> None:
     check_mapping(ledger)
 
 
+def test_pages_beyond_a_truncation_are_free_again_last_page_first(ledger: Ledger) -> None:
+    """What is issued next is what a request that was never cut short would have got."""
+    size = ledger.allocator.page_size
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 11)
+    held = list(request.holding.full_pages), list(request.holding.swa_pages)
+    kept = -(-5 // size)
+    ledger.truncate(request, 5)
+    assert request.holding.full_pages == held[0][:kept]
+    assert request.holding.swa_pages == held[1][:kept]
+    freed = len(held[0]) - kept
+    assert ledger.allocator.free_full[-freed:] == held[0][: -freed - 1 : -1]
+    assert ledger.allocator.free_swa[-freed:] == held[1][: -freed - 1 : -1]
+    check_ownership(ledger)
+    check_mapping(ledger)
+    assert ledger.extend(request, 6)
+    assert (request.holding.full_pages, request.holding.swa_pages) == held
+
+
+def test_a_truncation_clears_the_mapping_of_whole_pages(ledger: Ledger) -> None:
+    """Every slot of a page that was taken back, and no other."""
+    size = ledger.allocator.page_size
+    first, second = ledger.admit(), ledger.admit()
+    assert first is not None and second is not None
+    assert ledger.extend(first, 8) and ledger.extend(second, 8)
+    slots = ledger.allocator.full_slots(first.holding, 0, 8)
+    before = ledger.mapping.tolist()
+    ledger.truncate(first, 3)
+    gone = set(slots[-(-3 // size) * size :])
+    assert gone
+    assert ledger.mapping.tolist() == [
+        0 if slot in gone else swa for slot, swa in enumerate(before)
+    ]
+
+
+def test_a_truncation_frees_no_evicted_page_twice(ledger: Ledger) -> None:
+    """Below what was evicted, within it, and of a page of which some tokens are kept."""
+    for kept in (8, 6, 2, 0):
+        request = ledger.admit()
+        assert request is not None and ledger.extend(request, 12)
+        assert ledger.evict(request, 8) == 8 // ledger.allocator.page_size
+        ledger.truncate(request, kept)
+        check_ownership(ledger)
+        check_mapping(ledger)
+        ledger.free(request)
+        check_ownership(ledger)
+
+
+@pytest.mark.parametrize("tokens", [8, 9, 100])
+def test_a_truncation_beyond_the_end_changes_nothing(ledger: Ledger, tokens: int) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 8)
+    ledger.evict(request, 4)
+    before = ledger.state()
+    ledger.allocator.truncate(request.holding, tokens)
+    assert ledger.state() == before
+
+
 def test_an_evicted_token_has_no_swa_slot(ledger: Ledger) -> None:
     request = ledger.admit()
     assert request is not None and ledger.extend(request, 8)
@@ -326,6 +399,7 @@ def clear(ledger: Ledger, request: Request) -> None:
 MUTATIONS: dict[str, Callable[[Ledger, Request], object]] = {
     "extend": lambda ledger, request: ledger.extend(request, 1),
     "evict": lambda ledger, request: ledger.evict(request, 4),
+    "truncate": lambda ledger, request: ledger.truncate(request, 3),
     "free": lambda ledger, request: ledger.free(request),
     "clear": clear,
 }
@@ -344,3 +418,117 @@ def test_making_an_allocator_is_told(device: str) -> None:
     told: list[None] = []
     Allocator(small_pool(1, device), lambda: told.append(None))
     assert len(told) == 1
+
+
+def both_pools(preset: str, device: str, page_size: int = 1) -> KVPools:
+    """Return the pools of a target and its draft model."""
+    config = PRESETS[preset].tiny
+    sizes = PoolSizes(FULL_SLOTS, SWA_SLOTS, page_size, ROWS)
+    place = torch.device(device)
+    return KVPools(config, draft_config(config), sizes, torch.float32, place)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_model_has_kv_of_its_own_in_one_storage(
+    preset: str, page_size: int, device: str
+) -> None:
+    """Every element of the storage is one model's, one kind's: it shows in no other view."""
+    pools = both_pools(preset, device, page_size)
+    configs = {Role.TARGET: PRESETS[preset].tiny, Role.DRAFT: pools[Role.DRAFT].config}
+    pools.storage.zero_()
+    places = [(role, kind) for role in Role for kind in Kind]
+    for mark, (role, kind) in enumerate(places, 1):
+        arena = pools[role].arena[kind]
+        arena += mark
+        shape = configs[role].shape(kind)
+        slots = (FULL_SLOTS if kind is Kind.FULL else SWA_SLOTS) + page_size
+        layers = len(configs[role].layers_of(kind))
+        assert arena.shape == (layers, 2, slots, shape.kv_heads, shape.head_dim)
+    seen = {(role, kind): arena for role, kind, arena in pools.arenas_of(pools.storage)}
+    assert list(seen) == places
+    for mark, place in enumerate(places, 1):
+        assert bool((seen[place] == mark).all())
+    assert sum(arena.numel() for arena in seen.values()) == pools.storage.numel()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_both_models_share_the_index_tables(preset: str, device: str) -> None:
+    pools = both_pools(preset, device)
+    allocator = Allocator(pools[Role.TARGET])
+    request = allocator.alloc_row()
+    assert request is not None
+    full = allocator.extend(request, 0, 3)
+    assert full is not None
+    row, columns = torch.full((3,), request.row), torch.arange(3)
+    slots = torch.tensor(full), torch.tensor(allocator.swa_slots(request, 0, 3))
+    written = [each.to(pools.storage.device) for each in (row, columns, *slots)]
+    pools.tables.write(*written)
+    for role in Role:
+        pool = pools[role]
+        assert pool.req_to_token[request.row, :3].tolist() == full
+        assert torch.equal(pool.full_to_swa_index_mapping[written[2]], written[3])
+    allocator.free(request)
+    for role in Role:
+        assert not pools[role].full_to_swa_index_mapping[written[2]].any()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_reset_fills_both_pools_from_the_seed_and_forgets_every_index(
+    preset: str, device: str
+) -> None:
+    pools = both_pools(preset, device)
+    pools.storage.fill_(torch.nan)
+    pools.tables.req_to_token.fill_(3)
+    pools.tables.full_to_swa_index_mapping.fill_(3)
+    pools.reset(seed=4)
+    assert bool(pools.storage.isfinite().all())
+    assert not pools.tables.req_to_token.any()
+    assert pools.tables.full_to_swa_index_mapping.tolist() == [0] * (FULL_SLOTS + 1) + [-1]
+    again, other = both_pools(preset, device), both_pools(preset, device)
+    again.reset(seed=4)
+    other.reset(seed=5)
+    assert torch.equal(bits(pools.storage), bits(again.storage))
+    assert not torch.equal(bits(pools.storage), bits(other.storage))
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("kind", Kind)
+@given(data=st.data())
+def test_a_move_copies_k_and_v_of_all_layers_at_once(
+    device: str, kind: Kind, role: Role, data: st.DataObject
+) -> None:
+    """Whatever is moved onto what is moved elsewhere; and nothing else changes."""
+    preset = data.draw(st.sampled_from(sorted(PRESETS)))
+    slots = st.lists(st.integers(0, SWA_SLOTS), max_size=6, unique=True)
+    sources = data.draw(slots)
+    destinations = data.draw(
+        st.lists(
+            st.integers(0, SWA_SLOTS), min_size=len(sources), max_size=len(sources), unique=True
+        )
+    )
+    event("overlapping" if set(sources) & set(destinations) else "apart")
+    pools = both_pools(preset, device)
+    pools.reset(seed=1)
+    wanted = pools.storage.clone()
+    for each_role, each_kind, arena in pools.arenas_of(wanted):
+        if (each_role, each_kind) == (role, kind):
+            before = arena.clone()
+            for source, destination in zip(sources, destinations, strict=True):
+                for layer in range(arena.shape[0]):
+                    arena[layer, 0, destination] = before[layer, 0, source]
+                    arena[layer, 1, destination] = before[layer, 1, source]
+    pools[role].move(kind, sources, destinations)
+    assert torch.equal(bits(pools.storage), bits(wanted))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_move_along_a_chain_of_slots_copies_what_was_there_before(
+    kind: Kind, device: str
+) -> None:
+    """One after the other, the first slot's K and V would reach them all."""
+    pools = both_pools("mimo", device)
+    arena = pools[Role.TARGET].arena[kind]
+    arena[:] = torch.arange(arena.shape[2], device=arena.device)[None, None, :, None, None]
+    pools[Role.TARGET].move(kind, [3, 4, 5, 6], [4, 5, 6, 3])
+    assert arena[-1, 1, 2:8, 0, 0].tolist() == [2, 6, 3, 4, 5, 7]

@@ -20,8 +20,11 @@ from harness.hunt import hunt
 from harness.lockstep import Lockstep
 from harness.schedule import (
     REPEAT_LIMIT,
+    STEPS,
     Admit,
     Decode,
+    Draft,
+    DraftExtend,
     Evict,
     Extend,
     Finish,
@@ -31,14 +34,16 @@ from harness.schedule import (
     Retract,
     Schedule,
     Step,
+    Verify,
     from_json,
     to_json,
 )
 from harness.trial import Trial, UnknownNameError
 from harness.world import World
-from reference.batch import Mode
-from reference.config import PRESETS
-from reference.pool import HybridKVPool, PoolSizes
+from reference.batch import ForwardBatch, Mode
+from reference.config import PRESETS, SPECULATION, draft_config
+from reference.model import Output
+from reference.pool import KVPools, PoolSizes
 
 Data = dict[str, Any]
 
@@ -48,32 +53,61 @@ LARGEST = 2**31 - 1
 
 CASE = Case(
     trial=Trial().with_bug("swa_pad"),
-    schedule=Schedule((Admit(1, 16), Admit(2, 16), Decode((0, 1)), Decode((0,)), Idle()), seed=5),
+    schedule=Schedule(
+        (
+            Admit(1, 16),
+            Admit(2, 16),
+            Decode((0, 1)),
+            DraftExtend((0,)),
+            Draft((0,)),
+            Verify((0, 1), 2),
+            Idle(0),
+        ),
+        seed=5,
+    ),
     sought="kv_parity",
     seed=7,
     violations=({"property": "kv_parity", "step": 3, "told": "a slot differs", "where": {}},),
 )
 
 WILD = st.integers(0, LARGEST)
+WILD_PICKS = st.lists(WILD, max_size=12).map(tuple)
 WILD_STEPS: st.SearchStrategy[Step] = st.one_of(
     st.builds(Admit, WILD, WILD),
     st.builds(Admit, st.integers(0, 12), st.integers(0, 12)),
     st.builds(Extend, WILD, WILD),
-    st.builds(Decode, st.lists(WILD, max_size=12).map(tuple)),
+    st.builds(Decode, WILD_PICKS),
+    st.builds(DraftExtend, WILD_PICKS),
+    st.builds(Draft, WILD_PICKS),
+    st.builds(Verify, WILD_PICKS, st.one_of(st.integers(0, 4), WILD)),
     st.builds(Finish, WILD),
     st.builds(Evict, WILD),
     st.builds(Retract, WILD),
     st.builds(Resume, WILD),
-    st.builds(Idle),
+    st.builds(Idle, WILD),
     st.builds(Repeat, st.one_of(st.integers(0, 9), WILD)),
 )
 WILD_SCHEDULES = st.builds(Schedule, st.lists(WILD_STEPS, max_size=30).map(tuple), WILD)
 LONG_SCHEDULES = st.builds(
     Schedule, st.lists(WILD_STEPS, min_size=15, max_size=40).map(tuple), WILD
 )
+"""Any steps with any numbers, most of them far beyond what there is to pick from."""
 
 
-@given(st.one_of(schedules(CONFIG, ROWS), WILD_SCHEDULES))
+def test_wild_schedules_have_every_kind_of_step() -> None:
+    """Else what is new would not be read back, nor played."""
+    drawn: set[type[Step]] = set()
+
+    @settings(database=None)
+    @given(LONG_SCHEDULES)
+    def collect(schedule: Schedule) -> None:
+        drawn.update(type(step) for step in schedule.steps)
+
+    collect()
+    assert drawn == set(STEPS.values())
+
+
+@given(st.one_of(schedules(CONFIG, ROWS, frozenset(Mode), Mode.DECODE), WILD_SCHEDULES))
 def test_a_schedule_reads_back_from_its_json_text(schedule: Schedule) -> None:
     assert from_json(json.loads(dump_json(to_json(schedule)))) == schedule
 
@@ -122,9 +156,10 @@ def ends_with(step: Any) -> Callable[[Data], None]:
 MALFORMED: dict[str, Callable[[Data], None]] = {
     "no format": without("format"),
     "a foreign format": set_to("format", value="paritybit-run"),
-    "a later version": set_to("version", value=2),
+    "an earlier version": set_to("version", value=1),
+    "a later version": set_to("version", value=3),
     "a version that is a truth value": set_to("version", value=True),
-    "a version that is text": set_to("version", value="1"),
+    "a version that is text": set_to("version", value="2"),
     "an extra key": set_to("extra", value=1),
     "no seed": without("seed"),
     "a seed that is a fraction": set_to("seed", value=1.5),
@@ -139,6 +174,7 @@ MALFORMED: dict[str, Callable[[Data], None]] = {
     "a runner that is a list": set_to("trial", "runner", value=["decode"]),
     "an era that is no text": set_to("trial", "era", value=2),
     "a bug out of its era": set_to("trial", "era", value="memo"),
+    "a bug that the runner cannot have": set_to("trial", "runner", value="eagle_draft"),
     "a bug that is a number": set_to("trial", "bug", value=0),
     "rows that are a truth value": set_to("trial", "rows", value=True),
     "rows below zero": set_to("trial", "rows", value=-1),
@@ -151,6 +187,11 @@ MALFORMED: dict[str, Callable[[Data], None]] = {
     "an empty bucket": set_to("trial", "buckets", value=[0, 2]),
     "a bucket beyond all memory": set_to("trial", "buckets", value=[LARGEST]),
     "a bucket that is text": set_to("trial", "buckets", value=[2, "4"]),
+    "no buckets of tokens": set_to("trial", "token_buckets", value=[]),
+    "no key for buckets of tokens": without("trial", "token_buckets"),
+    "an empty bucket of tokens": set_to("trial", "token_buckets", value=[0, 4]),
+    "a bucket of tokens beyond all memory": set_to("trial", "token_buckets", value=[LARGEST]),
+    "buckets of tokens that are one number": set_to("trial", "token_buckets", value=16),
     "a schedule that is a list": set_to("schedule", value=[]),
     "a schedule without its seed": without("schedule", "seed"),
     "a schedule's seed below zero": set_to("schedule", "seed", value=-1),
@@ -162,7 +203,16 @@ MALFORMED: dict[str, Callable[[Data], None]] = {
     "a step whose kind is a list": ends_with({"step": []}),
     "a step whose kind is an object": ends_with({"step": {}}),
     "a step that lacks a number": ends_with({"step": "admit", "prompt": 1}),
-    "a step with an extra number": ends_with({"step": "idle", "pick": 0}),
+    "a step with an extra number": ends_with({"step": "idle", "pick": 0, "count": 1}),
+    "an idle step that picks no runner": ends_with({"step": "idle"}),
+    "a verify that accepts nothing": ends_with({"step": "verify", "picks": [0]}),
+    "a verify that accepts a list": ends_with({"step": "verify", "picks": [0], "accept": [1]}),
+    "a verify that accepts less than no draft": ends_with(
+        {"step": "verify", "picks": [0], "accept": -1}
+    ),
+    "a draft that picks one number": ends_with({"step": "draft", "picks": 0}),
+    "a draft of a pick below zero": ends_with({"step": "draft", "picks": [-1]}),
+    "a draft-extend by another name": ends_with({"step": "draft-extend", "picks": [0]}),
     "a pick below zero": ends_with({"step": "finish", "pick": -1}),
     "a pick that is a truth value": ends_with({"step": "finish", "pick": True}),
     "a pick out of range": ends_with({"step": "finish", "pick": 2**31}),
@@ -235,9 +285,14 @@ def refused(folder: Path, text: str) -> ValueError:
 @pytest.fixture(scope="module", params=[1, 4], ids=["page1", "page4"])
 def world(request: pytest.FixtureRequest) -> World:
     """A world without a graph, on a CPU."""
-    sizes = PoolSizes(page_size=request.param)
-    pool = HybridKVPool(CONFIG, sizes, torch.float32, torch.device("cpu"))
-    return World(CONFIG, pool, ROWS)
+    return lonely_world(PoolSizes(page_size=request.param), frozenset(Mode) - {Mode.FROZEN_DRAFT})
+
+
+def lonely_world(sizes: PoolSizes, modes: frozenset[Mode]) -> World:
+    """Return a world that nothing runs forwards for."""
+    draft = draft_config(CONFIG)
+    pools = KVPools(CONFIG, draft, sizes, torch.float32, torch.device("cpu"))
+    return World(CONFIG, pools, ROWS, modes)
 
 
 @settings(max_examples=200)
@@ -246,12 +301,13 @@ def test_any_list_of_steps_is_a_valid_schedule(world: World, schedule: Schedule)
     play_alone(world, schedule)
     owned = [slot for each in world.running for slot in world.owned(each)[0]]
     assert len(owned) == len(set(owned))
-    assert len(world.running) <= world.pool.sizes.rows
+    assert len(world.running) <= world.pools.sizes.rows
 
 
 def play_alone(world: World, schedule: Schedule) -> int:
-    """Plan every step, sampling token 0 for it; return how many asked for a forward."""
+    """Plan every step, and settle it by a made-up output; return how many asked for a forward."""
     forwards = 0
+    generator = torch.Generator().manual_seed(schedule.seed)
     world.reset(schedule.seed)
     for _, step in schedule.flat():
         work = world.plan(step)
@@ -260,9 +316,41 @@ def play_alone(world: World, schedule: Schedule) -> int:
         forwards += 1
         if work.batch is not None:
             assert 0 < len(work.batch.spans) <= ROWS
-            rows = 1 if work.batch.mode is Mode.EXTEND else work.batch.raw_bs
-            world.sample(work.batch, torch.zeros(rows, CONFIG.vocab))
+            world.settle(work.batch, made_up(work.batch, generator))
     return forwards
+
+
+def made_up(batch: ForwardBatch, generator: torch.Generator) -> Output:
+    """Return an output of the right shapes for a batch, of no meaning.
+
+    A verify often says what a draft says, so that paths of every length are accepted.
+    """
+    requests, tokens = batch.raw_bs, batch.raw_num_token
+    extends = batch.mode in {Mode.EXTEND, Mode.DRAFT_EXTEND}
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator)
+
+    if batch.mode.drafts:
+        size = SPECULATION.topk**2
+        places = [
+            torch.randperm(size, generator=generator)
+            for _ in range(requests * SPECULATION.forwards)
+        ]
+        return {
+            "scores": draw(requests, SPECULATION.candidates),
+            "tokens": (draw(requests, SPECULATION.candidates) * CONFIG.vocab).long(),
+            "chosen": torch.stack([each[: SPECULATION.topk] for each in places]).view(requests, -1),
+        }
+    logits = draw(requests if extends else tokens, CONFIG.vocab)
+    for request, span in enumerate(batch.spans):
+        for token, parent in span.tree[1:]:
+            if float(draw(1)) < 0.5:
+                logits[request * len(span.tree) + parent, token] = 2
+    topk_p, topk_index = logits.topk(SPECULATION.topk)
+    rows = requests if batch.mode is Mode.DRAFT_EXTEND else tokens
+    hidden = draw(rows, CONFIG.hidden)
+    return {"logits": logits, "hidden": hidden, "topk_p": topk_p, "topk_index": topk_index}
 
 
 def test_a_shorter_list_of_steps_is_still_a_schedule(world: World) -> None:
@@ -274,10 +362,14 @@ def test_a_shorter_list_of_steps_is_still_a_schedule(world: World) -> None:
         Admit(1, 1),
         Decode((0, 1)),
         Repeat(2),
+        DraftExtend((0, 1)),
+        Draft((0,)),
+        Verify((0, 1), 1),
+        DraftExtend((1,)),
         Evict(0),
         Retract(0),
         Resume(0),
-        Idle(),
+        Idle(1),
         Finish(1),
     )
     for place in range(len(steps)):
@@ -285,7 +377,7 @@ def test_a_shorter_list_of_steps_is_still_a_schedule(world: World) -> None:
 
 
 def test_a_repeat_without_end_ends() -> None:
-    schedule = Schedule((Idle(), Repeat(LARGEST), Repeat(1)))
+    schedule = Schedule((Idle(0), Repeat(LARGEST), Repeat(1)))
     places = [place for place, _ in schedule.flat()]
     assert places == [0, *[1] * REPEAT_LIMIT, 2]
 

@@ -20,10 +20,11 @@ from harness.traffic import traffic_schedules
 from harness.trial import Trial
 from harness.violation import PROPERTIES, STEP_PROPERTIES
 from properties.trials import name
+from reference.batch import Mode
+from subjects.runners import lineup
 
 pytestmark = pytest.mark.clean
 
-TRAFFIC_PIECES = 2
 TRAFFIC_SEEDS = 97
 
 
@@ -47,13 +48,14 @@ SURVEYS: dict[Trial, Survey] = {}
 def traffic_of(lockstep: Lockstep, seed: int) -> list[Schedule]:
     """Return the pieces of traffic that a trial is surveyed on."""
     trial = lockstep.trial
-    return traffic_schedules(
-        lockstep.arms.config,
-        max(trial.buckets),
-        trial.room,
-        TRAFFIC_PIECES,
-        seed % TRAFFIC_SEEDS,
-    )
+    return [
+        piece
+        for tried in (Mode.DECODE, Mode.TARGET_VERIFY)
+        if tried in trial.modes
+        for piece in traffic_schedules(
+            lockstep.arms.config, max(trial.buckets), trial.room, 1, seed % TRAFFIC_SEEDS, tried
+        )
+    ]
 
 
 def surveyed(trial: Trial, seed: int, played: Counter[str]) -> Survey:
@@ -88,19 +90,25 @@ def test_a_clean_subject_keeps(
 def test_a_survey_is_not_vacuous(
     clean_trial: Trial, hunter_seed: int, played: Counter[str]
 ) -> None:
-    """Both sources replayed graphs, some with padded rows, and asked the oracle."""
+    """Every runner of the engine replayed, with padding too, and both sources asked the oracle."""
     survey_of = surveyed(clean_trial, hunter_seed, played)
+    events = survey_of.generated.events + survey_of.traffic.events
+    for runner in lineup(clean_trial.runner):
+        assert events[f"{runner.name}: replay"] > 0
+        assert events[f"{runner.name}: padded replay"] > 0
     for source in (survey_of.generated, survey_of.traffic):
-        assert source.replays > 0
-        assert source.padded_replays > 0
         assert source.events["held against the oracle"] > 0
 
 
 def test_every_bucket_was_replayed(
     clean_trial: Trial, hunter_seed: int, played: Counter[str]
 ) -> None:
+    """Of the two runners that every engine has work for: those that decode and that prefill."""
     events = surveyed(clean_trial, hunter_seed, played).generated.events
-    assert all(events[f"bucket {bucket}"] for bucket in clean_trial.buckets)
+    for runner in lineup(clean_trial.runner):
+        buckets = clean_trial.token_buckets if runner.token_buckets else clean_trial.buckets
+        if runner.mode in {Mode.DECODE, Mode.EXTEND}:
+            assert all(events[f"{runner.name}: bucket {bucket}"] for bucket in buckets)
 
 
 def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> str:

@@ -21,19 +21,19 @@ from typing import Any
 import pytest
 import torch
 
-from harness.__main__ import main, shown
+from harness.__main__ import hunts_of, main, shown
 from harness.bench import workload
 from harness.case import Case, dump_json, load_case, write_case
 from harness.lockstep import Lockstep
 from harness.record import FORMAT, VERSION
-from harness.regress import Settings, plan
+from harness.regress import Settings, all_hunts, plan
 from harness.schedule import Admit, Decode, Schedule
 from harness.tasks import Task
 from harness.trial import Trial
 from harness.violation import PROPERTIES
 from reference.config import PRESETS
 from subjects.bugs import BUGS
-from subjects.engine import RUNNERS
+from subjects.runners import RUNNERS
 
 ROOT = Path(__file__).parent.parent
 OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 125, 130
@@ -114,6 +114,23 @@ MALFORMED_LINES = {
 @pytest.mark.parametrize("told", MALFORMED_LINES)
 def test_a_malformed_command_line_is_refused_in_one_sentence(told: str, refused: Any) -> None:
     assert "--help" in refused(MALFORMED, *MALFORMED_LINES[told])
+
+
+def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
+    assert hunts_of(("swa_pad",), ()) == (("swa_pad", "decode"), ("swa_pad", "target_verify"))
+    assert hunts_of(("swa_pad@decode",), ()) == (("swa_pad", "decode"),)
+    assert hunts_of(("swa_pad",), ("piecewise",)) == (("swa_pad", "piecewise"),)
+    assert hunts_of((), ("cpu_graph",)) == all_hunts(("cpu_graph",))
+    assert hunts_of((), ()) == all_hunts()
+    assert hunts_of(("swa_pad", "swa_pad@decode"), ()) == hunts_of(("swa_pad",), ())
+
+
+def test_a_bug_on_a_runner_that_lacks_what_it_is_about_is_refused(refused: Any) -> None:
+    told = refused(MALFORMED, "regress", "--bug", "swa_pad@frozen_kv_mtp")
+    assert "swa_pad cannot be switched on in frozen_kv_mtp: it has no static input" in told
+    assert "valid: decode, target_verify, piecewise, breakable" in told
+    assert "unknown runner" in refused(MALFORMED, "regress", "--bug", "swa_pad@nonsense")
+    assert "unknown bug" in refused(MALFORMED, "regress", "--bug", "nonsense@decode")
 
 
 @pytest.mark.parametrize("command", ["", "regress", "replay", "list", "report", "soak", "bench"])
@@ -243,7 +260,13 @@ def test_a_case_replays_as_a_finding_and_without_its_bug_as_clean(
 
 
 def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    names = {"bugs": BUGS, "runners": RUNNERS, "presets": PRESETS, "properties": PROPERTIES}
+    names = {
+        "bugs": BUGS,
+        "runners": RUNNERS,
+        "bugs on runners": [f"{bug}@{runner}" for bug in BUGS for runner in RUNNERS],
+        "presets": PRESETS,
+        "properties": PROPERTIES,
+    }
     assert main(["list", "--json"]) == OK
     listed = json.loads(capsys.readouterr().out)
     assert {kind: list(entries) for kind, entries in listed.items()} == {
@@ -430,7 +453,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_leaves_no_process(
     assert "Traceback" not in run.shown
     record = json.loads((run.out / "latest" / "run.json").read_text())
     assert record["verdict"] == "interrupted"
-    asked = Settings("cpu", presets=("gpt_oss",), bugs=("swa_pad",))
+    asked = Settings("cpu", hunts_of(("swa_pad",), ()), presets=("gpt_oss",))
     assert 1 <= len(record["clean"]) + len(record["bugs"]) < len(plan(asked))
     assert all(row["status"] == "green" for row in record["clean"])
     assert "<title>" in (run.out / "latest" / "index.html").read_text()
@@ -441,7 +464,7 @@ def evidence(path: Path, kind: str) -> Data:
     """Return the figures of an evidence file that says what they were measured on."""
     data: Data = json.loads(path.read_text())
     assert data["format"] == f"paritybit-{kind}"
-    assert data["version"] == 1
+    assert data["version"] == VERSION
     assert data["environment"]["device"] == "cpu"
     assert torch.__version__.startswith(data["environment"]["torch"].split("+")[0])
     assert {"device_name", "python", "commit", "dirty"} <= data["environment"].keys()

@@ -1,50 +1,123 @@
 """The generator has teeth: it reaches every required state, and the same seed draws the same."""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 
-from harness.coverage import REQUIRED_EVENTS
+from harness.coverage import required_events
 from harness.hunt import draw, hunt, survey
 from harness.lockstep import Lockstep
-from harness.regress import Run, Settings, plan, unreached
-from harness.schedule import Schedule
+from harness.regress import Run, Settings, all_hunts, plan, unreached
+from harness.schedule import Decode, Draft, DraftExtend, Idle, Schedule, Verify
 from harness.tasks import Source, Task, run_task
 from harness.trial import Trial
+from harness.world import idle_modes
+from reference.batch import Mode
 from reference.config import PRESETS
+from subjects.behaviour import Era
+from subjects.runners import RUNNERS, lineup
 
 DRAWN = 30
+LINEUPS = ("decode", "breakable", "cpu_graph")
+"""A runner of each line-up."""
+
+SURVEYED = (
+    *((preset, "decode") for preset in PRESETS),
+    ("gpt_oss", "breakable"),
+    ("mimo", "cpu_graph"),
+)
 
 
-def drawn(lockstep: Lockstep, seed: int) -> list[Schedule]:
+def trial_of(runner: str, preset: str, device: str) -> Trial:
+    """Return a trial of a runner on the device, or on the CPU if it lives nowhere else."""
+    return Trial(runner, preset, device="cpu" if runner == "cpu_graph" else device)
+
+
+def drawn(lockstep: Lockstep, seed: int, count: int = DRAWN) -> list[Schedule]:
     """Return what one seed draws."""
-    schedules: list[Schedule] = []
-    draw(lockstep, schedules.append, seed, DRAWN, shrink=False)
-    return schedules
+    found: list[Schedule] = []
+    draw(lockstep, found.append, seed, count, shrinks=False)
+    return found
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_generated_schedules_reach_every_required_state(preset: str, device: str) -> None:
+@pytest.mark.parametrize(("preset", "runner"), SURVEYED)
+def test_generated_schedules_reach_every_required_state(
+    preset: str, runner: str, device: str
+) -> None:
     """Thirty schedules, a third of them for each of three seeds."""
-    lockstep = Lockstep(Trial(preset=preset, device=device), frozenset())
+    lockstep = Lockstep(trial_of(runner, preset, device), frozenset())
     events: Counter[str] = Counter()
     for seed in range(3):
         events += survey(lockstep, seed, DRAWN // 3).events
-    assert [event for event in REQUIRED_EVENTS if not events[event]] == []
+    assert [event for event in required_events([runner]) if not events[event]] == []
+
+
+def test_what_must_be_reached_follows_from_the_line_up() -> None:
+    """What speculation reaches is asked of engines that speculate, replays of every runner."""
+    by_runner = {runner: set(required_events([runner])) for runner in RUNNERS}
+    for runner, events in by_runner.items():
+        engine = lineup(runner)
+        speculates = any(each.mode is Mode.TARGET_VERIFY for each in engine)
+        assert ("tree of a draft model" in events) is speculates
+        replays = {event.split(":")[0] for event in events if event.endswith(": padded replay")}
+        assert replays == {each.name for each in engine}
+    assert set(required_events(RUNNERS)) == set().union(*by_runner.values())
+    assert len(set(required_events(RUNNERS))) == len(required_events(RUNNERS))
+
+
+@pytest.mark.parametrize("runner", LINEUPS)
+def test_only_what_the_engine_can_do_is_drawn(runner: str) -> None:
+    """Every step that drives a mode is drawn where there is a runner for it, and nowhere else."""
+    lockstep = Lockstep(Trial(runner), frozenset())
+    modes = lockstep.trial.modes
+    steps = {type(step) for each in drawn(lockstep, 1) for step in each.steps}
+    drives = {
+        Decode: {Mode.DECODE},
+        Draft: {Mode.DRAFT, Mode.FROZEN_DRAFT},
+        Verify: {Mode.TARGET_VERIFY},
+        DraftExtend: {Mode.DRAFT_EXTEND},
+    }
+    assert {step: step in steps for step in drives} == {
+        step: bool(driven & modes) for step, driven in drives.items()
+    }
+
+
+@pytest.mark.parametrize("runner", ["target_verify", "eagle_draft", "frozen_kv_mtp"])
+def test_the_runner_on_trial_idles_most(runner: str) -> None:
+    lockstep = Lockstep(Trial(runner), frozenset())
+    tried, modes = RUNNERS[runner].mode, idle_modes(lockstep.trial.modes)
+    steps = [step for each in drawn(lockstep, 2) for step in each.steps]
+    idle = Counter(modes[step.pick % len(modes)] for step in steps if isinstance(step, Idle))
+    assert idle.most_common(1)[0][0] is tried
+
+
+def test_no_engine_extends_idly() -> None:
+    """A padded prompt would be of no request; all else that has a runner idles."""
+    for runner in RUNNERS:
+        modes = Trial(runner).modes
+        assert set(idle_modes(modes)) == modes - {Mode.EXTEND}
 
 
 def test_a_toothless_generator_is_found_out(device: str) -> None:
     """What no clean trial reached is named."""
-    run = Run(Settings(device, bugs=()))
+    run = Run(Settings(device, all_hunts(("decode",))))
     run.results.append(run_task(Task(Trial(device=device), Source.GENERATED, 0, 1)))
-    assert set(unreached(run)) & set(REQUIRED_EVENTS)
+    reached = run.results[0].catch.events
+    assert unreached(run) == [each for each in required_events(["decode"]) if not reached[each]]
+    assert unreached(run)
 
 
-def test_a_run_plans_every_preset_and_era() -> None:
+def test_a_run_plans_every_runner_era_and_preset() -> None:
     tasks = plan(Settings("cpu"))
     clean = [task for task in tasks if task.bug is None]
-    assert len({(task.trial.preset, task.trial.era, task.source) for task in clean}) == 18
+    trials = [(task.trial.runner, task.trial.era, task.source) for task in clean]
+    assert sorted(trials) == sorted(product(RUNNERS, Era, Source))
+    presets = {(task.trial.runner, task.trial.preset) for task in clean}
+    assert presets == set(product(RUNNERS, PRESETS))
     assert tasks[: len(clean)] == clean
+    hunted = [(task.trial.bug, task.trial.runner) for task in tasks[len(clean) :]]
+    assert list(dict.fromkeys(hunted)) == list(all_hunts())
 
 
 def test_the_same_seed_draws_the_same_schedules(device: str) -> None:
@@ -53,8 +126,9 @@ def test_the_same_seed_draws_the_same_schedules(device: str) -> None:
     assert drawn(lockstep, 5) != drawn(lockstep, 6)
 
 
-def test_the_same_seed_shrinks_to_the_same_schedule(device: str) -> None:
-    lockstep = Lockstep(Trial(device=device).with_bug("swa_int64"))
+@pytest.mark.parametrize("runner", ["decode", "breakable"])
+def test_the_same_seed_shrinks_to_the_same_schedule(runner: str, device: str) -> None:
+    lockstep = Lockstep(Trial(runner, device=device).with_bug("swa_int64"))
     first = hunt(lockstep, "index_contract", 3, DRAWN).schedule
     assert first is not None
     assert hunt(lockstep, "index_contract", 3, DRAWN).schedule == first

@@ -6,6 +6,8 @@ their values after the capture.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,14 +16,16 @@ from torch import Tensor
 
 from harness.arms import Arms
 from harness.bits import bits
-from harness.schedule import Admit, Decode
+from harness.schedule import Admit, Decode, Draft, DraftExtend, Idle, Step, Verify
 from harness.trial import DTYPES, Trial
 from reference.config import PRESETS
+from reference.model import Output
 from reference.ops import Ops
 from reference.torch_ops import TorchOps
 from subjects.behaviour import Era
-from subjects.decode import DecodeRunner
-from subjects.graphs import CudaGraph, Graph, TapeGraph, UncapturableError
+from subjects.graphs import Capture, UncapturableError
+from subjects.runner import GraphRunner
+from subjects.runners import RUNNERS, lineup
 
 Function = Callable[[], Tensor]
 
@@ -33,13 +37,15 @@ def inference(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def capture(function: Function, ops: Ops, device: str) -> Graph:
-    """Return the graph of `function`, run once before."""
+def memory_pool(device: str) -> Any | None:
+    """Return what the graphs of a device share: nothing on a CPU."""
+    return None if device == "cpu" else torch.cuda.graph_pool_handle()
+
+
+def capture(function: Function, ops: Ops, device: str) -> Capture[Tensor]:
+    """Return the capture of `function`, run once before."""
     function()
-    if device == "cpu":
-        return TapeGraph(function, ops)
-    torch.cuda.synchronize()
-    return CudaGraph(function, ops, torch.cuda.graph_pool_handle())
+    return Capture[Tensor](ops, memory_pool(device)).run(function)
 
 
 def ops_of(device: str) -> Ops:
@@ -290,13 +296,13 @@ def test_the_tape_refuses_what_a_graph_cannot_hold(name: str) -> None:
     """Read back values, shapes and branches that follow values, host data, random draws, pairs."""
     ops, static = TorchOps(), counting("cpu")
     with pytest.raises(UncapturableError):
-        TapeGraph(lambda: UNCAPTURABLE[name](static), ops)
+        Capture[Any](ops, None).run(lambda: UNCAPTURABLE[name](static))
     assert ops.log is None
 
 
 def test_a_tape_keeps_the_address_of_its_output() -> None:
     static = counting("cpu")
-    graph = TapeGraph(lambda: (static * 2).T.reshape(6) + 1, TorchOps())
+    graph = Capture[Tensor](TorchOps(), None).run(lambda: (static * 2).T.reshape(6) + 1)
     address = graph.output.data_ptr()
     static.fill_(7)
     graph.replay()
@@ -304,39 +310,225 @@ def test_a_tape_keeps_the_address_of_its_output() -> None:
     assert graph.output.tolist() == [15.0] * 6
 
 
-def captured_function(runner: DecodeRunner, bs: int) -> Tensor:
-    """Run what bucket `bs` captured, eagerly, on the static inputs as they are."""
-    if runner.behaviour.era is Era.PRESET:
-        runner.pool.set_swa_loc(runner.inputs.view("out_cache_loc_swa", bs, bs))
+def test_a_break_runs_at_the_capture_and_at_every_replay_in_its_place(device: str) -> None:
+    """Python runs in it each time, on what the segment before it has just written."""
+    static, order = counting(device), list[tuple[str, float]]()
+    graph = Capture[Tensor](ops_of(device), memory_pool(device))
+
+    def function() -> Tensor:
+        doubled = static * 2
+        graph.break_here(lambda: order.append(("first", doubled.sum().item())))
+        doubled.add_(1)
+        graph.break_here(lambda: order.append(("second", doubled.sum().item())))
+        return doubled * 10
+
+    graph.run(function)
+    assert [name for name, _ in order] == ["first", "second"]
+    assert len(graph.segments) == 3
+    for value in (1.0, 4.0):
+        order.clear()
+        static.fill_(value)
+        graph.replay()
+        assert order == [("first", 12 * value), ("second", 12 * value + 6)]
+        assert graph.output.tolist() == [[20 * value + 10] * 3] * 2
+
+
+def test_what_a_break_writes_is_read_by_the_next_segment(device: str) -> None:
+    """And a host scalar is baked into a segment, but not into a break."""
+    static, mixed, factor = counting(device), torch.zeros(2, 3, device=device), 2.0
+    graph = Capture[Tensor](ops_of(device), memory_pool(device))
+
+    def function() -> Tensor:
+        scaled = static * factor
+
+        def eager() -> None:
+            mixed.copy_(scaled * factor)
+
+        graph.break_here(eager)
+        return torch.cat([scaled, mixed + factor])
+
+    graph.run(function)
+    factor = 100.0
+    for value in (3.0, 7.0):
+        static.fill_(value)
+        graph.replay()
+        assert graph.output.tolist() == [[2 * value] * 3] * 2 + [[200 * value + 2] * 3] * 2
+
+
+def test_a_tensor_of_one_segment_is_read_by_later_ones_at_every_replay(device: str) -> None:
+    static = counting(device)
+    graph = Capture[tuple[Tensor, Tensor, Tensor]](ops_of(device), memory_pool(device))
+
+    def function() -> tuple[Tensor, Tensor, Tensor]:
+        first = static + 1
+        graph.break_here(lambda: None)
+        second = first * 2
+        graph.break_here(lambda: None)
+        return first, second, first + second
+
+    graph.run(function)
+    addresses = [each.data_ptr() for each in graph.output]
+    for value in (5.0, -2.0, 0.0):
+        static.fill_(value)
+        graph.replay()
+        found = [each.unique().tolist() for each in graph.output]
+        assert found == [[value + 1], [2 * value + 2], [3 * value + 3]]
+    assert [each.data_ptr() for each in graph.output] == addresses
+
+
+def test_the_captured_list_leaves_out_what_a_break_runs(device: str) -> None:
+    """The segments' lists lie one after the other; a break keeps none, and may read values."""
+    ops = ops_of(device)
+    logged: list[list[str] | None] = []
+    rows, weight = torch.ones(2, 32, device=device), torch.ones(32, 32, device=device)
+    limit = torch.ones(1, dtype=torch.int32, device=device)
+    graph = Capture[Tensor](ops, memory_pool(device))
+
+    def eager() -> None:
+        logged.append(ops.log)
+        ops.probabilities(rows)
+        assert rows.sum().item() == 64
+
+    def function() -> Tensor:
+        ops.record("before")
+        limited = ops.limit_rows(rows, limit)
+        graph.break_here(eager)
+        ops.record("after")
+        return ops.linear_add(limited, weight, rows)
+
+    ops.linear_add(rows, weight, rows)  # what it compiles must not be loaded in a capture
+    graph.run(function)
+    wanted = [["before", "limit_rows"], ["after", "linear_add"]]
+    for _ in range(2):
+        assert [segment.operations for segment in graph.segments] == wanted
+        assert graph.operations == wanted[0] + wanted[1]
+        graph.replay()
+    assert logged == [None, None, None]
+    assert ops.log is None
+
+
+class GivenUpError(Exception):
+    """Raised in the midst of a capture."""
+
+
+def fail() -> None:
+    """Give up."""
+    raise GivenUpError
+
+
+@pytest.mark.parametrize(
+    "breaks", [0, 2, -1], ids=["in the first segment", "in a later segment", "in a break"]
+)
+def test_a_function_that_raises_leaves_nothing_recording(breaks: int, device: str) -> None:
+    """Its own error comes out, no list is kept on, and the next capture holds what it ran."""
+    ops, static = ops_of(device), counting(device)
+    given_up = Capture[Tensor](ops, memory_pool(device))
+    limit = torch.ones(1, dtype=torch.int32, device=device)
+
+    def function() -> Tensor:
+        for _ in range(breaks):
+            static.add_(1)
+            given_up.break_here(lambda: None)
+        ops.limit_rows(static, limit)
+        if breaks < 0:
+            given_up.break_here(fail)
+        raise GivenUpError
+
+    with pytest.raises(GivenUpError):
+        given_up.run(function)
+    assert ops.log is None
+    held = given_up.operations
+    graph = capture(lambda: ops.limit_rows(static * 2, limit), ops, device)
+    assert graph.operations == ["limit_rows"]
+    assert given_up.operations == held == ["limit_rows"]
+    static.fill_(3)
+    graph.replay()
+    assert graph.output.tolist() == [[6.0] * 3, [0.0] * 3]
+
+
+def test_graphs_of_one_memory_pool_leave_each_other_s_outputs_alone(device: str) -> None:
+    shared, static = memory_pool(device), counting(device)
+    ops = ops_of(device)
+    graphs = [
+        Capture[Tensor](ops, shared).run(partial(torch.mul, static, factor))
+        for factor in (2.0, 3.0, 5.0)
+    ]
+    static.fill_(1)
+    for graph in reversed(graphs):
+        graph.replay()
+    assert [graph.output.unique().tolist() for graph in graphs] == [[2.0], [3.0], [5.0]]
+
+
+# Below: every capturing runner, its replays held against what it captured, run eagerly.
+
+FORWARDS: tuple[Step, ...] = (
+    Admit(4, chunk=4),
+    Admit(5, chunk=5),
+    Admit(15, chunk=15),
+    DraftExtend((0, 1, 2)),  # too long for a graph; from here on the draft model has caught up
+    Draft((0, 1, 2)),
+    Draft((2, 0)),
+    Verify((2, 1, 0), accept=1),
+    DraftExtend((0, 1, 2)),
+    *[Decode((1, 2))] * 4,
+    DraftExtend((1, 2)),
+    Verify((1, 2), accept=0),
+    Decode((0, 1, 2)),
+    Idle(0),
+    Idle(1),
+    Idle(2),
+    Idle(3),
+)
+"""Every runner of a line-up, on a full bucket and on a padded one, within and past the window."""
+
+ENGINES = [
+    pytest.param(tried, preset, list(DTYPES)[place % 2], era, id=f"{tried}-{preset}-{era}")
+    for place, (tried, preset, era) in enumerate(product(("decode", "frozen_kv_mtp"), PRESETS, Era))
+]
+"""Both line-ups, which between them have every runner that captures."""
+
+
+def run_eagerly(runner: GraphRunner, bucket: int) -> Output:
+    """Run what a bucket captured, on the static inputs and the metadata as they are."""
+    preset = runner.behaviour.era is Era.PRESET and "out_cache_loc_swa" in runner.inputs.buffers
+    runner.pool.set_swa_loc(runner.view("out_cache_loc_swa", bucket) if preset else None)
     runner.pool.invalidate_loc_cache()
-    return runner._forward(bs)
+    return runner.forward(bucket)
 
 
-@pytest.mark.parametrize("era", Era)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_replayed_decode_forward_has_the_bits_of_its_function_run_eagerly(
-    preset: str, dtype: str, era: Era, device: str
+def test_the_line_ups_have_every_runner_that_captures() -> None:
+    tried = {each.name for name in ("decode", "frozen_kv_mtp") for each in lineup(name)}
+    assert tried == {name for name, runner in RUNNERS.items() if runner.captures}
+
+
+@pytest.mark.parametrize("inference", [True], indirect=True, ids=["inference"])
+@pytest.mark.parametrize(("tried", "preset", "dtype", "era"), ENGINES)
+def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
+    tried: str, preset: str, dtype: str, era: Era, device: str
 ) -> None:
-    """Static output and all KV, on full and padded buckets, past the window."""
-    with torch.inference_mode():
-        arms = Arms(Trial(preset=preset, dtype=dtype, device=device, era=era, buckets=(2, 4)))
-        runner, storage = arms.subject.runner, arms.graph_pool.storage
-        compared = 0
-        for step in (
-            *(Admit(prompt, chunk=prompt) for prompt in (5, arms.config.window + 3, 1)),
-            *(Decode(picks) for picks in ((0, 1, 2), (1,), (0, 2), (2, 1, 0))),
-        ):
-            work = arms.graph.plan(step)
-            assert work is not None and work.batch is not None
-            before = storage.clone()
-            forward = arms.subject.forward(work.batch)
-            if forward.replay is not None:
-                output, written = forward.replay.output.clone(), storage.clone()
-                storage.copy_(before)
-                eager = captured_function(runner, forward.replay.bs)
-                assert torch.equal(bits(eager), bits(output))
-                assert torch.equal(bits(storage), bits(written))
-                compared += 1
-            arms.graph.sample(work.batch, forward.logits)
-        assert compared == 4
+    """Static output and all KV; of a prefill the live rows, for no one writes its others."""
+    trial = Trial(tried, preset, dtype, device, era, buckets=(2, 4), token_buckets=(4, 16))
+    arms = Arms(trial)
+    storage = arms.graph_pools.storage
+    compared: set[tuple[str, bool]] = set()
+    for step in FORWARDS:
+        work = arms.graph.plan(step)
+        assert work is not None
+        before = storage.clone()
+        forward = arms.subject.forward(work)
+        replay = forward.replay
+        if replay is not None:
+            runner = arms.subject.runner_of(replay)
+            rows = slice(None) if runner.attention_captured else slice(replay.rows)
+            output = {name: each[rows].clone() for name, each in replay.output.items()}
+            written = storage.clone()
+            storage.copy_(before)
+            eager = run_eagerly(runner, replay.bucket)
+            assert eager.keys() == output.keys() != set()
+            for name, each in output.items():
+                assert torch.equal(bits(eager[name][rows]), bits(each)), (step, name)
+            assert torch.equal(bits(storage), bits(written)), step
+            compared.add((replay.runner, replay.padded))
+        if work.batch is not None:
+            arms.graph.settle(work.batch, forward.output)
+    assert compared == {(each.name, padded) for each in lineup(tried) for padded in (True, False)}

@@ -22,13 +22,16 @@ from properties.op_checks import (
     Trial,
     check_batch_invariance,
     check_conformance,
+    check_form_of_lists_changes_no_bit,
     check_highest_row_wins,
+    check_largest,
     check_loc_is_reinterpreted,
+    check_only_keys_are_loaded,
     check_row_limit,
     check_rows_without_keys_are_zero,
-    check_unlisted_slots_are_not_loaded,
     run_checks,
 )
+from reference.batch import TRACK_INTERVAL
 from reference.config import ModelConfig
 from reference.ops import Ops
 from reference.torch_ops import TorchOps
@@ -56,6 +59,31 @@ class ProductsLoseBits(TorchOps):
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         return super()._linear_add(inputs.half().to(inputs.dtype), weight, residual)
+
+
+class IntervalIsIgnored(TorchOps):
+    """A payload that tracks at every position."""
+
+    def _payload(
+        self,
+        track_table: Tensor,
+        track_indices: Tensor,
+        track_mask: Tensor,
+        positions: Tensor,
+        encoder_table: Tensor,
+        encoder_lens: Tensor,
+    ) -> Tensor:
+        every = torch.full_like(positions, TRACK_INTERVAL - 1)
+        return super()._payload(
+            track_table, track_indices, track_mask, every, encoder_table, encoder_lens
+        )
+
+
+class ProbabilitiesAreSmoothed(TorchOps):
+    """A softmax that leaves a little for every token, those of logit -inf among them."""
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        return super()._probabilities(logits) + 1e-9
 
 
 class RotaryIsNan(TorchOps):
@@ -89,12 +117,17 @@ class UnlistedSlotsAreMultiplied(TorchOps):
         self,
         query: Tensor,
         cache: Tensor,
-        indptr: Tensor,
+        begin: Tensor,
+        end: Tensor,
         slots: Tensor,
         sinks: Tensor | None,
         max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
     ) -> Tensor:
-        result = super()._attention(query, cache, indptr, slots, sinks, max_keys)
+        result = super()._attention(
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+        )
         return result + 0.0 * cache.sum()
 
 
@@ -105,13 +138,57 @@ class RowsWithoutKeysAttendToOne(TorchOps):
         self,
         query: Tensor,
         cache: Tensor,
-        indptr: Tensor,
+        begin: Tensor,
+        end: Tensor,
         slots: Tensor,
         sinks: Tensor | None,
         max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
     ) -> Tensor:
-        indptr = torch.cat([indptr[:-1], torch.maximum(indptr[-1:], indptr[-2:-1] + 1)])
-        return super()._attention(query, cache, indptr, slots, sinks, max_keys)
+        end = torch.maximum(end, begin + 1)
+        return super()._attention(
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+        )
+
+
+class MaskIsIgnored(TorchOps):
+    """Attention to every listed key, as if a tree were a chain."""
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+    ) -> Tensor:
+        return super()._attention(query, cache, begin, end, slots, sinks, max_keys, None, None)
+
+
+class MaskedAttentionIsAnotherKernel(TorchOps):
+    """Attention that takes another route for a mask, right within any bound."""
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+    ) -> Tensor:
+        result = super()._attention(
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+        )
+        return result if mask is None else result.nextafter(result.new_zeros(()))
 
 
 class LimitIsIgnored(TorchOps):
@@ -129,6 +206,24 @@ class LimitIsIgnored(TorchOps):
         return super()._gated_linear_add(gate_up, weight, residual, activation, unlimited)
 
 
+class HighestPlaceWins(TorchOps):
+    """Largest values whose ties go the wrong way round."""
+
+    def largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Rank the reversed rows."""
+        found, places = super().largest(values.flip(-1), count)
+        return found, values.shape[1] - 1 - places
+
+
+class PlacesRepeat(TorchOps):
+    """Largest values that strike a place by -inf, and find it again where all are."""
+
+    def largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Rank finite values alone."""
+        found, places = super().largest(values, count)
+        return found, places.where(found.isfinite(), 0)
+
+
 FAULTS: list[tuple[type[Ops], Check]] = [
     (LargeBatchesDrift, check_conformance),
     (LargeBatchesDrift, check_batch_invariance),
@@ -137,8 +232,16 @@ FAULTS: list[tuple[type[Ops], Check]] = [
     (RotaryIsNan, check_conformance),
     (LowestRowWins, check_highest_row_wins),
     (LocIsConverted, check_loc_is_reinterpreted),
-    (UnlistedSlotsAreMultiplied, check_unlisted_slots_are_not_loaded),
+    (IntervalIsIgnored, check_conformance),
+    (ProbabilitiesAreSmoothed, check_conformance),
+    (MaskIsIgnored, check_conformance),
+    (UnlistedSlotsAreMultiplied, check_only_keys_are_loaded),
+    (MaskIsIgnored, check_only_keys_are_loaded),
     (RowsWithoutKeysAttendToOne, check_rows_without_keys_are_zero),
+    (MaskIsIgnored, check_rows_without_keys_are_zero),
+    (MaskedAttentionIsAnotherKernel, check_form_of_lists_changes_no_bit),
+    (HighestPlaceWins, check_largest),
+    (PlacesRepeat, check_largest),
     (LimitIsIgnored, check_row_limit),
 ]
 

@@ -1,14 +1,13 @@
-"""Write locations and key lists of the subject: translation by era, the memo, the window.
+"""Write locations of the subject: translation by era, what each graph holds of it, the memo.
 
-What the lists must hold is computed here once more in plain Python.
+What each runner's graphs hold, and where each masks or tells a site, is written here by hand.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 
 import pytest
 import torch
@@ -22,6 +21,8 @@ from harness.lockstep import Lockstep
 from harness.schedule import (
     Admit,
     Decode,
+    Draft,
+    DraftExtend,
     Evict,
     Extend,
     Finish,
@@ -30,20 +31,19 @@ from harness.schedule import (
     Retract,
     Schedule,
     Step,
+    Verify,
 )
 from harness.trace import Trace
 from harness.trial import SUBJECT_LOGGER, Trial
-from reference.batch import ForwardBatch, Mode, Span, Tables, prepare
-from reference.config import PRESETS, Kind
+from reference.batch import ForwardBatch, Mode
+from reference.config import PRESETS, Kind, Role
 from reference.pool import HybridKVPool, PoolSizes
-from subjects.behaviour import Era, Invalidation
-from subjects.buffers import BufferPool
-from subjects.bugs import BUGS
-from subjects.metadata import KeyLists, StaticMetadata, extend_lists
+from subjects.behaviour import Era
+from subjects.bugs import BUGS, runners_of, unharmed_by
 from subjects.pool import TRANSLATE, SubjectPool
+from subjects.runners import RUNNERS, lineup
 
 CONFIG = PRESETS["gpt_oss"].tiny
-BS = 6
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,18 +55,11 @@ def inference() -> Iterator[None]:
 
 @cache
 def storage_pool(device: str) -> HybridKVPool:
-    """Return a pool whose full slot f, but for slots 5 and 6, is mapped to SWA slot 70 - f.
-
-    Cell (row, position) of its request table holds a slot of its own kind, row 0 zeros.
-    """
+    """Return a pool whose full slot f, but for slots 5 and 6, is mapped to SWA slot 70 - f."""
     pool = HybridKVPool(CONFIG, PoolSizes(), torch.float32, torch.device(device))
     mapping = pool.full_to_swa_index_mapping
     mapping[1:70] = torch.arange(69, 0, -1, device=device)
     mapping[5:7] = 0
-    row, position = torch.meshgrid(
-        torch.arange(1, 17), torch.arange(CONFIG.max_context), indexing="ij"
-    )
-    pool.req_to_token[1:] = ((row * 31 + position * 7) % 69 + 1).to(device, torch.int32)
     return pool
 
 
@@ -126,46 +119,144 @@ def stored_slots(pool: SubjectPool, layer: int, loc: Tensor) -> set[int]:
     return set(changed[0].nonzero().flatten().tolist())
 
 
+LAYERS = {"gemma3": (5, 1), "gpt_oss": (2, 2), "mimo": (3, 2)}
+"""SWA and full layers of each preset's target; its draft has one of each."""
+
+TRANSLATED: Mapping[str, tuple[str, str, str]] = {
+    "decode": ("each layer", "none", "one"),
+    "target_verify": ("each layer", "none", "one"),
+    "cpu_graph": ("each layer", "each layer", "one"),
+    "eagle_draft": ("two", "two", "two"),
+    "eagle_draft_extend": ("one", "one", "one"),
+    "frozen_kv_mtp": ("none", "none", "none"),
+    "piecewise": ("none", "none", "none"),
+    "breakable": ("none", "none", "none"),
+}
+"""How many full-to-SWA translations a graph of a runner holds, era by era.
+
+Only who has a static SWA location has a fast path in the era of that name. A draft is two
+forwards of a model with one SWA layer; a prefill stores between its graphs.
+"""
+
+STORED = {
+    "decode": "each layer",
+    "target_verify": "each layer",
+    "cpu_graph": "each layer",
+    "eagle_draft": "four",
+    "eagle_draft_extend": "two",
+    "frozen_kv_mtp": "none",
+    "piecewise": "none",
+    "breakable": "none",
+}
+"""How often a graph stores K and V."""
+
+ATTENDED = STORED | {"frozen_kv_mtp": "four"}
+"""How often a graph attends."""
+
+COUNTS = {"none": 0, "one": 1, "two": 2, "four": 4}
+
+ENGINES = ("decode", "frozen_kv_mtp", "cpu_graph")
+"""Runners whose line-ups have all runners between them."""
+
+
+@cache
+def arms_of(engine: str, preset: str, era: Era, device: str) -> Arms:
+    """Return the arms of a right build, two sizes captured."""
+    return Arms(
+        Trial(engine, preset, era=era, device=device, buckets=(1, 4), token_buckets=(4, 16))
+    )
+
+
+def test_the_line_ups_have_every_runner() -> None:
+    found = {each.name for name in ENGINES for each in lineup(name)}
+    assert found == RUNNERS.keys() == TRANSLATED.keys() == STORED.keys()
+
+
 @pytest.mark.parametrize("era", Era)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_each_graph_holds_the_translations_of_its_era(preset: str, era: Era, device: str) -> None:
-    """One for each SWA layer, none on the fast path, one for all layers with the memo."""
-    arms = Arms(Trial(preset=preset, era=era, device=device, buckets=(1, 4)))
-    swa_layers = arms.config.layers.count(Kind.SWA)
-    wanted = {Era.PER_LAYER: swa_layers, Era.PRESET: 0, Era.MEMO: 1}[era]
-    graphs = arms.subject.runner.graphs
-    assert graphs.keys() == {1, 4}
-    for graph in graphs.values():
-        assert graph.operations.count(TRANSLATE) == wanted
-        assert graph.operations.count("store_kv") == len(arms.config.layers)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_graph_holds_the_translations_of_its_era(
+    engine: str, preset: str, era: Era, device: str
+) -> None:
+    """And says so, and stores and attends as often as its model has layers."""
+    swa_layers, full_layers = LAYERS[preset]
+    for runner in arms_of(engine, preset, era, device).subject.runners.values():
+        assert len(runner.buckets) == 2
+        wanted = (COUNTS | {"each layer": swa_layers})[TRANSLATED[runner.name][[*Era].index(era)]]
+        counts = COUNTS | {"each layer": swa_layers + full_layers}
+        for bucket in runner.buckets:
+            operations = Counter(runner.operations(bucket))
+            assert operations[TRANSLATE] == wanted == runner.translations(era), runner.name
+            assert operations["store_kv"] == counts[STORED[runner.name]], runner.name
+            assert operations["attention"] == counts[ATTENDED[runner.name]], runner.name
 
 
-def test_a_capture_that_finds_the_memo_of_its_warm_up_holds_no_translation(device: str) -> None:
+@pytest.mark.parametrize("runner", runners_of(BUGS["loc_memo_capture"]))
+def test_a_capture_that_finds_the_memo_of_its_warm_up_holds_no_translation(
+    runner: str, device: str
+) -> None:
     """The harmful case of the memo, which the invalidation at the top of a run prevents."""
-    arms = Arms(Trial(device=device).with_bug("loc_memo_capture"))
-    graphs = arms.subject.runner.graphs
-    assert len(graphs) > 0
-    assert [graph.operations.count(TRANSLATE) for graph in graphs.values()] == [0] * len(graphs)
+    arms = Arms(Trial(runner, device=device, buckets=(1, 4)).with_bug("loc_memo_capture"))
+    for each in arms.subject.runners.values():
+        for bucket in each.buckets:
+            wanted = 0 if each.name == runner else each.translations(Era.MEMO)
+            assert each.operations(bucket).count(TRANSLATE) == wanted, each.name
+
+
+def test_the_catalogue_names_the_runners_whose_capture_the_memo_can_spoil() -> None:
+    """Those that translate once: a draft misses the memo with each slice, the others hold none."""
+    assert set(runners_of(BUGS["loc_memo_capture"])) == {
+        "decode",
+        "target_verify",
+        "eagle_draft_extend",
+    }
 
 
 def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
-    """Captures leave the static buffer, replays keep it, an eager forward sets its own."""
-    arms = Arms(Trial(era=Era.PRESET, device=device))
-    pool, runner = arms.subject.engine.pool, arms.subject.runner
+    """Captures leave a static buffer, full graphs keep what is there, prefills set their own."""
+    arms = arms_of("decode", "gpt_oss", Era.PRESET, device)
+    arms.reset(seed=0)
+    runners = {each.name: each for each in arms.subject.runners.values()}
+    pool = arms.subject.engine.pools[Role.TARGET]
+    static = {name: each.inputs.buffers.get("out_cache_loc_swa") for name, each in runners.items()}
+    assert {name for name, each in static.items() if each is not None} == {
+        "decode",
+        "target_verify",
+        "piecewise",
+    }
     captured = pool.state.swa_loc
-    assert captured is not None
-    assert captured.data_ptr() == runner.inputs.buffers["out_cache_loc_swa"].data_ptr()
-    assert captured.shape == (min(arms.trial.buckets),)
-    run(arms, Idle())
+    verify, prefill = static["target_verify"], static["piecewise"]
+    assert captured is not None and verify is not None and prefill is not None
+    assert captured.data_ptr() == verify.data_ptr()
+    assert captured.shape == (4,), "four drafts of the smallest bucket, the last one captured"
+    for place, _ in enumerate(arms.graph.idle_modes):
+        run(arms, Idle(place))
     pool.invalidate_loc_cache()
     assert pool.state.swa_loc is captured
-    prefill = run(arms, Admit(3, chunk=3))
+    run(arms, Admit(5, chunk=5))
+    replayed = pool.state.swa_loc
+    assert replayed is not None
+    assert (replayed.data_ptr(), replayed.shape) == (prefill.data_ptr(), (16,))
+    long = run(arms, Admit(17, chunk=17))
     eager = pool.state.swa_loc
-    assert eager is not None and prefill is not None
-    assert eager.tolist() == list(prefill.spans[0].swa_slots)
-    run(arms, Decode((0,)))
+    assert eager is not None and long is not None
+    assert eager.tolist() == list(long.spans[0].swa_slots)
+    run(arms, Decode((0, 1)))
+    run(arms, Verify((0, 1), accept=0))
     assert pool.state.swa_loc is eager
+    assert arms.subject.engine.pools[Role.DRAFT].state.swa_loc is None
     pool.set_swa_loc(None)
+    assert pool.state.swa_loc is None
+
+
+def test_a_compiled_decode_has_no_preset_location(device: str) -> None:
+    """It drops the one that an eager prefill has left, and translates in each layer."""
+    arms = arms_of("cpu_graph", "gpt_oss", Era.PRESET, device)
+    arms.reset(seed=0)
+    pool = arms.subject.engine.pools[Role.TARGET]
+    run(arms, Admit(3, chunk=3))
+    assert pool.state.swa_loc is not None
+    run(arms, Decode((0,)))
     assert pool.state.swa_loc is None
 
 
@@ -173,9 +264,9 @@ def run(arms: Arms, step: Step) -> ForwardBatch | None:
     """Run one step in the graph world; return its batch, None for an idle step."""
     work = arms.graph.plan(step)
     assert work is not None
-    forward = arms.subject.forward(work.batch)
+    forward = arms.subject.forward(work)
     if work.batch is not None:
-        arms.graph.sample(work.batch, forward.logits)
+        arms.graph.settle(work.batch, forward.output)
     return work.batch
 
 
@@ -255,166 +346,76 @@ def test_without_a_memo_every_translation_is_made_anew(
     assert caplog.messages == []
 
 
-def seen(position: int, window: int) -> list[int]:
-    """Return the positions that a query sees through a window, from the definition."""
-    return [key for key in range(CONFIG.max_context) if position - window < key <= position]
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Key lists on the host: per row of a forward, the full and the SWA slots it reads."""
-
-    full: list[list[int]]
-    swa: list[list[int]]
-
-
-def expected_lists(queries: list[tuple[int, int]], pool: HybridKVPool) -> Listed:
-    """Return the lists of queries (row, position), in plain Python."""
-    table, mapping = pool.req_to_token.tolist(), pool.full_to_swa_index_mapping.tolist()
-    return Listed(
-        [[table[row][key] for key in seen(position, position + 1)] for row, position in queries],
-        [
-            [mapping[table[row][key]] for key in seen(position, CONFIG.window)]
-            for row, position in queries
-        ],
-    )
-
-
-def listed(lists: KeyLists) -> Listed:
-    """Return key lists of the subject on the host, split by their bounds."""
-
-    def split(indptr: Tensor, indices: Tensor) -> list[list[int]]:
-        bounds, slots = indptr.tolist(), indices.tolist()
-        return [slots[begin:end] for begin, end in pairwise(bounds)]
-
-    return Listed(
-        split(lists.kv_indptr, lists.kv_indices),
-        split(lists.window_kv_indptr, lists.window_kv_indices),
-    )
-
-
-@cache
-def static_metadata(device: str) -> StaticMetadata:
-    """Return static lists that every example writes over: their tails are stale."""
-    return StaticMetadata(CONFIG, BS, BufferPool(torch.device(device)))
-
-
-def write_lists(queries: list[tuple[int, int]], era: Era, device: str) -> Listed:
-    """Write the static lists of rows whose last key is at a position; return what they hold."""
-    metadata = static_metadata(device)
-    rows = torch.tensor([row for row, _ in queries], device=device)
-    lengths = torch.tensor([position + 1 for _, position in queries], dtype=torch.int32)
-    metadata.write(rows, lengths.to(device), lengths, subject_pool(era, device), Invalidation())
-    return listed(metadata.lists(len(queries)))
-
-
-@pytest.mark.parametrize("era", Era)
-@given(
-    live=st.lists(
-        st.tuples(st.integers(1, 16), st.integers(0, CONFIG.max_context - 1)), max_size=BS
-    ),
-    bs=st.integers(1, BS),
-)
-def test_static_lists_are_those_listed_in_plain_python(
-    device: str, era: Era, live: list[tuple[int, int]], bs: int
-) -> None:
-    """Padded rows list row 0's one key: slot 0."""
-    queries = live + [(0, 0)] * (bs - len(live))
-    found = write_lists(queries, era, device)
-    assert found == expected_lists(queries, storage_pool(device))
-    assert found.swa[len(live) :] == found.full[len(live) :] == [[0]] * (bs - len(live))
-
-
-def test_a_query_sees_exactly_the_window(device: str) -> None:
-    """Itself included: its SWA list holds W keys from position W - 1 on, and all keys before."""
-    window, pool = CONFIG.window, storage_pool(device)
-    table, mapping = pool.req_to_token.tolist(), pool.full_to_swa_index_mapping.tolist()
-    for position in range(CONFIG.max_context):
-        (swa,) = write_lists([(3, position)], Era.MEMO, device).swa
-        assert len(swa) == min(window, position + 1)
-        assert swa[-1] == mapping[table[3][position]]
-        assert swa[0] == mapping[table[3][max(0, position - window + 1)]]
-
-
-def table_span(pool: HybridKVPool, row: int, begin: int, end: int) -> Span:
-    """Return the tokens begin .. end-1 of a row at the slots that the tables hold already."""
-    full = pool.req_to_token[row, begin:end].long()
-    swa = pool.full_to_swa_index_mapping[full]
-    return Span(row, 0, begin, end, full.tolist(), swa.tolist(), 0, 0, 0)
-
-
-@pytest.mark.parametrize("era", Era)
-@given(
-    spans=st.lists(
-        st.tuples(st.integers(1, 16), st.integers(0, 40), st.integers(1, 8)),
-        min_size=1,
-        max_size=4,
-        unique_by=lambda span: span[0],
-    )
-)
-def test_extend_lists_are_those_listed_in_plain_python(
-    device: str, era: Era, spans: list[tuple[int, int, int]]
-) -> None:
-    """One row per token, which sees its prefix and itself."""
-    pool = storage_pool(device)
-    tokens = torch.zeros((1, CONFIG.max_context), dtype=torch.int64, device=device)
-    tables = Tables(pool.req_to_token, pool.full_to_swa_index_mapping)
-    parts = [table_span(pool, row, begin, begin + count) for row, begin, count in spans]
-    batch = prepare(Mode.EXTEND, parts, tokens, tables)
-    queries = [(span.row, each) for span in parts for each in range(span.begin, span.end)]
-    lists = extend_lists(batch, CONFIG, subject_pool(era, device), Invalidation())
-    assert listed(lists) == expected_lists(queries, pool)
-
-
 STEPS: tuple[Step, ...] = (
     Admit(5, chunk=5),
-    Idle(),
+    Idle(0),
     Admit(CONFIG.window + 3, chunk=4),
-    Idle(),
+    Idle(1),
     Extend(0, tokens=20),
+    Idle(2),
+    Idle(2),
     Decode((0,)),
     Decode((0, 1)),
-    Idle(),
-    Idle(),
+    DraftExtend((0, 1)),  # too long for a graph
+    Idle(3),
+    Draft((0, 1)),
+    Verify((0, 1), accept=1),
+    DraftExtend((1, 0)),
+    Draft((1,)),
+    Verify((0,), accept=0),
     Decode((1, 0)),
     Evict(1),
     Retract(0),
-    Idle(),
+    Idle(0),
     Resume(0),
     Decode((0, 1)),
     Finish(0),
-    Decode((0,)),
-    Admit(2, chunk=2),
+    Admit(20, chunk=20),  # likewise
+    DraftExtend((0, 1)),
+    Idle(2),
+    Draft((0, 1)),
     Decode((0, 1)),
 )
 
-PATHS = {"eager": 5, "replay": 11}
-"""How many forwards these steps ask for, by path."""
+By = dict[tuple[str, str], int]
+"""How many forwards, by mode and path."""
+
+SPECULATING: By = {
+    ("extend", "replay"): 4,
+    ("extend", "eager"): 1,
+    ("decode", "replay"): 7,
+    ("target_verify", "replay"): 3,
+    ("draft_extend", "replay"): 2,
+    ("draft_extend", "eager"): 2,
+}
+
+PATHS: Mapping[str, By] = {
+    "decode": {**SPECULATING, ("draft", "replay"): 6},
+    "frozen_kv_mtp": {**SPECULATING, ("frozen_draft", "replay"): 6},
+    "cpu_graph": {("extend", "eager"): 5, ("decode", "replay"): 12},
+}
+"""What these steps ask for: an engine without speculation idles in decode alone."""
 
 
-def loud_steps(lockstep: Lockstep, schedule: Schedule) -> tuple[Counter[str], Counter[str]]:
+def paths_of(runner: str) -> By:
+    """Return what the steps ask of the engine that a runner is tried in."""
+    modes = {each.mode for each in lineup(runner)}
+    drafting = "frozen_kv_mtp" if Mode.FROZEN_DRAFT in modes else "decode"
+    return PATHS[drafting if len(modes) > 1 else "cpu_graph"]
+
+
+def loud_steps(lockstep: Lockstep, schedule: Schedule) -> tuple[By, By]:
     """Play a schedule; return how many forwards, and how many warnings, each path had."""
-    forwards, warnings = Counter[str](), Counter[str]()
+    forwards, warnings = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
 
     def observe(place: int, step: Step, trace: Trace | None, violated: frozenset[str]) -> None:
         if trace is not None:
-            path = "eager" if trace.replay is None else "replay"
+            path = str(trace.mode), "eager" if trace.replay is None else "replay"
             forwards[path] += 1
             warnings[path] += len(trace.warnings)
 
     lockstep.play(schedule, observe)
-    return forwards, +warnings
-
-
-@pytest.mark.parametrize("era", Era)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_clean_subject_logs_nothing(preset: str, era: Era, device: str) -> None:
-    """Neither when its graphs are captured nor in any step."""
-    lockstep = quiet_lockstep(Trial(preset=preset, era=era, device=device))
-    assert lockstep.capture_warnings == ()
-    forwards, warnings = loud_steps(lockstep, Schedule(STEPS))
-    assert forwards == PATHS
-    assert warnings == {}
+    return dict(forwards), dict(+warnings)
 
 
 @cache
@@ -423,45 +424,122 @@ def quiet_lockstep(trial: Trial) -> Lockstep:
     return Lockstep(trial, {"log_hygiene"})
 
 
+def small(runner: str, device: str, name: str | None = None) -> Trial:
+    """Return a trial of few captured sizes, which the steps pad and exceed, with a bug or none."""
+    buckets = (2, 4) if name == "loc_memo_warning.before_window" else (4,)
+    trial = Trial(runner, device=device, buckets=buckets, token_buckets=(16,))
+    return trial.with_bug(name) if name else trial
+
+
+@pytest.mark.parametrize(
+    ("engine", "preset", "era"),
+    [
+        (engine, preset, era)
+        for turn, engine in enumerate(ENGINES)
+        for preset, era in zip([*PRESETS, *PRESETS][turn:], Era, strict=False)
+    ],
+)
+def test_a_clean_subject_logs_nothing(engine: str, preset: str, era: Era, device: str) -> None:
+    """Neither when its graphs are captured nor in any step."""
+    lockstep = Lockstep(replace(small(engine, device), preset=preset, era=era), {"log_hygiene"})
+    assert lockstep.capture_warnings == ()
+    assert loud_steps(lockstep, Schedule(STEPS)) == (paths_of(engine), {})
+
+
 MASKED = ["loc_memo_warning.entry", "loc_memo_warning.before_window"]
 
 
 def test_the_catalogue_has_these_masked_bugs() -> None:
+    """And says of no runner that one of them harms it."""
     assert [name for name, bug in BUGS.items() if bug.masked_by] == MASKED
+    for name in MASKED:
+        assert {unharmed_by(BUGS[name], runner) for runner in RUNNERS} == {BUGS[name].masked_by}
+        assert runners_of(BUGS[name]) == ()
 
 
 @pytest.mark.parametrize("name", MASKED)
-@given(schedule=schedules(CONFIG, 8))
-@settings(max_examples=10)
-def test_a_masked_site_warns_in_no_step(device: str, name: str, schedule: Schedule) -> None:
-    _, warnings = loud_steps(quiet_lockstep(Trial(device=device).with_bug(name)), schedule)
+@pytest.mark.parametrize("runner", ["decode", "eagle_draft_extend"])
+@given(data=st.data())
+@settings(max_examples=5)
+def test_a_masked_site_warns_in_no_step(
+    device: str, runner: str, name: str, data: st.DataObject
+) -> None:
+    lockstep = quiet_lockstep(small(runner, device, name))
+    schedule = data.draw(schedules(CONFIG, 4, lockstep.trial.modes, RUNNERS[runner].mode))
+    _, warnings = loud_steps(lockstep, schedule)
     assert warnings == {}
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("name", MASKED)
-def test_a_masked_site_warns_on_no_path(device: str, name: str) -> None:
-    trial = Trial(device=device).with_bug(name)
-    forwards, warnings = loud_steps(quiet_lockstep(trial), Schedule(STEPS))
-    assert forwards == PATHS
-    assert warnings == {}
+def test_a_masked_site_warns_on_no_path(device: str, name: str, runner: str) -> None:
+    lockstep = quiet_lockstep(small(runner, device, name))
+    assert loud_steps(lockstep, Schedule(STEPS)) == (paths_of(runner), {})
 
 
-def test_without_before_window_each_capture_but_the_first_warns(device: str) -> None:
-    """A capture has no entry: the key that the bucket before it left is still there."""
-    trial = Trial(device=device).with_bug("loc_memo_warning.before_window")
-    assert len(quiet_lockstep(trial).capture_warnings) == len(trial.buckets) - 1
+CAPTURES = {
+    "decode": 1,
+    "target_verify": 2,
+    "cpu_graph": 1,
+    "eagle_draft": 1,
+    "eagle_draft_extend": 2,
+    "frozen_kv_mtp": 1,
+    "piecewise": 0,
+    "breakable": 0,
+}
+"""How many of two captures warn where nothing clears the memo before their own window.
+
+A capture has no entry: it finds what the bucket before it has left, and the first one what
+the runner before it has, in a pool they share. A capture that stores nothing leaves nothing;
+one whose attention comes later translates nothing.
+"""
 
 
-def test_without_entry_no_capture_warns(device: str) -> None:
-    trial = Trial(device=device).with_bug("loc_memo_warning.entry")
-    assert quiet_lockstep(trial).capture_warnings == ()
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_without_before_window_a_capture_warns_that_finds_a_key(device: str, runner: str) -> None:
+    lockstep = quiet_lockstep(small(runner, device, "loc_memo_warning.before_window"))
+    assert len(lockstep.capture_warnings) == CAPTURES[runner]
 
 
-def test_without_after_window_each_eager_forward_warns_once_and_no_replay(device: str) -> None:
-    """A replay translates after the window too, but not in Python."""
-    trial = Trial(device=device).with_bug("loc_memo_warning.after_window")
-    lockstep = quiet_lockstep(trial)
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_without_entry_no_capture_warns(device: str, runner: str) -> None:
+    lockstep = quiet_lockstep(small(runner, device, "loc_memo_warning.entry"))
     assert lockstep.capture_warnings == ()
-    forwards, warnings = loud_steps(lockstep, Schedule(STEPS))
-    assert warnings == {"eager": forwards["eager"]}
-    assert forwards["replay"] > 0
+
+
+EACH_PREFILL = {("extend", "replay"): 4, ("extend", "eager"): 1}
+
+LOUD: Mapping[str, Mapping[str, By]] = {
+    "loc_memo_warning.after_window": {
+        "piecewise": EACH_PREFILL,
+        "breakable": EACH_PREFILL,
+        "cpu_graph": {("decode", "replay"): 12},
+        "eagle_draft_extend": {("draft_extend", "eager"): 2},
+    },
+    "loc_memo_warning.entry+before_window": {
+        "decode": {("decode", "replay"): 1},
+        "target_verify": {("target_verify", "replay"): 1},
+        "cpu_graph": {("decode", "replay"): 6},
+        "eagle_draft": {("draft", "replay"): 2},
+        "eagle_draft_extend": {("draft_extend", "replay"): 1},
+        "frozen_kv_mtp": {("frozen_draft", "replay"): 2},
+    },
+}
+"""Where a runner without these sites warns; one that is not named warns nowhere.
+
+Without after_window: wherever Python translates the write location after the window's, so
+not inside a full graph. Without entry and before_window: in an idle step that follows a
+forward, or a capture, that left a key, with no allocation of its pool's in between.
+"""
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("name", LOUD)
+def test_a_site_that_is_not_masked_warns_where_python_translates(
+    device: str, name: str, runner: str
+) -> None:
+    """And the catalogue says that it harms exactly the runners that warn."""
+    lockstep = quiet_lockstep(small(runner, device, name))
+    wanted = LOUD[name].get(runner, {})
+    assert loud_steps(lockstep, Schedule(STEPS)) == (paths_of(runner), wanted)
+    assert (unharmed_by(BUGS[name], runner) is None) == bool(wanted)

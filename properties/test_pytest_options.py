@@ -16,7 +16,7 @@ import conftest
 from harness.case import load_case
 from reference.config import PRESETS
 from subjects.bugs import BUGS
-from subjects.engine import RUNNERS
+from subjects.runners import RUNNERS
 
 ROOT = Path(__file__).parent.parent
 USAGE_ERROR, TESTS_FAILED = 4, 1

@@ -2,21 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from harness.arms import DRAFT_SEED
 from harness.bits import bits
 from harness.end_checks import DENSE_BOUND
 from harness.trial import DTYPES, Trial
 from reference.allocator import Allocator, Holding
-from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode, Span, Tables, prepare
-from reference.config import PRESETS, Kind
+from reference.batch import TRACK_INTERVAL, DraftState, Mode, Span, prepare
+from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.eager import EagerDecoder
-from reference.model import Model
-from reference.oracle import dense_logits, visible
-from reference.pool import HybridKVPool
+from reference.model import Model, Output
+from reference.oracle import dense_draft_logits, dense_logits, visible
+from reference.pool import KVPools
+from reference.speculative import Tree, propose
 
 PAGE_SIZES = (1, 4)
 REQUESTS = 3
@@ -30,10 +34,26 @@ VARIANTS = [
 
 of_every_variant = pytest.mark.parametrize(("preset", "dtype", "page_size"), VARIANTS)
 
+TREES: dict[str, tuple[int, ...]] = {
+    "a chain": (-1, 0, 1, 2),
+    "two branches": (-1, 0, 0, 2),
+    "two branches, the first longer": (-1, 0, 0, 1),
+    "a fork below the first draft": (-1, 0, 1, 1),
+    "a star": (-1, 0, 0, 0),
+}
+"""The parent of each node."""
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """Return a node and all above it, from the root down."""
+    above = path_to(parents, parents[node]) if parents[node] >= 0 else []
+    return [*above, node]
+
 
 @pytest.fixture(scope="module", autouse=True)
 def inference() -> Iterator[None]:
-    """Live in inference mode, as the harness does."""
+    """Live in inference mode and on one thread, as the harness does."""
+    torch.set_num_threads(1)
     with torch.inference_mode():
         yield
 
@@ -57,28 +77,37 @@ class Request:
         return 2 * self.serial + 3
 
     @property
+    def tracked(self) -> bool:
+        """Whether the state is tracked."""
+        return self.serial != 1
+
+    @property
     def encoder_len(self) -> int:
         """The cross-attention length."""
         return 3 - self.serial
 
 
 class Bench:
-    """Requests of the same tokens on a pool of a seed's bytes and order, without a scheduler."""
+    """Requests of the same tokens on pools of a seed's bytes and order, without a scheduler."""
 
     def __init__(self, preset: str, dtype: str, page_size: int, device: str, seed: int = 0) -> None:
         self.trial = Trial(preset=preset, dtype=dtype, page_size=page_size, device=device)
         self.config = PRESETS[preset].tiny
         place = torch.device(device)
+        draft = draft_config(self.config)
         self.model = Model(self.config, DTYPES[dtype], place)
-        self.pool = HybridKVPool(self.config, self.trial.sizes, DTYPES[dtype], place)
-        self.pool.reset(seed)
-        self.allocator = Allocator(self.pool)
+        self.draft_model = Model(draft, DTYPES[dtype], place, DRAFT_SEED)
+        self.pools = KVPools(self.config, draft, self.trial.sizes, DTYPES[dtype], place)
+        self.pools.reset(seed)
+        self.allocator = Allocator(self.pools[Role.TARGET])
         self.allocator.clear(seed)
-        self.decoder = EagerDecoder(self.trial.ops(), self.model, self.pool)
-        self.tables = Tables(self.pool.req_to_token, self.pool.full_to_swa_index_mapping)
+        self.decoder = EagerDecoder(self.trial.ops(), self.model, self.draft_model, self.pools)
         drawn = torch.Generator().manual_seed(1)
         shape = REQUESTS, self.config.max_context
         self.tokens = torch.randint(self.config.vocab, shape, generator=drawn).to(place)
+        self.hidden_states = torch.zeros(
+            (*shape, self.config.hidden), dtype=DTYPES[dtype], device=place
+        )
         self.requests = [self._admit(serial) for serial in range(REQUESTS)]
 
     def _admit(self, serial: int) -> Request:
@@ -86,29 +115,41 @@ class Bench:
         assert holding is not None
         return Request(serial, holding)
 
-    def span(self, request: Request, count: int) -> Span:
-        """Give a request slots for its next tokens, and return them as a span."""
-        begin, end = request.length, request.length + count
-        full = self.allocator.extend(request.holding, begin, count)
-        assert full is not None
-        request.length = end
+    def span(self, request: Request, begin: int, end: int) -> Span:
+        """Return tokens of a request as a span, with slots for all of them."""
+        short = max(0, end - max(begin, request.length))
+        assert self.allocator.extend(request.holding, end - short, short) is not None
         return Span(
             row=request.holding.row,
             token_row=request.serial,
             begin=begin,
             end=end,
-            full_slots=full,
+            full_slots=self.allocator.full_slots(request.holding, begin, end),
             swa_slots=self.allocator.swa_slots(request.holding, begin, end),
             mrope_delta=request.mrope_delta,
             track_index=request.track_index,
+            tracked=request.tracked,
             encoder_len=request.encoder_len,
         )
 
+    def run(self, mode: Mode, spans: Sequence[Span]) -> Output:
+        """Run a forward over some spans."""
+        tables = self.pools.tables
+        return self.decoder.forward(prepare(mode, spans, self.tokens, self.hidden_states, tables))
+
     def forward(self, mode: Mode, counts: Sequence[int]) -> Tensor:
         """Run the next tokens of each request that has a count; return their logits."""
-        spans = [self.span(r, n) for r, n in zip(self.requests, counts, strict=True) if n]
-        batch: ForwardBatch = prepare(mode, spans, self.tokens, self.tables)
-        return self.decoder.forward(batch)
+        spans = []
+        for request, count in zip(self.requests, counts, strict=True):
+            if count:
+                spans.append(self.span(request, request.length, request.length + count))
+                request.length += count
+        output = self.run(mode, spans)
+        ends = np.cumsum([each.end - each.begin for each in spans])
+        for span, end in zip(spans, ends.tolist(), strict=True):
+            rows = output["hidden"][end - (span.end - span.begin) : end]
+            self.hidden_states[span.token_row, span.begin : span.end] = rows
+        return output["logits"]
 
     def prefill(self, *counts: int) -> Tensor:
         """Extend each request by a count of tokens."""
@@ -117,6 +158,36 @@ class Bench:
     def decode(self) -> Tensor:
         """Decode one token of each request."""
         return self.forward(Mode.DECODE, [1] * REQUESTS)
+
+    def verify(self, trees: Sequence[Tree]) -> Tensor:
+        """Verify a tree of each request; return the logits [requests, nodes, vocab]."""
+        spans = [
+            replace(self.span(each, each.length, each.length + len(tree)), tree=tree)
+            for each, tree in zip(self.requests, trees, strict=True)
+        ]
+        return self.run(Mode.TARGET_VERIFY, spans)["logits"].view(REQUESTS, len(trees[0]), -1)
+
+    def draft_extend(self, begins: Sequence[int], ends: Sequence[int]) -> Output:
+        """Let the draft model run the tokens begin .. end-1 of each request that has any."""
+        bounds = zip(self.requests, begins, ends, strict=True)
+        spans = [self.span(each, begin, end) for each, begin, end in bounds if begin < end]
+        return self.run(Mode.DRAFT_EXTEND, spans)
+
+    def catch_up(self) -> Output:
+        """Let the draft model run all tokens of all requests."""
+        return self.draft_extend([0] * REQUESTS, [each.length for each in self.requests])
+
+    def drafting(self, mode: Mode, caught_up: Output) -> list[Span]:
+        """Return the spans of a draft from what the draft model gave last."""
+        count = SPECULATION.slots if mode is Mode.DRAFT else 0
+        names = "topk_p", "topk_index", "hidden"
+        return [
+            replace(
+                self.span(each, each.length, each.length + count),
+                state=DraftState(*(caught_up[name][each.serial].clone() for name in names)),
+            )
+            for each in self.requests
+        ]
 
     def evict_unseen(self) -> int:
         """Free what no later query can see, and fill what is free; return how many pages."""
@@ -127,8 +198,8 @@ class Bench:
         return pages
 
     def fill_unowned(self, value: float) -> None:
-        """Fill every slot of which no live token is the owner, slot 0 too."""
-        for kind, arena in self.pool.arena.items():
+        """Fill every slot of which no live token is the owner, slot 0 too, in both pools."""
+        for _, kind, arena in self.pools.arenas_of(self.pools.storage):
             unowned = torch.ones(arena.shape[2], dtype=torch.bool)
             for each in self.requests:
                 unowned[self.slots(each, kind)] = False
@@ -142,29 +213,32 @@ class Bench:
         kept = [token for token in range(request.length) if pages[token // size] is not None]
         return [self.allocator.swa_slots(request.holding, t, t + 1)[0] for t in kept]
 
-    def kv(self, serial: int, kind: Kind) -> Tensor:
+    def kv(self, serial: int, kind: Kind, role: Role = Role.TARGET) -> Tensor:
         """Return the bits of the K and V of a request's tokens on all layers of a kind."""
         request = self.requests[serial]
-        return bits(self.pool.arena[kind][:, :, self.slots(request, kind)])
+        return bits(self.pools[role].arena[kind][:, :, self.slots(request, kind)])
 
-    def dense(self, serial: int, model: Model | None = None) -> Tensor:
-        """Return the oracle's logits, float64 [2 W, vocab], of a request's first tokens."""
-        request, length = self.requests[serial], 2 * self.config.window
-        position = torch.arange(length)
+    def dense_of(self, serial: int, tokens: Tensor, model: Model | None = None) -> Tensor:
+        """Return the oracle's logits, float64 [L, vocab], of a request of these tokens."""
+        request, position = self.requests[serial], torch.arange(len(tokens))
         every = position % TRACK_INTERVAL == TRACK_INTERVAL - 1
         return dense_logits(
             model or self.model,
-            self.tokens[serial, :length].cpu(),
+            tokens.cpu(),
             request.mrope_delta,
-            torch.where(every, request.track_index, -1),
+            torch.where(every & request.tracked, request.track_index, -1),
             request.encoder_len,
         )
 
+    def dense(self, serial: int, model: Model | None = None) -> Tensor:
+        """Return the oracle's logits, float64 [2 W, vocab], of a request's first tokens."""
+        return self.dense_of(serial, self.tokens[serial, : 2 * self.config.window], model)
 
-def same_bits(left: Bench, right: Bench) -> bool:
+
+def same_bits(left: Bench, right: Bench, role: Role = Role.TARGET) -> bool:
     """Whether all requests have the same KV, whatever their slots are."""
     found = [
-        torch.equal(left.kv(serial, kind), right.kv(serial, kind))
+        torch.equal(left.kv(serial, kind, role), right.kv(serial, kind, role))
         for serial in range(REQUESTS)
         for kind in Kind
     ]
@@ -336,16 +410,340 @@ def test_a_slot_that_is_read_shows_when_it_is_nan(kind: Kind, page_size: int, de
     bench.prefill(window + 4, window + 4, window + 4)
     oldest = window + 4 - window + 1 if kind is Kind.SWA else 0
     slot = bench.slots(bench.requests[1], kind)[oldest]
-    bench.pool.arena[kind][:, :, slot] = torch.nan
+    bench.pools[Role.TARGET].arena[kind][:, :, slot] = torch.nan
     assert bench.decode().isnan().any(-1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_reserved_slots_are_never_written(preset: str, device: str) -> None:
+    """Neither pool's, whatever the mode."""
     bench = Bench(preset, "float32", 4, device)
-    before = {kind: arena[:, :, :4].clone() for kind, arena in bench.pool.arena.items()}
+
+    def reserved() -> list[Tensor]:
+        views = bench.pools.arenas_of(bench.pools.storage)
+        return [bits(arena[:, :, :4]).clone() for _, _, arena in views]
+
+    before = reserved()
     bench.prefill(bench.config.window + 1, 3, 1)
     for _ in range(6):
         bench.decode()
-    for kind, arena in bench.pool.arena.items():
-        assert torch.equal(bits(arena[:, :, :4]), bits(before[kind]))
+    caught_up = bench.catch_up()
+    for mode in (Mode.DRAFT, Mode.FROZEN_DRAFT):
+        bench.run(mode, bench.drafting(mode, caught_up))
+    bench.verify([tree_of_parents(TREES["a chain"])] * REQUESTS)
+    assert all(map(torch.equal, reserved(), before))
+
+
+def tree_of_parents(parents: Sequence[int], first: int = 7) -> Tree:
+    """Return a tree of that shape, each node of another token."""
+    return tuple((first + 11 * node, parent) for node, parent in enumerate(parents))
+
+
+def around_the_window(bench: Bench) -> tuple[int, ...]:
+    """Return lengths whose drafts lie below the window, reach over it, and lie beyond it."""
+    window = bench.config.window
+    return window - 1 - SPECULATION.draft_tokens, window - 2, window + 3
+
+
+@pytest.mark.parametrize("shape", TREES)
+@of_every_variant
+def test_every_node_of_a_tree_agrees_with_the_dense_oracle_over_its_path(
+    preset: str, dtype: str, page_size: int, shape: str, device: str
+) -> None:
+    """The path is the request's tokens, what is above the node, and the node itself."""
+    bench = Bench(preset, dtype, page_size, device)
+    parents, bound = TREES[shape], DENSE_BOUND[DTYPES[dtype]]
+    bench.prefill(*around_the_window(bench))
+    bench.fill_unowned(torch.nan)
+    trees = [tree_of_parents(parents, first) for first in range(REQUESTS)]
+    logits = bench.verify(trees)
+    for request, tree, rows in zip(bench.requests, trees, logits, strict=True):
+        for node, row in enumerate(rows):
+            path = torch.tensor([tree[each][0] for each in path_to(parents, node)])
+            tokens = torch.cat([bench.tokens[request.serial, : request.length].cpu(), path])
+            assert off_by(row, bench.dense_of(request.serial, tokens)[-1]) <= bound
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_node_beside_the_path_is_beyond_the_bound(preset: str, dtype: str, device: str) -> None:
+    """Else the agreement would prove nothing: the end of one branch is on no other's path."""
+    bench = Bench(preset, dtype, 1, device)
+    bench.prefill(*around_the_window(bench))
+    trees = [tree_of_parents(TREES["two branches"])] * REQUESTS
+    for request, tree, rows in zip(bench.requests, trees, bench.verify(trees), strict=True):
+        wrong = torch.tensor([tree[each][0] for each in (0, 1, 3)])
+        tokens = torch.cat([bench.tokens[request.serial, : request.length].cpu(), wrong])
+        dense = bench.dense_of(request.serial, tokens)[-1]
+        assert off_by(rows[3], dense) > DENSE_BOUND[DTYPES[dtype]]
+
+
+@pytest.mark.parametrize("shape", TREES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_token_of_a_node_that_is_not_above_changes_no_bit(
+    preset: str, dtype: str, shape: str, device: str
+) -> None:
+    """And the token of one that is above, or its own, does."""
+    parents = TREES[shape]
+    plain = tree_of_parents(parents)
+
+    def verified(tree: Tree) -> Tensor:
+        bench = Bench(preset, dtype, 1, device)
+        bench.prefill(*around_the_window(bench))
+        return bits(bench.verify([tree] * REQUESTS))
+
+    expected = verified(plain)
+    for changed in range(len(plain)):
+        token, parent = plain[changed]
+        found = verified((*plain[:changed], (token + 1, parent), *plain[changed + 1 :]))
+        for node in range(len(plain)):
+            for request in range(REQUESTS):
+                same = torch.equal(found[request, node], expected[request, node])
+                assert same is (changed not in path_to(parents, node))
+
+
+@of_every_variant
+def test_draft_extend_agrees_with_the_dense_oracle(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """Below the window, in one step over it, and beyond it: the hidden states are the target's."""
+    bench = Bench(preset, dtype, page_size, device)
+    window, bound = bench.config.window, DENSE_BOUND[DTYPES[dtype]]
+    bench.prefill(*[2 * window] * REQUESTS)
+    bench.fill_unowned(torch.nan)
+    dense = [
+        dense_draft_logits(
+            bench.draft_model,
+            bench.tokens[serial, 1 : 2 * window + 1].cpu(),
+            bench.hidden_states[serial, : 2 * window],
+        )
+        for serial in range(REQUESTS)
+    ]
+    begins = [0] * REQUESTS
+    steps = (2, window - 1, window), (window - 1, window, window + 1), (2 * window,) * REQUESTS
+    for ends in steps:
+        logits = bench.draft_extend(begins, ends)["logits"]
+        for wanted, row, end in zip(dense, logits, ends, strict=True):
+            assert off_by(row, wanted[end - 1]) <= bound
+        begins = list(ends)
+
+
+@of_every_variant
+def test_draft_extend_in_chunks_has_the_bits_of_one_go(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """Whoever is beside, and wherever the slots are; and it leaves the target's pool alone."""
+    whole, chunked = (Bench(preset, dtype, page_size, device, seed) for seed in range(2))
+    lengths = around_the_window(whole)
+    for bench in (whole, chunked):
+        bench.prefill(*lengths)
+    target = bits(chunked.pools[Role.TARGET].storage).clone()
+    expected = whole.catch_up()
+    begins = [0] * REQUESTS
+    for ends in ((1, 0, lengths[2] - 4), (1, 3, lengths[2] - 3)):
+        chunked.draft_extend(begins, ends)
+        begins = list(ends)
+    found = chunked.draft_extend(begins, lengths)
+    assert found.keys() == expected.keys() == {"logits", "hidden", "topk_p", "topk_index"}
+    for name, each in found.items():
+        assert torch.equal(bits(each), bits(expected[name]))
+    assert same_bits(whole, chunked, Role.DRAFT)
+    assert torch.equal(bits(chunked.pools[Role.TARGET].storage), target)
+
+
+@of_every_variant
+def test_draft_extend_names_the_likeliest_tokens(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    bench = Bench(preset, dtype, page_size, device)
+    bench.prefill(*around_the_window(bench))
+    output = bench.catch_up()
+    logits = output["logits"].cpu().double()
+    likely = torch.sort(logits, stable=True, dim=-1, descending=True).indices[:, : SPECULATION.topk]
+    assert torch.equal(output["topk_index"].cpu(), likely)
+    wanted = torch.softmax(logits, -1).gather(-1, likely)
+    torch.testing.assert_close(output["topk_p"].cpu().double(), wanted, rtol=1e-5, atol=0)
+
+
+@of_every_variant
+def test_a_frozen_draft_changes_no_bit_of_any_pool(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    bench = Bench(preset, dtype, page_size, device)
+    bench.prefill(*around_the_window(bench))
+    spans = bench.drafting(Mode.FROZEN_DRAFT, bench.catch_up())
+    before = bits(bench.pools.storage).clone()
+    bench.run(Mode.FROZEN_DRAFT, spans)
+    assert torch.equal(bits(bench.pools.storage), before)
+
+
+@of_every_variant
+def test_a_draft_changes_its_own_slots_of_the_draft_pool_alone(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """A slot for each forward of each branch: what a branch proposes last is never run."""
+    bench = Bench(preset, dtype, page_size, device)
+    bench.prefill(*around_the_window(bench))
+    spans = bench.drafting(Mode.DRAFT, bench.catch_up())
+    before = bits(bench.pools.storage).clone()
+    bench.run(Mode.DRAFT, spans)
+    wanted = {
+        (Role.DRAFT, kind, slot)
+        for span in spans
+        for kind, slots in ((Kind.FULL, span.full_slots), (Kind.SWA, span.swa_slots))
+        for place, slot in enumerate(slots)
+        if place % SPECULATION.steps < SPECULATION.forwards
+    }
+    changed = {
+        (role, kind, slot)
+        for role, kind, arena in bench.pools.arenas_of(bits(bench.pools.storage) != before)
+        for slot in arena.transpose(0, 2).flatten(1).any(-1).nonzero().flatten().tolist()
+    }
+    assert changed == wanted
+    assert len(wanted) == len(Kind) * REQUESTS * SPECULATION.topk * SPECULATION.forwards
+
+
+@pytest.mark.parametrize("mode", [Mode.DRAFT, Mode.FROZEN_DRAFT])
+@of_every_variant
+def test_a_draft_reads_live_slots_of_one_pool_alone(
+    preset: str, dtype: str, page_size: int, mode: Mode, device: str
+) -> None:
+    """The target's if frozen, else its own: NaN in the other, and in free slots, changes no bit."""
+    plain, poisoned = (Bench(preset, dtype, page_size, device) for _ in range(2))
+    drafted = []
+    for bench in (plain, poisoned):
+        bench.prefill(*around_the_window(bench))
+        spans = bench.drafting(mode, bench.catch_up())
+        if bench is poisoned:
+            other = Role.TARGET if mode is Mode.DRAFT else Role.DRAFT
+            bench.pools[other].storage.fill_(torch.nan)
+            bench.fill_unowned(torch.nan)
+        drafted.append(bench.run(mode, spans))
+    for name, each in drafted[0].items():
+        assert bool(each.isfinite().all())
+        assert torch.equal(bits(drafted[1][name]), bits(each))
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_forward_of_a_draft_agrees_with_the_dense_oracle(
+    preset: str, page_size: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch has the KV of what ran in it, whichever branch its next draft continues."""
+    bench = Bench(preset, "float32", page_size, device)
+    bench.prefill(*around_the_window(bench))
+    caught_up, topk = bench.catch_up(), SPECULATION.topk
+    spans = bench.drafting(Mode.DRAFT, caught_up)
+    ran: list[Tensor] = []
+    forward = bench.draft_model.forward
+
+    def spy(*arguments: Any) -> Output:
+        found = forward(*arguments)
+        ran.append(found["hidden"].view(REQUESTS, topk, -1))
+        return found
+
+    monkeypatch.setattr(bench.draft_model, "forward", spy)
+    output = bench.run(Mode.DRAFT, spans)
+    for request in bench.requests:
+        row, length = request.serial, request.length
+        scores, tokens = output["scores"][row], output["tokens"][row]
+        branches = list(range(topk))
+        hidden = [caught_up["hidden"][row]] * topk
+        above = [
+            (bench.tokens[row, 1 : length + 1], bench.hidden_states[row, :length])
+            for _ in range(topk)
+        ]
+        for step in range(SPECULATION.forwards):
+            first = topk + step * topk**2
+            for branch in range(topk):
+                past, states = above[branch]
+                past = torch.cat([past, tokens[branches[branch], None]])
+                states = torch.cat([states, hidden[branch][None]])
+                above[branch] = past, states
+                dense = dense_draft_logits(bench.draft_model, past.cpu(), states)[-1]
+                of_branch = slice(first + branch * topk, first + (branch + 1) * topk)
+                likely = torch.softmax(dense, -1)[tokens[of_branch].cpu()]
+                wanted = likely * scores[branches[branch]].item()
+                found = scores[of_branch].cpu().double()
+                torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
+            chosen = output["chosen"][row, step * topk : (step + 1) * topk].tolist()
+            branches = [first + place for place in chosen]
+            hidden = [ran[step][row, place // topk] for place in chosen]
+    assert len(ran) == SPECULATION.forwards
+
+
+class Scripted:
+    """A draft model of small whole logits, so that equal scores are common.
+
+    They follow from forward, token and branch; `hidden` counts the rows that it has run.
+    """
+
+    def __init__(self, vocab: int, device: str, seed: int) -> None:
+        drawn = torch.Generator().manual_seed(seed)
+        shape = SPECULATION.forwards, vocab, vocab
+        self.table = torch.randint(3, shape, generator=drawn).float().to(device)
+        self.seen: list[tuple[list[int], list[float]]] = []
+        self.ran = 0
+
+    def forward(self, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
+        """Note what a forward is given, and answer it."""
+        assert step == len(self.seen)
+        self.seen.append((input_ids.tolist(), hidden[:, 0].tolist()))
+        count = torch.arange(len(input_ids), device=input_ids.device) + self.ran
+        self.ran += len(input_ids)
+        return {"logits": self.table[step, input_ids], "hidden": count[:, None].float()}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_candidates_of_a_draft_follow_from_their_definition(seed: int, device: str) -> None:
+    """Of each forward, the best `topk` of the branches' `topk` likeliest; the first of equals."""
+    vocab, requests, topk = 6, 3, SPECULATION.topk
+    drawn = torch.Generator().manual_seed(100 + seed)
+    ops = Trial(device=device).ops()
+    script = Scripted(vocab, device, seed)
+    given = torch.randint(1, 4, (requests, topk), generator=drawn).float() / 4
+    first = torch.randint(vocab, (requests, topk), generator=drawn)
+    state = -1 - torch.arange(requests, dtype=torch.float32)[:, None]
+    output = propose(ops, given.to(device), first.to(device), state.to(device), script.forward)
+    likely = ops.probabilities(script.table.view(-1, vocab)).view(script.table.shape).tolist()
+    for request in range(requests):
+        scores, tokens = given[request].tolist(), first[request].tolist()
+        branches = [(s, t, float(state[request, 0])) for s, t in zip(scores, tokens, strict=True)]
+        chosen: list[int] = []
+        for step in range(SPECULATION.forwards):
+            own = slice(request * topk, (request + 1) * topk)
+            ids, hidden = (part[own] for part in script.seen[step])
+            assert ids == [token for _, token, _ in branches]
+            assert hidden == [state for _, _, state in branches]
+            found = []
+            for branch, (score, token, _) in enumerate(branches):
+                row = likely[step][token]
+                for each in sorted(range(vocab), key=lambda t: (-row[t], t))[:topk]:
+                    product = float(np.float32(score) * np.float32(row[each]))
+                    ran = (step * requests + request) * topk + branch
+                    found.append((product, each, float(ran)))
+            best = sorted(range(topk * topk), key=lambda place: (-found[place][0], place))[:topk]
+            scores += [score for score, _, _ in found]
+            tokens += [token for _, token, _ in found]
+            chosen += best
+            branches = [found[place] for place in best]
+        assert output["scores"][request].tolist() == scores
+        assert output["tokens"][request].tolist() == tokens
+        assert output["chosen"][request].tolist() == chosen
+        assert len(scores) == SPECULATION.candidates
+
+
+@pytest.mark.parametrize("mode", [Mode.DRAFT, Mode.FROZEN_DRAFT])
+@of_every_variant
+def test_the_first_candidates_of_a_draft_are_those_given(
+    preset: str, dtype: str, page_size: int, mode: Mode, device: str
+) -> None:
+    bench = Bench(preset, dtype, page_size, device)
+    bench.prefill(*around_the_window(bench))
+    caught_up = bench.catch_up()
+    output = bench.run(mode, bench.drafting(mode, caught_up))
+    topk = SPECULATION.topk
+    assert torch.equal(bits(output["scores"][:, :topk]), bits(caught_up["topk_p"]))
+    assert torch.equal(output["tokens"][:, :topk], caught_up["topk_index"])
+    assert output["scores"].shape == output["tokens"].shape == (REQUESTS, SPECULATION.candidates)

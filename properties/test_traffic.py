@@ -7,25 +7,47 @@ from itertools import pairwise
 import pytest
 
 from harness.lockstep import Lockstep
-from harness.schedule import Admit, Decode, Finish, Idle, Schedule
+from harness.schedule import Admit, Decode, Draft, DraftExtend, Finish, Idle, Schedule, Verify
 from harness.traffic import IDLE_STEPS, REQUESTS, load_trace, traffic_schedules
 from harness.trial import Trial
 from harness.violation import STEP_PROPERTIES
-from reference.config import PRESETS
+from reference.batch import Mode
+from reference.config import PRESETS, SPECULATION
+from subjects.runners import RUNNERS
 
 CONFIG = PRESETS["gpt_oss"].tiny
 ROOM = Trial().room
 ROWS = 8
 PIECES = len(load_trace()) // REQUESTS
+SPECULATIVE = tuple(each for each in Mode if each not in {Mode.EXTEND, Mode.DECODE})
+PLAYED = (
+    *((preset, "decode") for preset in PRESETS),
+    ("gpt_oss", "target_verify"),
+    ("gemma3", "eagle_draft"),
+    ("mimo", "eagle_draft_extend"),
+    ("gpt_oss", "frozen_kv_mtp"),
+)
+"""Where pieces are played: the preset and the runner on trial."""
+
+
+def every_piece(tried: Mode) -> list[Schedule]:
+    """Return every piece of the trace, in order."""
+    in_order: dict[int, Schedule] = {}
+    for piece in traffic_schedules(CONFIG, ROWS, ROOM, PIECES, 0, tried):
+        in_order[piece.seed] = piece
+    return [in_order[place] for place in range(PIECES)]
 
 
 @pytest.fixture(scope="module")
 def pieces() -> list[Schedule]:
-    """Every piece of the trace, in order."""
-    in_order: dict[int, Schedule] = {}
-    for piece in traffic_schedules(CONFIG, ROWS, ROOM, PIECES, seed=0):
-        in_order[piece.seed] = piece
-    return [in_order[place] for place in range(PIECES)]
+    """Every piece of the trace, in order, as an engine that decodes meets it."""
+    return every_piece(Mode.DECODE)
+
+
+@pytest.fixture(scope="module")
+def speculative() -> list[Schedule]:
+    """Every piece of the trace, in order, as an engine that speculates meets it."""
+    return every_piece(Mode.TARGET_VERIFY)
 
 
 def admitted(schedule: Schedule) -> list[int]:
@@ -34,7 +56,7 @@ def admitted(schedule: Schedule) -> list[int]:
 
 
 def generated(schedule: Schedule) -> list[int]:
-    """Return how many tokens each request decodes, in the order of admission."""
+    """Return how many tokens each request is sure to generate, in the order of admission."""
     counts: list[int] = []
     live: list[int] = []
     for step in schedule.steps:
@@ -44,6 +66,9 @@ def generated(schedule: Schedule) -> list[int]:
         elif isinstance(step, Decode):
             for place in step.picks:
                 counts[live[place]] += 1
+        elif isinstance(step, Verify):
+            for place in step.picks:
+                counts[live[place]] += 1 + step.accept
         elif isinstance(step, Finish):
             del live[step.pick]
     assert live == []
@@ -76,8 +101,10 @@ def test_the_trace_is_in_order_of_arrival() -> None:
     assert all(each.context >= 1 and each.generated >= 1 for each in trace)
 
 
-def test_every_request_of_a_piece_is_admitted_and_finishes(pieces: list[Schedule]) -> None:
-    for piece in pieces:
+def test_every_request_of_a_piece_is_admitted_and_finishes(
+    pieces: list[Schedule], speculative: list[Schedule]
+) -> None:
+    for piece in (*pieces, *speculative):
         assert len(admitted(piece)) == len(generated(piece)) == REQUESTS
 
 
@@ -101,14 +128,51 @@ def test_generations_keep_the_order_of_arrival_and_grow_with_the_tokens_generate
     assert 1 <= min(counts) < max(counts)
 
 
-def test_a_batch_never_outgrows_the_largest_bucket(pieces: list[Schedule]) -> None:
-    for piece in pieces:
-        widths = [len(step.picks) for step in piece.steps if isinstance(step, Decode)]
+def test_a_batch_never_outgrows_the_largest_bucket(
+    pieces: list[Schedule], speculative: list[Schedule]
+) -> None:
+    for piece in (*pieces, *speculative):
+        widths = [len(step.picks) for step in piece.steps if isinstance(step, Decode | Verify)]
         assert 1 <= min(widths) <= max(widths) <= ROWS
 
 
-def test_a_gap_of_any_length_is_a_few_idle_replays(pieces: list[Schedule]) -> None:
-    for piece in pieces:
+def test_an_engine_that_speculates_meets_the_same_requests_in_the_same_order(
+    pieces: list[Schedule], speculative: list[Schedule]
+) -> None:
+    """And each goes on until it has generated its tokens, of which the last verify may add more."""
+    for plain, piece in zip(pieces, speculative, strict=True):
+        assert admitted(piece) == admitted(plain)
+        for wanted, count in zip(generated(plain), generated(piece), strict=True):
+            assert wanted <= count < wanted + SPECULATION.draft_tokens
+
+
+def test_speculating_requests_catch_up_and_draft_before_each_verify(
+    speculative: list[Schedule],
+) -> None:
+    """All of them at once; how many drafts are to pass runs through all that a tree has."""
+    accepted = set()
+    for piece in speculative:
+        assert not any(isinstance(step, Decode) for step in piece.steps)
+        for place, step in enumerate(piece.steps):
+            if isinstance(step, Verify):
+                before = (DraftExtend(step.picks), Draft(step.picks))
+                assert piece.steps[place - 2 : place] == before
+                accepted.add(step.accept)
+    assert accepted == set(range(SPECULATION.draft_tokens))
+
+
+def test_every_mode_of_speculation_meets_the_same_pieces(speculative: list[Schedule]) -> None:
+    """And an engine that is tried on prefill meets those of one that decodes."""
+    for mode in SPECULATIVE:
+        assert every_piece(mode) == speculative
+    assert every_piece(Mode.EXTEND) == every_piece(Mode.DECODE) != speculative
+    assert traffic_schedules(CONFIG, ROWS, ROOM, 2, 0) == every_piece(Mode.DECODE)[0:8:7]
+
+
+def test_a_gap_of_any_length_is_a_few_idle_replays(
+    pieces: list[Schedule], speculative: list[Schedule]
+) -> None:
+    for piece in (*pieces, *speculative):
         idle = [isinstance(step, Idle) for step in piece.steps]
         runs = [idle[place : place + IDLE_STEPS + 1] for place in range(len(idle))]
         assert idle[0]
@@ -125,20 +189,28 @@ def test_the_same_seed_cuts_the_same_pieces() -> None:
     )
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_piece_plays_clean_with_padded_replays(preset: str, device: str) -> None:
-    lockstep = Lockstep(Trial(preset=preset, device=device), STEP_PROPERTIES)
-    piece = traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 1, seed=4)[0]
+@pytest.mark.parametrize(("preset", "runner"), PLAYED)
+def test_a_piece_plays_clean_with_padded_replays(preset: str, runner: str, device: str) -> None:
+    """The runner on trial replays, for a batch that fills its bucket and for one that does not."""
+    lockstep = Lockstep(Trial(runner, preset, device=device), STEP_PROPERTIES)
+    tried = RUNNERS[runner].mode
+    piece = traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 1, 4, tried)[0]
     outcome = lockstep.play(piece)
     assert outcome.violations == ()
-    assert outcome.replays > outcome.padded_replays > 0
+    assert outcome.replays >= outcome.padded_replays > 0
+    assert outcome.events["replay without padding"] > 0
+    if tried in SPECULATIVE:
+        assert outcome.events["tree of a draft model"] > 0
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_pools_have_room_for_every_request_of_a_piece(preset: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "runner"), [each for each in PLAYED if each[1] in {"decode", "eagle_draft"}]
+)
+def test_the_pools_have_room_for_every_request_of_a_piece(preset: str, runner: str) -> None:
     """Nothing is dropped, or the steps that follow would act on other requests."""
-    lockstep = Lockstep(Trial(preset=preset, page_size=4), frozenset())
-    for piece in traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 3, seed=0):
+    lockstep = Lockstep(Trial(runner, preset, page_size=4), frozenset())
+    tried = RUNNERS[runner].mode
+    for piece in traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 2, 0, tried):
         lockstep.play(piece)
         assert lockstep.arms.graph.admitted == REQUESTS
         assert not lockstep.arms.graph.running

@@ -1,38 +1,55 @@
-"""The trials of the suite: every preset, era, page size and dtype, each pair of them somewhere."""
+"""The trials of the suite: every runner, preset, page size and dtype together, eras in turn."""
 
 from itertools import product
 
 from harness.trial import DTYPES, Trial
 from reference.config import PRESETS
 from subjects.behaviour import Era
-from subjects.bugs import BUGS
-from subjects.engine import RUNNERS
+from subjects.bugs import BUGS, missing_inputs, runners_of
+from subjects.runners import RUNNERS
 
 PAGE_SIZES = (1, 4)
+
+ENGINES = ("decode", "breakable", "cpu_graph")
+"""A runner of each line-up: all runners of the line-up replay in its trials."""
 
 
 def clean_trials(
     device: str, runner: str | None, preset: str | None, bug: str | None
 ) -> list[Trial]:
-    """Return the trials that a clean build must pass, or the same ones broken by `bug`."""
-    runners = [runner] if runner else list(RUNNERS)
+    """Return the trials that a clean build must pass, or the same ones broken by `bug`.
+
+    A bug takes the runner asked for, or each that it can harm.
+    """
+    runners = [runner] if runner else list(runners_of(BUGS[bug])) if bug else list(ENGINES)
     presets = [preset] if preset else list(PRESETS)
-    eras = [BUGS[bug].era] if bug else list(Era)
     shapes = list(product(DTYPES, PAGE_SIZES))
     trials = []
-    for place, (each_runner, each_preset, era) in enumerate(product(runners, presets, eras)):
-        dtype, page_size = shapes[place % len(shapes)]
+    for place, (each_runner, each_preset, shape) in enumerate(product(runners, presets, shapes)):
+        # Four shapes and three eras: over the runners each shape meets each era.
+        era = BUGS[bug].era if bug else list(Era)[(place + place // 12) % 3]
+        dtype, page_size = shape
         trials.append(Trial(each_runner, each_preset, dtype, device, era, page_size, bug=bug))
     return trials
 
 
-def bug_trial(bug: str, device: str, preset: str | None) -> Trial:
-    """Return a trial with a bug switched on, each bug on another preset, page size and dtype."""
-    place = list(BUGS).index(bug)
+def bug_trial(bug: str, runner: str, device: str, preset: str | None) -> Trial:
+    """Return a trial of a bug on a runner, each pair on another preset, page size and dtype."""
+    place = every_pair().index((bug, runner))
     dtype, page_size = list(product(DTYPES, PAGE_SIZES))[place % 4]
     chosen = preset or list(PRESETS)[place % len(PRESETS)]
-    trial = Trial(preset=chosen, dtype=dtype, device=device, page_size=page_size)
+    trial = Trial(runner, chosen, dtype, device, page_size=page_size)
     return trial.with_bug(bug)
+
+
+def every_pair() -> list[tuple[str, str]]:
+    """Return every (bug, runner) that can be switched on."""
+    return [
+        (name, runner)
+        for name, bug in BUGS.items()
+        for runner in RUNNERS
+        if not missing_inputs(bug, runner)
+    ]
 
 
 def name(trial: Trial) -> str:

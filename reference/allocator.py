@@ -92,12 +92,19 @@ class Allocator:
         self._free_swa(holding, pages)
         return len(pages)
 
+    def truncate(self, holding: Holding, tokens: int) -> None:
+        """Take back the pages that hold nothing of the first `tokens` tokens, last page first."""
+        kept = -(-tokens // self.page_size)
+        gone = range(kept, len(holding.full_pages))
+        self._free_swa(holding, [i for i in gone if holding.swa_pages[i] is not None])
+        self.free_full.extend(reversed(holding.full_pages[kept:]))
+        del holding.full_pages[kept:], holding.swa_pages[kept:]
+        self.on_change()
+
     def free(self, holding: Holding) -> None:
         """Take back the row and every page of `holding`."""
-        self._free_swa(holding, [i for i, page in enumerate(holding.swa_pages) if page is not None])
-        self.free_full.extend(reversed(holding.full_pages))
+        self.truncate(holding, 0)
         self.free_rows.append(holding.row)
-        self.on_change()
 
     def _free_swa(self, holding: Holding, pages: Sequence[int]) -> None:
         """Free the SWA pages at the given places of `holding`, and unmap their tokens."""

@@ -5,8 +5,15 @@ queries, sinks, a window that short generations cross); the real dimensions are
 the published ones and say what a tiny preset stands for.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+
+class Role(StrEnum):
+    """The two models of a speculative engine: the target, and the draft that runs ahead of it."""
+
+    TARGET = "target"
+    DRAFT = "draft"
 
 
 class Kind(StrEnum):
@@ -66,6 +73,47 @@ class Preset:
     tiny: ModelConfig
     real: ModelConfig
     source: str
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How far ahead a draft runs, and how much of it is verified.
+
+    A draft keeps `topk` branches for `steps` tokens; the best of them and the root, the
+    request's last token, make a tree of `draft_tokens` nodes.
+    """
+
+    topk: int = 2
+    steps: int = 3
+    draft_tokens: int = 4
+
+    @property
+    def slots(self) -> int:
+        """Draft KV slots that drafting for one request takes."""
+        return self.topk * self.steps
+
+    @property
+    def forwards(self) -> int:
+        """Forwards of one draft: its last tokens are proposed and never run."""
+        return self.steps - 1
+
+    @property
+    def candidates(self) -> int:
+        """Tokens that one draft proposes, before the best are kept."""
+        return self.topk + self.forwards * self.topk**2
+
+    @property
+    def extend_tokens(self) -> int:
+        """Most tokens of one request in a draft-extend graph: all of a verified path."""
+        return self.steps + 1
+
+
+SPECULATION = Speculation()
+
+
+def draft_config(target: ModelConfig) -> ModelConfig:
+    """Return the draft model of a target: two layers, one of each kind, of its shapes."""
+    return replace(target, name=f"{target.name}-draft", layers=_pattern("SF"))
 
 
 def _pattern(code: str) -> tuple[Kind, ...]:

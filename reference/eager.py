@@ -1,122 +1,271 @@
-"""The reference: eager prefill and decode, every index computed afresh in every layer.
+"""The reference: every mode eagerly, every index computed afresh in every layer.
 
 No static buffers, no memo, no fast path: slot lists come from `req_to_token`, SWA
 slots from the mapping, each time they are needed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind
-from reference.model import Model, TokenInputs
+from reference.batch import ForwardBatch, Mode, Span
+from reference.config import SPECULATION, Kind, Role
+from reference.model import Model, Output, TokenInputs, most_keys
 from reference.ops import Ops
-from reference.pool import LOC_DTYPE, HybridKVPool
+from reference.pool import LOC_DTYPE, HybridKVPool, KVPools
+from reference.speculative import likeliest, propose
 
 
 @dataclass(frozen=True)
 class Visible:
-    """Which positions the tokens of a batch see on layers of one kind, token by token.
+    """Which columns the tokens of a forward see on layers of one kind, token by token.
 
-    `indptr` int32 [T+1] bounds each token's keys; `row` and `position` int64 [N] are
-    their places in `req_to_token`.
+    `bounds` int64 [T+1] bounds each token's keys; `row` and `column` int64 [N] are their
+    places in `req_to_token`; `seen` bool [N] says whether the token sees it, None if all.
     """
 
-    indptr: Tensor
+    bounds: Tensor
     row: Tensor
-    position: Tensor
+    column: Tensor
+    seen: Tensor | None
 
 
-def visible(batch: ForwardBatch, window: int) -> dict[Kind, Visible]:
+Columns = list[tuple[int, bool]]
+"""The columns of a request's row that one token may see, and whether it does."""
+
+
+def columns_of(mode: Mode, span: Span, window: int | None, step: int) -> list[Columns]:
+    """Return the columns that each token of a request sees, of which the last `window` positions.
+
+    `step` counts the forwards of a draft.
+    """
+    if mode is Mode.TARGET_VERIFY:
+        return [_tree_columns(span, node, window) for node in range(len(span.tree))]
+    if mode is Mode.DRAFT:
+        return [
+            _since(span.begin + step, window, span.begin)
+            + [(span.begin + branch * SPECULATION.steps + i, True) for i in range(step + 1)]
+            for branch in range(SPECULATION.topk)
+        ]
+    return [_since(position, window, position + 1) for position in span.positions(mode)]
+
+
+def _since(position: int, window: int | None, end: int) -> Columns:
+    """Return the columns before `end` that the query at `position` sees."""
+    first = 0 if window is None else max(0, position - window + 1)
+    return [(column, True) for column in range(first, end)]
+
+
+def _tree_columns(span: Span, node: int, window: int | None) -> Columns:
+    """Return what draft token `node` sees: the request's past, itself and what is above it."""
+    above, parent = {node}, span.tree[node][1]
+    while parent >= 0:
+        above.add(parent)
+        parent = span.tree[parent][1]
+    past = _since(span.begin + span.depths[node], window, span.begin)
+    return past + [(span.begin + other, other in above) for other in range(len(span.tree))]
+
+
+def visible(batch: ForwardBatch, window: int, step: int = 0) -> dict[Kind, Visible]:
     """List what each token sees: all keys up to itself, or the last `window` of them."""
-    lists = [_listed(batch, None), _listed(batch, window)]
-    flat = torch.tensor([number for each in lists for part in each for number in part])
-    on_device = flat.to(batch.out_cache_loc.device)
-    parts = on_device.split([len(part) for each in lists for part in each])
-    return {
-        kind: Visible(bounds.to(torch.int32), row, position)
-        for kind, (bounds, row, position) in zip(
-            (Kind.FULL, Kind.SWA), (parts[:3], parts[3:]), strict=True
+    listed = {
+        kind: [
+            (span.row, columns)
+            for span in batch.spans
+            for columns in columns_of(batch.mode, span, seen_back, step)
+        ]
+        for kind, seen_back in ((Kind.FULL, None), (Kind.SWA, window))
+    }
+    parts = [
+        np.array(part, dtype=np.int64)
+        for tokens in listed.values()
+        for part in (
+            np.cumsum([0] + [len(columns) for _, columns in tokens]),
+            [row for row, columns in tokens for _ in columns],
+            [column for _, columns in tokens for column, _ in columns],
+            [seen for _, columns in tokens for _, seen in columns],
         )
+    ]
+    on_device = torch.from_numpy(np.concatenate(parts)).to(batch.positions.device)
+    split = iter(on_device.split([part.size for part in parts]))
+    masked = batch.mode is Mode.TARGET_VERIFY
+    return {
+        kind: Visible(next(split), next(split), next(split), _mask(next(split), masked=masked))
+        for kind in listed
     }
 
 
-def _listed(batch: ForwardBatch, window: int | None) -> tuple[list[int], list[int], list[int]]:
-    """Return the bounds, rows and positions of `Visible` as lists."""
-    bounds = [0]
-    rows: list[int] = []
-    positions: list[int] = []
-    for span in batch.spans:
-        for position in range(span.begin, span.end):
-            first = 0 if window is None else max(0, position - window + 1)
-            positions += range(first, position + 1)
-            rows += [span.row] * (position + 1 - first)
-            bounds.append(len(rows))
-    return bounds, rows, positions
+def _mask(seen: Tensor, *, masked: bool) -> Tensor | None:
+    return seen.bool() if masked else None
 
 
 class EagerKV:
-    """KV access of one eager forward: slots are looked up in the pool's tables in every layer."""
+    """KV access of one eager forward: slots are looked up in the pool's tables in every layer.
 
-    def __init__(self, ops: Ops, model: Model, pool: HybridKVPool, batch: ForwardBatch) -> None:
+    `write_slots` are full slots, int64 [T]; None writes nothing. `borrowed` maps a layer
+    of the model to the layer of the pool it reads, where that is another model's.
+    """
+
+    def __init__(
+        self,
+        ops: Ops,
+        model: Model,
+        pool: HybridKVPool,
+        seen: Mapping[Kind, Visible],
+        write_slots: Tensor | None,
+        borrowed: Mapping[int, int] | None = None,
+    ) -> None:
         self.ops = ops
         self.model = model
         self.pool = pool
-        self.batch = batch
-        self.visible = visible(batch, model.config.window)
+        self.seen = seen
+        self.write_slots = write_slots
+        self.borrowed = borrowed or {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store at the batch's slots, then attend to each token's own visible slots."""
         config = self.model.config
         kind = config.layers[layer]
-        cache = self.pool.cache(layer)
-        seen = self.visible[kind]
-        write_slots = self.batch.out_cache_loc
-        read_slots = self.pool.req_to_token[seen.row, seen.position]
+        cache = self.pool.cache(self.borrowed.get(layer, layer))
+        seen = self.seen[kind]
+        read_slots = self.pool.req_to_token[seen.row, seen.column].to(torch.int64)
+        write_slots = self.write_slots
         if kind is Kind.SWA:
-            write_slots = self.pool.full_to_swa_index_mapping[write_slots]
             read_slots = self.pool.full_to_swa_index_mapping[read_slots]
-        read_slots = read_slots.to(torch.int64)
-        self.ops.store_kv(cache, write_slots.to(LOC_DTYPE[kind]), LOC_DTYPE[kind], key, value)
-        max_keys = config.window if kind is Kind.SWA else config.max_context
-        sinks = self.model.layers[layer].sinks
-        return self.ops.attention(query, cache, seen.indptr, read_slots, sinks, max_keys)
+            if write_slots is not None:
+                write_slots = self.pool.full_to_swa_index_mapping[write_slots]
+        if write_slots is not None:
+            loc = write_slots.to(LOC_DTYPE[kind])
+            self.ops.store_kv(cache, loc, LOC_DTYPE[kind], key, value)
+        return self.ops.attention(
+            query,
+            cache,
+            seen.bounds[:-1],
+            seen.bounds[1:],
+            read_slots,
+            self.model.layers[layer].sinks,
+            most_keys(config, kind, masked=seen.seen is not None),
+            seen.seen,
+            seen.bounds[:-1] if seen.seen is not None else None,
+        )
 
 
 class EagerDecoder:
-    """Runs batches eagerly over one pool."""
+    """Runs batches eagerly over one world's pools."""
 
-    def __init__(self, ops: Ops, model: Model, pool: HybridKVPool) -> None:
+    def __init__(self, ops: Ops, model: Model, draft: Model, pools: KVPools) -> None:
         self.ops = ops
         self.model = model
-        self.pool = pool
+        self.draft = draft
+        self.pools = pools
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """Store the batch's KV and return the logits [B, vocab] of each request's last token."""
-        access = EagerKV(self.ops, self.model, self.pool, batch)
-        return self.model.forward(self.ops, live_inputs(batch), access, last_rows(batch))
+    def forward(self, batch: ForwardBatch) -> Output:
+        """Store the batch's KV and return what it gives, live rows only.
+
+        `logits` [rows, vocab] of each request's last token, or of every token to verify;
+        `hidden` [T, H]. A draft gives what `propose` does; draft-extend gives `logits`,
+        `hidden`, `topk_p` and `topk_index` of each request's last token.
+        """
+        match batch.mode:
+            case Mode.DRAFT | Mode.FROZEN_DRAFT:
+                return self._draft(batch)
+            case Mode.DRAFT_EXTEND:
+                return self._draft_extend(batch)
+        return self._target(batch)
+
+    def _target(self, batch: ForwardBatch) -> Output:
+        payload = self.model.payload(
+            self.ops,
+            batch.positions,
+            batch.mamba_track_indices[batch.token_requests],
+            batch.mamba_track_mask[batch.token_requests],
+            batch.encoder_lens[batch.token_requests],
+        )
+        tokens = TokenInputs(
+            input_ids=batch.input_ids,
+            payload=payload,
+            positions=batch.positions,
+            mrope_positions=batch.mrope_positions,
+            live_tokens=batch.num_token_non_padded,
+        )
+        seen = visible(batch, self.model.config.window)
+        access = EagerKV(self.ops, self.model, self.pools[Role.TARGET], seen, batch.out_cache_loc)
+        rows = last_rows(batch) if batch.mode is Mode.EXTEND else None
+        return self.model.forward(self.ops, tokens, access, rows)
+
+    def _draft_extend(self, batch: ForwardBatch) -> Output:
+        seen = visible(batch, self.draft.config.window)
+        access = EagerKV(self.ops, self.draft, self.pools[Role.DRAFT], seen, batch.out_cache_loc)
+        tokens = draft_inputs(
+            self.ops,
+            self.draft,
+            batch.input_ids,
+            batch.spec_info["hidden_states"],
+            batch.positions,
+            batch.num_token_non_padded,
+        )
+        rows = last_rows(batch)
+        output = self.draft.forward(self.ops, tokens, access, rows)
+        return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+
+    def _draft(self, batch: ForwardBatch) -> Output:
+        frozen = batch.mode is Mode.FROZEN_DRAFT
+        role = Role.TARGET if frozen else Role.DRAFT
+        borrowed = frozen_layers(self.model, self.draft) if frozen else None
+        by_step = batch.out_cache_loc.view(-1, SPECULATION.steps).T.contiguous()
+
+        def forward(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
+            seen = visible(batch, self.draft.config.window, step)
+            slots = None if frozen else by_step[step]
+            access = EagerKV(self.ops, self.draft, self.pools[role], seen, slots, borrowed)
+            positions = batch.positions if frozen else batch.positions + step
+            tokens = draft_inputs(
+                self.ops,
+                self.draft,
+                input_ids,
+                hidden,
+                positions,
+                batch.num_token_non_padded,
+                batch.mrope_positions if frozen else None,
+            )
+            return self.draft.forward(self.ops, tokens, access)
+
+        spec = batch.spec_info
+        return propose(self.ops, spec["topk_p"], spec["topk_index"], spec["hidden_states"], forward)
 
 
-def live_inputs(batch: ForwardBatch) -> TokenInputs:
-    """Return the batch's own tensors as model inputs: every row is live."""
+def draft_inputs(
+    ops: Ops,
+    draft: Model,
+    input_ids: Tensor,
+    hidden_states: Tensor,
+    positions: Tensor,
+    live_tokens: Tensor,
+    mrope_positions: Tensor | None = None,
+) -> TokenInputs:
+    """Return a draft model's inputs: its embeddings plus what it makes of hidden states [T, H]."""
+    if mrope_positions is None:
+        mrope_positions = positions.expand(3, -1)
     return TokenInputs(
-        input_ids=batch.input_ids,
-        positions=batch.positions,
-        mrope_positions=batch.mrope_positions,
-        track_indices=batch.mamba_track_indices,
-        track_mask=batch.mamba_track_mask,
-        encoder_lens=batch.encoder_lens,
-        live_tokens=batch.num_token_non_padded,
-        token_count=batch.num_token_non_padded,
+        input_ids=input_ids,
+        payload=draft.fuse(ops, hidden_states),
+        positions=positions,
+        mrope_positions=mrope_positions,
+        live_tokens=live_tokens,
     )
 
 
-def last_rows(batch: ForwardBatch) -> Tensor | None:
-    """Return the row of each request's last token, int64 [B], or None where that is every row."""
-    if batch.mode is Mode.DECODE:
-        return None
+def frozen_layers(target: Model, draft: Model) -> dict[int, int]:
+    """Return, per layer of a draft model that has no KV, the target's last layer of its kind."""
+    return {
+        layer: target.config.layers_of(kind)[-1] for layer, kind in enumerate(draft.config.layers)
+    }
+
+
+def last_rows(batch: ForwardBatch) -> Tensor:
+    """Return the row of each request's last token, int64 [B]."""
     ends = np.cumsum([span.end - span.begin for span in batch.spans])
-    return torch.from_numpy(ends - 1).to(batch.out_cache_loc.device)
+    return torch.from_numpy(ends - 1).to(batch.positions.device)

@@ -1,7 +1,8 @@
 """The decoder: weights and one forward over tokens, its KV access left to the caller.
 
 Knows arithmetic only. Where a token's K and V go, and which slots it reads, is
-decided by the `KVAccess` it is given: that is where the two worlds differ.
+decided by the `KVAccess` it is given: that is where the two worlds differ. A draft
+model is a decoder that adds what it makes of the target's hidden state to its input.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ import torch
 from torch import Tensor
 
 from reference.batch import ENCODER_ROWS, MROPE_SECTIONS, TRACK_ROWS
-from reference.config import Kind, ModelConfig
+from reference.config import SPECULATION, Kind, ModelConfig
 from reference.ops import Ops
+
+Output = dict[str, Tensor]
+"""What a forward gives, by name: `logits` [rows, vocab], `hidden` [rows, H], and the like."""
 
 
 class KVAccess(Protocol):
@@ -25,21 +29,20 @@ class KVAccess(Protocol):
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """What a forward over T tokens reads besides KV; shapes as in `Ops.embed`.
+    """What a forward over T tokens reads besides KV.
 
-    positions int64 [T] turn SWA layers, mrope_positions int64 [3, T] full layers.
-    Rows from `live_tokens` (int32 [1]) on skip the MLP; rows from `token_count`
-    (int32 [1]) on give zero logits.
+    input_ids int64 [T]; payload float32 [T, H] is added to the embeddings. positions
+    int64 [T] turn SWA layers, mrope_positions int64 [3, T] full layers. Rows from
+    `live_tokens` (int32 [1]) on skip the MLP; rows from `token_count` (int32 [1]) on, if
+    it is given, give zero logits.
     """
 
     input_ids: Tensor
+    payload: Tensor
     positions: Tensor
     mrope_positions: Tensor
-    track_indices: Tensor
-    track_mask: Tensor
-    encoder_lens: Tensor
     live_tokens: Tensor
-    token_count: Tensor
+    token_count: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,15 @@ class LayerWeights:
     gate_up: Tensor
     down: Tensor
     sinks: Tensor | None
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What one layer hands to attention: query [T, Q, D], key and value [T, G, D]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 class Model:
@@ -95,6 +107,8 @@ class Model:
             )
         self.final_norm = 1 + draw(config.hidden, scale=0.1)
         self.head = draw(config.vocab, config.hidden, scale=2.0 * config.hidden**-0.5)
+        self.hidden_norm = 1 + draw(config.hidden, scale=0.1)
+        self.fusion = draw(config.hidden, config.hidden, scale=config.hidden**-0.5)
         self.frequency = {
             kind: rotary_frequency(config, kind).to(device, torch.float32) for kind in Kind
         }
@@ -103,45 +117,96 @@ class Model:
             Kind.FULL: rotary_section(config.full.head_dim // 2).to(device),
         }
 
-    def forward(
-        self, ops: Ops, tokens: TokenInputs, access: KVAccess, rows: Tensor | None = None
+    def payload(
+        self,
+        ops: Ops,
+        positions: Tensor,
+        track_indices: Tensor,
+        track_mask: Tensor,
+        encoder_lens: Tensor,
     ) -> Tensor:
-        """Return logits [T, vocab] of the tokens, or of `rows` (int64) of them alone."""
-        config = self.config
-        hidden = ops.embed(
-            self.embedding,
-            tokens.input_ids,
+        """Return the payload of tokens, float32 [T, H]; all arguments have shape [T]."""
+        return ops.payload(
             self.track_table,
-            tokens.track_indices,
-            tokens.track_mask,
+            track_indices,
+            track_mask,
+            positions,
             self.encoder_table,
-            tokens.encoder_lens,
+            encoder_lens,
         )
-        positions = {Kind.SWA: tokens.positions[None], Kind.FULL: tokens.mrope_positions}
-        rotary = {
-            kind: ops.rotary(positions[kind], self.section[kind], self.frequency[kind])
+
+    def fuse(self, ops: Ops, hidden_states: Tensor) -> Tensor:
+        """Return what a draft model adds to its embeddings, float32 [T, H], of hidden states."""
+        return ops.norm_linear(hidden_states, self.hidden_norm, self.fusion).float()
+
+    def embed(self, ops: Ops, input_ids: Tensor, payload: Tensor) -> Tensor:
+        """Return the first layer's input [T, H]."""
+        return ops.embed(self.embedding, input_ids, payload)
+
+    def rotary(self, ops: Ops, positions: Tensor, mrope_positions: Tensor) -> dict[Kind, Tensor]:
+        """Return cos and sin, float32 [2, T, D/2], for each kind of layer."""
+        by_kind = {Kind.SWA: positions[None], Kind.FULL: mrope_positions}
+        return {
+            kind: ops.rotary(by_kind[kind], self.section[kind], self.frequency[kind])
             for kind in Kind
         }
-        for index, (kind, layer) in enumerate(zip(config.layers, self.layers, strict=True)):
-            shape = config.shape(kind)
-            qkv = ops.norm_linear(hidden, layer.input_norm, layer.qkv)
-            heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
-            turned = ops.rope(heads[:, : -shape.kv_heads], rotary[kind])
-            mixed = access.attend(
-                index,
-                turned[:, : config.heads],
-                turned[:, config.heads :],
-                heads[:, -shape.kv_heads :],
-            )
-            hidden = ops.linear_add(mixed.flatten(1), layer.output, hidden)
-            gate_up = ops.norm_linear(hidden, layer.mlp_norm, layer.gate_up)
-            hidden = ops.gated_linear_add(
-                gate_up, layer.down, hidden, config.activation, tokens.live_tokens
-            )
-        if rows is not None:
-            hidden = hidden[rows]
-        logits = ops.norm_linear(hidden, self.final_norm, self.head)
-        return ops.limit_rows(logits, tokens.token_count)
+
+    def before_attention(
+        self, ops: Ops, layer: int, hidden: Tensor, rotary: dict[Kind, Tensor]
+    ) -> Heads:
+        """Return what a layer makes of its input up to attention."""
+        kind, weights = self.config.layers[layer], self.layers[layer]
+        shape = self.config.shape(kind)
+        qkv = ops.norm_linear(hidden, weights.input_norm, weights.qkv)
+        heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
+        turned = ops.rope(heads[:, : -shape.kv_heads], rotary[kind])
+        return Heads(
+            turned[:, : self.config.heads],
+            turned[:, self.config.heads :],
+            heads[:, -shape.kv_heads :],
+        )
+
+    def after_attention(
+        self, ops: Ops, layer: int, hidden: Tensor, mixed: Tensor, live_tokens: Tensor
+    ) -> Tensor:
+        """Return a layer's output [T, H] from its input and its attention [T, Q, D]."""
+        weights = self.layers[layer]
+        hidden = ops.linear_add(mixed.flatten(1), weights.output, hidden)
+        gate_up = ops.norm_linear(hidden, weights.mlp_norm, weights.gate_up)
+        return ops.gated_linear_add(
+            gate_up, weights.down, hidden, self.config.activation, live_tokens
+        )
+
+    def logits(self, ops: Ops, hidden: Tensor) -> Tensor:
+        """Return logits [rows, vocab] of the last layer's output [rows, H]."""
+        return ops.norm_linear(hidden, self.final_norm, self.head)
+
+    def run_layers(self, ops: Ops, tokens: TokenInputs, access: KVAccess) -> Tensor:
+        """Return the last layer's output [T, H]."""
+        hidden = self.embed(ops, tokens.input_ids, tokens.payload)
+        rotary = self.rotary(ops, tokens.positions, tokens.mrope_positions)
+        for layer in range(len(self.layers)):
+            heads = self.before_attention(ops, layer, hidden, rotary)
+            mixed = access.attend(layer, heads.query, heads.key, heads.value)
+            hidden = self.after_attention(ops, layer, hidden, mixed, tokens.live_tokens)
+        return hidden
+
+    def forward(
+        self, ops: Ops, tokens: TokenInputs, access: KVAccess, rows: Tensor | None = None
+    ) -> Output:
+        """Return `hidden` [T, H], and `logits` of the tokens or of `rows` (int64) of them alone."""
+        hidden = self.run_layers(ops, tokens, access)
+        logits = self.logits(ops, hidden if rows is None else hidden[rows])
+        if tokens.token_count is not None:
+            logits = ops.limit_rows(logits, tokens.token_count)
+        return {"logits": logits, "hidden": hidden}
+
+
+def most_keys(config: ModelConfig, kind: Kind, *, masked: bool) -> int:
+    """Return how many keys a token may list; a masked list names drafts beside the window."""
+    if kind is Kind.FULL:
+        return config.max_context
+    return config.window + (SPECULATION.draft_tokens if masked else 0)
 
 
 def rotary_frequency(config: ModelConfig, kind: Kind) -> Tensor:

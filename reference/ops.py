@@ -5,10 +5,10 @@ batch-invariant: the bits of a row depend on that row's inputs alone, never on
 how many rows there are or where the row stands. The interface can keep a log of
 the ops it ran, because a dispatch mode does not see Triton launches.
 
-Shapes: T rows (tokens), H hidden, O output features, Q query heads, G KV heads,
-D head dimension, S slots of a sub-pool, N listed slots. Floating tensors have
-the model's dtype (float32 or bfloat16); every op computes in float32 and rounds
-its result once.
+Shapes: T rows (tokens), H hidden, O output features, V vocabulary, Q query heads, G KV
+heads, D head dimension, S slots of a sub-pool, N listed slots. Unless an op says
+otherwise, floating tensors have the model's dtype (float32 or bfloat16); every op
+computes in float32 and rounds its result once.
 """
 
 from abc import ABC, abstractmethod
@@ -48,31 +48,30 @@ class Ops(ABC):
             self.log.append(name)
 
     @operation
-    def embed(
+    def payload(
         self,
-        table: Tensor,
-        input_ids: Tensor,
         track_table: Tensor,
         track_indices: Tensor,
         track_mask: Tensor,
+        positions: Tensor,
         encoder_table: Tensor,
         encoder_lens: Tensor,
     ) -> Tensor:
-        """Return the embeddings [T, H] of `input_ids` plus two synthetic payloads.
+        """Return the sum of two synthetic payloads, float32 [T, H].
 
-        The payloads stand for recurrent-state tracking and cross attention: row
-        `track_indices` of `track_table` where `track_mask` is set, and row
-        `encoder_lens` of `encoder_table`. All index tensors have shape [T].
+        They stand for recurrent-state tracking and cross attention: row `track_indices`
+        of `track_table` where `track_mask` (bool) is set and `positions` (int64, none
+        negative) end an interval of `TRACK_INTERVAL`, and row `encoder_lens` of
+        `encoder_table`. All index tensors have shape [T] and are contiguous.
         """
-        return self._embed(
-            table,
-            input_ids,
-            track_table,
-            track_indices,
-            track_mask,
-            encoder_table,
-            encoder_lens,
+        return self._payload(
+            track_table, track_indices, track_mask, positions, encoder_table, encoder_lens
         )
+
+    @operation
+    def embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
+        """Return rows `input_ids` [T] of `table` [V, H] plus `payload` float32 [T, H]: [T, H]."""
+        return self._embed(table, input_ids, payload)
 
     @operation
     def rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
@@ -121,6 +120,32 @@ class Ops(ABC):
         return torch.where(index[:, None] < row_limit, rows, 0.0)
 
     @operation
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the softmax of each row of `logits` [T, V], float32 [T, V]."""
+        return self._probabilities(logits)
+
+    @operation
+    def largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the `count` largest of each row of `values` float32 [T, N], and their places.
+
+        Both are [T, count], descending; places are int64. Equal values go by place, lowest
+        first. A NaN is taken for -inf, and is returned as such. Places are in 0 .. N-1 and
+        distinct whatever the values; beyond N of them the last repeats. `count` is positive.
+        """
+        ranked = torch.where(values.isnan(), -torch.inf, values)
+        index = torch.arange(values.shape[1], device=values.device)
+        left = torch.ones_like(values, dtype=torch.bool)
+        found = []
+        for _ in range(count):
+            best = torch.where(left, ranked, -torch.inf).amax(-1, keepdim=True)
+            leading = left & (ranked == best)
+            place = torch.where(leading, index, values.shape[1] - 1).amin(-1, keepdim=True)
+            left = left & (index != place)
+            found.append(place)
+        places = torch.cat(found, dim=-1)
+        return ranked.gather(-1, places), places
+
+    @operation
     def store_kv(
         self, cache: Tensor, loc: Tensor, loc_dtype: torch.dtype, key: Tensor, value: Tensor
     ) -> None:
@@ -128,8 +153,11 @@ class Ops(ABC):
 
         The ABI is fixed: `loc` is read as `loc_dtype` from its first byte on, as a
         compiled kernel reads a raw pointer; another dtype is reinterpreted, never
-        converted. Where several rows name one slot, the highest row wins.
+        converted. Where several rows name one slot, the highest row wins. Raises ValueError
+        for a `loc` that is not contiguous: its first bytes would not be its first values.
         """
+        if not loc.is_contiguous():
+            raise ValueError("the locations of a store are not contiguous")
         self._store_kv(cache, loc.view(loc_dtype)[: key.shape[0]], key, value)
 
     @operation
@@ -137,31 +165,43 @@ class Ops(ABC):
         self,
         query: Tensor,
         cache: Tensor,
-        indptr: Tensor,
+        begin: Tensor,
+        end: Tensor,
         slots: Tensor,
         sinks: Tensor | None,
         max_keys: int,
+        mask: Tensor | None = None,
+        mask_start: Tensor | None = None,
     ) -> Tensor:
         """Return softmax attention [T, Q, D] of each query row over its listed slots.
 
-        Row t attends to slots[indptr[t]:indptr[t+1]] (at most `max_keys`) of `cache`
-        [2, S, G, D], in list order; a row with no key gives zeros. `sinks` float32 [Q]
-        adds a logit that takes weight and gives no value. Slots that are not listed
-        are never loaded. `indptr` is int32 [T+1], `slots` int64 [N].
+        Row t attends to slots[begin[t]:end[t]] (at most `max_keys`) of `cache`
+        [2, S, G, D], in list order; rows may share places of the list. With `mask`
+        (bool [M], M > 0) and `mask_start` (int64 [T]), both or neither, its i-th key
+        takes part only if mask[mask_start[t] + i] is set. A row of which no key takes
+        part gives zeros. `sinks` float32 [Q] adds a logit that takes weight and gives no
+        value. What does not take part is never loaded, and what of the mask belongs to
+        no listed key is of no effect. A row's bits depend on its query, on its keys in
+        list order and on which take part: a mask that is all set changes none.
+
+        `begin` and `end` are [T], `slots` is [N], each int32 or int64 and contiguous;
+        every entry of `slots` is a slot of the cache, listed or not.
         """
-        return self._attention(query, cache, indptr, slots, sinks, max_keys)
+        return self._attention(query, cache, begin, end, slots, sinks, max_keys, mask, mask_start)
 
     @abstractmethod
-    def _embed(
+    def _payload(
         self,
-        table: Tensor,
-        input_ids: Tensor,
         track_table: Tensor,
         track_indices: Tensor,
         track_mask: Tensor,
+        positions: Tensor,
         encoder_table: Tensor,
         encoder_lens: Tensor,
     ) -> Tensor: ...
+
+    @abstractmethod
+    def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor: ...
 
     @abstractmethod
     def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor: ...
@@ -186,6 +226,9 @@ class Ops(ABC):
     ) -> Tensor: ...
 
     @abstractmethod
+    def _probabilities(self, logits: Tensor) -> Tensor: ...
+
+    @abstractmethod
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None: ...
 
     @abstractmethod
@@ -193,8 +236,11 @@ class Ops(ABC):
         self,
         query: Tensor,
         cache: Tensor,
-        indptr: Tensor,
+        begin: Tensor,
+        end: Tensor,
         slots: Tensor,
         sinks: Tensor | None,
         max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
     ) -> Tensor: ...

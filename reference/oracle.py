@@ -29,17 +29,31 @@ def dense_logits(
 
     `tracked` is int64 [L]: the state-tracking row of each token, -1 for none.
     """
-    config = model.config
-    length = len(tokens)
-
-    def wide(weight: Tensor) -> Tensor:
-        return weight.detach().cpu().double()
-
-    hidden = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
+    inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
     track = wide(model.track_table)
     for place, row in enumerate(tracked.tolist()):
         if row >= 0:
-            hidden[place] += track[row]
+            inputs[place] += track[row]
+    return _decode(model, inputs, mrope_delta)
+
+
+def dense_draft_logits(draft: Model, tokens: Tensor, hidden_states: Tensor) -> Tensor:
+    """Return float64 logits [L, vocab] of a draft model over L tokens (int64 [L], host).
+
+    `hidden_states` [L, H] are the target's, each of the token before.
+    """
+    fused = _norm(wide(hidden_states), wide(draft.hidden_norm)) @ wide(draft.fusion).T
+    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0)
+
+
+def wide(weight: Tensor) -> Tensor:
+    """Return a tensor in float64 on the host."""
+    return weight.detach().cpu().double()
+
+
+def _decode(model: Model, inputs: Tensor, mrope_delta: int) -> Tensor:
+    config = model.config
+    length, hidden = len(inputs), inputs
     for kind, layer in zip(config.layers, model.layers, strict=True):
         shape = config.shape(kind)
         qkv = _norm(hidden, wide(layer.input_norm)) @ wide(layer.qkv).T

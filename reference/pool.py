@@ -4,12 +4,13 @@ Knows storage and the full-to-SWA mapping. Does not know who owns a slot (the
 allocator does) nor how a write location is found (each world does, its own way).
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from reference.config import Kind, ModelConfig
+from reference.config import Kind, ModelConfig, Role
 
 LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
 """The store ABI: how the store op reads the write locations of each sub-pool."""
@@ -32,43 +33,62 @@ class PoolSizes:
         return (self.full_slots if kind is Kind.FULL else self.swa_slots) + self.page_size
 
 
-class HybridKVPool:
-    """K and V of all layers in one allocation, with a view per sub-pool.
+class Tables:
+    """The index tables of a pool.
 
-    `storage` is flat, in the model's dtype. `arena[kind]` is its view
-    [layers of that kind, 2 (K, V), slots, kv_heads, head_dim].
     `full_to_swa_index_mapping` (int64, full size + page size + 1) maps a full slot
     to its SWA slot: 0 where unmapped, and its last element is -1 so that -1 maps
     to -1. `req_to_token` (int32 [rows + 1, max_context]) maps a request's row and
     position to its full slot; row 0 is reserved and all zeros.
     """
 
-    def __init__(
-        self, config: ModelConfig, sizes: PoolSizes, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.config = config
-        self.sizes = sizes
-        self._shapes = {
-            kind: torch.Size(
-                (
-                    len(config.layers_of(kind)),
-                    2,
-                    sizes.slots(kind),
-                    config.shape(kind).kv_heads,
-                    config.shape(kind).head_dim,
-                )
-            )
-            for kind in Kind
-        }
-        total = sum(shape.numel() for shape in self._shapes.values())
-        self.storage = torch.zeros(total, dtype=dtype, device=device)
-        self.arena = self.arenas_of(self.storage)
+    def __init__(self, sizes: PoolSizes, max_context: int, device: torch.device) -> None:
         self.full_to_swa_index_mapping = torch.zeros(
             sizes.full_slots + sizes.page_size + 1, dtype=torch.int64, device=device
         )
         self.req_to_token = torch.zeros(
-            (sizes.rows + 1, config.max_context), dtype=torch.int32, device=device
+            (sizes.rows + 1, max_context), dtype=torch.int32, device=device
         )
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every index."""
+        self.full_to_swa_index_mapping.zero_()
+        self.full_to_swa_index_mapping[-1] = -1
+        self.req_to_token.zero_()
+
+    def write(self, rows: Tensor, columns: Tensor, full: Tensor, swa: Tensor) -> None:
+        """Map (row, column) to its full slot and the full slot to its SWA slot; all int64 [N]."""
+        self.req_to_token[rows, columns] = full.to(torch.int32)
+        self.full_to_swa_index_mapping[full] = swa
+
+
+class HybridKVPool:
+    """K and V of all layers of one model in one allocation, with a view per sub-pool.
+
+    `storage` is flat, in the model's dtype. `arena[kind]` is its view
+    [layers of that kind, 2 (K, V), slots, kv_heads, head_dim]. `storage` and `tables`
+    may be handed in, to lie beside another pool's or to be shared with it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        sizes: PoolSizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        storage: Tensor | None = None,
+        tables: Tables | None = None,
+    ) -> None:
+        self.config = config
+        self.sizes = sizes
+        self._shapes = arena_shapes(config, sizes)
+        if storage is None:
+            storage = torch.zeros(storage_elements(config, sizes), dtype=dtype, device=device)
+        self.storage = storage
+        self.arena = self.arenas_of(storage)
+        self.tables = tables or Tables(sizes, config.max_context, device)
         self._place = [
             (kind, config.layers_of(kind).index(index)) for index, kind in enumerate(config.layers)
         ]
@@ -79,11 +99,18 @@ class HybridKVPool:
 
         Garbage rather than zeros: a read of a slot nobody wrote must show.
         """
-        generator = torch.Generator().manual_seed(seed)
-        self.storage.copy_(torch.randn(self.storage.shape, generator=generator))
-        self.full_to_swa_index_mapping.zero_()
-        self.full_to_swa_index_mapping[-1] = -1
-        self.req_to_token.zero_()
+        fill_with_garbage(self.storage, seed)
+        self.tables.reset()
+
+    @property
+    def full_to_swa_index_mapping(self) -> Tensor:
+        """The map from full to SWA slots; see `Tables`."""
+        return self.tables.full_to_swa_index_mapping
+
+    @property
+    def req_to_token(self) -> Tensor:
+        """The map from request rows and positions to full slots; see `Tables`."""
+        return self.tables.req_to_token
 
     def arenas_of(self, flat: Tensor) -> dict[Kind, Tensor]:
         """Return the per-sub-pool views of a tensor that has the storage's layout."""
@@ -96,7 +123,81 @@ class HybridKVPool:
         kind, place = self._place[layer]
         return self.arena[kind][place]
 
+    def move(self, kind: Kind, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy K and V of all layers of `kind` from some slots to others, all at once."""
+        moved = self.arena[kind][:, :, list(sources)]
+        self.arena[kind][:, :, list(destinations)] = moved
+
     @property
     def device(self) -> torch.device:
         """The device the pool lives on."""
         return self.storage.device
+
+
+class KVPools:
+    """The target's pool and the draft model's: slot numbers and tables shared, storage apart.
+
+    Both storages lie in one flat `storage`, so that a snapshot or a comparison of all KV
+    is one op.
+    """
+
+    def __init__(
+        self,
+        target: ModelConfig,
+        draft: ModelConfig,
+        sizes: PoolSizes,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.sizes = sizes
+        self.tables = Tables(sizes, target.max_context, device)
+        configs = {Role.TARGET: target, Role.DRAFT: draft}
+        self._counts = [storage_elements(config, sizes) for config in configs.values()]
+        self.storage = torch.zeros(sum(self._counts), dtype=dtype, device=device)
+        parts = self.storage.split(self._counts)
+        self.pools = {
+            role: HybridKVPool(config, sizes, dtype, device, storage=part, tables=self.tables)
+            for (role, config), part in zip(configs.items(), parts, strict=True)
+        }
+
+    def __getitem__(self, role: Role) -> HybridKVPool:
+        """Return the pool of one model."""
+        return self.pools[role]
+
+    def reset(self, seed: int) -> None:
+        """Fill all KV with finite garbage drawn from `seed`, and forget every index."""
+        fill_with_garbage(self.storage, seed)
+        self.tables.reset()
+
+    def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
+        """Yield the model, kind and view of each sub-pool of a tensor of the storage's layout."""
+        for (role, pool), part in zip(self.pools.items(), flat.split(self._counts), strict=True):
+            for kind, arena in pool.arenas_of(part).items():
+                yield role, kind, arena
+
+
+def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size]:
+    """Return the shape of each sub-pool of a model's pool."""
+    return {
+        kind: torch.Size(
+            (
+                len(config.layers_of(kind)),
+                2,
+                sizes.slots(kind),
+                config.shape(kind).kv_heads,
+                config.shape(kind).head_dim,
+            )
+        )
+        for kind in Kind
+    }
+
+
+def storage_elements(config: ModelConfig, sizes: PoolSizes) -> int:
+    """Return how many elements a model's pool holds."""
+    return sum(shape.numel() for shape in arena_shapes(config, sizes).values())
+
+
+def fill_with_garbage(storage: Tensor, seed: int) -> None:
+    """Fill `storage` with finite values drawn from `seed`."""
+    generator = torch.Generator().manual_seed(seed)
+    storage.copy_(torch.randn(storage.shape, generator=generator))

@@ -9,6 +9,7 @@ size or with an element's position, so they are not used.
 import torch
 from torch import Tensor
 
+from reference.batch import TRACK_INTERVAL
 from reference.ops import Ops
 
 NORM_EPSILON = 1e-6
@@ -29,20 +30,21 @@ class TorchOps(Ops):
         self.minus_infinity = torch.full((), -torch.inf)
         self.counting = torch.arange(COUNTING)
 
-    def _embed(
+    def _payload(
         self,
-        table: Tensor,
-        input_ids: Tensor,
         track_table: Tensor,
         track_indices: Tensor,
         track_mask: Tensor,
+        positions: Tensor,
         encoder_table: Tensor,
         encoder_lens: Tensor,
     ) -> Tensor:
-        tracked = track_table[track_indices].float()
-        tracked = torch.where(track_mask[:, None], tracked, self.zero)
-        embedded = table[input_ids].float() + tracked + encoder_table[encoder_lens].float()
-        return embedded.to(table.dtype)
+        tracked = track_mask & (positions % TRACK_INTERVAL == TRACK_INTERVAL - 1)
+        track = torch.where(tracked[:, None], track_table[track_indices].float(), self.zero)
+        return track + encoder_table[encoder_lens].float()
+
+    def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
+        return (table[input_ids].float() + payload).to(table.dtype)
 
     def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
         angle = positions[section].to(torch.float32).T * frequency
@@ -75,6 +77,9 @@ class TorchOps(Ops):
         live = self.counting[: residual.shape[0], None] < row_limit
         return torch.where(live, added.to(residual.dtype), residual)
 
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        return torch.softmax(logits.float(), dim=-1)
+
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
         # Every row writes what the highest row naming its slot writes: order is then no matter.
         winner = ((loc[:, None] == loc) * self.counting[: loc.shape[0]]).amax(-1)
@@ -85,29 +90,44 @@ class TorchOps(Ops):
         self,
         query: Tensor,
         cache: Tensor,
-        indptr: Tensor,
+        begin: Tensor,
+        end: Tensor,
         slots: Tensor,
         sinks: Tensor | None,
         max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
     ) -> Tensor:
         rows, heads, dim = query.shape
         kv_heads = cache.shape[2]
-        begin, last = indptr[:-1, None], indptr[1:, None] - 1
-        place = begin + self.counting[:max_keys]
-        listed = (place <= last)[:, None, None, :]
-        # An unlisted place re-reads the row's last listed slot, and is then not selected.
-        slot = slots[torch.minimum(place, last).clamp(min=0)]
+        turn = self.counting[:max_keys]
+        place, last = begin[:, None] + turn, end[:, None] - 1
+        listed = place <= last
+        if mask is None or mask_start is None:
+            taken = listed[:, None, None]
+            # An unlisted place re-reads the row's last listed slot, and is then not selected.
+            slot = slots[torch.minimum(place, last).clamp(min=0)]
+            # A row's first place is listed unless it has no key at all.
+            some = taken[..., :1]
+        else:
+            bit = (mask_start[:, None] + turn).clamp(0, mask.shape[0] - 1)
+            listed = listed & mask[bit]
+            taken = listed[:, None, None]
+            # Likewise, a place that takes no part re-reads the row's last that does.
+            other = (listed * turn).amax(-1, keepdim=True)
+            place = begin[:, None] + torch.where(listed, turn, other)
+            slot = slots[place.clamp(0, slots.shape[0] - 1)]
+            some = taken.any(-1, keepdim=True)
         keys, values = cache[:, slot].float().transpose(2, 3)[:, :, :, None]  # [T, G, 1, keys, D]
         grouped = query.float().view(rows, kv_heads, heads // kv_heads, 1, dim)
         score = (grouped * keys).sum(-1) * dim**-0.5  # [T, G, Q/G, keys]
-        score = torch.where(listed, score, self.minus_infinity)
+        score = torch.where(taken, score, self.minus_infinity)
         if sinks is not None:
             sink = sinks.view(1, kv_heads, heads // kv_heads, 1).expand(rows, -1, -1, -1)
             score = torch.cat([score, sink], dim=-1)
         weight = torch.softmax(score, dim=-1)[..., :max_keys, None]
         mixed = (weight * values).sum(-2)
-        # A row's first place is listed unless it has no key at all.
-        mixed = torch.where(listed[..., :1], mixed, self.zero)
+        mixed = torch.where(some, mixed, self.zero)
         return mixed.view(rows, heads, dim).to(query.dtype)
 
 

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
+from reference.batch import TRACK_INTERVAL
 from reference.ops import Ops
 from reference.torch_ops import GELU_CUBE, GELU_SCALE, NORM_EPSILON
 
@@ -31,6 +33,7 @@ EPSILON = tl.constexpr(NORM_EPSILON)
 CUBE = tl.constexpr(GELU_CUBE)
 LOGISTIC = tl.constexpr(GELU_SCALE)
 STEP = tl.constexpr(LOC_TILE)
+INTERVAL = tl.constexpr(TRACK_INTERVAL)
 
 
 def _jit(function: Callable[..., Any]) -> Any:
@@ -78,13 +81,12 @@ class Kernel:
 
 
 @Kernel
-def _embed_kernel(
+def _payload_kernel(
     output,
-    table,
-    input_ids,
     track_table,
     track_indices,
     track_mask,
+    positions,
     encoder_table,
     encoder_lens,
     HIDDEN: tl.constexpr,
@@ -93,13 +95,31 @@ def _embed_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < HIDDEN
-    tracked = inside & tl.load(track_mask + row)
-    token = tl.load(input_ids + row).to(tl.int64) * HIDDEN + column
+    ends = tl.load(positions + row) % INTERVAL == INTERVAL - 1
+    tracked = inside & tl.load(track_mask + row) & ends
     track = tl.load(track_indices + row).to(tl.int64) * HIDDEN + column
     encoder = tl.load(encoder_lens + row).to(tl.int64) * HIDDEN + column
-    total = tl.load(table + token, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(track_table + track, mask=tracked, other=0.0).to(tl.float32)
+    total = tl.load(track_table + track, mask=tracked, other=0.0).to(tl.float32)
     total += tl.load(encoder_table + encoder, mask=inside, other=0.0).to(tl.float32)
+    tl.store(output + row * HIDDEN + column, total, mask=inside)
+
+
+@Kernel
+def _embed_kernel(
+    output,
+    table,
+    input_ids,
+    payload,
+    payload_stride,
+    HIDDEN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = column < HIDDEN
+    token = tl.load(input_ids + row).to(tl.int64) * HIDDEN + column
+    total = tl.load(table + token, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(payload + row * payload_stride + column, mask=inside, other=0.0)
     tl.store(output + row * HIDDEN + column, total.to(output.dtype.element_ty), mask=inside)
 
 
@@ -264,6 +284,35 @@ def _gated_linear_add_kernel(
 
 
 @Kernel
+def _probabilities_kernel(
+    output,
+    logits,
+    logits_stride,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    source = logits + row * logits_stride
+    peaks = tl.full((TILE,), float("-inf"), tl.float32)
+    for start in range(0, WIDTH, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < WIDTH, other=float("-inf"))
+        peaks = tl.maximum(peaks, value.to(tl.float32))
+    peak = tl.max(peaks, 0)
+    totals = tl.full((TILE,), 0.0, tl.float32)
+    for start in range(0, WIDTH, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < WIDTH, other=float("-inf"))
+        totals += tl.exp(value.to(tl.float32) - peak)
+    total = tl.sum(totals, 0)
+    for start in range(0, WIDTH, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        target = output + row * WIDTH + column
+        tl.store(target, tl.exp(value - peak) / total, mask=column < WIDTH)
+
+
+@Kernel
 def _store_kv_kernel(
     cache,
     plane,
@@ -299,9 +348,13 @@ def _attention_kernel(
     query_stride,
     cache,
     plane,
-    indptr,
+    begin,
+    end,
     slots,
     sinks,
+    masked,
+    mask,
+    mask_start,
     HAS_SINKS: tl.constexpr,
     SCALE: tl.constexpr,
     HEADS: tl.constexpr,
@@ -323,19 +376,26 @@ def _attention_kernel(
         total = tl.full((), 1.0, tl.float32)
     totals = tl.full((KEYS,), 0.0, tl.float32)
     mixed = tl.full((KEYS, TILE), 0.0, tl.float32)
-    end = tl.load(indptr + row + 1)
-    for start in range(tl.load(indptr + row), end, KEYS):
+    first = tl.load(begin + row)
+    last = tl.load(end + row)
+    # One kernel with a mask and without: another one might sum in another order.
+    has_mask = masked != 0
+    bit = mask + tl.load(mask_start + row, mask=has_mask, other=0) - first
+    for start in range(first, last, KEYS):
         turn = start + tl.arange(0, KEYS)
-        listed = turn < end
-        slot = tl.load(slots + turn, mask=listed, other=0).to(tl.int64)
+        listed = turn < last
+        taken = listed & tl.load(bit + turn, mask=listed & has_mask, other=1)
+        slot = tl.load(slots + turn, mask=taken, other=0).to(tl.int64)
         entry = cache + ((slot * KV_HEADS + kv_head) * DIM)[:, None] + element[None, :]
-        inside = listed[:, None] & (element < DIM)[None, :]
+        inside = taken[:, None] & (element < DIM)[None, :]
         key = tl.load(entry, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(entry + plane, mask=inside, other=0.0).to(tl.float32)
-        score = tl.where(listed, tl.sum(key * wanted, 1) * SCALE, float("-inf"))
+        score = tl.where(taken, tl.sum(key * wanted, 1) * SCALE, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 0))
-        weight = tl.exp(score - higher)
-        shrink = tl.exp(peak - higher)
+        # Before the first key that takes part there is no peak: infinities must not cancel.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp(score - base)
+        shrink = tl.exp(peak - base)
         total = total * shrink
         totals = totals * shrink + weight
         mixed = mixed * shrink + weight[:, None] * value
@@ -355,16 +415,33 @@ class TritonOps(Ops):
     contiguous whole; activations may be views with a stride of their own per row.
     """
 
-    def _embed(
+    def _payload(
         self,
-        table: Tensor,
-        input_ids: Tensor,
         track_table: Tensor,
         track_indices: Tensor,
         track_mask: Tensor,
+        positions: Tensor,
         encoder_table: Tensor,
         encoder_lens: Tensor,
     ) -> Tensor:
+        rows, hidden = track_indices.shape[0], track_table.shape[1]
+        output = track_table.new_empty(rows, hidden, dtype=torch.float32)
+        tile = _tile(hidden, TILE_AREA)
+        _payload_kernel.launch(
+            (rows, _pieces(hidden, tile), 1),
+            output,
+            track_table,
+            track_indices,
+            track_mask,
+            positions,
+            encoder_table,
+            encoder_lens,
+            HIDDEN=hidden,
+            TILE=tile,
+        )
+        return output
+
+    def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
         rows, hidden = input_ids.shape[0], table.shape[1]
         output = table.new_empty(rows, hidden)
         tile = _tile(hidden, TILE_AREA)
@@ -373,11 +450,8 @@ class TritonOps(Ops):
             output,
             table,
             input_ids,
-            track_table,
-            track_indices,
-            track_mask,
-            encoder_table,
-            encoder_lens,
+            payload,
+            payload.stride(0),
             HIDDEN=hidden,
             TILE=tile,
         )
@@ -468,6 +542,19 @@ class TritonOps(Ops):
         )
         return output
 
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        rows, width = logits.shape
+        output = logits.new_empty(rows, width, dtype=torch.float32)
+        _probabilities_kernel.launch(
+            (rows, 1, 1),
+            output,
+            logits,
+            logits.stride(0),
+            WIDTH=width,
+            TILE=_tile(width, TILE_AREA),
+        )
+        return output
+
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
         rows, kv_heads, dim = key.shape
         _store_kv_kernel.launch(
@@ -488,14 +575,21 @@ class TritonOps(Ops):
         self,
         query: Tensor,
         cache: Tensor,
-        indptr: Tensor,
+        begin: Tensor,
+        end: Tensor,
         slots: Tensor,
         sinks: Tensor | None,
         max_keys: int,  # not used: a row's own list says how far its loop runs
+        mask: Tensor | None,
+        mask_start: Tensor | None,
     ) -> Tensor:
         rows, heads, dim = query.shape
         output = query.new_empty(rows, heads, dim)
         tile = _power_of_2(dim)
+        masked = int(mask is not None)
+        if mask is None or mask_start is None:  # The kernel wants both, and then reads neither.
+            mask = query.new_empty(0, dtype=torch.bool)
+            mask_start = query.new_empty(0, dtype=torch.int64)
         _attention_kernel.launch(
             (rows, heads, 1),
             output,
@@ -503,9 +597,13 @@ class TritonOps(Ops):
             query.stride(0),
             cache,
             cache.stride(0),
-            indptr,
+            begin,
+            end,
             slots,
             sinks,
+            masked,
+            mask,
+            mask_start,
             HAS_SINKS=sinks is not None,
             SCALE=dim**-0.5,
             HEADS=heads,

@@ -21,10 +21,10 @@ STATUSES: Mapping[str, tuple[bool, str]] = {
     "not reproduced": (False, "Caught in the hunt, but not when its shrunk schedule was played."),
     "failed": (False, "A process failed and told no more than its error."),
     "device lost": (False, "A step ended the device's context; what follows ran in a new process."),
-    "masked": (True, "It shows nowhere, as expected: something else hides it."),
+    "unharmed": (True, "It shows nowhere, as expected: it cannot harm this runner."),
     "missed": (False, "No schedule showed it."),
     "wrong property": (False, "Seen, but not by the property that must catch it."),
-    "not masked": (False, "It was expected to show nowhere, yet it was seen."),
+    "harmed after all": (False, "It was expected to show nowhere, yet it was seen."),
     "vacuous": (False, "No replay could have shown it, so nothing was proved."),
 }
 """Of each status: whether it is as expected, and what it means."""
@@ -72,7 +72,7 @@ class Card:
     mechanism: str
     facts: tuple[Fact, ...]
     expected: str
-    masked_by: str
+    unharmed: str
     threads: tuple[Piece, ...]
     counts: tuple[Fact, ...]
     finding: Finding | None
@@ -81,12 +81,12 @@ class Card:
 def bug_cards(record: Data) -> Iterator[Card]:
     """Yield a card for each hunt of a bug, in the record's order."""
     bugs = record["bugs"]
-    names = anchors(f"bug-{bug['bug']}-{bug['source']}" for bug in bugs)
+    names = anchors(f"bug-{bug['bug']}-{bug['runner']}-{bug['source']}" for bug in bugs)
     for bug, anchor in zip(bugs, names, strict=True):
         sound, status_told = STATUSES[bug["status"]]
         yield Card(
             anchor=anchor,
-            title=bug["bug"],
+            title=f"{bug['bug']}@{bug['runner']}",
             source=bug["source"],
             status=bug["status"],
             status_told=status_told,
@@ -94,7 +94,7 @@ def bug_cards(record: Data) -> Iterator[Card]:
             mechanism=bug["mechanism"],
             facts=tuple(_settings(bug["trial"])),
             expected=bug["caught_by"] or "",
-            masked_by=bug["masked_by"] or "",
+            unharmed=bug["unharmed"] or "",
             threads=linked(bug["thread"]),
             counts=tuple(_bug_counts(bug)),
             finding=_finding(bug["finding"], anchor, bug["caught_by"], _room(record)),
@@ -129,7 +129,7 @@ def clean_cards(record: Data) -> Iterator[Card]:
             mechanism="",
             facts=tuple(_settings(trial["trial"])),
             expected="",
-            masked_by="",
+            unharmed="",
             threads=(),
             counts=tuple(_counts(trial)),
             finding=_finding(trial["finding"], anchor, None, _room(record)),
@@ -152,13 +152,15 @@ def _settings(trial: Data) -> Iterator[Fact]:
     yield Fact("slots", f"{trial['full_slots']} full, {trial['swa_slots']} SWA")
     yield Fact("request rows", str(trial["rows"]))
     yield Fact("buckets", words(trial["buckets"]))
+    yield Fact("token buckets", words(trial["token_buckets"]))
 
 
 def _finding(finding: Data | None, anchor: str, expected: str | None, room: int) -> Finding | None:
     if finding is None:
         return None
     seen = [_seen(violation) for violation in finding["violations"]]
-    lead = next((each for each in seen if each.property == expected), seen[0])
+    nothing = Seen("nothing", 0, "Nothing was violated when it was played again.", None, ())
+    lead = next((each for each in seen if each.property == expected), [*seen, nothing][0])
     return Finding(
         anchor=anchor,
         lead=lead,

@@ -1,6 +1,6 @@
 """What the page shows, read off a run record: one small value per table row or card.
 
-Knows the record's JSON (version 1) and the words for it. Does not know markup, and
+Knows the record's JSON (version 2) and the words for it. Does not know markup, and
 judges nothing: verdict and statuses are the record's, only gathered here.
 """
 
@@ -65,6 +65,24 @@ class MatrixRow:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """One bug on one runner: whether it was caught, or why it cannot be. `anchor` may be ''."""
+
+    kind: str
+    sign: str
+    told: str
+    anchor: str
+
+
+@dataclass(frozen=True)
+class RunnerRow:
+    """One bug on every runner."""
+
+    bug: str
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True)
 class Trial:
     """One trial on the clean subject. `anchor` is its card's, '' if nothing was found."""
 
@@ -100,6 +118,8 @@ class Review:
     environment: tuple[Fact, ...]
     matrix: tuple[MatrixRow, ...]
     legend: tuple[Mark, ...]
+    runners: tuple[str, ...]
+    runner_rows: tuple[RunnerRow, ...]
     trials: tuple[Trial, ...]
     property_sets: tuple[Fact, ...]
     events: tuple[Event, ...]
@@ -122,6 +142,8 @@ def review(record: Data) -> Review:
         environment=tuple(_environment(record["environment"])),
         matrix=tuple(_matrix(record, bugs)),
         legend=tuple(Mark(*each) for each in MARKS.values()),
+        runners=tuple(dict.fromkeys(pair["runner"] for pair in record["pairs"])),
+        runner_rows=tuple(_runner_rows(record, bugs)),
         trials=tuple(_trials(record, clean)),
         property_sets=tuple(_property_sets(record)),
         events=events,
@@ -189,7 +211,7 @@ def _commit(commit: str | None, *, dirty: bool) -> str:
 def _matrix(record: Data, cards: Iterable[Card]) -> Iterator[MatrixRow]:
     for bug, card in zip(record["bugs"], cards, strict=True):
         yield MatrixRow(
-            bug=bug["bug"],
+            bug=card.title,
             source=bug["source"],
             anchor=card.anchor,
             status=card.status,
@@ -200,6 +222,32 @@ def _matrix(record: Data, cards: Iterable[Card]) -> Iterator[MatrixRow]:
                 for name in record["properties"]
             ),
         )
+
+
+def _runner_rows(record: Data, cards: Sequence[Card]) -> Iterator[RunnerRow]:
+    """Yield a row for each bug of the build that was tried on any runner."""
+    hunts: dict[tuple[str, str], list[Card]] = {}
+    for bug, card in zip(record["bugs"], cards, strict=True):
+        hunts.setdefault((bug["bug"], bug["runner"]), []).append(card)
+    tried = dict.fromkeys(name for name, _ in hunts)
+    for name in tried:
+        pairs = [pair for pair in record["pairs"] if pair["bug"] == name]
+        yield RunnerRow(
+            name, tuple(_pair(pair, hunts.get((name, pair["runner"]), [])) for pair in pairs)
+        )
+
+
+def _pair(pair: Data, cards: Sequence[Card]) -> Pair:
+    anchor = cards[0].anchor if cards else ""
+    bad = [card for card in cards if not card.sound]
+    if bad:
+        return Pair("missed", "✕", f"{bad[0].status}: {bad[0].status_told}", bad[0].anchor)
+    if pair["unharmed"] is not None:
+        tried = "tried, cannot harm it" if cards else "cannot harm it"
+        return Pair("none", "○" if cards else "–", f"{tried}: {pair['unharmed']}", anchor)
+    return (
+        Pair("caught", "●", "caught", anchor) if cards else Pair("none", "·", "not asked for", "")
+    )
 
 
 def _trials(record: Data, cards: Sequence[Card]) -> Iterator[Trial]:

@@ -1,36 +1,54 @@
 """KV access of a subject's forward: store through the engine's pool, read by key lists."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from reference.config import Kind
-from reference.model import Model
+from reference.model import Model, most_keys
 from reference.ops import Ops
 from subjects.metadata import KeyLists
 from subjects.pool import SubjectPool
 
 
 class ListedKV:
-    """Stores at `out_cache_loc` by the pool's era; attends to the rows' key lists."""
+    """Stores at `out_cache_loc` by the pool's era; attends to the tokens' key lists.
+
+    Without `out_cache_loc` nothing is stored. `borrowed` maps a layer of the model to the
+    layer of the pool it reads, where that is another model's.
+    """
 
     def __init__(
-        self, ops: Ops, model: Model, pool: SubjectPool, out_cache_loc: Tensor, lists: KeyLists
+        self,
+        ops: Ops,
+        model: Model,
+        pool: SubjectPool,
+        out_cache_loc: Tensor | None,
+        lists: KeyLists,
+        borrowed: Mapping[int, int] | None = None,
     ) -> None:
         self.ops = ops
         self.model = model
         self.pool = pool
         self.out_cache_loc = out_cache_loc
         self.lists = lists
+        self.borrowed = borrowed or {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store, then attend: full layers over the whole prefix, SWA layers over the window."""
         config = self.model.config
-        self.pool.set_kv_buffer(layer, self.out_cache_loc, key, value)
-        if config.layers[layer] is Kind.SWA:
-            indptr, slots = self.lists.window_kv_indptr, self.lists.window_kv_indices
-            max_keys = config.window
-        else:
-            indptr, slots = self.lists.kv_indptr, self.lists.kv_indices
-            max_keys = config.max_context
-        cache = self.pool.pool.cache(layer)
-        sinks = self.model.layers[layer].sinks
-        return self.ops.attention(query, cache, indptr, slots, sinks, max_keys)
+        kind = config.layers[layer]
+        if self.out_cache_loc is not None:
+            self.pool.set_kv_buffer(layer, self.out_cache_loc, key, value)
+        keys = self.lists.swa if kind is Kind.SWA else self.lists.full
+        return self.ops.attention(
+            query,
+            self.pool.pool.cache(self.borrowed.get(layer, layer)),
+            keys.begin,
+            keys.end,
+            keys.slots,
+            self.model.layers[layer].sinks,
+            most_keys(config, kind, masked=self.lists.mask is not None),
+            self.lists.mask,
+            keys.mask_start,
+        )

@@ -1,6 +1,6 @@
 """How a subject behaves where the historical changes differ. The defaults are what is right."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 
@@ -45,7 +45,13 @@ class Invalidation:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """One subject's way of life."""
+    """One runner's way of life.
+
+    `preset_at_capture` sets the pool's `swa_loc` before a capture, in the era that has it.
+    `translate_page_table` turns a verify's page table of the window into SWA slots.
+    """
 
     era: Era = Era.MEMO
-    invalidation: Invalidation = Invalidation()
+    invalidation: Invalidation = field(default_factory=Invalidation)
+    preset_at_capture: bool = True
+    translate_page_table: bool = True

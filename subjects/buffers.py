@@ -4,12 +4,18 @@ A graph has recorded their addresses, so they are copied into and never replaced
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from subjects.contracts import Axis, Contract, Policy, StaticInput
+from subjects.contracts import Contract, Extents, Policy, StaticInput
+
+Conversions = set[tuple[str, torch.dtype, torch.dtype]]
+
+
+class SharedBufferError(ValueError):
+    """Two runners want a static buffer of one name in different dtypes."""
 
 
 class BufferPool:
@@ -34,11 +40,13 @@ class BufferPool:
     ) -> Tensor:
         """Return a buffer of `shape` called `name`, filled with `value` if it is newly made.
 
-        Raises ValueError if the pooled buffer of that name has another dtype.
+        Raises SharedBufferError if the pooled buffer of that name has another dtype.
         """
         pooled = self.pooled.get(name)
         if pooled is not None and pooled.dtype != dtype:
-            raise ValueError(f"static buffer {name} is shared as {pooled.dtype}, not {dtype}")
+            raise SharedBufferError(
+                f"static buffer {name} is shared as {pooled.dtype}, not {dtype}"
+            )
         numel = torch.Size(shape).numel()
         if pooled is None or pooled.numel() < numel:
             device = torch.device("cpu") if host else self.device
@@ -48,62 +56,82 @@ class BufferPool:
 
 
 class StaticInputs:
-    """The static inputs of one runner: its contract's rows, each with its buffer."""
+    """The static inputs of one runner: its contract's rows, each with its buffer.
 
-    def __init__(self, contract: Contract, requests: int, tokens: int, pool: BufferPool) -> None:
+    `extents` are those of the largest bucket; `dtype` and `hidden` are the model's.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        extents: Extents,
+        pool: BufferPool,
+        dtype: torch.dtype,
+        hidden: int,
+    ) -> None:
         self.contract = contract
+        self.hidden = hidden
         self.buffers = {
             row.name: pool.get(
-                row.name, row.shape(requests, tokens), row.dtype, row.value, host=row.host
+                row.name,
+                row.shape(extents, hidden),
+                row.dtype or dtype,
+                row.value if row.allocated is None else row.allocated,
+                host=row.host,
             )
             for row in contract
         }
-        reset = [row for row in contract if row.policy is Policy.RESET]
-        self._zeroed = [self.buffers[row.name] for row in reset if not row.value]
-        self._filled = [(self.buffers[row.name], row.value) for row in reset if row.value]
-        self.conversions: set[tuple[str, torch.dtype, torch.dtype]] = set()
+        self.rows = {row.name: row for row in contract}
+        self.conversions: Conversions = set()
+        resets = [row for row in contract if row.policy is Policy.RESET]
+        self._host_resets = [row for row in resets if row.host]
+        self._zeroed = [self.buffers[row.name] for row in resets if not (row.value or row.host)]
+        self._filled = [row for row in resets if row.value and not row.host]
 
-    def view(self, name: str, requests: int, tokens: int) -> Tensor:
-        """Return the part of buffer `name` that a bucket of that size reads."""
-        return bucket_view(self.row(name), self.buffers[name], requests, tokens)
+    def view(self, name: str, extents: Extents) -> Tensor:
+        """Return the part of buffer `name` that a bucket of those extents reads."""
+        row = self.rows[name]
+        return row.head(self.buffers[name], row.extent(extents))
 
-    def row(self, name: str) -> StaticInput:
-        """Return the contract's row called `name`."""
-        return next(row for row in self.contract if row.name == name)
-
-    def populate(self, heads: Mapping[str, Tensor], *, padded: bool) -> None:
+    def populate(
+        self, heads: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
+    ) -> None:
         """Reset what the contract resets if the batch is padded, then copy all heads.
 
-        `heads` maps a row's name to its live values, along the row's axis. The copies
-        are batched by (destination dtype, source dtype), since one batched copy needs
-        a uniform pair; host buffers are copied by themselves.
+        `heads` maps a row's name to its live values, along the row's axis. Host rows are
+        reset if `padded_on_host`, where that is given. The copies are batched by
+        (destination dtype, source dtype), since one batched copy needs a uniform pair;
+        host buffers are copied by themselves.
         """
         if padded:
             if self._zeroed:  # One batched call; it refuses to be asked for nothing.
                 torch._foreach_zero_(self._zeroed)
-            for buffer, value in self._filled:
-                buffer.fill_(value)
-        groups: dict[tuple[torch.dtype, torch.dtype, bool], tuple[list[Tensor], list[Tensor]]]
-        groups = defaultdict(lambda: ([], []))
-        for row in self.contract:
-            head = heads.get(row.name)
-            if head is None or head.numel() == 0:
+            self._fill(self._filled)
+        if padded if padded_on_host is None else padded_on_host:
+            self._fill(self._host_resets)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for name, head in heads.items():
+            if head.numel() == 0:
                 continue
-            if head.dtype != row.dtype:
-                self.conversions.add((row.name, head.dtype, row.dtype))
-            buffer = self.buffers[row.name]
-            destinations, sources = groups[row.dtype, head.dtype, row.host]
-            destinations.append(buffer[..., : head.shape[-1]])
-            sources.append(head)
-        for destinations, sources in groups.values():
-            torch._foreach_copy_(destinations, sources)
+            row, buffer = self.rows[name], self.buffers[name]
+            if head.dtype != buffer.dtype:
+                self.conversions.add((name, head.dtype, buffer.dtype))
+            pairs.append((row.head(buffer, row.length(head)), head))
+        copy_together(pairs)
+
+    def _fill(self, rows: Iterable[StaticInput]) -> None:
+        for row in rows:
+            self.buffers[row.name].fill_(row.value)
 
 
-def bucket_view(row: StaticInput, buffer: Tensor, requests: int, tokens: int) -> Tensor:
-    """Return the part of a row's buffer that a bucket of that size reads."""
-    return buffer[..., : row.shape(requests, tokens)[-1]]
-
-
-def tail_view(row: StaticInput, buffer: Tensor, live: int, bucket: int) -> Tensor:
-    """Return the padded part [live:bucket] of a row's buffer, empty for a scalar."""
-    return buffer[..., 0:0] if row.axis is Axis.SCALAR else buffer[..., live:bucket]
+def copy_together(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy each (destination, source), one batched call per pair of dtypes and device."""
+    groups: dict[tuple[torch.dtype, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]]
+    groups = defaultdict(lambda: ([], []))
+    for destination, source in pairs:
+        key = destination.dtype, source.dtype, destination.device
+        destinations, sources = groups[key]
+        destinations.append(destination)
+        sources.append(source)
+    for destinations, sources in groups.values():
+        torch._foreach_copy_(destinations, sources)

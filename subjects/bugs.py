@@ -1,14 +1,15 @@
 """The catalogue: every historical bug as a named, documented difference from what is right."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from subjects.behaviour import Behaviour, Era, Invalidation
-from subjects.contracts import Contract, Policy, contract
-from subjects.engine import Subject
+from subjects.contracts import Policy
+from subjects.engine import Changes, Subject, contract, override
+from subjects.runners import RUNNERS
 
 THREAD = "https://github.com/sgl-project/sglang/pull/{}"
 
@@ -17,10 +18,14 @@ THREAD = "https://github.com/sgl-project/sglang/pull/{}"
 class Bug:
     """One bug: where it was seen, how it works, and how it differs from what is right.
 
-    `family` is the kind of fault it is. `rows` replaces fields of contract rows,
-    `without` drops invalidation sites.
+    `family` is the kind of fault it is. `rows` replaces fields of contract rows, in all
+    runners that share the buffer if `in_shared`. `without` drops invalidation sites,
+    `behaviour` replaces further fields of `Behaviour`.
     `caught_by` names the property that must see it; `masked_by` says, for a
-    difference that shows nowhere, which other site hides it.
+    difference that shows nowhere, which other site hides it. `needs` names static inputs
+    without which a runner has nothing that could differ, beside those of `rows`.
+    `in_traffic` says whether recorded traffic, where an engine idles only once all requests
+    have left, reaches what shows it.
     """
 
     name: str
@@ -29,14 +34,19 @@ class Bug:
     thread: str
     mechanism: str
     caught_by: str | None
-    runners: tuple[str, ...] = ("decode",)
-    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rows: Changes = field(default_factory=dict)
+    in_shared: bool = False
     without: tuple[str, ...] = ()
+    behaviour: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    in_traffic: bool = True
     masked_by: str | None = None
 
 
 STALE_INPUT = "stale static input in padded rows"
 INDEX_DTYPE = "index dtype"
+SLOT_SPACE = "index of the wrong sub-pool"
+SLOW_PATH = "captured path"
 MEMO = "memo that outlives its key"
 
 _MEMO_THREADS = THREAD.format(25824) + ", mended by " + THREAD.format(26152)
@@ -65,6 +75,7 @@ _CATALOGUE = (
         ),
         caught_by="index_contract",
         rows={"out_cache_loc_swa": {"dtype": torch.int64}},
+        in_shared=True,
     ),
     Bug(
         name="req_pool_pad",
@@ -137,6 +148,7 @@ _CATALOGUE = (
         ),
         caught_by="log_hygiene",
         without=("entry", "before_window"),
+        in_traffic=False,
     ),
     Bug(
         name="loc_memo_warning.entry+after_window",
@@ -169,30 +181,94 @@ _CATALOGUE = (
         caught_by="kv_parity",
         without=("run_once",),
     ),
+    Bug(
+        name="swa_loc_unset",
+        family=SLOW_PATH,
+        era=Era.PRESET,
+        thread=THREAD.format(23552),
+        mechanism=(
+            "swa_loc is not set before the capture: every value is right, but the graph holds"
+            " the slow path, a full-to-SWA translation in every SWA layer, as before 23552."
+        ),
+        caught_by="captured_path",
+        behaviour={"preset_at_capture": False},
+        needs=("out_cache_loc_swa",),
+    ),
+    Bug(
+        name="spec_page_table_untranslated",
+        family=SLOT_SPACE,
+        era=Era.MEMO,
+        thread=THREAD.format(24617),
+        mechanism=(
+            "The page table of a tree verify is not translated for SWA layers: they read the"
+            " keys of full slots from the SWA sub-pool, where those slots are other requests'."
+        ),
+        caught_by="logits_parity",
+        behaviour={"translate_page_table": False},
+        needs=("custom_mask",),
+    ),
+    Bug(
+        name="shared_buffer_dtype",
+        family=INDEX_DTYPE,
+        era=Era.PRESET,
+        thread="https://github.com/sgl-project/sglang (shared static buffers, from 0.5.11 on)",
+        mechanism=(
+            "One runner wants positions as int32 while the buffer of that name, which the"
+            " others share, is int64: the pool of static buffers refuses to be built. A runner"
+            " that has its buffers to itself converts on every copy instead."
+        ),
+        caught_by="index_contract",
+        rows={"positions": {"dtype": torch.int32}},
+    ),
 )
 
 BUGS: Mapping[str, Bug] = {bug.name: bug for bug in _CATALOGUE}
 """Every bug of this build, by name."""
 
 
+def unharmed_by(bug: Bug, runner: str) -> str | None:
+    """Return why `bug` cannot harm `runner`, or None if it can.
+
+    Raises KeyError for a pair that no one has decided.
+    """
+    kind = RUNNERS[runner]
+    if bug.name in kind.harmed_by:
+        return None
+    if bug.name in kind.unharmed:
+        return kind.unharmed[bug.name]
+    missing = missing_inputs(bug, runner)
+    if bug.masked_by is not None:
+        return bug.masked_by
+    if missing:
+        return f"it has no static input {', '.join(missing)}"
+    raise KeyError(f"whether {bug.name} can harm {runner} is not decided")
+
+
+def runners_of(bug: Bug) -> tuple[str, ...]:
+    """Return the runners that `bug` can harm."""
+    return tuple(name for name in RUNNERS if unharmed_by(bug, name) is None)
+
+
+def missing_inputs(bug: Bug, runner: str) -> list[str]:
+    """Return the static inputs that `bug` is about and `runner` lacks: it cannot be switched on."""
+    rows = {row.name for row in contract(RUNNERS[runner], bug.era)}
+    return sorted({*bug.rows, *bug.needs} - rows)
+
+
 def clean_subject(runner: str, era: Era) -> Subject:
     """Return the right subject of a runner in an era."""
-    return Subject(runner, contract(runner, era), Behaviour(era))
+    return Subject(runner, contract(RUNNERS[runner], era), Behaviour(era))
 
 
 def broken_subject(bug: Bug, runner: str) -> Subject:
-    """Return the runner with the bug switched on, in the era it lives in."""
+    """Return the runner with the bug switched on, in the era it lives in.
+
+    Raises KeyError for a runner that lacks what the bug is about.
+    """
+    missing = missing_inputs(bug, runner)
+    if missing:
+        raise KeyError(f"{runner} has no static input called {', '.join(missing)}")
     clean = clean_subject(runner, bug.era)
-    return Subject(
-        runner,
-        override(clean.contract, bug.rows),
-        Behaviour(bug.era, Invalidation().without(*bug.without)),
-    )
-
-
-def override(rows: Contract, changes: Mapping[str, Mapping[str, Any]]) -> Contract:
-    """Return `rows` with fields of the named rows replaced. Raises KeyError for no such row."""
-    unknown = changes.keys() - {row.name for row in rows}
-    if unknown:
-        raise KeyError(f"no static input called {', '.join(sorted(unknown))}")
-    return tuple(replace(row, **changes.get(row.name, {})) for row in rows)
+    behaviour = Behaviour(bug.era, Invalidation().without(*bug.without), **bug.behaviour)
+    shared = bug.rows if bug.in_shared and RUNNERS[runner].shares else {}
+    return Subject(runner, override(clean.contract, bug.rows), behaviour, shared)

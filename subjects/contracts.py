@@ -1,15 +1,16 @@
 """Static inputs as data: one row per buffer a graph reads, and what its padding holds.
 
-Where an engine's runner has a hand-written line in its padding branch, there is a
-row here. Read off the engine's runners at the five changes; each bug is a
-difference from one of these rows.
+Where an engine's runner has a hand-written line in its padding branch, a runner here
+has a row. Read off the engine's runners at the five changes; each bug is a difference
+from one of these rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
+from torch import Tensor
 
 from reference.batch import MROPE_SECTIONS
 from subjects.behaviour import Era
@@ -21,12 +22,18 @@ ENCODER_LEN_FILL_VALUE = 0
 
 
 class Axis(StrEnum):
-    """What a static input has one element per. SCALAR has one in all."""
+    """What a static input has one element, or one row, per. SCALAR has one in all."""
 
     TOKEN = "token"
     MROPE = "3 x token"
     REQUEST = "request"
+    DRAFT_SLOT = "draft slot"
+    MASK = "mask bit"
     SCALAR = "scalar"
+
+
+Extents = Mapping[Axis, int]
+"""How long each axis is for a bucket."""
 
 
 class Policy(StrEnum):
@@ -41,26 +48,50 @@ class Policy(StrEnum):
     FILL_ONCE = "fill once"
 
 
+HIDDEN = -1
+"""The width of a row that is as wide as the model's hidden state."""
+
+
 @dataclass(frozen=True)
 class StaticInput:
-    """One static input. `value` is what its policy fills in, and what it is allocated with."""
+    """One static input. `value` is what its policy fills in.
+
+    It is allocated with `allocated`, or with `value`. `width` is the length of each of
+    its rows where it has rows. `dtype` None is the model's.
+    """
 
     name: str
     axis: Axis
-    dtype: torch.dtype
+    dtype: torch.dtype | None
     policy: Policy
     value: int = 0
     host: bool = False
     eras: frozenset[Era] = frozenset(Era)
+    width: int | None = None
+    allocated: int | None = None
 
-    def shape(self, requests: int, tokens: int) -> tuple[int, ...]:
-        """Return the shape of this input for a bucket of `requests` rows and `tokens` tokens."""
-        return {
-            Axis.TOKEN: (tokens,),
-            Axis.MROPE: (MROPE_SECTIONS, tokens),
-            Axis.REQUEST: (requests,),
-            Axis.SCALAR: (1,),
-        }[self.axis]
+    def extent(self, extents: Extents) -> int:
+        """Return how many elements, or rows, this input has for a bucket."""
+        if self.axis is Axis.SCALAR:
+            return 1
+        return extents[Axis.TOKEN if self.axis is Axis.MROPE else self.axis]
+
+    def shape(self, extents: Extents, hidden: int) -> tuple[int, ...]:
+        """Return the shape of this input for a bucket, the hidden state being `hidden` wide."""
+        length = self.extent(extents)
+        if self.axis is Axis.MROPE:
+            return MROPE_SECTIONS, length
+        if self.width is None:
+            return (length,)
+        return length, hidden if self.width == HIDDEN else self.width
+
+    def head(self, buffer: Tensor, length: int) -> Tensor:
+        """Return the first `length` elements, or rows, of this input's buffer."""
+        return buffer[:, :length] if self.axis is Axis.MROPE else buffer[:length]
+
+    def length(self, values: Tensor) -> int:
+        """Return how many elements, or rows, `values` have along this input's axis."""
+        return values.shape[-1] if self.axis is Axis.MROPE else values.shape[0]
 
     @property
     def padding(self) -> str:
@@ -69,39 +100,29 @@ class StaticInput:
 
 
 def reset(
-    name: str, axis: Axis, dtype: torch.dtype, value: int = 0, *, host: bool = False
+    name: str,
+    axis: Axis,
+    dtype: torch.dtype | None,
+    value: int = 0,
+    *,
+    host: bool = False,
+    width: int | None = None,
+    allocated: int | None = None,
 ) -> StaticInput:
     """Return a row whose tail is filled with `value` whenever the batch is padded."""
-    return StaticInput(name, axis, dtype, Policy.RESET, value, host)
+    return StaticInput(
+        name, axis, dtype, Policy.RESET, value, host, width=width, allocated=allocated
+    )
 
 
-def keep(name: str, axis: Axis, dtype: torch.dtype) -> StaticInput:
+def keep(
+    name: str, axis: Axis, dtype: torch.dtype | None, *, width: int | None = None
+) -> StaticInput:
     """Return a row whose tail stays stale on purpose."""
-    return StaticInput(name, axis, dtype, Policy.KEEP)
+    return StaticInput(name, axis, dtype, Policy.KEEP, width=width)
 
 
 Contract = tuple[StaticInput, ...]
-
-DECODE: Contract = (
-    keep("input_ids", Axis.TOKEN, torch.int64),
-    reset("positions", Axis.TOKEN, torch.int64),
-    reset("req_pool_indices", Axis.REQUEST, torch.int64),
-    reset("seq_lens", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE),
-    reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
-    reset("out_cache_loc", Axis.TOKEN, torch.int64),
-    replace(reset("out_cache_loc_swa", Axis.TOKEN, torch.int32), eras=frozenset({Era.PRESET})),
-    keep("mrope_positions", Axis.MROPE, torch.int64),
-    reset("mamba_track_indices", Axis.REQUEST, torch.int64),
-    reset("mamba_track_mask", Axis.REQUEST, torch.bool),
-    StaticInput(
-        "encoder_lens", Axis.REQUEST, torch.int32, Policy.FILL_ONCE, ENCODER_LEN_FILL_VALUE
-    ),
-    keep("num_token_non_padded", Axis.SCALAR, torch.int32),
-    keep("global_num_tokens", Axis.SCALAR, torch.int32),
-)
-
-CONTRACTS: Mapping[str, Contract] = {"decode": DECODE}
-"""The right contract of each runner."""
 
 LISTED_CONVERSIONS: frozenset[tuple[str, torch.dtype, torch.dtype]] = frozenset(
     {
@@ -113,8 +134,3 @@ LISTED_CONVERSIONS: frozenset[tuple[str, torch.dtype, torch.dtype]] = frozenset(
     }
 )
 """Every dtype conversion on copy into a static buffer that is legitimate: (name, from, to)."""
-
-
-def contract(runner: str, era: Era) -> Contract:
-    """Return the rows of `runner` that exist in `era`."""
-    return tuple(row for row in CONTRACTS[runner] if era in row.eras)

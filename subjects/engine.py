@@ -1,93 +1,168 @@
 """The engine on trial: chooses a path for each forward, as a model runner does."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from torch import Tensor
+import torch
 
-from reference.batch import ForwardBatch
-from reference.eager import last_rows, live_inputs
-from reference.model import Model
+from reference.batch import ForwardBatch, Mode
+from reference.config import Role
+from reference.eager import draft_inputs, last_rows
+from reference.model import Model, Output, TokenInputs
 from reference.ops import Ops
-from reference.pool import HybridKVPool
+from reference.pool import KVPools
+from reference.speculative import likeliest
 from subjects.access import ListedKV
 from subjects.behaviour import Behaviour, Era
 from subjects.buffers import BufferPool
 from subjects.contracts import Contract
-from subjects.decode import DecodeRunner, Replay
-from subjects.metadata import extend_lists
+from subjects.metadata import fresh_span_keys
 from subjects.pool import SubjectPool
+from subjects.runner import GraphRunner, Replay, Setting
+from subjects.runners import lineup
 
-Runner = DecodeRunner
-
-RUNNERS: dict[str, Callable[..., Runner]] = {"decode": DecodeRunner}
-"""Every runner of this build, by name."""
+Changes = Mapping[str, Mapping[str, Any]]
+"""Fields of contract rows to replace, by the row's name."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is on trial: a runner, its contract and its behaviour."""
+    """One runner on trial: its contract and its behaviour. The others of its engine are right.
+
+    `shared` replaces fields of rows in all runners that share static buffers with it.
+    """
 
     runner: str
     contract: Contract
     behaviour: Behaviour
+    shared: Changes = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The outcome of one forward: live logits [raw_bs, vocab], and the replay if there was one."""
+    """The outcome of one forward: what it gives for live rows, and the replay if there was one."""
 
-    logits: Tensor
+    output: Output
     replay: Replay | None
 
 
+def contract(runner: type[GraphRunner], era: Era) -> Contract:
+    """Return the rows of `runner` that exist in `era`."""
+    return tuple(row for row in runner.rows if era in row.eras)
+
+
+def override(rows: Contract, changes: Changes) -> Contract:
+    """Return `rows` with fields of the named ones replaced."""
+    return tuple(replace(row, **changes.get(row.name, {})) for row in rows)
+
+
 class Engine:
-    """A subject over one pool, its graphs captured."""
+    """A subject and the other runners of its line-up over one world's pools, all captured.
+
+    Raises SharedBufferError if two runners disagree on a buffer they share.
+    """
 
     def __init__(
         self,
         ops: Ops,
-        model: Model,
-        pool: HybridKVPool,
+        models: Mapping[Role, Model],
+        pools: KVPools,
         subject: Subject,
-        buckets: tuple[int, ...],
+        request_buckets: tuple[int, ...],
+        token_buckets: tuple[int, ...],
         logger: logging.Logger,
     ) -> None:
         self.ops = ops
-        self.model = model
-        self.behaviour = subject.behaviour
-        self.pool = SubjectPool(pool, ops, subject.behaviour.era, logger)
-        self.runner = RUNNERS[subject.runner](
-            ops,
-            model,
-            self.pool,
-            subject.contract,
-            subject.behaviour,
-            buckets,
-            BufferPool(model.device),
-        )
+        self.models = models
+        era = subject.behaviour.era
+        self.clean = Behaviour(era)
+        self.pools = {role: SubjectPool(pools[role], ops, era, logger) for role in Role}
+        on_cuda = models[Role.TARGET].device.type == "cuda"
+        memory_pool = torch.cuda.graph_pool_handle() if on_cuda else None
+        buffers = BufferPool(models[Role.TARGET].device)
+        self.runners: dict[Mode, GraphRunner] = {}
+        for runner in lineup(subject.runner):
+            tried = runner.name == subject.runner
+            changes = subject.shared if runner.shares else {}
+            self.runners[runner.mode] = runner(
+                Setting(
+                    ops=ops,
+                    models=models,
+                    pools=self.pools,
+                    contract=(
+                        subject.contract if tried else override(contract(runner, era), changes)
+                    ),
+                    behaviour=subject.behaviour if tried else self.clean,
+                    buckets=token_buckets if runner.token_buckets else request_buckets,
+                    buffers=buffers if runner.shares else BufferPool(buffers.device),
+                    memory_pool=memory_pool,
+                )
+            )
+        self.tried = next(r for r in self.runners.values() if r.name == subject.runner)
 
-    def forward(self, batch: ForwardBatch | None) -> Forward:
-        """Run one forward by graph where one can, else eagerly. `None` is an idle step."""
-        if self.behaviour.invalidation.entry:
-            self.pool.invalidate_loc_cache()
-        if batch is None or self.runner.can_run(batch):
-            replay = self.runner.replay(batch)
-            return Forward(replay.output[: replay.raw_bs], replay)
-        return Forward(self._forward_eagerly(batch), None)
+    def forward(self, batch: ForwardBatch | None, idle: Mode = Mode.DECODE) -> Forward:
+        """Run one forward by graph where one can, else eagerly. `None` is an idle step of a mode.
+
+        Raises LookupError for an idle step of a mode that has no runner.
+        """
+        runner = self.runners.get(idle if batch is None else batch.mode)
+        behaviour = runner.behaviour if runner is not None else self.clean
+        pool = self.pools[Role.TARGET]
+        if runner is not None:
+            pool = runner.pool
+        if behaviour.invalidation.entry:
+            pool.invalidate_loc_cache()
+        if runner is not None and (batch is None or runner.can_run(batch)):
+            replay = runner.replay(batch)
+            return Forward(replay.live, replay)
+        if batch is None:
+            raise LookupError(f"no runner for an idle step of mode {idle}")
+        return Forward(self._forward_eagerly(batch, behaviour), None)
 
     def allocator_changed(self) -> None:
-        """Follow a change of slot ownership, as the engine's allocator tells its pool."""
-        if self.behaviour.invalidation.allocator:
-            self.pool.invalidate_loc_cache()
+        """Follow a change of slot ownership, as the engine's allocator tells the target's pool."""
+        if self.tried.behaviour.invalidation.allocator:
+            self.pools[Role.TARGET].invalidate_loc_cache()
 
-    def _forward_eagerly(self, batch: ForwardBatch) -> Tensor:
-        invalidation = self.behaviour.invalidation
-        if invalidation.eager_forward:
-            self.pool.invalidate_loc_cache()
-        lists = extend_lists(batch, self.model.config, self.pool, invalidation)
-        if self.behaviour.era is Era.PRESET:
-            self.pool.set_swa_loc(self.pool.translate_loc_from_full_to_swa(batch.out_cache_loc))
-        access = ListedKV(self.ops, self.model, self.pool, batch.out_cache_loc, lists)
-        return self.model.forward(self.ops, live_inputs(batch), access, last_rows(batch))
+    def _forward_eagerly(self, batch: ForwardBatch, behaviour: Behaviour) -> Output:
+        """Run a batch that extends requests, of the target or of the draft model."""
+        role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
+        model, pool = self.models[role], self.pools[role]
+        if behaviour.invalidation.eager_forward:
+            pool.invalidate_loc_cache()
+        lists = fresh_span_keys(batch, model.config.window, pool, behaviour.invalidation)
+        if behaviour.era is Era.PRESET:
+            pool.set_swa_loc(pool.translate_loc_from_full_to_swa(batch.out_cache_loc))
+        access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)
+        rows = last_rows(batch)
+        if role is Role.TARGET:
+            return model.forward(self.ops, self._inputs(batch), access, rows)
+        tokens = draft_inputs(
+            self.ops,
+            model,
+            batch.input_ids,
+            batch.spec_info["hidden_states"],
+            batch.positions,
+            batch.num_token_non_padded,
+        )
+        output = model.forward(self.ops, tokens, access, rows)
+        return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+
+    def _inputs(self, batch: ForwardBatch) -> TokenInputs:
+        """Return the batch's own tensors as the target's inputs: every row is live."""
+        payload = self.models[Role.TARGET].payload(
+            self.ops,
+            batch.positions,
+            batch.mamba_track_indices[batch.token_requests],
+            batch.mamba_track_mask[batch.token_requests],
+            batch.encoder_lens[batch.token_requests],
+        )
+        return TokenInputs(
+            input_ids=batch.input_ids,
+            payload=payload,
+            positions=batch.positions,
+            mrope_positions=batch.mrope_positions,
+            live_tokens=batch.num_token_non_padded,
+        )

@@ -1,14 +1,16 @@
 """Graphs: a function's device work, recorded once and replayed into the same storages.
 
 Python does not run again at a replay. Addresses and host scalars are baked in; a
-branch taken at capture stays taken. `CudaGraph` is the real thing; `TapeGraph` has
-the same semantics on a CPU, so that every property works without a GPU.
+branch taken at capture stays taken. On CUDA a graph is the real thing; on a CPU it is a
+tape with the same semantics, so that every property works without a GPU.
 """
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,15 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference.ops import Ops
 
+Result = TypeVar("Result")
+
 
 class Graph(Protocol):
-    """A captured function. `operations` are the ops it called through the op interface."""
+    """Captured device work. `operations` are the ops it called through the op interface."""
 
-    output: Tensor
     operations: list[str]
 
     def replay(self) -> None:
-        """Run the captured work again; `output` then holds the result."""
+        """Run the captured work again, into the same storages."""
         ...
 
 
@@ -33,17 +36,31 @@ class UncapturableError(RuntimeError):
     """An op that a graph cannot record."""
 
 
-class CudaGraph:
-    """A `torch.cuda.CUDAGraph` of `function`, in the memory pool shared by its world."""
+class CudaSegment:
+    """A `torch.cuda.CUDAGraph` of what runs between `begin` and `end`."""
 
-    def __init__(self, function: Callable[[], Tensor], ops: Ops, memory_pool: Any) -> None:
+    def __init__(self, ops: Ops, memory_pool: Any) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        ops.log = []
+        self.ops = ops
+        self.memory_pool = memory_pool
+        self.operations: list[str] = []
+
+    def begin(self) -> None:
+        """Capture from here on, on the current stream, which is not the default one."""
+        self.ops.log = self.operations
+        # A graph of another engine, destroyed by the collector just now, would spoil this one.
+        self._collects = gc.isenabled()
+        gc.disable()
+        self.graph.capture_begin(pool=self.memory_pool)
+
+    def end(self) -> None:
+        """Capture no more."""
         try:
-            with torch.cuda.graph(self.graph, pool=memory_pool):
-                self.output = function()
+            self.graph.capture_end()
         finally:
-            self.operations, ops.log = ops.log, None
+            self.ops.log = None
+            if self._collects:
+                gc.enable()
 
     def replay(self) -> None:
         """Launch the graph."""
@@ -60,21 +77,33 @@ class Call:
     result: Tensor | None = None
 
 
-class TapeGraph:
-    """The aten calls of one run of `function`, with their concrete tensors.
+class TapeSegment:
+    """The aten calls made between `begin` and `end`, with their concrete tensors.
 
     A replay runs the calls into the storages of the recorded run.
     """
 
-    def __init__(self, function: Callable[[], Tensor], ops: Ops) -> None:
-        recorder = _Recorder()
-        ops.log = []
-        try:
-            with recorder, _HostReads():
-                self.output = function()
-        finally:
-            self.operations, ops.log = ops.log, None
-        self.calls = recorder.calls
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+        self.operations: list[str] = []
+        self._recorder, self._reads = _Recorder(), _HostReads()
+
+    @property
+    def calls(self) -> list[Call]:
+        """What was recorded."""
+        return self._recorder.calls
+
+    def begin(self) -> None:
+        """Record from here on."""
+        self.ops.log = self.operations
+        self._recorder.__enter__()  # type: ignore[no-untyped-call]
+        self._reads.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        """Record no more."""
+        self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.ops.log = None
 
     def replay(self) -> None:
         """Run the tape."""
@@ -82,6 +111,83 @@ class TapeGraph:
             value = call.function(*call.args, **call.kwargs)
             if call.result is not None:
                 call.result.copy_(value)
+
+
+class Capture(Generic[Result]):
+    """One run of a function, captured as segments with eager work between them.
+
+    `output` is what the function returned; it, or what else keeps a tensor of one segment
+    for another, must be kept for as long as the segments are replayed. `memory_pool` is
+    None on a CPU.
+    """
+
+    def __init__(self, ops: Ops, memory_pool: Any | None) -> None:
+        self.ops = ops
+        self.memory_pool = memory_pool
+        self.segments: list[Graph] = []
+        self.breaks: list[Callable[[], None]] = []
+        self.output: Result
+        self._open: CudaSegment | TapeSegment | None = None
+
+    def run(self, function: Callable[[], Result]) -> "Capture[Result]":
+        """Capture a run of `function`, which may break it; return this capture."""
+        with self._stream():
+            self._begin()
+            try:
+                self.output = function()
+            finally:
+                self._end()
+        return self
+
+    def break_here(self, eager: Callable[[], None]) -> None:
+        """End the segment, run `eager`, now and at every replay, and begin the next one."""
+        self._end()
+        self.breaks.append(eager)
+        eager()
+        self._begin()
+
+    def replay(self) -> None:
+        """Run the segments again, and the breaks between them."""
+        self.segments[0].replay()
+        for eager, segment in zip(self.breaks, self.segments[1:], strict=True):
+            eager()
+            segment.replay()
+
+    @property
+    def operations(self) -> list[str]:
+        """The ops of all segments, in order; what a break runs is not among them."""
+        return [name for segment in self.segments for name in segment.operations]
+
+    def _begin(self) -> None:
+        if self.memory_pool is None:
+            self._open = TapeSegment(self.ops)
+        else:
+            self._open = CudaSegment(self.ops, self.memory_pool)
+        self.segments.append(self._open)
+        self._open.begin()
+
+    def _end(self) -> None:
+        """End the segment that is open; after a break that failed, none is."""
+        if self._open is not None:
+            self._open.end()
+        self._open = None
+
+    @contextmanager
+    def _stream(self) -> Iterator[None]:
+        """Give a side stream on CUDA, which a capture needs, with all earlier work done."""
+        if self.memory_pool is None:
+            yield
+            return
+        torch.cuda.synchronize()
+        with torch.cuda.stream(_side_stream()):
+            yield
+        torch.cuda.synchronize()
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    """Return the stream of all captures: blocks of a memory pool are reused on one stream."""
+    return torch.cuda.Stream()
 
 
 class _Recorder(TorchDispatchMode):
@@ -105,6 +211,8 @@ class _Recorder(TorchDispatchMode):
         value = func(*args, **kwargs)
         if func._schema.is_mutable:
             self.calls.append(Call(func, args, kwargs))
+        elif name in ALLOCATIONS:  # Memory is had once; no replay clears it.
+            pass
         elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
             if not isinstance(value, Tensor):
                 raise UncapturableError(f"{name} does not return one tensor")
@@ -140,6 +248,11 @@ INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index
 
 UNTAGGED = frozenset({"aten::lift_fresh", "aten::repeat_interleave"})
 """Further calls that no graph could hold: tensors of host data, shapes that follow values."""
+
+ALLOCATIONS = frozenset(
+    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+)
+"""Calls that give memory as it is."""
 
 MASKS = (torch.bool, torch.uint8)
 

@@ -5,7 +5,7 @@ historical changes were about: the sticky `swa_loc` and the one-entry memo.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,10 +21,15 @@ TRANSLATE = "translate_loc_from_full_to_swa"
 
 @dataclass(frozen=True)
 class LocState:
-    """Python state about write locations: era 2's `swa_loc`, era 3's memo."""
+    """Python state about write locations: era 2's `swa_loc`, era 3's memo.
+
+    The tensor of the key is kept as well: were it freed, whether its address is given out
+    again, and the memo hit, would be the allocator's whim, and no schedule could be replayed.
+    """
 
     swa_loc: Tensor | None = None
     cached_key: tuple[int, int] | None = None
+    cached_source: Tensor | None = None
     cached_loc: Tensor | None = None
 
 
@@ -40,7 +45,7 @@ class SubjectPool:
 
     def set_swa_loc(self, loc: Tensor | None) -> None:
         """Preset the SWA write location (era 2). It stays set until it is set again."""
-        self.state = LocState(swa_loc=loc)
+        self.state = replace(self.state, swa_loc=loc)
 
     def invalidate_loc_cache(self) -> None:
         """Forget the memoised translation (era 3)."""
@@ -66,7 +71,7 @@ class SubjectPool:
                 loc.numel(),
             )
         translated = self._gather(loc)
-        self.state = LocState(cached_key=key, cached_loc=translated)
+        self.state = replace(self.state, cached_key=key, cached_source=loc, cached_loc=translated)
         return translated
 
     def set_kv_buffer(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:

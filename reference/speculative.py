@@ -1,0 +1,108 @@
+"""Drafting: a tree of likely tokens, a few forwards deep, `topk` branches wide.
+
+Knows which branch is kept after each forward. Where the forwards read and write KV is
+the caller's business. A branch keeps its own KV slots whatever branch it was continued
+from, as engines do it: drafts are verified, so that only their quality depends on it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from reference.config import SPECULATION
+from reference.model import Output
+from reference.ops import Ops
+
+Tree = tuple[tuple[int, int], ...]
+"""Draft tokens of one request: (token, parent) each, the root first, its parent -1."""
+
+DraftForward = Callable[[int, Tensor, Tensor], Output]
+"""Runs forward `step` on input_ids int64 [B topk] and hidden states [B topk, H]."""
+
+
+def propose(
+    ops: Ops, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor, forward: DraftForward
+) -> Output:
+    """Return every candidate of B requests, in the order they were found.
+
+    `scores` float32 and `tokens` int64 are [B, candidates]: first the `topk` given, then
+    topk x topk of each forward. `chosen` int64 [B, forwards x topk] says which of its
+    forward's candidates each branch went on from.
+    """
+    topk, requests = SPECULATION.topk, topk_p.shape[0]
+    first = topk * torch.arange(requests, device=topk_p.device)[:, None]
+    scores, tokens, chosen = [topk_p], [topk_index], []
+    branch_scores, input_ids = topk_p, topk_index.reshape(-1)
+    hidden = hidden_states[:, None].expand(-1, topk, -1).reshape(requests * topk, -1)
+    for step in range(SPECULATION.forwards):
+        output = forward(step, input_ids, hidden)
+        probability, index = ops.largest(ops.probabilities(output["logits"]), topk)
+        expanded = branch_scores[:, :, None] * probability.view(requests, topk, topk)
+        branch_scores, place = ops.largest(expanded.flatten(1), topk)
+        scores.append(expanded.flatten(1))
+        tokens.append(index.view(requests, topk * topk))
+        chosen.append(place)
+        input_ids = tokens[-1].gather(1, place).reshape(-1)
+        hidden = output["hidden"][(first + place // topk).reshape(-1)]
+    return {
+        "scores": torch.cat(scores, 1),
+        "tokens": torch.cat(tokens, 1),
+        "chosen": torch.cat(chosen, 1),
+    }
+
+
+def likeliest(ops: Ops, output: Output) -> Output:
+    """Return a forward's output with its `topk` likeliest next tokens, [rows, topk] each."""
+    topk_p, topk_index = ops.largest(ops.probabilities(output["logits"]), SPECULATION.topk)
+    return {**output, "topk_p": topk_p, "topk_index": topk_index}
+
+
+def tree_of(root: int, scores: list[float], tokens: list[int], chosen: list[int]) -> Tree:
+    """Return the tree of the best candidates of one request below `root`: (token, parent) each.
+
+    All lists are one row of what `propose` returns. Parents come before their children.
+    """
+    topk = SPECULATION.topk
+    best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
+    kept = sorted(best[: SPECULATION.draft_tokens - 1])
+    above = {place: _parent(place, chosen, topk) for place in range(len(scores))}
+    known = {-1: 0}
+    nodes = [(root, -1)]
+    for place in kept:
+        parent = above[place]
+        while parent not in known:  # Rounding may keep a child and drop the equal above it.
+            parent = above[parent]
+        known[place] = len(nodes)
+        nodes.append((tokens[place], known[parent]))
+    return tuple(nodes)
+
+
+def _parent(place: int, chosen: list[int], topk: int) -> int:
+    """Return the candidate that candidate `place` continues; -1 for the root."""
+    if place < topk:
+        return -1
+    step, within = divmod(place - topk, topk * topk)
+    branch = within // topk
+    if step == 0:
+        return branch
+    return topk + (step - 1) * topk * topk + chosen[(step - 1) * topk + branch]
+
+
+def accepted_path(tree: Tree, greedy: list[int], at_least: int) -> list[int]:
+    """Return the nodes of a verified tree that are accepted, from the root down.
+
+    A node is accepted if the target, at its parent, says its token. `at_least` accepts
+    that many drafts whatever the target says, as engines simulate an acceptance length:
+    always the last child.
+    """
+    path = [0]
+    while True:
+        children = [i for i, (_, parent) in enumerate(tree) if parent == path[-1]]
+        matching = [i for i in children if tree[i][0] == greedy[path[-1]]]
+        if matching:
+            path.append(matching[0])
+        elif children and len(path) <= at_least:
+            path.append(children[-1])
+        else:
+            return path

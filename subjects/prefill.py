@@ -1,0 +1,177 @@
+"""What the two prefill runners share: tokens padded to a bucket, attention run between graphs.
+
+The graphs cover all that is done token by token. Attention runs eagerly with the real
+batch's metadata, on the real tokens alone: q, k, v and all locations are narrowed, so that
+padded tokens write no KV and their part of the attention output is never initialised.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.eager import last_rows
+from reference.model import Heads, Output
+from subjects.access import ListedKV
+from subjects.behaviour import Era
+from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticInput, keep, reset
+from subjects.graphs import Capture
+from subjects.metadata import fresh_span_keys
+from subjects.runner import WARM_UP_RUNS, GraphRunner, Replay
+
+MOST_REQUESTS = 8
+"""Requests of one prefill batch at most."""
+
+ROWS: Contract = (
+    reset("out_cache_loc", Axis.TOKEN, torch.int64),
+    StaticInput(
+        "out_cache_loc_swa",
+        Axis.TOKEN,
+        torch.int32,
+        Policy.RESET,
+        eras=frozenset({Era.PRESET}),
+    ),
+    reset("input_ids", Axis.TOKEN, torch.int64),
+    reset("positions", Axis.TOKEN, torch.int64),
+    reset("mrope_positions", Axis.MROPE, torch.int64),
+    reset("input_embeds", Axis.TOKEN, torch.float32, width=HIDDEN),
+    keep("mamba_track_indices", Axis.REQUEST, torch.int64),
+    keep("mamba_track_mask", Axis.REQUEST, torch.bool),
+)
+
+HARMED_BY = frozenset(
+    {
+        "swa_int64",
+        "shared_buffer_dtype",
+        "loc_memo_warning",
+        "loc_memo_warning.after_window",
+        "loc_memo_warning.entry+after_window",
+        "loc_memo_warning.before_window+after_window",
+    }
+)
+
+UNHARMED = {
+    "swa_pad": "attention is narrowed to the real tokens: nobody reads the padded locations",
+    "swa_loc_unset": "swa_loc is set on each replay: no captured graph could hold the slow path",
+    "loc_memo_capture": "KV is stored between the graphs: none of them holds a translation",
+    "loc_memo_warning.entry+before_window": (
+        "each extend allocates first, and the allocator clears the memo"
+    ),
+}
+
+
+class PrefillRunner(GraphRunner):
+    """Extends requests by graphs around eager attention, padded on the token axis."""
+
+    mode = Mode.EXTEND
+    token_buckets = True
+    stores = 0
+    attention_captured = False
+    rows = ROWS
+    harmed_by = HARMED_BY
+    unharmed = UNHARMED
+    live: ListedKV | None
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the extents of a bucket of tokens."""
+        return {Axis.TOKEN: bucket, Axis.REQUEST: MOST_REQUESTS}
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return no buffers: metadata is fresh."""
+        return {}
+
+    def plan(self, bucket: int) -> None:
+        """Plan nothing ahead: attention has the real batch's metadata."""
+
+    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors."""
+        return {} if batch is None else self.batch_heads(batch)
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Bring the static inputs up to date; the payload goes in as input embeddings."""
+        super().populate(batch, bucket, padded=padded)
+        if batch is not None:
+            requests = batch.token_requests
+            payload = self.target.payload(
+                self.ops,
+                batch.positions,
+                self.inputs.buffers["mamba_track_indices"][requests],
+                self.inputs.buffers["mamba_track_mask"][requests],
+                batch.encoder_lens[requests],
+            )
+            self.inputs.populate({"input_embeds": payload}, padded=False)
+
+    def launch(self, batch: ForwardBatch | None, bucket: int) -> Output:
+        """Run the bucket's graphs, and attention between them."""
+        if self.behaviour.era is Era.PRESET:
+            self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
+        self.live, self.tokens = None, 0
+        if batch is not None:
+            self.tokens = batch.raw_num_token
+            self.live = ListedKV(
+                self.ops,
+                self.target,
+                self.pool,
+                self.view("out_cache_loc", bucket)[: self.tokens],
+                fresh_span_keys(
+                    batch, self.target.config.window, self.pool, self.behaviour.invalidation
+                ),
+            )
+        return super().launch(batch, bucket)
+
+    def replay(self, batch: ForwardBatch | None, least: int = 0) -> Replay:
+        """Replay; the logits are made eagerly, of each request's last token."""
+        replay = super().replay(batch, least)
+        hidden = replay.output["hidden"][: replay.raw]
+        live = {"hidden": hidden}
+        if batch is not None:
+            live["logits"] = self.target.logits(self.ops, hidden[last_rows(batch)])
+        # Padded tokens hold what never was initialised.
+        return Replay(
+            self.name,
+            replay.bucket,
+            replay.raw,
+            replay.padded,
+            replay.output,
+            replay.raw,
+            live,
+            live,
+        )
+
+    def attend(self, layer: int, heads: Heads, mixed: Tensor) -> None:
+        """Run a layer's attention on the live tokens, into the head of `mixed`."""
+        if self.live is not None:
+            n = self.tokens
+            mixed[:n] = self.live.attend(layer, heads.query[:n], heads.key[:n], heads.value[:n])
+
+    def output_buffer(self, query: Tensor) -> Tensor:
+        """Return memory for the attention output of `query`, as it is; what is captured counts."""
+        mixed = query.new_empty(query.shape)
+        if self.capturing:
+            self.mixed.append(mixed)
+        return mixed
+
+    def static_buffers(self) -> Mapping[str, Tensor]:
+        """Return every static buffer by name, the attention outputs of all graphs too."""
+        outputs = {f"attention_output_{place}": each for place, each in enumerate(self.mixed)}
+        return {**super().static_buffers(), **outputs}
+
+    def capture_all(self) -> None:
+        """Capture every bucket, largest first, with no token live."""
+        self.live = None
+        self.mixed: list[Tensor] = []
+        self.capturing = False
+        for bucket in reversed(self.buckets):
+            for _ in range(WARM_UP_RUNS):
+                if self.behaviour.invalidation.run_once:
+                    self.pool.invalidate_loc_cache()
+                self.forward(bucket)
+            self.capturing = True
+            self.captured[bucket] = self.capture(bucket)
+            self.capturing = False
+
+    @abstractmethod
+    def capture(self, bucket: int) -> Capture[Output]:
+        """Capture the graphs of a bucket."""

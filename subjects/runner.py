@@ -1,0 +1,244 @@
+"""What all graph runners have in common: buckets, static inputs, capture, populate, replay.
+
+A runner is a subclass in `subjects/runners`: its contract, its metadata and the function
+it captures. Follows the engine's graph runners.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.config import Kind, Role
+from reference.model import Model, Output
+from reference.ops import Ops
+from subjects.behaviour import Behaviour, Era
+from subjects.buffers import BufferPool, Conversions, StaticInputs
+from subjects.contracts import Axis, Contract, Extents
+from subjects.graphs import Capture, Graph
+from subjects.metadata import StaticLists
+from subjects.pool import LocState, SubjectPool
+
+WARM_UP_RUNS = 2
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One replay: how much of its bucket was live, in requests or tokens, and what it gave.
+
+    `output` is static and holds the whole bucket; `rows` of its rows are live, and `live`
+    is what the forward gives for them. Of `output`, `defined` depends on the batch alone.
+    """
+
+    runner: str
+    bucket: int
+    raw: int
+    padded: bool
+    output: Output
+    rows: int
+    live: Output
+    defined: Output
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a runner is built from. `buckets` are the sizes it captures, in its own unit."""
+
+    ops: Ops
+    models: Mapping[Role, Model]
+    pools: Mapping[Role, SubjectPool]
+    contract: Contract
+    behaviour: Behaviour
+    buckets: tuple[int, ...]
+    buffers: BufferPool
+    memory_pool: Any | None
+
+
+class GraphRunner(ABC):
+    """Runs one mode's batches by replaying the graph of the smallest bucket that holds them.
+
+    Buffers are shared by name with the other runners of the engine unless `shares` is False.
+    `stores` counts the captured forwards that store KV. `captures` is False where nothing
+    is captured; `attention_captured` where attention runs between the graphs. `harmed_by`
+    names the bugs of the catalogue that can live in the runner, `unharmed` says of each
+    other bug why it cannot.
+    """
+
+    name: ClassVar[str]
+    mode: ClassVar[Mode]
+    reads: ClassVar[Role] = Role.TARGET
+    rows: ClassVar[Contract]
+    token_buckets: ClassVar[bool] = False
+    shares: ClassVar[bool] = True
+    stores: ClassVar[int] = 1
+    captures: ClassVar[bool] = True
+    attention_captured: ClassVar[bool] = True
+    harmed_by: ClassVar[frozenset[str]]
+    unharmed: ClassVar[Mapping[str, str]]
+
+    def __init__(self, setting: Setting) -> None:
+        self.ops = setting.ops
+        self.target = setting.models[Role.TARGET]
+        self.draft = setting.models[Role.DRAFT]
+        self.pool = setting.pools[self.reads]
+        self.behaviour = setting.behaviour
+        self.buckets = tuple(sorted(setting.buckets))
+        self.memory_pool = setting.memory_pool
+        config = self.target.config
+        self.inputs = StaticInputs(
+            setting.contract,
+            self.extents(self.buckets[-1]),
+            setting.buffers,
+            self.target.dtype,
+            config.hidden,
+        )
+        self.metadata = StaticLists(self.metadata_sizes(self.buckets[-1]), setting.buffers)
+        self.captured: dict[int, Capture[Any]] = {}
+        self.captured_states: list[LocState] = []
+        self.capture_all()
+
+    @abstractmethod
+    def extents(self, bucket: int) -> Extents:
+        """Return how long each axis of the static inputs is for a bucket."""
+
+    @abstractmethod
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return the static metadata buffers, name to (elements, dtype), of a bucket."""
+
+    @abstractmethod
+    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the live values of each static input, by name."""
+
+    @abstractmethod
+    def plan(self, bucket: int) -> None:
+        """Write the metadata of a bucket's populated rows, padded ones too."""
+
+    @abstractmethod
+    def forward(self, bucket: int) -> Output:
+        """Run what is captured, over the static buffers of a bucket."""
+
+    def size(self, batch: ForwardBatch) -> int:
+        """Return a batch's live size, in the buckets' unit."""
+        return batch.raw_num_token if self.token_buckets else batch.raw_bs
+
+    def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
+        """Return whether a batch takes the padding branch."""
+        return batch is None or self.size(batch) != bucket
+
+    def live_rows(self, raw: int) -> int:
+        """Return how many rows of the output are live."""
+        return raw
+
+    def bucket(self, raw: int) -> int | None:
+        """Return the smallest captured size that holds `raw`, or None."""
+        return next((bucket for bucket in self.buckets if bucket >= raw), None)
+
+    def can_run(self, batch: ForwardBatch) -> bool:
+        """Whether a captured graph can run this batch."""
+        return batch.mode is self.mode and self.bucket(self.size(batch)) is not None
+
+    def replay(self, batch: ForwardBatch | None, least: int = 0) -> Replay:
+        """Populate, plan, replay. `None` is an idle step: every row is padding.
+
+        The bucket is the smallest that holds the batch and `least`. Raises ValueError if
+        none does.
+        """
+        raw = 0 if batch is None else self.size(batch)
+        bucket = self.bucket(max(raw, least))
+        if bucket is None:
+            raise ValueError(f"no captured size holds {raw} rows; captured: {self.buckets}")
+        padded = self.padded(batch, bucket)
+        self.populate(batch, bucket, padded=padded)
+        self.plan(bucket)
+        output = self.launch(batch, bucket)
+        rows = self.live_rows(raw)
+        live = {name: each[:rows] for name, each in output.items()}
+        return Replay(self.name, bucket, raw, padded, output, rows, live, output)
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Bring the static inputs up to date."""
+        self.inputs.populate(self.heads(batch, bucket), padded=padded)
+
+    def launch(self, batch: ForwardBatch | None, bucket: int) -> Output:
+        """Run the bucket's graph and return its static output."""
+        captured = self.captured[bucket]
+        captured.replay()
+        output: Output = captured.output
+        return output
+
+    def view(self, name: str, bucket: int) -> Tensor:
+        """Return the part of a static input that a bucket reads."""
+        return self.inputs.view(name, self.extents(bucket))
+
+    def static_buffers(self) -> Mapping[str, Tensor]:
+        """Return every static buffer, inputs and metadata, by name."""
+        return {**self.inputs.buffers, **self.metadata.buffers}
+
+    @property
+    def conversions(self) -> Conversions:
+        """The dtype conversions on copy that have happened: (name, from, to)."""
+        return self.inputs.conversions | self.metadata.conversions
+
+    def forget_conversions(self) -> None:
+        """Forget the conversions that have happened."""
+        self.inputs.conversions.clear()
+        self.metadata.conversions.clear()
+
+    def graphs(self, bucket: int) -> list[Graph]:
+        """Return the captured segments of a bucket."""
+        return self.captured[bucket].segments
+
+    def operations(self, bucket: int) -> list[str]:
+        """Return the ops that a bucket's graph runs."""
+        return [name for graph in self.graphs(bucket) for name in graph.operations]
+
+    def translations(self, era: Era) -> int:
+        """Return how many full-to-SWA translations a graph of this runner holds in an era."""
+        layers = len(self.pool.pool.config.layers_of(Kind.SWA))
+        preset = 0 if "out_cache_loc_swa" in self.inputs.buffers else layers
+        return self.stores * {Era.PER_LAYER: layers, Era.PRESET: preset, Era.MEMO: 1}[era]
+
+    def batch_heads(self, batch: ForwardBatch) -> dict[str, Tensor]:
+        """Return what a batch carries of the static inputs, SWA locations translated."""
+        found = {name: batch.value(name) for name in self.inputs.buffers}
+        if "out_cache_loc_swa" in self.inputs.buffers:
+            found["out_cache_loc_swa"] = self.pool.translate_loc_from_full_to_swa(
+                batch.out_cache_loc
+            )
+        return {name: each for name, each in found.items() if each is not None}
+
+    def scalar(self, value: int) -> Tensor:
+        """Return a count as the model reads it, int32 [1]."""
+        return torch.full((1,), value, dtype=torch.int32, device=self.target.device)
+
+    def capture_all(self) -> None:
+        """Capture every bucket, largest first, all in one memory pool."""
+        for bucket in reversed(self.buckets):
+            self.plan(bucket)
+            self.preset_location(bucket)
+
+            def run_once(bucket: int = bucket) -> Output:
+                if self.behaviour.invalidation.run_once:
+                    self.pool.invalidate_loc_cache()
+                return self.forward(bucket)
+
+            for _ in range(WARM_UP_RUNS):
+                run_once()
+            capture: Capture[Output] = Capture(self.ops, self.memory_pool)
+            self.captured[bucket] = capture.run(run_once)
+            # What the capture found in the memo must go stale, not be freed under the graph.
+            self.captured_states.append(self.pool.state)
+
+    def preset_location(self, bucket: int) -> None:
+        """Set the pool's `swa_loc` for a capture, where the runner has one of its own (era 2)."""
+        has_one = "out_cache_loc_swa" in self.inputs.buffers and self.behaviour.preset_at_capture
+        self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
+
+
+def request_extents(requests: int, tokens_per_request: int = 1) -> dict[Axis, int]:
+    """Return the extents of a bucket of requests with as many tokens each."""
+    return {Axis.REQUEST: requests, Axis.TOKEN: requests * tokens_per_request}

@@ -1,0 +1,30 @@
+"""Every runner of this build: a line in the table, a file in this folder."""
+
+from subjects.runner import GraphRunner
+from subjects.runners.cpu_graph import CpuGraphRunner
+from subjects.runners.decode import DecodeRunner
+from subjects.runners.eagle_draft import EagleDraftRunner
+from subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
+from subjects.runners.frozen_kv_mtp import FrozenKvMtpRunner
+from subjects.runners.piecewise import PiecewiseRunner
+from subjects.runners.target_verify import TargetVerifyRunner
+
+TABLE: tuple[tuple[type[GraphRunner], tuple[str, ...]], ...] = (
+    (DecodeRunner, ("eagle", "frozen")),
+    (TargetVerifyRunner, ("eagle", "frozen")),
+    (CpuGraphRunner, ("cpu",)),
+    (EagleDraftRunner, ("eagle",)),
+    (EagleDraftExtendRunner, ("eagle", "frozen")),
+    (FrozenKvMtpRunner, ("frozen",)),
+    (PiecewiseRunner, ("eagle",)),
+)
+"""Each runner, and the line-ups it plays in: the runners of one engine, one for a mode."""
+
+RUNNERS: dict[str, type[GraphRunner]] = {runner.name: runner for runner, _ in TABLE}
+"""Every runner by name."""
+
+
+def lineup(runner: str) -> tuple[type[GraphRunner], ...]:
+    """Return the runners of the engine that `runner` is tried in: those of its first line-up."""
+    chosen = next(lineups[0] for each, lineups in TABLE if each.name == runner)
+    return tuple(each for each, lineups in TABLE if chosen in lineups)

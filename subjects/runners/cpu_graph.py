@@ -1,0 +1,134 @@
+"""The CPU graph runner: decode through a compiled function per captured size, nothing recorded.
+
+What the compiler makes of the function is not on trial, only what it is handed: a batch
+of a captured size goes in as it is, any other is padded through static inputs. Attention
+metadata is fresh each time, and the pool translates: there is no `swa_loc` here.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.model import Output, TokenInputs
+from subjects.access import ListedKV
+from subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from subjects.graphs import Graph
+from subjects.metadata import row_keys, row_lists
+from subjects.runner import GraphRunner, request_extents
+
+
+class CpuGraphRunner(GraphRunner):
+    """Compiled decode on a CPU: padded whenever the batch's size was not captured."""
+
+    name = "cpu_graph"
+    mode = Mode.DECODE
+    captures = False
+    shares = False
+    rows = (
+        keep("input_ids", Axis.TOKEN, torch.int64),
+        keep("positions", Axis.TOKEN, torch.int64),
+        keep("mrope_positions", Axis.MROPE, torch.int64),
+        reset("seq_lens", Axis.REQUEST, torch.int64, SEQ_LEN_FILL_VALUE),
+        reset("out_cache_loc", Axis.TOKEN, torch.int64),
+        reset("req_pool_indices", Axis.REQUEST, torch.int64),
+    )
+    harmed_by = frozenset(
+        {
+            "req_pool_pad",
+            "shared_buffer_dtype",
+            "loc_memo_warning",
+            "loc_memo_warning.after_window",
+            "loc_memo_warning.entry+before_window",
+            "loc_memo_warning.entry+after_window",
+            "loc_memo_warning.before_window+after_window",
+        }
+    )
+    unharmed = {"loc_memo_capture": "nothing is captured: each forward translates anew"}
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the extents of a bucket of requests."""
+        return request_extents(bucket)
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return no buffers: metadata is fresh."""
+        return {}
+
+    def plan(self, bucket: int) -> None:
+        """Plan nothing ahead."""
+
+    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors."""
+        return {} if batch is None else self.batch_heads(batch)
+
+    def capture_all(self) -> None:
+        """Run each size once, as its compilation does."""
+        self.ran: dict[int, list[str]] = {}
+        for bucket in reversed(self.buckets):
+            self.forward(bucket)
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Bring the static inputs up to date for a batch that needs them."""
+        if padded:
+            super().populate(batch, bucket, padded=padded)
+
+    def launch(self, batch: ForwardBatch | None, bucket: int) -> Output:
+        """Run the compiled function over the live tensors, or over the static ones if padded."""
+        if batch is None or self.padded(batch, bucket):
+            static = {name: self.view(name, bucket) for name in self.inputs.buffers}
+            return self._run(static, batch, bucket)
+        live = {name: batch.value(name) for name in self.inputs.buffers}
+        return self._run({k: v for k, v in live.items() if v is not None}, batch, bucket)
+
+    def forward(self, bucket: int) -> Output:
+        """Run the compiled function over the static inputs."""
+        return self.launch(None, bucket)
+
+    def graphs(self, bucket: int) -> list[Graph]:
+        """Return no segments: nothing is captured."""
+        return []
+
+    def operations(self, bucket: int) -> list[str]:
+        """Return the ops that the last forward of a bucket ran."""
+        return self.ran[bucket]
+
+    def _run(self, inputs: Mapping[str, Tensor], batch: ForwardBatch | None, bucket: int) -> Output:
+        """Return `logits` and `hidden` of every row of `inputs`."""
+        self.pool.set_swa_loc(None)
+        seq_lens = inputs["seq_lens"]
+        lists = row_lists(
+            inputs["req_pool_indices"],
+            seq_lens,
+            seq_lens.cpu(),
+            self.target.config.window,
+            self.pool,
+            self.behaviour.invalidation,
+        )
+        tokens = TokenInputs(
+            input_ids=inputs["input_ids"],
+            payload=self._payload(batch, bucket),
+            positions=inputs["positions"],
+            mrope_positions=inputs["mrope_positions"],
+            live_tokens=self.scalar(bucket),
+        )
+        keys = row_keys(lists, 0, bucket)
+        access = ListedKV(self.ops, self.target, self.pool, inputs["out_cache_loc"], keys)
+        self.ops.log = self.ran[bucket] = []
+        try:
+            return self.target.forward(self.ops, tokens, access)
+        finally:
+            self.ops.log = None
+
+    def _payload(self, batch: ForwardBatch | None, bucket: int) -> Tensor:
+        """Return the live rows' payload, and none in padded rows."""
+        payload = torch.zeros((bucket, self.target.config.hidden), device=self.target.device)
+        if batch is not None:
+            payload[: batch.raw_bs] = self.target.payload(
+                self.ops,
+                batch.positions,
+                batch.mamba_track_indices,
+                batch.mamba_track_mask,
+                batch.encoder_lens,
+            )
+        return payload

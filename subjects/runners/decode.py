@@ -1,0 +1,139 @@
+"""The decode runner: one token of each request, padded on the request axis.
+
+Also the class that verifies drafts, as in the engine: k tokens of each request then.
+"""
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.model import Output, TokenInputs
+from subjects.access import ListedKV
+from subjects.behaviour import Era
+from subjects.contracts import (
+    ENCODER_LEN_FILL_VALUE,
+    SEQ_LEN_FILL_VALUE,
+    Axis,
+    Contract,
+    Extents,
+    Policy,
+    StaticInput,
+    keep,
+    reset,
+)
+from subjects.metadata import KeyLists, row_keys, row_lists, row_sizes
+from subjects.runner import GraphRunner, request_extents
+
+ROWS: Contract = (
+    keep("input_ids", Axis.TOKEN, torch.int64),
+    reset("positions", Axis.TOKEN, torch.int64),
+    reset("req_pool_indices", Axis.REQUEST, torch.int64),
+    reset("seq_lens", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE),
+    reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
+    reset("out_cache_loc", Axis.TOKEN, torch.int64),
+    StaticInput(
+        "out_cache_loc_swa",
+        Axis.TOKEN,
+        torch.int32,
+        Policy.RESET,
+        eras=frozenset({Era.PRESET}),
+    ),
+    keep("mrope_positions", Axis.MROPE, torch.int64),
+    reset("mamba_track_indices", Axis.REQUEST, torch.int64),
+    reset("mamba_track_mask", Axis.REQUEST, torch.bool),
+    StaticInput(
+        "encoder_lens", Axis.REQUEST, torch.int32, Policy.FILL_ONCE, ENCODER_LEN_FILL_VALUE
+    ),
+    keep("num_token_non_padded", Axis.SCALAR, torch.int32),
+    keep("global_num_tokens", Axis.SCALAR, torch.int32),
+)
+
+
+class DecodeRunner(GraphRunner):
+    """Full-graph decode of one token of each request."""
+
+    name = "decode"
+    mode = Mode.DECODE
+    rows = ROWS
+    tokens_per_request = 1
+    harmed_by = frozenset(
+        {
+            "swa_pad",
+            "swa_int64",
+            "swa_loc_unset",
+            "req_pool_pad",
+            "shared_buffer_dtype",
+            "loc_memo_warning",
+            "loc_memo_warning.entry+before_window",
+            "loc_memo_capture",
+        }
+    )
+    unharmed = {
+        "loc_memo_warning.after_window": "Python translates nothing after it in a full graph",
+        "loc_memo_warning.entry+after_window": "before_window hides what entry leaves",
+        "loc_memo_warning.before_window+after_window": "entry hides what before_window leaves",
+    }
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the extents of a bucket of requests."""
+        return request_extents(bucket, self.tokens_per_request)
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return the buffers of one key list per row."""
+        config = self.target.config
+        return row_sizes(bucket, config.max_context, config.window)
+
+    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors and the two token counts."""
+        heads = {"num_token_non_padded": self.scalar(0)} if batch is None else {}
+        heads |= self.batch_heads(batch) if batch is not None else {}
+        return heads | {"global_num_tokens": self.scalar(bucket * self.tokens_per_request)}
+
+    def plan(self, bucket: int) -> None:
+        """List the keys of every row."""
+        self.metadata.write(
+            row_lists(
+                self.view("req_pool_indices", bucket),
+                self.view("seq_lens", bucket),
+                self.view("seq_lens_cpu", bucket),
+                self.target.config.window,
+                self.pool,
+                self.behaviour.invalidation,
+            )
+        )
+
+    def keys(self, bucket: int) -> KeyLists:
+        """Return the static key lists that a bucket's graph reads."""
+        return row_keys(self.metadata.buffers, 0, bucket)
+
+    def live_rows(self, raw: int) -> int:
+        """Return the live tokens."""
+        return raw * self.tokens_per_request
+
+    def forward(self, bucket: int) -> Output:
+        """Return `logits` and `hidden` of every token of the bucket."""
+
+        def per_token(name: str) -> Tensor:
+            values = self.view(name, bucket)
+            if self.tokens_per_request == 1:
+                return values
+            return values[:, None].expand(-1, self.tokens_per_request).reshape(-1)
+
+        positions = self.view("positions", bucket)
+        tokens = TokenInputs(
+            input_ids=self.view("input_ids", bucket),
+            payload=self.target.payload(
+                self.ops,
+                positions,
+                per_token("mamba_track_indices"),
+                per_token("mamba_track_mask"),
+                per_token("encoder_lens"),
+            ),
+            positions=positions,
+            mrope_positions=self.view("mrope_positions", bucket),
+            live_tokens=self.view("num_token_non_padded", bucket),
+            token_count=self.view("global_num_tokens", bucket),
+        )
+        loc = self.view("out_cache_loc", bucket)
+        access = ListedKV(self.ops, self.target, self.pool, loc, self.keys(bucket))
+        return self.target.forward(self.ops, tokens, access)

@@ -1,0 +1,112 @@
+"""The EAGLE draft runner: several forwards of the draft model in one graph, `topk` branches wide.
+
+The draft model shares the request table and the slot numbers with the target and has KV
+of its own. Each forward writes a column of the slots that were allocated for drafting.
+"""
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.config import SPECULATION, Role
+from reference.eager import draft_inputs
+from reference.model import Output
+from reference.speculative import propose
+from subjects.access import ListedKV
+from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from subjects.metadata import draft_lists, row_keys, row_sizes
+from subjects.runner import GraphRunner, request_extents
+
+
+class EagleDraftRunner(GraphRunner):
+    """Full-graph drafting with the draft model's own KV."""
+
+    name = "eagle_draft"
+    mode = Mode.DRAFT
+    reads = Role.DRAFT
+    stores = SPECULATION.forwards
+    rows = (
+        keep("input_ids", Axis.TOKEN, torch.int64),
+        keep("mrope_positions", Axis.MROPE, torch.int64),
+        keep("extend_seq_lens", Axis.REQUEST, torch.int32),
+        reset("seq_lens", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE),
+        reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
+        reset("out_cache_loc", Axis.DRAFT_SLOT, torch.int64),
+        reset("positions", Axis.TOKEN, torch.int64),
+        reset("topk_p", Axis.REQUEST, torch.float32, width=SPECULATION.topk),
+        reset("topk_index", Axis.REQUEST, torch.int64, width=SPECULATION.topk),
+        reset("hidden_states", Axis.REQUEST, None, width=HIDDEN),
+        reset("req_pool_indices", Axis.REQUEST, torch.int64),
+    )
+    never_populated = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
+    harmed_by = frozenset(
+        {
+            "req_pool_pad",
+            "shared_buffer_dtype",
+            "loc_memo_warning",
+            "loc_memo_warning.entry+before_window",
+        }
+    )
+    unharmed = {
+        "loc_memo_warning.after_window": "Python translates nothing after it in a full graph",
+        "loc_memo_warning.entry+after_window": "before_window hides what entry leaves",
+        "loc_memo_warning.before_window+after_window": "entry hides what before_window leaves",
+        "loc_memo_capture": (
+            "each of its forwards writes at another slice of out_cache_loc, so that the memo"
+            " misses and the capture warns"
+        ),
+    }
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the extents of a bucket of requests, `topk` rows and all draft slots of each."""
+        rows = request_extents(bucket, SPECULATION.topk)
+        return {**rows, Axis.DRAFT_SLOT: bucket * SPECULATION.slots}
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return the buffers of one key list per branch and forward."""
+        config = self.draft.config
+        rows = SPECULATION.forwards * SPECULATION.topk * bucket
+        return row_sizes(rows, config.max_context, config.window)
+
+    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors, of those that are ever populated."""
+        found = {} if batch is None else self.batch_heads(batch)
+        return {name: each for name, each in found.items() if name not in self.never_populated}
+
+    def plan(self, bucket: int) -> None:
+        """List the keys of every branch, for every forward."""
+        self.metadata.write(
+            draft_lists(
+                self.view("req_pool_indices", bucket),
+                self.view("seq_lens", bucket),
+                self.view("seq_lens_cpu", bucket),
+                self.draft.config.window,
+                self.pool,
+                self.behaviour.invalidation,
+            )
+        )
+
+    def forward(self, bucket: int) -> Output:
+        """Return every candidate of each request: `scores`, `tokens` and `chosen`."""
+        rows = bucket * SPECULATION.topk
+        positions = self.view("positions", bucket)
+        slots = self.view("out_cache_loc", bucket).view(rows, SPECULATION.steps)
+        by_step = slots.T.contiguous()
+
+        def run(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
+            if self.behaviour.invalidation.run_once:
+                self.pool.invalidate_loc_cache()
+            keys = row_keys(self.metadata.buffers, step * rows, rows)
+            access = ListedKV(self.ops, self.draft, self.pool, by_step[step], keys)
+            tokens = draft_inputs(
+                self.ops, self.draft, input_ids, hidden, positions + step, self.scalar(rows)
+            )
+            return self.draft.forward(self.ops, tokens, access)
+
+        return propose(
+            self.ops,
+            self.view("topk_p", bucket),
+            self.view("topk_index", bucket),
+            self.view("hidden_states", bucket),
+            run,
+        )

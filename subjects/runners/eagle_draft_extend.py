@@ -1,0 +1,123 @@
+"""The EAGLE draft-extend runner: the draft model catches up with what was accepted.
+
+Requests bring different numbers of tokens, packed one after the other; each has room for
+as many as a verified path can hold. Which rows count is read from the static inputs.
+"""
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.config import SPECULATION, Role
+from reference.eager import draft_inputs
+from reference.model import Output
+from reference.speculative import likeliest
+from subjects.access import ListedKV
+from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from subjects.metadata import span_keys, span_lists, span_sizes
+from subjects.runner import GraphRunner, request_extents
+
+K = SPECULATION.extend_tokens
+
+
+class EagleDraftExtendRunner(GraphRunner):
+    """Full-graph draft forward over the tokens that were accepted."""
+
+    name = "eagle_draft_extend"
+    mode = Mode.DRAFT_EXTEND
+    reads = Role.DRAFT
+    rows = (
+        reset("seq_lens", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE),
+        reset("out_cache_loc", Axis.TOKEN, torch.int64, allocated=1),
+        reset("positions", Axis.TOKEN, torch.int64),
+        reset("req_pool_indices", Axis.REQUEST, torch.int64),
+        reset("num_correct_drafts", Axis.REQUEST, torch.int32, K),
+        reset("num_accept_tokens", Axis.REQUEST, torch.int32, K),
+        reset("extend_seq_lens", Axis.REQUEST, torch.int32, K),
+        keep("input_ids", Axis.TOKEN, torch.int64),
+        keep("hidden_states", Axis.TOKEN, None, width=HIDDEN),
+        reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
+        reset("extend_seq_lens_cpu", Axis.REQUEST, torch.int32, K, host=True),
+    )
+    harmed_by = frozenset(
+        {
+            "req_pool_pad",
+            "shared_buffer_dtype",
+            "loc_memo_warning",
+            "loc_memo_warning.after_window",
+            "loc_memo_warning.entry+before_window",
+            "loc_memo_warning.entry+after_window",
+            "loc_memo_warning.before_window+after_window",
+            "loc_memo_capture",
+        }
+    )
+    unharmed = {}
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the extents of a bucket of requests with K tokens each."""
+        return request_extents(bucket, K)
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return the buffers of one key list per request."""
+        config = self.draft.config
+        return span_sizes(bucket, bucket * K, config.max_context, config.window)
+
+    def can_run(self, batch: ForwardBatch) -> bool:
+        """Whether no request brings more than K tokens."""
+        return super().can_run(batch) and all(s.end - s.begin <= K for s in batch.spans)
+
+    def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
+        """Return whether any token of the bucket is padding."""
+        return batch is None or batch.raw_num_token != bucket * K
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Bring the static inputs up to date; host ones are reset only for padded requests."""
+        on_host = batch is None or batch.raw_bs != bucket
+        heads = self.heads(batch, bucket)
+        self.inputs.populate(heads, padded=padded, padded_on_host=on_host)
+
+    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors and the token counts on the host."""
+        if batch is None:
+            return {}
+        counts = torch.tensor([s.end - s.begin for s in batch.spans], dtype=torch.int32)
+        return {**self.batch_heads(batch), "extend_seq_lens_cpu": counts}
+
+    def plan(self, bucket: int) -> None:
+        """List the keys of every token."""
+        self.metadata.write(
+            span_lists(
+                self.view("req_pool_indices", bucket),
+                self.view("seq_lens", bucket),
+                self.view("num_accept_tokens", bucket),
+                self.view("seq_lens_cpu", bucket),
+                self.view("extend_seq_lens_cpu", bucket),
+                bucket * K,
+                self.draft.config.window,
+                self.pool,
+                self.behaviour.invalidation,
+            )
+        )
+
+    def forward(self, bucket: int) -> Output:
+        """Return `logits`, `hidden`, `topk_p` and `topk_index` of each request's last token."""
+        tokens = draft_inputs(
+            self.ops,
+            self.draft,
+            self.view("input_ids", bucket),
+            self.view("hidden_states", bucket),
+            self.view("positions", bucket),
+            self.scalar(bucket * K),
+        )
+        keys = span_keys(self.metadata.buffers, bucket * K)
+        loc = self.view("out_cache_loc", bucket)
+        access = ListedKV(self.ops, self.draft, self.pool, loc, keys)
+        hidden = self.draft.run_layers(self.ops, tokens, access)
+        counts = self.view("extend_seq_lens", bucket)
+        ends = counts.cumsum(0)
+        accepted = ends - counts + self.view("num_correct_drafts", bucket).clamp(max=K - 1)
+        output = {
+            "logits": self.draft.logits(self.ops, hidden[ends - 1]),
+            "hidden": hidden[accepted],
+        }
+        return likeliest(self.ops, output)

@@ -1,0 +1,111 @@
+"""The frozen-KV MTP runner: drafting that reads the target's KV and writes none.
+
+Every forward of a draft sees the same keys, the target's, from where the target wrote
+last. The rows of its index inputs are branches, the rows of its drafting state requests.
+"""
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.config import SPECULATION
+from reference.eager import draft_inputs, frozen_layers
+from reference.model import Output
+from reference.speculative import propose
+from subjects.access import ListedKV
+from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from subjects.metadata import row_keys, row_lists, row_sizes
+from subjects.runner import GraphRunner, request_extents
+
+PER_BRANCH = ("seq_lens", "seq_lens_cpu", "req_pool_indices")
+
+
+class FrozenKvMtpRunner(GraphRunner):
+    """Full-graph drafting over the target's KV."""
+
+    name = "frozen_kv_mtp"
+    mode = Mode.FROZEN_DRAFT
+    stores = 0
+    rows = (
+        reset("seq_lens", Axis.TOKEN, torch.int32, SEQ_LEN_FILL_VALUE),
+        reset("seq_lens_cpu", Axis.TOKEN, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
+        reset("positions", Axis.TOKEN, torch.int64),
+        reset("req_pool_indices", Axis.TOKEN, torch.int64),
+        keep("topk_p", Axis.REQUEST, torch.float32, width=SPECULATION.topk),
+        keep("topk_index", Axis.REQUEST, torch.int64, width=SPECULATION.topk),
+        keep("hidden_states", Axis.REQUEST, None, width=HIDDEN),
+        keep("mrope_positions", Axis.MROPE, torch.int64),
+    )
+    harmed_by = frozenset(
+        {
+            "req_pool_pad",
+            "shared_buffer_dtype",
+            "loc_memo_warning",
+            "loc_memo_warning.entry+before_window",
+        }
+    )
+    unharmed = {
+        "loc_memo_warning.after_window": "Python translates nothing after it in a full graph",
+        "loc_memo_warning.entry+after_window": "before_window hides what entry leaves",
+        "loc_memo_warning.before_window+after_window": "entry hides what before_window leaves",
+        "loc_memo_capture": "it stores no KV, so that its graph holds no translation",
+    }
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the extents of a bucket of requests, `topk` rows of each."""
+        return request_extents(bucket, SPECULATION.topk)
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return the buffers of one key list per branch."""
+        config = self.target.config
+        return row_sizes(bucket * SPECULATION.topk, config.max_context, config.window)
+
+    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors, what is per request repeated for each branch."""
+        found = {} if batch is None else self.batch_heads(batch)
+        return {
+            name: each[:, None].expand(-1, SPECULATION.topk).reshape(-1)
+            if name in PER_BRANCH
+            else each
+            for name, each in found.items()
+        }
+
+    def plan(self, bucket: int) -> None:
+        """List the target's keys of every branch."""
+        self.metadata.write(
+            row_lists(
+                self.view("req_pool_indices", bucket),
+                self.view("seq_lens", bucket),
+                self.view("seq_lens_cpu", bucket),
+                self.target.config.window,
+                self.pool,
+                self.behaviour.invalidation,
+            )
+        )
+
+    def forward(self, bucket: int) -> Output:
+        """Return every candidate of each request: `scores`, `tokens` and `chosen`."""
+        rows = bucket * SPECULATION.topk
+        keys = row_keys(self.metadata.buffers, 0, rows)
+        borrowed = frozen_layers(self.target, self.draft)
+        access = ListedKV(self.ops, self.draft, self.pool, None, keys, borrowed)
+
+        def run(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
+            tokens = draft_inputs(
+                self.ops,
+                self.draft,
+                input_ids,
+                hidden,
+                self.view("positions", bucket),
+                self.scalar(rows),
+                self.view("mrope_positions", bucket),
+            )
+            return self.draft.forward(self.ops, tokens, access)
+
+        return propose(
+            self.ops,
+            self.view("topk_p", bucket),
+            self.view("topk_index", bucket),
+            self.view("hidden_states", bucket),
+            run,
+        )

@@ -1,0 +1,88 @@
+"""The piecewise runner: the model split at attention ahead of time, each piece a graph."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from reference.config import Kind
+from reference.model import Heads, Output
+from subjects.graphs import Capture
+from subjects.prefill import PrefillRunner
+
+Rotary = dict[Kind, Tensor]
+
+
+@dataclass(frozen=True)
+class Between:
+    """What one piece leaves for attention and for the pieces after it."""
+
+    hidden: Tensor
+    rotary: Rotary
+    heads: Heads
+    mixed: Tensor
+
+
+class PiecewiseRunner(PrefillRunner):
+    """Prefill by one graph per piece of the model between two attentions."""
+
+    name = "piecewise"
+
+    def forward(self, bucket: int) -> Output:
+        """Run the pieces, and attention between them, over the static inputs."""
+        left = self._first(bucket)
+        for layer in range(len(self.target.layers) - 1):
+            self.attend(layer, left.heads, left.mixed)
+            left = self._middle(bucket, layer, left)
+        self.attend(len(self.target.layers) - 1, left.heads, left.mixed)
+        return self._last(bucket, left)
+
+    def capture(self, bucket: int) -> Capture[Output]:
+        """Capture each piece as a graph of its own, in the order they run."""
+        whole: Capture[Output] = Capture(self.ops, self.memory_pool)
+        left = self._captured(whole, lambda: self._first(bucket))
+        for layer in range(len(self.target.layers)):
+            whole.breaks.append(self._attention(layer, left))
+            if layer + 1 < len(self.target.layers):
+                left = self._captured(whole, self._piece(bucket, layer, left))
+        before_last = left
+        piece: Capture[Output] = Capture(self.ops, self.memory_pool)
+        whole.output = piece.run(lambda: self._last(bucket, before_last)).output
+        whole.segments += piece.segments
+        return whole
+
+    def _captured(self, whole: Capture[Output], function: Callable[[], Between]) -> Between:
+        piece: Capture[Between] = Capture(self.ops, self.memory_pool)
+        left = piece.run(function).output
+        whole.segments += piece.segments
+        return left
+
+    def _piece(self, bucket: int, layer: int, left: Between) -> Callable[[], Between]:
+        return lambda: self._middle(bucket, layer, left)
+
+    def _attention(self, layer: int, left: Between) -> Callable[[], None]:
+        return lambda: self.attend(layer, left.heads, left.mixed)
+
+    def _first(self, bucket: int) -> Between:
+        """Run all that comes before the first attention."""
+        positions, mrope = self.view("positions", bucket), self.view("mrope_positions", bucket)
+        embeds = self.view("input_embeds", bucket)
+        hidden = self.target.embed(self.ops, self.view("input_ids", bucket), embeds)
+        return self._before(0, hidden, self.target.rotary(self.ops, positions, mrope))
+
+    def _middle(self, bucket: int, layer: int, left: Between) -> Between:
+        """Run all between the attention of `layer` and the next one."""
+        return self._before(layer + 1, self._after(bucket, layer, left), left.rotary)
+
+    def _last(self, bucket: int, left: Between) -> Output:
+        """Run all that comes after the last attention."""
+        return {"hidden": self._after(bucket, len(self.target.layers) - 1, left)}
+
+    def _before(self, layer: int, hidden: Tensor, rotary: Rotary) -> Between:
+        heads = self.target.before_attention(self.ops, layer, hidden, rotary)
+        return Between(hidden, rotary, heads, self.output_buffer(heads.query))
+
+    def _after(self, bucket: int, layer: int, left: Between) -> Tensor:
+        return self.target.after_attention(
+            self.ops, layer, left.hidden, left.mixed, self.scalar(bucket)
+        )

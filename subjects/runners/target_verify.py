@@ -1,0 +1,50 @@
+"""Verifying drafts: the decode runner with k draft tokens of each request, and a tree mask."""
+
+import torch
+from torch import Tensor
+
+from reference.batch import Mode
+from reference.config import SPECULATION
+from subjects.contracts import Axis, Extents, keep
+from subjects.metadata import KeyLists, verify_keys, verify_lists, verify_sizes
+from subjects.runners.decode import ROWS, DecodeRunner
+
+
+class TargetVerifyRunner(DecodeRunner):
+    """Full-graph verify of a tree of draft tokens of each request."""
+
+    name = "target_verify"
+    mode = Mode.TARGET_VERIFY
+    rows = (*ROWS, keep("custom_mask", Axis.MASK, torch.bool))
+    tokens_per_request = SPECULATION.draft_tokens
+    harmed_by = DecodeRunner.harmed_by | {"spec_page_table_untranslated"}
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the extents of a bucket of requests, each with k rows of mask bits."""
+        bits = SPECULATION.draft_tokens * self.target.config.max_context
+        return {**super().extents(bucket), Axis.MASK: bucket * bits}
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return the buffers of the key lists, the window's page table and offsets."""
+        config = self.target.config
+        return verify_sizes(bucket, config.max_context, config.window)
+
+    def plan(self, bucket: int) -> None:
+        """List the keys of every row, drafts included."""
+        self.metadata.write(
+            verify_lists(
+                self.view("req_pool_indices", bucket),
+                self.view("seq_lens", bucket),
+                self.view("seq_lens_cpu", bucket),
+                self.view("positions", bucket),
+                self.target.config.window,
+                self.pool,
+                self.behaviour,
+            )
+        )
+
+    def keys(self, bucket: int) -> KeyLists:
+        """Return the static keys and mask that a bucket's graph reads."""
+        tokens = self.live_rows(bucket)
+        mask: Tensor = self.view("custom_mask", bucket)
+        return verify_keys(self.metadata.buffers, tokens, mask, self.target.config.window)
