@@ -1,6 +1,7 @@
 """Every runner of this build: a line in the table, a file in this folder."""
 
 from subjects.runner import GraphRunner
+from subjects.runners.breakable import BreakableRunner
 from subjects.runners.cpu_graph import CpuGraphRunner
 from subjects.runners.decode import DecodeRunner
 from subjects.runners.eagle_draft import EagleDraftRunner
@@ -17,6 +18,7 @@ TABLE: tuple[tuple[type[GraphRunner], tuple[str, ...]], ...] = (
     (EagleDraftExtendRunner, ("eagle", "frozen")),
     (FrozenKvMtpRunner, ("frozen",)),
     (PiecewiseRunner, ("eagle",)),
+    (BreakableRunner, ("frozen",)),
 )
 """Each runner, and the line-ups it plays in: the runners of one engine, one for a mode."""
 

@@ -1,0 +1,52 @@
+"""The breakable runner: one captured forward, broken into segments at attention."""
+
+from torch import Tensor
+
+from reference.model import Heads, Output, TokenInputs
+from subjects.graphs import Capture
+from subjects.prefill import PrefillRunner
+
+
+class Breaking:
+    """KV access whose attention breaks the capture: it runs now, and again at each replay."""
+
+    def __init__(self, runner: PrefillRunner, capture: Capture[Output] | None) -> None:
+        self.runner = runner
+        self.capture = capture
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the attention output, of which the break fills the live tokens."""
+        mixed = self.runner.output_buffer(query)
+
+        def eager() -> None:
+            self.runner.attend(layer, Heads(query, key, value), mixed)
+
+        if self.capture is None:
+            eager()
+        else:
+            self.capture.break_here(eager)
+        return mixed
+
+
+class BreakableRunner(PrefillRunner):
+    """Prefill by segments of one captured forward, broken at attention."""
+
+    name = "breakable"
+    shares = False
+
+    def forward(self, bucket: int, capture: Capture[Output] | None = None) -> Output:
+        """Run the forward over the static inputs, breaking `capture` at attention."""
+        tokens = TokenInputs(
+            input_ids=self.view("input_ids", bucket),
+            payload=self.view("input_embeds", bucket),
+            positions=self.view("positions", bucket),
+            mrope_positions=self.view("mrope_positions", bucket),
+            live_tokens=self.scalar(bucket),
+        )
+        access = Breaking(self, capture)
+        return {"hidden": self.target.run_layers(self.ops, tokens, access)}
+
+    def capture(self, bucket: int) -> Capture[Output]:
+        """Capture one forward in segments."""
+        capture: Capture[Output] = Capture(self.ops, self.memory_pool)
+        return capture.run(lambda: self.forward(bucket, capture))
