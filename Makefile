@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BUG ?=
 DEVICE ?= auto
+RUNNER ?=
 PRESET ?=
 SEED ?= 0
 EXAMPLES ?= 50

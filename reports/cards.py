@@ -53,6 +53,7 @@ class Finding:
     anchor: str
     lead: Seen
     others: tuple[Seen, ...]
+    violated: bool
     timeline: Timeline | None
     schedule: str
     case_file: str
@@ -68,6 +69,7 @@ class Card:
     source: str
     status: str
     status_told: str
+    error: str
     sound: bool
     mechanism: str
     facts: tuple[Fact, ...]
@@ -90,6 +92,7 @@ def bug_cards(record: Data) -> Iterator[Card]:
             source=bug["source"],
             status=bug["status"],
             status_told=status_told,
+            error=bug["error"] or "",
             sound=sound,
             mechanism=bug["mechanism"],
             facts=tuple(_settings(bug["trial"])),
@@ -125,6 +128,7 @@ def clean_cards(record: Data) -> Iterator[Card]:
             source=trial["source"],
             status="violated",
             status_told="Nothing may be found on the clean subject.",
+            error=trial["error"] or "",
             sound=False,
             mechanism="",
             facts=tuple(_settings(trial["trial"])),
@@ -165,6 +169,7 @@ def _finding(finding: Data | None, anchor: str, expected: str | None, room: int)
         anchor=anchor,
         lead=lead,
         others=tuple(each for each in seen if each is not lead),
+        violated=bool(seen),
         timeline=lay_out(finding["timeline"], room),
         schedule=_schedule_text(finding["schedule"]),
         case_file=finding["case_file"],

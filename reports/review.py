@@ -178,9 +178,12 @@ def _attention(
             told = f"{card.title} ({card.source}): {card.status}. {card.status_told}"
             yield Piece(told, card.anchor)
     for trial in record["clean"]:
+        wrong = [] if trial["status"] in {"green", "red"} else [trial["status"]]
+        wrong += [trial["error"]] if trial["error"] is not None else []
         if not trial["padded_replays"]:
-            told = f"{setting(trial)} ({trial['source']}): no padded replay, so it proves nothing"
-            yield Piece(told, "clean")
+            wrong.append("no padded replay, so it proves nothing")
+        if wrong:
+            yield Piece(f"{setting(trial)} ({trial['source']}): {'; '.join(wrong)}", "clean")
     unreached = [event.name for event in events if event.required and not event.count]
     if unreached and _judges_coverage(record):
         yield Piece(f"Never reached: {words(unreached)}", "coverage")
@@ -242,9 +245,10 @@ def _pair(pair: Data, cards: Sequence[Card]) -> Pair:
     bad = [card for card in cards if not card.sound]
     if bad:
         return Pair("missed", "✕", f"{bad[0].status}: {bad[0].status_told}", bad[0].anchor)
-    if pair["unharmed"] is not None:
-        tried = "tried, cannot harm it" if cards else "cannot harm it"
-        return Pair("none", "○" if cards else "–", f"{tried}: {pair['unharmed']}", anchor)
+    if pair["unharmed"] is not None and cards:
+        return Pair("also", "○", f"tried, cannot harm it: {pair['unharmed']}", anchor)
+    if not pair["can_be_switched_on"]:
+        return Pair("none", "–", f"cannot harm it: {pair['unharmed']}", "")
     return (
         Pair("caught", "●", "caught", anchor) if cards else Pair("none", "·", "not asked for", "")
     )

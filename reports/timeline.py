@@ -139,7 +139,7 @@ def _column(x: int, step: Mapping[str, Any], parked_y: int) -> Column:
         parked=tuple(_parked(step["parked"], parked_y)),
         parked_told=words(step["parked"]),
         tokens=step["tokens"],
-        edge=HEAD + ROW * step["bucket"] - 2 if step["bucket"] is not None else None,
+        edge=HEAD + ROW * len(kinds) - 2 if step["bucket"] is not None else None,
         violated=tuple(step["violated"]),
     )
 
