@@ -46,16 +46,17 @@ SURVEYS: dict[Trial, Survey] = {}
 
 
 def traffic_of(lockstep: Lockstep, seed: int) -> list[Schedule]:
-    """Return the pieces of traffic that a trial is surveyed on."""
+    """Return the piece of traffic that a trial is surveyed on: decoding, or speculation."""
     trial = lockstep.trial
-    return [
-        piece
-        for tried in (Mode.DECODE, Mode.TARGET_VERIFY)
-        if tried in trial.modes
-        for piece in traffic_schedules(
-            lockstep.arms.config, max(trial.buckets), trial.room, 1, seed % TRAFFIC_SEEDS, tried
-        )
-    ]
+    speculates = trial.page_size > 1 and Mode.TARGET_VERIFY in trial.modes
+    return traffic_schedules(
+        lockstep.arms.config,
+        max(trial.buckets),
+        trial.room,
+        1,
+        seed % TRAFFIC_SEEDS,
+        Mode.TARGET_VERIFY if speculates else Mode.DECODE,
+    )
 
 
 def surveyed(trial: Trial, seed: int, played: Counter[str]) -> Survey:

@@ -23,6 +23,7 @@ import torch
 
 from harness.__main__ import hunts_of, main, shown
 from harness.bench import workload
+from harness.case import VERSION as CASE_VERSION
 from harness.case import Case, dump_json, load_case, write_case
 from harness.lockstep import Lockstep
 from harness.record import FORMAT, VERSION
@@ -32,8 +33,8 @@ from harness.tasks import Task
 from harness.trial import Trial
 from harness.violation import PROPERTIES
 from reference.config import PRESETS
-from subjects.bugs import BUGS
-from subjects.runners import RUNNERS
+from subjects.bugs import BUGS, runners_of
+from subjects.runners import RUNNERS, lineup
 
 ROOT = Path(__file__).parent.parent
 OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 125, 130
@@ -183,11 +184,16 @@ def test_a_malformed_case_is_refused(case_file: Path, refused: Any) -> None:
     case_file.write_text(text[: len(text) // 2])
     assert "is not whole JSON text" in refused(MALFORMED, "replay", case_file)
     case_file.write_text(text)
-    edit(case_file, "version", value=2)
-    assert "version 2" in refused(MALFORMED, "replay", case_file)
-    edit(case_file, "version", value=1)
-    edit(case_file, "trial", "buckets", value=[0])
-    assert "buckets" in refused(MALFORMED, "replay", case_file)
+    for other in (CASE_VERSION - 1, CASE_VERSION + 1):
+        edit(case_file, "version", value=other)
+        told = refused(MALFORMED, "replay", case_file)
+        assert f"version {other}; this build reads {CASE_VERSION}" in told
+    for sizes in ("buckets", "token_buckets"):
+        case_file.write_text(text)
+        edit(case_file, "trial", sizes, value=[0])
+        assert "buckets at least 1" in refused(MALFORMED, "replay", case_file)
+        edit(case_file, "trial", sizes, value=[])
+        assert f"{sizes} of a trial" in refused(MALFORMED, "replay", case_file)
 
 
 def test_a_report_folder_that_cannot_be_written_is_refused(tmp_path: Path, refused: Any) -> None:
@@ -209,15 +215,18 @@ def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
 FOREIGN_RECORDS = {
     "no JSON": "verdict: green",
     "a list": "[]",
-    "a case": '{"format": "paritybit-case", "version": 1}',
-    "a later version": '{"format": "paritybit-run", "version": 2}',
+    "a case": f'{{"format": "paritybit-case", "version": {CASE_VERSION}}}',
+    "an earlier version": f'{{"format": "{FORMAT}", "version": {VERSION - 1}}}',
+    "a later version": f'{{"format": "{FORMAT}", "version": {VERSION + 1}}}',
 }
 
 
 @pytest.mark.parametrize("told", FOREIGN_RECORDS)
 def test_a_foreign_record_makes_no_page(told: str, tmp_path: Path, refused: Any) -> None:
     (tmp_path / "run.json").write_text(FOREIGN_RECORDS[told])
-    assert "run.json" in refused(MALFORMED, "report", tmp_path / "run.json")
+    sentence = refused(MALFORMED, "report", tmp_path / "run.json")
+    assert re.search(r"run\.json (is not whole JSON|is not a paritybit-run|has version)", sentence)
+    assert ("this build reads" in sentence) is ("version" in told)
     assert not (tmp_path / "index.html").exists()
 
 
@@ -350,12 +359,19 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path:
     assert cases == [
         "swa_pad-decode-gpt_oss-generated.json",
         "swa_pad-decode-gpt_oss-traffic.json",
+        "swa_pad-target_verify-gpt_oss-generated.json",
+        "swa_pad-target_verify-gpt_oss-traffic.json",
+    ]
+    assert sorted(row["finding"]["case_file"] for row in record["bugs"]) == [
+        f"cases/{name}" for name in cases
     ]
     for row in record["bugs"]:
-        assert load_case(latest / row["finding"]["case_file"]).sought == "kv_parity"
+        case = load_case(latest / row["finding"]["case_file"])
+        assert (case.sought, case.trial.runner) == ("kv_parity", row["runner"])
         assert row["finding"]["reproduce"].startswith("paritybit replay out/latest/cases/")
     assert "<title>" in (latest / "index.html").read_text()
-    for path in (latest / "run.json", latest / "index.html", latest / "cases" / cases[0]):
+    written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
+    for path in written:
         text = path.read_text()
         assert str(tmp_path) not in text
         assert str(ROOT) not in text
@@ -472,21 +488,57 @@ def evidence(path: Path, kind: str) -> Data:
     return figures
 
 
-def test_a_soak_records_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Smaller pieces of work and one bug, to be short."""
-    monkeypatch.setattr("harness.soak.CHUNK_STEPS", 60)
+SOAK = ["soak", "--seeds", "1", "--workers", "1", "--device", "cpu"]
+LINEUPS = {"decode", "breakable", "cpu_graph"}
+
+
+@pytest.fixture
+def short_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soak of one bug and few schedules: a piece of work is over after one trial.
+
+    Each line-up has two trials, one after the other, so every other seed is another's.
+    """
+    monkeypatch.setattr("harness.soak.CHUNK_STEPS", 2)
+    monkeypatch.setattr("harness.soak.EXAMPLES", 12)
     monkeypatch.setattr("harness.soak.BUGS", {"swa_int64": BUGS["swa_int64"]})
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_soak_records_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three trials, one of each line-up, in which every runner must replay."""
     path = tmp_path / "new" / "soak.json"
-    words = ["soak", "--steps", "60", "--seeds", "1", "--workers", "1", "--device", "cpu"]
-    assert main([*words, "--record", str(path)]) == OK
+    assert main([*SOAK, "--steps", "6", "--record", str(path)]) == OK
     assert " 0 false alarms" in capsys.readouterr().out
     figures = evidence(path, "soak")
-    assert figures["clean"]["steps"] >= 60
-    assert figures["clean"]["false_alarms"] == 0
-    assert figures["clean"]["padded_replays"] > 0
-    assert [(row["bug"], row["caught"]) for row in figures["bugs"]] == [("swa_int64", 1)]
+    assert figures["as_hoped"] is True
+    clean = figures["clean"]
+    assert clean["steps"] >= 6
+    assert clean["schedules"] == 3 * 12
+    assert clean["seeds"] == [0, 4]
+    assert {clean["trials"][seed]["runner"] for seed in (0, 2, 4)} == LINEUPS
+    assert clean["false_alarms"] == 0
+    assert clean["padded replay"] > 0
+    for runner in RUNNERS:
+        assert clean[f"{runner}: replay"] >= clean[f"{runner}: padded replay"] > 0
+    assert [(row["bug"], row["runner"], row["caught"]) for row in figures["bugs"]] == [
+        ("swa_int64", runner, 1) for runner in runners_of(BUGS["swa_int64"])
+    ]
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_soak_that_left_a_runner_out_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One trial of one line-up says nothing of the others' runners, however clean it is."""
+    monkeypatch.setattr("harness.soak.BUGS", {})
+    path = tmp_path / "soak.json"
+    assert main([*SOAK, "--steps", "2", "--record", str(path)]) == FINDING
+    assert " 0 false alarms" in capsys.readouterr().out
+    figures = evidence(path, "soak")
+    assert figures["as_hoped"] is False
+    replayed = {name for name in RUNNERS if figures["clean"].get(f"{name}: padded replay")}
+    assert replayed == {each.name for each in lineup("decode")}
+    assert (figures["clean"]["false_alarms"], figures["bugs"]) == (0, [])
 
 
 def test_a_soak_that_is_not_as_hoped_is_a_finding(

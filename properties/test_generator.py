@@ -8,7 +8,7 @@ import pytest
 from harness.coverage import required_events
 from harness.hunt import draw, hunt, survey
 from harness.lockstep import Lockstep
-from harness.regress import Run, Settings, all_hunts, plan, unreached
+from harness.regress import CLEAN_SCHEDULES, SHAPES, Run, Settings, all_hunts, plan, unreached
 from harness.schedule import Decode, Draft, DraftExtend, Idle, Schedule, Verify
 from harness.tasks import Source, Task, run_task
 from harness.trial import Trial
@@ -16,6 +16,7 @@ from harness.world import idle_modes
 from reference.batch import Mode
 from reference.config import PRESETS
 from subjects.behaviour import Era
+from subjects.bugs import BUGS, unharmed_by
 from subjects.runners import RUNNERS, lineup
 
 DRAWN = 30
@@ -37,7 +38,7 @@ def trial_of(runner: str, preset: str, device: str) -> Trial:
 def drawn(lockstep: Lockstep, seed: int, count: int = DRAWN) -> list[Schedule]:
     """Return what one seed draws."""
     found: list[Schedule] = []
-    draw(lockstep, found.append, seed, count, shrinks=False)
+    draw(lockstep, found.append, seed, count)
     return found
 
 
@@ -109,15 +110,57 @@ def test_a_toothless_generator_is_found_out(device: str) -> None:
 
 
 def test_a_run_plans_every_runner_era_and_preset() -> None:
+    """Clean ones first, each runner once in every era and on every preset, then every hunt."""
     tasks = plan(Settings("cpu"))
     clean = [task for task in tasks if task.bug is None]
-    trials = [(task.trial.runner, task.trial.era, task.source) for task in clean]
-    assert sorted(trials) == sorted(product(RUNNERS, Era, Source))
-    presets = {(task.trial.runner, task.trial.preset) for task in clean}
-    assert presets == set(product(RUNNERS, PRESETS))
     assert tasks[: len(clean)] == clean
+    generated = [task.trial for task in clean if task.source is Source.GENERATED]
+    assert sorted((trial.runner, trial.era) for trial in generated) == sorted(product(RUNNERS, Era))
+    presets = sorted((trial.runner, trial.preset) for trial in generated)
+    assert presets == sorted(product(RUNNERS, PRESETS))
+    assert {(trial.page_size, trial.dtype) for trial in generated} == set(SHAPES)
     hunted = [(task.trial.bug, task.trial.runner) for task in tasks[len(clean) :]]
     assert list(dict.fromkeys(hunted)) == list(all_hunts())
+
+
+def test_a_run_plays_traffic_on_each_runner_in_one_era() -> None:
+    """The eras take turns; the trial is one that generated schedules are played on too."""
+    tasks = [task for task in plan(Settings("cpu")) if task.bug is None]
+    trials = [task.trial for task in tasks if task.source is Source.TRAFFIC]
+    assert sorted(trial.runner for trial in trials) == sorted(RUNNERS)
+    assert {trial.era for trial in trials} == set(Era)
+    generated = {task.trial for task in tasks if task.source is Source.GENERATED}
+    assert set(trials) <= generated
+
+
+def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> None:
+    """There are many clean trials, each of few schedules, and no two of one seed."""
+    for asked, played in ((50, CLEAN_SCHEDULES), (CLEAN_SCHEDULES - 1, CLEAN_SCHEDULES - 1)):
+        tasks = [task for task in plan(Settings("cpu", examples=asked)) if task.bug is None]
+        generated = [task for task in tasks if task.source is Source.GENERATED]
+        assert {task.examples for task in generated} == {played}
+        assert len({task.seed for task in generated}) == len(generated)
+
+
+def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_era() -> None:
+    """What a hunt is held against was itself tried, with nothing but the bug changed."""
+    tasks = plan(Settings("cpu"))
+    clean = {(task.trial.runner, task.trial.era): task.trial for task in tasks if task.bug is None}
+    hunts = [task for task in tasks if task.bug is not None]
+    assert hunts
+    for task in hunts:
+        assert task.bug is not None
+        assert task.clean_trial == clean[task.trial.runner, task.bug.era]
+    traffic = [
+        (task.bug.name, task.trial.runner)
+        for task in hunts
+        if task.bug is not None and task.source is Source.TRAFFIC
+    ]
+    assert traffic == [
+        (name, runner)
+        for name, runner in all_hunts()
+        if BUGS[name].in_traffic and unharmed_by(BUGS[name], runner) is None
+    ]
 
 
 def test_the_same_seed_draws_the_same_schedules(device: str) -> None:

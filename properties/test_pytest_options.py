@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -14,8 +14,11 @@ import torch
 
 import conftest
 from harness.case import load_case
+from harness.trial import DTYPES
+from harness.violation import PROPERTIES
+from properties.trials import PAGE_SIZES
 from reference.config import PRESETS
-from subjects.bugs import BUGS
+from subjects.bugs import BUGS, runners_of
 from subjects.runners import RUNNERS
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +49,9 @@ def suite(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     settings = ("-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
     return python("-m", "pytest", *settings, *words, folder=folder)
 
+
+HARMED = runners_of(BUGS["swa_pad"])
+"""The runners that a clean suite with this bug is red on."""
 
 NAMES: dict[str, Iterable[str]] = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS}
 
@@ -84,7 +90,7 @@ def test_the_options_stand_in_one_group_of_the_help() -> None:
 
 @pytest.mark.parametrize(
     ("profile", "seed", "schedules"),
-    [("ci", r"0", "25"), ("nightly", r"\d+", "250")],
+    [("ci", r"0", "8"), ("dev", r"\d+", "8"), ("nightly", r"\d+", "250")],
 )
 def test_the_header_tells_device_seed_and_schedules(
     profile: str, seed: str, schedules: str, tmp_path: Path
@@ -100,46 +106,79 @@ def test_the_header_tells_device_seed_and_schedules(
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "runners"),
+    [
+        ([], HARMED),
+        (["--runner", "piecewise"], ["piecewise"]),
+    ],
+    ids=["without a runner", "with a runner"],
+)
+def test_a_bug_is_switched_on_in_each_runner_it_can_harm_or_in_the_one_asked_for(
+    words: list[str], runners: Sequence[str], tmp_path: Path
+) -> None:
+    """Nothing is collected but what a clean build must pass, every property of it."""
+    done = suite(
+        *("--bug", "swa_pad", "--preset", "gpt_oss", "--device", "cpu", "--collect-only", "-q"),
+        *(*words, str(ROOT / "properties")),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout
+    collected = re.findall(r"^\S*?(\w+\.py)::(\w+)(?:\[(.*)\])?$", done.stdout, re.M)
+    assert {file for file, _, _ in collected} == {"test_clean.py"}
+    assert {each.split("-")[0] for _, _, each in collected} == set(runners)
+    assert all("-gpt_oss-" in each and "-swa_pad" in each for _, _, each in collected)
+    kept = [each for _, test, each in collected if test == "test_a_clean_subject_keeps"]
+    shapes = len(DTYPES) * len(PAGE_SIZES)
+    assert len(kept) == len(set(kept)) == len(runners) * shapes * len(PROPERTIES)
+
+
 def test_the_clean_suite_goes_red_on_a_broken_subject_and_tells_how_to_replay_it(
     tmp_path: Path,
 ) -> None:
-    """Two of its properties, in two workers, of which one must see the bug."""
+    """Two of its properties on both runners, in two workers; one of the two must see the bug."""
     done = suite(
         *("--bug", "swa_pad", "--preset", "gpt_oss", "--device", "cpu", "-n", "2"),
-        *("-k", "kv_parity or log_hygiene", "--hypothesis-profile", "ci"),
+        *("-k", "(kv_parity or log_hygiene) and float32-page1", "--hypothesis-profile", "ci"),
         *("--junitxml", "reports/junit.xml", str(ROOT / "properties")),
         folder=tmp_path,
     )
     assert done.returncode == TESTS_FAILED, done.stdout
     assert "with bug swa_pad switched on: expect red" in done.stdout
-    assert re.search(r"^FAILED .*test_a_clean_subject_keeps\[.*kv_parity", done.stdout, re.M)
+    for runner in HARMED:
+        assert re.search(
+            rf"^FAILED .*test_a_clean_subject_keeps\[{runner}-.*kv_parity", done.stdout, re.M
+        )
     assert re.search(r"kv_parity: step \d+ of \d+: .* of request \d+", done.stdout)
     assert_only_kv_parity_is_red(tmp_path / "reports" / "junit.xml")
-    assert_its_case_replays(done.stdout, tmp_path)
+    assert_its_cases_replay(done.stdout, tmp_path)
 
 
 def assert_only_kv_parity_is_red(junit: Path) -> None:
-    """Read the two results; neither is of a test that knows nothing of `--bug`."""
+    """Read two results of each runner; none is of a test that knows nothing of `--bug`."""
     results = ElementTree.parse(junit).getroot().iter("testcase")
     red = {str(each.get("name")): each.find("failure") is not None for each in results}
-    assert sorted(red.values()) == [False, True]
+    assert sorted(red.values()) == [False] * len(HARMED) + [True] * len(HARMED)
     assert all(name.startswith("test_a_clean_subject_keeps[") for name in red)
     assert all("kv_parity" in name for name, failed in red.items() if failed)
 
 
-def assert_its_case_replays(shown: str, folder: Path) -> None:
-    """Take the one command shown as it stands: it finds the bug again, and nothing is left over."""
+def assert_its_cases_replay(shown: str, folder: Path) -> None:
+    """Take each command shown as it stands: it finds the bug again, and nothing is left over."""
     commands = re.findall(r"^replay with: paritybit (replay \S+)$", shown, re.M)
-    assert len(commands) == 1
-    _, path = commands[0].split()
-    assert [each.name for each in (folder / "reports/out/pytest/cases").iterdir()] == [
-        Path(path).name
-    ]
-    assert load_case(folder / path).trial.bug == "swa_pad"
+    assert len(commands) == len(HARMED)
+    paths = [command.split()[1] for command in commands]
+    assert sorted(each.name for each in (folder / "reports/out/pytest/cases").iterdir()) == sorted(
+        Path(path).name for path in paths
+    )
     assert list(folder.glob("reports/out/pytest/worker-*/*")) == []
-    again = python("-m", "harness", "replay", path, folder=folder)
-    assert again.returncode == 1
-    assert re.search(r"^step \d+: kv_parity: ", again.stdout, re.M)
+    trials = [load_case(folder / path).trial for path in paths]
+    assert sorted(trial.runner for trial in trials) == sorted(HARMED)
+    assert all(trial.bug == "swa_pad" for trial in trials)
+    for path in paths:
+        again = python("-m", "harness", "replay", path, folder=folder)
+        assert again.returncode == 1
+        assert re.search(r"^step \d+: kv_parity: ", again.stdout, re.M)
 
 
 def test_conftest_does_not_import_torch() -> None:

@@ -1,6 +1,6 @@
 """Shrinking: what is left fails still, and neither a step nor a number of it can be spared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import pytest
@@ -158,14 +158,33 @@ def any_step() -> st.SearchStrategy[Step]:
 @given(schedule=DRAWN)
 def test_what_is_left_still_fails_and_is_simpler(planted: str, schedule: Schedule) -> None:
     """Of a generated schedule, put behind one that fails for certain."""
-    fails = PLANTED[planted]
     whole = Schedule(TALL.steps + schedule.steps, schedule.seed)
-    assert fails(whole)
+    assert PLANTED[planted](whole)
     for reduce in (shrink, cut, simplify):
+        fails = Counted(PLANTED[planted])
         left = reduce(whole, fails)
-        assert fails(left)
-        assert comes_from(left, whole)
-        assert len(left.steps) <= len(whole.steps)
+        assert PLANTED[planted](left)
+        for each in (left, *fails.asked):
+            assert comes_from(each, whole)
+            assert len(each.steps) <= len(whole.steps)
+
+
+@pytest.mark.parametrize("length", range(41))
+def test_only_what_is_shorter_is_tried_in_cutting(length: int) -> None:
+    """Of schedules of any length, in blocks that do not divide it, and of what the cuts leave."""
+    whole = Schedule(TALL.steps[:length])
+    for most in (0, 3, length // 2, length):
+        wanted = whole.steps[:most:2]
+        fails = Counted(lambda each, wanted=wanted: is_within(wanted, each.steps))
+        assert cut(whole, fails).steps == wanted
+        assert all(len(each.steps) < length for each in fails.asked)
+        assert all(is_within(each.steps, whole.steps) for each in fails.asked)
+
+
+def is_within(some: Sequence[Step], steps: Sequence[Step]) -> bool:
+    """Whether some steps are all there, in their order."""
+    left = iter(steps)
+    return all(step in left for step in some)
 
 
 MINIMA: dict[str, tuple[Step, ...]] = {
@@ -227,6 +246,7 @@ def test_what_needs_every_step_keeps_every_step() -> None:
     assert [type(step) for step in left.steps] == kinds
     for step in left.steps:
         assert all(getattr(step, each.name) in {0, (0,)} for each in fields(step))
+    assert len(fails.asked) < 12 * len(TALL.steps)
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -241,14 +261,14 @@ def test_cutting_drops_steps_and_changes_none(schedule: Schedule) -> None:
     """What is left needs each of its steps."""
     whole = Schedule(schedule.steps + TALL.steps, schedule.seed)
     left = cut(whole, verifies_what_was_retracted)
-    remaining = iter(whole.steps)
-    assert all(step in remaining for step in left.steps)
+    assert is_within(left.steps, whole.steps)
     assert [step.name for step in left.steps] == ["retract", "resume", "verify"]
 
 
 def test_simplifying_keeps_every_step_in_its_place() -> None:
-    left = simplify(TALL, lambda schedule: TALL.steps[0] in schedule.steps)
+    left = simplify(TALL, lambda schedule: schedule.steps[0] == TALL.steps[0])
     assert left.steps[0] == TALL.steps[0]
+    assert left.steps[1:] != TALL.steps[1:]
     assert [step.name for step in left.steps] == [step.name for step in TALL.steps]
     assert simplify(TALL, lambda schedule: schedule == TALL) == TALL
 
