@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ARTIFACTS = Path("reports/out/pytest")
 """Where failing cases go; each worker has a folder of its own, merged at the end."""
 
-settings.register_profile("dev", max_examples=7, deadline=None, print_blob=True)
-settings.register_profile("ci", max_examples=7, deadline=None, derandomize=True, database=None)
+settings.register_profile("dev", max_examples=4, deadline=None, print_blob=True)
+settings.register_profile("ci", max_examples=4, deadline=None, derandomize=True, database=None)
 settings.register_profile("nightly", max_examples=250, deadline=None, print_blob=True)
 
 

@@ -403,7 +403,7 @@ class Interrupted:
         with (folder / "stderr").open("w+") as errors:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "harness", "regress", "--bug", "swa_pad"),
+                    *(sys.executable, "-m", "harness", "regress", "--bug", "swa_pad,req_pool_pad"),
                     *("--preset", "gpt_oss", "--device", "cpu"),
                     *("--workers", str(workers), "--out", str(self.out)),
                 ],
@@ -469,7 +469,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_leaves_no_process(
     assert "Traceback" not in run.shown
     record = json.loads((run.out / "latest" / "run.json").read_text())
     assert record["verdict"] == "interrupted"
-    asked = Settings("cpu", hunts_of(("swa_pad",), ()), presets=("gpt_oss",))
+    asked = Settings("cpu", hunts_of(("swa_pad", "req_pool_pad"), ()), presets=("gpt_oss",))
     assert 1 <= len(record["clean"]) + len(record["bugs"]) < len(plan(asked))
     assert all(row["status"] == "green" for row in record["clean"])
     assert "<title>" in (run.out / "latest" / "index.html").read_text()

@@ -177,7 +177,9 @@ class Scene:
                 for span in self.batch.spans[:request]
             ),
         }
-        return places.get(self.rows[name].axis, self.first(request))
+        # What is no input is a list: one element per request, where it has none per token.
+        axis = self.rows[name].axis if name in self.rows else Axis.REQUEST
+        return places.get(axis, self.first(request))
 
     def owned(self, kind: Kind) -> dict[int, int]:
         """Return the slots that the forward is to write, each with its request.

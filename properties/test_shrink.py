@@ -175,10 +175,15 @@ def test_only_what_is_shorter_is_tried_in_cutting(length: int) -> None:
     whole = Schedule(TALL.steps[:length])
     for most in (0, 3, length // 2, length):
         wanted = whole.steps[:most:2]
-        fails = Counted(lambda each, wanted=wanted: is_within(wanted, each.steps))
+        fails = Counted(holds_all(wanted))
         assert cut(whole, fails).steps == wanted
         assert all(len(each.steps) < length for each in fails.asked)
         assert all(is_within(each.steps, whole.steps) for each in fails.asked)
+
+
+def holds_all(wanted: Sequence[Step]) -> Fails:
+    """Return a predicate of schedules that hold some steps in their order."""
+    return lambda schedule: is_within(wanted, schedule.steps)
 
 
 def is_within(some: Sequence[Step], steps: Sequence[Step]) -> bool:
