@@ -19,8 +19,11 @@ from properties.trials import bug_trial, every_pair
 from subjects.bugs import BUGS, missing_inputs, runners_of, unharmed_by
 from subjects.runners import RUNNERS
 
-HARMED = [pair for pair in every_pair() if unharmed_by(BUGS[pair[0]], pair[1]) is None]
-UNHARMED = [pair for pair in every_pair() if pair not in HARMED]
+PAIRS = [pair for pair in every_pair() if "." not in pair[0]]
+"""What the suite hunts; the memo's sites one by one are tried on all runners by the main job."""
+
+HARMED = [pair for pair in PAIRS if unharmed_by(BUGS[pair[0]], pair[1]) is None]
+UNHARMED = [pair for pair in PAIRS if pair not in HARMED]
 ONE_RUNNER_EACH = [
     (name, runners_of(bug)[place % len(runners_of(bug))])
     for place, (name, bug) in enumerate(BUGS.items())
