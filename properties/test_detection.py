@@ -34,7 +34,7 @@ ONE_RUNNER_EACH = [
 IN_TRAFFIC = [pair for pair in ONE_RUNNER_EACH if BUGS[pair[0]].in_traffic]
 
 EXAMPLES = 50
-FEW = 2
+FEW = 4
 MOST_STEPS = {
     "swa_pad": 5,
     "swa_int64": 2,
