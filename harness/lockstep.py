@@ -7,7 +7,7 @@ goes on.
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -98,7 +98,7 @@ class Lockstep:
                 self.arms = Arms(trial)
             except SharedBufferError as error:
                 self.refused = str(error)
-                self.arms = Arms(replace(trial, bug=None))
+                self.arms = Arms(trial.clean)
         self.capture_warnings = self.trap.take()
         self.before = Before(
             torch.empty_like(self.arms.eager_pools.storage),

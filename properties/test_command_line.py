@@ -158,13 +158,14 @@ def test_a_case_found_on_cuda_cannot_run_without_a_gpu(case_file: Path, refused:
     assert "found on cuda" in refused(CANNOT_RUN, "replay", case_file, "--device", "cpu")
 
 
-@pytest.mark.parametrize("what", ["bug", "runner", "preset"])
+@pytest.mark.parametrize("what", ["bugs", "runner", "preset"])
 def test_a_case_of_what_this_build_lacks_cannot_run(
     what: str, case_file: Path, refused: Any
 ) -> None:
-    edit(case_file, "trial", what, value="nonsense")
+    edit(case_file, "trial", what, value=["nonsense"] if what == "bugs" else "nonsense")
     told = refused(CANNOT_RUN, "replay", case_file)
-    assert f"case.json names what this build lacks: unknown {what} 'nonsense'; valid: " in told
+    named = what.removesuffix("s")
+    assert f"case.json names what this build lacks: unknown {named} 'nonsense'; valid: " in told
 
 
 def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refused: Any) -> None:
@@ -263,7 +264,7 @@ def test_a_case_replays_as_a_finding_and_without_its_bug_as_clean(
     told = capsys.readouterr().out
     assert re.search(r"^step 3: kv_parity: .*slot \d+ of request", told, re.M)
     assert "4 steps, 2 replays, 1 padded: differs" in told
-    edit(case_file, "trial", "bug", value=None)
+    edit(case_file, "trial", "bugs", value=[])
     assert main(["replay", str(case_file)]) == OK
     assert capsys.readouterr().out == "4 steps, 2 replays, 1 padded: clean\n"
 
