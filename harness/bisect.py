@@ -84,11 +84,6 @@ def likeliest_runner(bugs: Sequence[str]) -> str:
     return max(able, key=lambda each: sum(unharmed_by(BUGS[bug], each) is None for bug in bugs))
 
 
-def smallest(self) -> Toggles | None:
-    """Return a smallest set of the trial's bugs that fails; None if all together do not."""
-    return smallest(self.trial.bugs, self.fails) if self.fails(self.trial.bugs) else None
-
-
 def smallest(toggles: Toggles, fails: Fails) -> Toggles:
     """Return a smallest set that fails, of `toggles`, which fail: no smaller set does.
 

@@ -32,7 +32,7 @@ class Case:
 
     @property
     def expected(self) -> frozenset[str]:
-        """The properties that must be violated: what was sought, else all that were. None is clean."""
+        """What must be violated: what was sought, else all that was. Nothing is clean."""
         if self.sought is not None:
             return frozenset({self.sought})
         return frozenset(each["property"] for each in self.violations)

@@ -180,9 +180,8 @@ def _point(point: Point, device: str, seen: Mapping[Trial, Catch]) -> dict[str, 
         name: {runner: n for runner, catch in catches.items() if (n := catch.violated[name])}
         for name in PROPERTIES
     }
-    odd = [
-        f"{runner}: {odd}" for runner in catches if (odd := _odd(point, runner, catches[runner]))
-    ]
+    told = {runner: _odd(point, runner, catch) for runner, catch in catches.items()}
+    odd = [f"{runner}: {each}" for runner, each in told.items() if each]
     return {
         "name": point.name,
         "merged": point.merged,

@@ -21,7 +21,7 @@ class Replayed:
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
-    """Return the case files named, those of a folder in order. Raises ValueError for an empty one."""
+    """Return the case files named, a folder's in order. Raises ValueError for an empty one."""
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
@@ -42,9 +42,8 @@ def load_here(path: Path, device: str | None) -> Case:
     except UnknownNameError as error:
         raise CannotRunError(f"{path.name} names what this build lacks: {error}") from error
     if device is not None and resolve_device(device) != case.trial.device:
-        raise CannotRunError(
-            f"{path.name} was found on {case.trial.device}; it replays there alone"
-        )
+        found = case.trial.device
+        raise CannotRunError(f"{path.name} was found on {found}; it replays there alone")
     if case.trial.device == "cuda":
         require_cuda()
     return case
