@@ -301,6 +301,8 @@ def replay_many(options: argparse.Namespace) -> int:
 
 def run_bisect(options: argparse.Namespace) -> int:
     """Find the smallest set of bugs that explains a failing schedule."""
+    if not options.bugs:
+        raise ValueError("there is at least one bug to choose from (see paritybit bisect --help)")
     for name in options.bugs:
         known("bug", name, BUGS)
     if options.property is not None:

@@ -74,14 +74,13 @@ def with_goal(case: Case | None) -> Case | None:
 
 
 def likeliest_runner(bugs: Sequence[str]) -> str:
-    """Return the first of the runners that most of the bugs can harm, and that can have all.
+    """Return the first runner that most of the bugs can harm, of those that can have them all."""
 
-    Raises ValueError where no runner can have them all.
-    """
-    able = [each for each in RUNNERS if not any(missing_inputs(BUGS[bug], each) for bug in bugs)]
-    if not able:
-        raise ValueError(f"no runner can have all of {', '.join(bugs)}: see paritybit list")
-    return max(able, key=lambda each: sum(unharmed_by(BUGS[bug], each) is None for bug in bugs))
+    def promise(runner: str) -> tuple[bool, int]:
+        able = not any(missing_inputs(BUGS[bug], runner) for bug in bugs)
+        return able, sum(unharmed_by(BUGS[bug], runner) is None for bug in bugs)
+
+    return max(RUNNERS, key=promise)
 
 
 def smallest(toggles: Toggles, fails: Fails) -> Toggles:
