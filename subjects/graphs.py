@@ -197,6 +197,11 @@ class _Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.calls: list[Call] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and torch would import its compiler, for seconds, to say so.
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

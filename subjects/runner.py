@@ -5,7 +5,7 @@ it captures. Follows the engine's graph runners.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from subjects.behaviour import Behaviour, Era
 from subjects.buffers import BufferPool, Conversions, StaticInputs
 from subjects.contracts import Axis, Contract, Extents
 from subjects.graphs import Capture, Graph
-from subjects.metadata import StaticLists
+from subjects.metadata import Lists, StaticLists
 from subjects.pool import LocState, SubjectPool
 
 WARM_UP_RUNS = 2
@@ -169,6 +169,19 @@ class GraphRunner(ABC):
         captured.replay()
         output: Output = captured.output
         return output
+
+    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
+        """Write the key lists of a bucket's rows, made by `row_lists` or what takes the same."""
+        self.metadata.write(
+            lists(
+                self.view("req_pool_indices", bucket),
+                self.view("seq_lens", bucket),
+                self.view("seq_lens_cpu", bucket),
+                self.target.config.window,
+                self.pool,
+                self.behaviour.invalidation,
+            )
+        )
 
     def view(self, name: str, bucket: int) -> Tensor:
         """Return the part of a static input that a bucket reads."""
