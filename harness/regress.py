@@ -305,6 +305,7 @@ def _finding(result: Result, cases: Path, shown: str) -> dict[str, Any] | None:
         "reproduce": f"paritybit replay {shown}/{path.name}",
         "schedule": to_json(finding.schedule),
         "timeline": list(finding.timeline),
+        "explanation": finding.explanation,
     }
 
 

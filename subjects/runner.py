@@ -7,6 +7,7 @@ it captures. Follows the engine's graph runners.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -234,17 +235,19 @@ class GraphRunner(ABC):
             self.plan(bucket)
             self.preset_location(bucket)
 
-            def run_once(bucket: int = bucket) -> Output:
-                if self.behaviour.invalidation.run_once:
-                    self.pool.invalidate_loc_cache()
-                return self.forward(bucket)
-
+            run_once = partial(self.run_once, bucket)
             for _ in range(WARM_UP_RUNS):
                 run_once()
             capture: Capture[Output] = Capture(self.ops, self.memory_pool)
             self.captured[bucket] = capture.run(run_once)
             # What the capture found in the memo must go stale, not be freed under the graph.
             self.captured_states.append(self.pool.state)
+
+    def run_once(self, bucket: int) -> Output:
+        """Run what a bucket captures, as its warm-up and its capture do."""
+        if self.behaviour.invalidation.run_once:
+            self.pool.invalidate_loc_cache()
+        return self.forward(bucket)
 
     def preset_location(self, bucket: int) -> None:
         """Set the pool's `swa_loc` for a capture, where the runner has one of its own (era 2)."""
