@@ -26,6 +26,7 @@ from harness.bisect import Bisection, Toggles, hunted_case, likeliest_runner, wi
 from harness.case import Case, write_case
 from harness.corpus import CORPUS, corpus_tasks, make_corpus
 from harness.display import clean_table, history_table, matrix, progress, runner_matrix
+from harness.explain import explanation
 from harness.history import play_history
 from harness.lockstep import DeviceLostError, Lockstep, Outcome
 from harness.regress import Run, Settings, all_hunts, execute, plan, record
@@ -260,11 +261,15 @@ def run_replay(options: argparse.Namespace) -> int:
         return replay_many(options)
     path = options.case[0]
     case = load_here(path, options.device)
-    outcome, _ = observe(Lockstep(case.trial, frozenset(PROPERTIES)), case.schedule)
+    lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
+    outcome, timeline = observe(lockstep, case.schedule)
     if vacuous(outcome):
         raise CannotRunError(f"{path.name} runs no forward, so it proves nothing")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.told}")
+    cause = explanation(lockstep, case.schedule, outcome, timeline, case.sought)
+    for sentence in cause["proof"] if cause is not None else ():
+        print(f"  {sentence}")
     print(
         f"{outcome.steps} steps, {outcome.replays} replays, {outcome.padded_replays} padded:",
         end=" ",
