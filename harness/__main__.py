@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from harness import record as run_record
@@ -285,7 +286,7 @@ def replay_many(options: argparse.Namespace) -> int:
         try:
             work.append((path.stem, load_here(path, options.device)))
         except CannotRunError as error:
-            console.print(f"[yellow]cannot run[/] {error}")
+            console.print(f"[yellow]cannot run[/] {escape(str(error))}")
             skipped += 1
     groups = by_trial(work)
     devices = {case.trial.device for _, case in work}
@@ -294,7 +295,7 @@ def replay_many(options: argparse.Namespace) -> int:
         line = bar.add_task("replaying", total=len(work))
         for replayed in chain.from_iterable(spread(replay_alike, groups)):
             mark = "[green]as it says[/] " if replayed.as_said else "[bold red]otherwise[/]  "
-            console.print(f"{mark} {replayed.name}: {replayed.told}")
+            console.print(f"{mark} {escape(replayed.name)}: {replayed.told}")
             wrong += not replayed.as_said
             bar.advance(line)
     console.print(
@@ -312,6 +313,10 @@ def run_bisect(options: argparse.Namespace) -> int:
         known("bug", name, BUGS)
     if options.property is not None:
         known("property", options.property, PROPERTIES)
+    if options.case is not None and options.runner is not None:
+        raise ValueError("a case brings its own runner: name one of the two")
+    if options.out is not None:
+        run_record.require_writable(options.out)
     console = Console(soft_wrap=True)
     case = with_goal(case_to_bisect(options))
     if case is None:

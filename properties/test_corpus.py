@@ -14,7 +14,6 @@ from harness.lockstep import Lockstep
 from harness.trial import Trial
 from harness.violation import PROPERTIES
 from properties.test_detection import HARMED, MOST_STEPS
-from subjects.behaviour import Era
 from subjects.bugs import BUGS, runners_of
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -60,11 +59,6 @@ def test_a_case_shows_its_bug_and_nothing_without_it(clean: Trial, device: str) 
 def told(case: Case) -> list[tuple[str, int]]:
     """Return what a case violated when it was found, and when."""
     return [(each["property"], each["step"]) for each in case.violations]
-
-
-def test_every_era_but_one_has_cases() -> None:
-    """Nothing is known to have been wrong in the era of per-layer translation alone."""
-    assert {trial.era for trial in CLEAN} == {Era.PRESET, Era.MEMO}
 
 
 def test_the_corpus_is_made_again_for_the_bugs_named(
