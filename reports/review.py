@@ -1,6 +1,6 @@
 """What the page shows, read off a run record: one small value per table row or card.
 
-Knows the record's JSON (version 2) and the words for it. Does not know markup, and
+Knows the record's JSON and the words for it. Does not know markup, and
 judges nothing: verdict and statuses are the record's, only gathered here.
 """
 
@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from math import log
 from typing import Any
 
+from reports import detection_plot
 from reports.cards import COUNTS, Card, Data, bug_cards, clean_cards, setting
+from reports.detection_plot import Plot
+from reports.skipped import skipped
 from reports.texts import Fact, Piece, duration, or_dash, words
 
 VERDICTS: Mapping[str, tuple[str, str, str]] = {
@@ -44,20 +47,20 @@ ENVIRONMENT: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Mark:
-    """One cell of the matrix."""
+    """One cell of the matrix. `count` is of the hunts that saw it, '' where none did."""
 
     kind: str
     sign: str
     told: str
+    count: str = ""
 
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """One hunt of one bug. `anchor` is its card's."""
+    """The hunts of one bug on one runner: `hunts` lead from their sources to their cards."""
 
     bug: str
-    source: str
-    anchor: str
+    hunts: tuple[Piece, ...]
     status: str
     sound: bool
     to_detection: str
@@ -106,6 +109,14 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Filter:
+    """What findings can be filtered by, and the values that they have of it."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Review:
     """Everything on the page that is not the record's word for word."""
 
@@ -125,6 +136,9 @@ class Review:
     events: tuple[Event, ...]
     clean_cards: tuple[Card, ...]
     bug_cards: tuple[Card, ...]
+    plots: tuple[Plot, ...]
+    skipped: tuple[Fact, ...]
+    filters: tuple[Filter, ...]
 
 
 def review(record: Data) -> Review:
@@ -149,6 +163,9 @@ def review(record: Data) -> Review:
         events=events,
         clean_cards=clean,
         bug_cards=bugs,
+        plots=tuple(_plots(record)),
+        skipped=tuple(skipped(record)),
+        filters=tuple(_filters([*clean, *bugs])),
     )
 
 
@@ -211,27 +228,45 @@ def _commit(commit: str | None, *, dirty: bool) -> str:
     return f"{short}, with uncommitted changes" if dirty else short
 
 
-def _matrix(record: Data, cards: Iterable[Card]) -> Iterator[MatrixRow]:
-    for bug, card in zip(record["bugs"], cards, strict=True):
+def _matrix(record: Data, cards: Sequence[Card]) -> Iterator[MatrixRow]:
+    for (name, runner), hunts in _by_pair(record, cards).items():
+        bad = [card for _, card in hunts if not card.sound]
+        judged = bad[0] if bad else hunts[0][1]
         yield MatrixRow(
-            bug=card.title,
-            source=bug["source"],
-            anchor=card.anchor,
-            status=card.status,
-            sound=card.sound,
-            to_detection=or_dash(bug["schedules_to_detection"]),
-            marks=tuple(
-                Mark(*MARKS[name == bug["caught_by"], name in bug["seen"]])
-                for name in record["properties"]
-            ),
+            bug=f"{name}@{runner}",
+            hunts=tuple(Piece(card.source, card.anchor) for _, card in hunts),
+            status=judged.status,
+            sound=judged.sound,
+            to_detection=_to_detection([bug for bug, _ in hunts]),
+            marks=tuple(_mark([bug for bug, _ in hunts], each) for each in record["properties"]),
         )
+
+
+def _by_pair(record: Data, cards: Sequence[Card]) -> dict[tuple[str, str], list[tuple[Data, Card]]]:
+    """Return the hunts with their cards by bug and runner."""
+    hunts: dict[tuple[str, str], list[tuple[Data, Card]]] = {}
+    for bug, card in zip(record["bugs"], cards, strict=True):
+        hunts.setdefault((bug["bug"], bug["runner"]), []).append((bug, card))
+    return hunts
+
+
+def _to_detection(hunts: Iterable[Data]) -> str:
+    """Return how many schedules each hunt drew until it caught the bug."""
+    return "/".join(or_dash(hunt["schedules_to_detection"]) for hunt in hunts)
+
+
+def _mark(hunts: Sequence[Data], name: str) -> Mark:
+    """Return what the hunts of a bug on a runner saw by one property."""
+    expected = name == hunts[0]["caught_by"]
+    count = sum(name in hunt["seen"] for hunt in hunts)
+    kind, sign, told = MARKS[expected, count == len(hunts) if expected else count > 0]
+    of_hunts = f"{count} of {len(hunts)} hunts"
+    return Mark(kind, sign, f"{told}: {of_hunts}", str(count) if count else "")
 
 
 def _runner_rows(record: Data, cards: Sequence[Card]) -> Iterator[RunnerRow]:
     """Yield a row for each bug of the build that was tried on any runner."""
-    hunts: dict[tuple[str, str], list[Card]] = {}
-    for bug, card in zip(record["bugs"], cards, strict=True):
-        hunts.setdefault((bug["bug"], bug["runner"]), []).append(card)
+    hunts = _by_pair(record, cards)
     tried = dict.fromkeys(name for name, _ in hunts)
     for name in tried:
         pairs = [pair for pair in record["pairs"] if pair["bug"] == name]
@@ -240,18 +275,42 @@ def _runner_rows(record: Data, cards: Sequence[Card]) -> Iterator[RunnerRow]:
         )
 
 
-def _pair(pair: Data, cards: Sequence[Card]) -> Pair:
-    anchor = cards[0].anchor if cards else ""
-    bad = [card for card in cards if not card.sound]
+def _pair(pair: Data, hunts: Sequence[tuple[Data, Card]]) -> Pair:
+    anchor = hunts[0][1].anchor if hunts else ""
+    bad = [card for _, card in hunts if not card.sound]
     if bad:
         return Pair("missed", "✕", f"{bad[0].status}: {bad[0].status_told}", bad[0].anchor)
-    if pair["unharmed"] is not None and cards:
+    if pair["unharmed"] is not None and hunts:
         return Pair("also", "○", f"tried, cannot harm it: {pair['unharmed']}", anchor)
     if not pair["can_be_switched_on"]:
         return Pair("none", "–", f"cannot harm it: {pair['unharmed']}", "")
-    return (
-        Pair("caught", "●", "caught", anchor) if cards else Pair("none", "·", "not asked for", "")
-    )
+    if not hunts:
+        return Pair("none", "·", "not asked for", "")
+    drawn = _to_detection([bug for bug, _ in hunts])
+    sources = "/".join(card.source for _, card in hunts)
+    return Pair("caught", drawn, f"caught after {drawn} schedules ({sources})", anchor)
+
+
+def _plots(record: Data) -> Iterator[Plot]:
+    for key in ("bug", "runner"):
+        plot = detection_plot.lay_out(record["bugs"], key, record["examples"])
+        if plot is not None:
+            yield plot
+
+
+def _filters(cards: Sequence[Card]) -> Iterator[Filter]:
+    """Yield what tells the cards apart: what all have in common filters nothing."""
+    values: Mapping[str, Iterable[str]] = {
+        "bug": (card.bug for card in cards),
+        "runner": (card.runner for card in cards),
+        "property": (name for card in cards for name in card.violated),
+        "outcome": (card.status for card in cards),
+        "source": (card.source for card in cards),
+    }
+    for name, each in values.items():
+        different = tuple(dict.fromkeys(each))
+        if len(different) > 1:
+            yield Filter(name, different)
 
 
 def _trials(record: Data, cards: Sequence[Card]) -> Iterator[Trial]:
