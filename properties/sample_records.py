@@ -202,6 +202,8 @@ def explanation(**changes: Any) -> Record:
         "slots": [
             sub_pool("full", {5: 0, 6: 0, 12: 0, 30: 1, 31: 1}, written=[0, 12]),
             sub_pool("swa", {3: 0, 8: 0, 9: 1, 22: 1}, 72, written=[8, 9], differs=[9]),
+            sub_pool("full", {5: 0, 6: 0, 12: 0, 30: 1, 31: 1}, model="draft"),
+            sub_pool("swa", {3: 0, 8: 0, 9: 1, 22: 1}, 72, model="draft"),
         ],
     }
     return values | changes
@@ -315,7 +317,18 @@ def traffic_finding() -> Record:
         played(13, "finish", [], mode=None, tokens=0, parked=[0, 1, 3, 4]),
         played(14, "decode", [3, 4, 0], bucket=4, padded=1, parked=[1], violated=["kv_parity"]),
     ]
-    return finding([kv_violation(14)], timeline, "swa_pad-decode-traffic")
+    many_owners = {slot: slot % 5 for slot in range(4, 60)}
+    explained = explanation(
+        step=14,
+        bucket=4,
+        raw=3,
+        static_inputs=[
+            static_input(f"static_input_{number}", list(range(8)), [14] * 3 + [12, 10, 10, 10, -1])
+            for number in range(12)
+        ],
+        slots=[sub_pool(kind, many_owners, live=[3, 4, 0]) for kind in ("full", "swa")],
+    )
+    return finding([kv_violation(14)], timeline, "swa_pad-decode-traffic", explained)
 
 
 def capture_finding() -> Record:
@@ -627,24 +640,16 @@ def red() -> Record:
 
 
 def many(count: int) -> Record:
-    """Return the record of a run with `count` findings, each explained at full length."""
+    """Return the record of a run with `count` findings, each explained."""
     record = red()
-    inputs = [
-        static_input(f"static_input_{number}", list(range(24)), [3] * 12 + [2] * 12, stale=[20])
-        for number in range(12)
-    ]
-    owners = {slot: slot % 5 for slot in range(4, 44)}
-    pools = [
-        sub_pool(kind, owners, written=[0, 5], differs=[9], model=model)
-        for model in ("target", "draft")
-        for kind in ("full", "swa")
-    ]
-    found = swa_pad_finding()
-    found["timeline"] = traffic_finding()["timeline"]
-    found["explanation"] = explanation(static_inputs=inputs, slots=pools)
     names = list(BUGS)
     record["bugs"] = [
-        bug(names[number % len(names)], "caught", RUNNERS[number % len(RUNNERS)], finding=found)
+        bug(
+            names[number % len(names)],
+            "caught",
+            RUNNERS[number % len(RUNNERS)],
+            finding=traffic_finding() if number % 4 else swa_pad_finding(),
+        )
         for number in range(count)
     ]
     return record

@@ -4,7 +4,6 @@ Knows the record's JSON of hunts, and pixels. Does not know markup or colours. T
 logarithmic: the first schedules tell a toothless generator from a good one.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
@@ -18,19 +17,24 @@ SPAN = 420
 MISSED = 48
 """How far right of the axis's end a hunt stands that caught nothing."""
 
-STACK = 9
-LINE = 22
+LOWER = "traffic"
+"""The source of schedules that has the lower lane of a line."""
+
+LANE = 18
+LINE = 2 * LANE + 6
 HEAD = 26
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 @dataclass(frozen=True)
 class Dot:
-    """One hunt. `kind` is its source, or missed."""
+    """The `count` hunts of one source that drew equally many. `kind` is the source, or missed."""
 
     x: int
     y: int
+    radius: int
     kind: str
+    count: int
     told: str
 
 
@@ -74,21 +78,22 @@ def lay_out(hunts: Sequence[Mapping[str, Any]], key: str, examples: int) -> Plot
         return None
     names = list(dict.fromkeys(hunt[key] for hunt in sought))
     left = int(max(len(name) for name in names) * LETTER) + GAP
-    lines, y = [], HEAD
-    for name in names:
-        own = [hunt for hunt in sought if hunt[key] == name]
-        dots = tuple(_dots(own, left, y + LINE // 2, examples))
-        height = max(dot.y for dot in dots) - y + LINE // 2
-        lines.append(Line(name, y + LINE // 2, dots))
-        y += height
+    lines = tuple(
+        Line(
+            name,
+            HEAD + LINE * place + LINE // 2,
+            tuple(_dots([each for each in sought if each[key] == name], left, place, examples)),
+        )
+        for place, name in enumerate(names)
+    )
     missed = sum(hunt["schedules_to_detection"] is None for hunt in sought)
     return Plot(
         title=f"Schedules to detection, by {key}",
         told=f"{len(sought) - missed} of {len(sought)} hunts caught their bug",
         left=left,
-        width=left + SPAN + MISSED + GAP,
-        height=y + 4,
-        lines=tuple(lines),
+        width=left + SPAN + MISSED + 2 * GAP,
+        height=HEAD + LINE * len(lines),
+        lines=lines,
         ticks=(
             *(Tick(_x(left, tick, examples), str(tick)) for tick in TICKS if tick <= examples),
             Tick(left + SPAN + MISSED, "never"),
@@ -96,17 +101,25 @@ def lay_out(hunts: Sequence[Mapping[str, Any]], key: str, examples: int) -> Plot
     )
 
 
-def _dots(hunts: Sequence[Mapping[str, Any]], left: int, y: int, examples: int) -> Iterator[Dot]:
-    """Yield a dot for each hunt, those at one place below one another."""
-    taken: Counter[int] = Counter()
+def _dots(
+    hunts: Sequence[Mapping[str, Any]], left: int, place: int, examples: int
+) -> Iterator[Dot]:
+    """Yield a dot for each source and number of schedules, as large as there are hunts."""
+    groups: dict[tuple[str, int | None], list[str]] = {}
     for hunt in hunts:
         drawn = hunt["schedules_to_detection"]
+        groups.setdefault((hunt["source"], drawn), []).append(f"{hunt['bug']}@{hunt['runner']}")
+    for (source, drawn), names in groups.items():
         caught = drawn is not None
-        x = _x(left, drawn, examples) if caught else left + SPAN + MISSED
-        after = f"after {drawn}" if caught else f"not in {hunt['schedules']}"
-        told = f"{hunt['bug']}@{hunt['runner']}, {hunt['source']}: {after}"
-        yield Dot(x, y + STACK * taken[x], hunt["source"] if caught else "missed", told)
-        taken[x] += 1
+        lane = int(source == LOWER)
+        yield Dot(
+            x=_x(left, drawn, examples) if drawn is not None else left + SPAN + MISSED,
+            y=HEAD + LINE * place + LANE * lane + LANE // 2 + 3,
+            radius=4 if len(names) == 1 else 8,
+            kind=source if caught else "missed",
+            count=len(names),
+            told=f"{source}, {f'after {drawn}' if caught else 'never'}: {', '.join(names)}",
+        )
 
 
 def _x(left: int, schedules: int, examples: int) -> int:

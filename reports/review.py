@@ -45,6 +45,10 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
+Hunts = list[tuple[Data, Card]]
+"""Hunts as the record has them, each with its card."""
+
+
 @dataclass(frozen=True)
 class Mark:
     """One cell of the matrix. `count` is of the hunts that saw it, '' where none did."""
@@ -57,13 +61,12 @@ class Mark:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """The hunts of one bug on one runner: `hunts` lead from their sources to their cards."""
+    """The hunts of one bug, on one runner or on all; `hunts` lead to their cards."""
 
-    bug: str
+    name: str
     hunts: tuple[Piece, ...]
     status: str
     sound: bool
-    to_detection: str
     marks: tuple[Mark, ...]
 
 
@@ -128,6 +131,7 @@ class Review:
     attention: tuple[Piece, ...]
     environment: tuple[Fact, ...]
     matrix: tuple[MatrixRow, ...]
+    matrix_by_runner: tuple[MatrixRow, ...]
     legend: tuple[Mark, ...]
     runners: tuple[str, ...]
     runner_rows: tuple[RunnerRow, ...]
@@ -154,7 +158,8 @@ def review(record: Data) -> Review:
         figures=tuple(_figures(record, bugs)),
         attention=tuple(_attention(record, clean, bugs, events)),
         environment=tuple(_environment(record["environment"])),
-        matrix=tuple(_matrix(record, bugs)),
+        matrix=tuple(_matrix(record, _grouped(record, bugs, "bug"))),
+        matrix_by_runner=tuple(_matrix(record, _grouped(record, bugs, "bug", "runner"))),
         legend=tuple(Mark(*each) for each in MARKS.values()),
         runners=tuple(dict.fromkeys(pair["runner"] for pair in record["pairs"])),
         runner_rows=tuple(_runner_rows(record, bugs)),
@@ -228,25 +233,32 @@ def _commit(commit: str | None, *, dirty: bool) -> str:
     return f"{short}, with uncommitted changes" if dirty else short
 
 
-def _matrix(record: Data, cards: Sequence[Card]) -> Iterator[MatrixRow]:
-    for (name, runner), hunts in _by_pair(record, cards).items():
+def _matrix(record: Data, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
+    """Yield a row for each group of hunts of one bug."""
+    for name, hunts in groups.items():
+        sought = [hunt for hunt, _ in hunts if hunt["caught_by"] is not None]
+        bugs = sought or [hunt for hunt, _ in hunts]
         bad = [card for _, card in hunts if not card.sound]
-        judged = bad[0] if bad else hunts[0][1]
         yield MatrixRow(
-            bug=f"{name}@{runner}",
-            hunts=tuple(Piece(card.source, card.anchor) for _, card in hunts),
-            status=judged.status,
-            sound=judged.sound,
-            to_detection=_to_detection([bug for bug, _ in hunts]),
-            marks=tuple(_mark([bug for bug, _ in hunts], each) for each in record["properties"]),
+            name=name,
+            hunts=tuple(_hunt(hunt, card) for hunt, card in hunts),
+            status=bad[0].status if bad else bugs[0]["status"],
+            sound=not bad,
+            marks=tuple(_mark(bugs, each) for each in record["properties"]),
         )
 
 
-def _by_pair(record: Data, cards: Sequence[Card]) -> dict[tuple[str, str], list[tuple[Data, Card]]]:
-    """Return the hunts with their cards by bug and runner."""
-    hunts: dict[tuple[str, str], list[tuple[Data, Card]]] = {}
+def _hunt(hunt: Data, card: Card) -> Piece:
+    """Return the link to a hunt: its source, and the schedules it drew until it caught its bug."""
+    drawn = hunt["schedules_to_detection"]
+    return Piece(card.source if drawn is None else f"{card.source} {drawn}", card.anchor)
+
+
+def _grouped(record: Data, cards: Sequence[Card], *keys: str) -> dict[str, Hunts]:
+    """Return the hunts with their cards by what they have at these keys."""
+    hunts: dict[str, Hunts] = {}
     for bug, card in zip(record["bugs"], cards, strict=True):
-        hunts.setdefault((bug["bug"], bug["runner"]), []).append((bug, card))
+        hunts.setdefault("@".join(bug[key] for key in keys), []).append((bug, card))
     return hunts
 
 
@@ -266,16 +278,15 @@ def _mark(hunts: Sequence[Data], name: str) -> Mark:
 
 def _runner_rows(record: Data, cards: Sequence[Card]) -> Iterator[RunnerRow]:
     """Yield a row for each bug of the build that was tried on any runner."""
-    hunts = _by_pair(record, cards)
-    tried = dict.fromkeys(name for name, _ in hunts)
-    for name in tried:
+    hunts = _grouped(record, cards, "bug", "runner")
+    for name in dict.fromkeys(hunt["bug"] for hunt in record["bugs"]):
         pairs = [pair for pair in record["pairs"] if pair["bug"] == name]
         yield RunnerRow(
-            name, tuple(_pair(pair, hunts.get((name, pair["runner"]), [])) for pair in pairs)
+            name, tuple(_pair(pair, hunts.get(f"{name}@{pair['runner']}", [])) for pair in pairs)
         )
 
 
-def _pair(pair: Data, hunts: Sequence[tuple[Data, Card]]) -> Pair:
+def _pair(pair: Data, hunts: Hunts) -> Pair:
     anchor = hunts[0][1].anchor if hunts else ""
     bad = [card for _, card in hunts if not card.sound]
     if bad:

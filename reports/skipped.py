@@ -6,7 +6,7 @@ Knows the record's JSON and why a device or a build cannot show something. Judge
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reports.texts import Fact, words
+from reports.texts import Fact, value_text, words
 
 ON_A_CPU = (
     Fact(
@@ -43,7 +43,7 @@ def skipped(record: Mapping[str, Any]) -> Iterator[Fact]:
         if pair["can_be_switched_on"] and (pair["bug"], pair["runner"]) not in tried
     ]
     if left_out:
-        yield Fact("hunts not asked for, or not reached", words(left_out))
+        yield Fact("hunts not asked for, or not reached", value_text(left_out))
     runners = dict.fromkeys(pair["runner"] for pair in pairs)
     untried = [name for name in runners if name not in on_trial]
     if untried:

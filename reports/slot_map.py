@@ -4,7 +4,7 @@ Knows the record's JSON of a sub-pool, and pixels. Does not know markup or colou
 of one state are one path, so that a map of a hundred slots stays small.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,16 @@ from reports.texts import Fact, words
 
 COLUMNS = 16
 CELL = 20
-GUTTER = 30
+GUTTER = 40
+"""A whole number of boxes, so that the pattern of free boxes begins where they do."""
+
 NOBODY = -1
 
 
 @dataclass(frozen=True)
 class Text:
-    """A number in a box, or left of a line of boxes. `kind` says whose box it is."""
+    """A number in a box, or left of a line of boxes."""
 
-    kind: str
     text: str
     x: int
     y: int
@@ -28,14 +29,18 @@ class Text:
 
 @dataclass(frozen=True)
 class SlotMap:
-    """One sub-pool; lengths are in pixels. `paths` are of one state each: its name, its path."""
+    """One sub-pool; lengths are in pixels. `paths` are of one state each: its name, its path.
+
+    `grid` is the outline of all boxes, `owners` the numbers in them by the state of their box.
+    """
 
     name: str
     told: str
     width: int
     height: int
+    grid: str
     paths: tuple[Fact, ...]
-    owners: tuple[Text, ...]
+    owners: Mapping[str, tuple[Text, ...]]
     rows: tuple[Text, ...]
 
 
@@ -44,10 +49,8 @@ def lay_out(pool: Mapping[str, Any]) -> SlotMap:
     owners: Sequence[int] = pool["owners"]
     owned = [slot for slot, owner in enumerate(owners) if owner != NOBODY]
     live = set(pool["live"])
-    reserved = range(pool["page_size"])
-    states: Mapping[str, Iterable[int]] = {
-        "free": range(len(owners)),
-        "reserved": reserved,
+    states: Mapping[str, Sequence[int]] = {
+        "reserved": range(pool["page_size"]),
         "live": [slot for slot in owned if owners[slot] in live],
         "parked": [slot for slot in owned if owners[slot] not in live],
         "written": pool["written"],
@@ -59,10 +62,14 @@ def lay_out(pool: Mapping[str, Any]) -> SlotMap:
         told=_tell(pool, len(owned)),
         width=GUTTER + COLUMNS * CELL + 2,
         height=lines * CELL + 2,
+        grid=_grid(len(owners)),
         paths=tuple(Fact(state, _boxes(slots)) for state, slots in states.items() if slots),
-        owners=tuple(_owners(owners, live)),
+        owners={
+            state: tuple(_number(slot, owners[slot]) for slot in states[state])
+            for state in ("live", "parked")
+        },
         rows=tuple(
-            Text("row", str(line * COLUMNS), GUTTER - 6, line * CELL + 14) for line in range(lines)
+            Text(str(line * COLUMNS), GUTTER - 6, line * CELL + 14) for line in range(lines)
         ),
     )
 
@@ -78,12 +85,16 @@ def _boxes(slots: Iterable[int]) -> str:
     return "".join(f"M{x} {y}h{CELL - 2}v{CELL - 2}h-{CELL - 2}z" for x, y in map(_corner, slots))
 
 
-def _owners(owners: Sequence[int], live: Set[int]) -> Iterator[Text]:
-    for slot, owner in enumerate(owners):
-        if owner != NOBODY:
-            x, y = _corner(slot)
-            kind = "of-live" if owner in live else "of-parked"
-            yield Text(kind, str(owner), x + CELL // 2 - 1, y + 13)
+def _number(slot: int, owner: int) -> Text:
+    x, y = _corner(slot)
+    return Text(str(owner), x + CELL // 2 - 1, y + 13)
+
+
+def _grid(count: int) -> str:
+    """Return the path around the first `count` boxes: whole lines, and what is left over."""
+    lines, rest = divmod(count, COLUMNS)
+    whole = f"M{GUTTER} 0h{COLUMNS * CELL}v{lines * CELL}h-{COLUMNS * CELL}z"
+    return f"{whole}M{GUTTER} {lines * CELL}h{rest * CELL}v{CELL}h-{rest * CELL}z"
 
 
 def _tell(pool: Mapping[str, Any], owned: int) -> str:
