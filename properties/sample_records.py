@@ -133,10 +133,13 @@ def static_input(name: str, values: list[Any], left_by: list[int], **changes: An
     return told | {"values": values, "left_by": left_by, "stale": []} | changes
 
 
+NOBODY = -1
+
+
 def sub_pool(kind: str, owners: Mapping[int, int], size: int = 80, **changes: Any) -> Record:
     """Return the slots of a sub-pool; `owners` are requests by slot."""
     told: Record = {"model": "target", "kind": kind, "live": [0], "page_size": 1}
-    slots = [owners.get(slot, -1) for slot in range(size)]
+    slots = [owners.get(slot, NOBODY) for slot in range(size)]
     return told | {"owners": slots, "written": [0], "differs": []} | changes
 
 

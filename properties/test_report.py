@@ -16,6 +16,7 @@ from jinja2 import UndefinedError
 
 from harness import record as records
 from harness import regress
+from harness.case import load_case
 from harness.hunt import Catch
 from harness.schedule import Admit, Schedule
 from harness.tasks import Finding, Result, Status, Task
@@ -29,14 +30,15 @@ from properties.sample_records import (
     LACKS_SWA,
     PROPERTIES,
     PULL,
-    RUNNERS,
     SAMPLES,
     Record,
     bug,
+    explanation,
     finding,
     green,
     hostile,
     interrupted,
+    many,
     played,
     red,
     swa_pad_finding,
@@ -134,7 +136,7 @@ def test_nothing_is_loaded_from_elsewhere(name: str) -> None:
     assert page.tags["link"] == 1
     style = text[text.index("<style>") : text.index("</style>")]
     assert "@import" not in style
-    assert set(re.findall(r"url\(([^)]*)\)", style)) == {"#hatch"}
+    assert set(re.findall(r"url\(([^)]*)\)", style)) == {"#hatch", "#grid"}
     assert "default-src 'none'" in text
 
 
@@ -191,10 +193,44 @@ def test_the_matrix_tells_expected_from_seen() -> None:
         bug("swa_int64", "missed", caught_by="index_contract"),
     ]
     text = render(record)
-    rows = re.findall(r'<tr><th scope="row"><span class="hunt">.*?</tr>', text, re.DOTALL)
-    marks = [re.findall(r'class="mark mark-(\w+)"', row) for row in rows]
-    assert marks[0] == ["none", "caught", "also", *["none"] * 10]
-    assert marks[1] == [*["none"] * 6, "missed", *["none"] * 6]
+    assert [each[0] for each in marks_of(text, "swa_pad")] == [
+        "none",
+        "caught",
+        "also",
+        *["none"] * 10,
+    ]
+    assert [each[0] for each in marks_of(text, "swa_int64")] == [
+        *["none"] * 6,
+        "missed",
+        *["none"] * 6,
+    ]
+
+
+def marks_of(text: str, name: str) -> list[tuple[str, str]]:
+    """Return the marks of a row of the matrix of bugs and properties."""
+    section = text[text.index('<section id="bugs">') :]
+    row = section[section.index(f'<th scope="row" class="mono">{name}</th>') :]
+    return _marks(row[: row.index("</tr>")])
+
+
+def test_the_matrix_counts_the_hunts_that_saw_a_bug() -> None:
+    record = red()
+    record["bugs"] = [
+        bug("swa_pad", "caught", seen=["kv_parity", "write_frame"]),
+        bug("swa_pad", "caught", "target_verify"),
+        bug("swa_pad", "unharmed", "piecewise", caught_by=None, unharmed="nobody reads them"),
+    ]
+    text = render(record)
+    assert marks_of(text, "swa_pad")[1:3] == [("caught", "●2"), ("also", "○1")]
+    assert marks_of(text, "swa_pad@decode")[1:3] == [("caught", "●1"), ("also", "○1")]
+    assert marks_of(text, "swa_pad@target_verify")[1:3] == [("caught", "●1"), ("none", "·")]
+    assert {kind for kind, _ in marks_of(text, "swa_pad@piecewise")} == {"none"}
+
+
+def test_a_bug_that_one_of_its_hunts_missed_is_missed_in_the_matrix() -> None:
+    record = red()
+    record["bugs"] = [bug("swa_pad", "caught"), bug("swa_pad", "missed", "target_verify")]
+    assert marks_of(render(record), "swa_pad")[1] == ("missed", "✕1")
 
 
 class Cell(NamedTuple):
@@ -238,7 +274,7 @@ def _cell(markup: str) -> Cell:
 
 
 def _marks(markup: str) -> list[tuple[str, str]]:
-    return re.findall(r'<span class="mark mark-(\w+)" aria-hidden="true">(.)</span>', markup)
+    return re.findall(r'<span class="mark mark-(\w+)" aria-hidden="true">([^<]+)</span>', markup)
 
 
 def cell_of(record: Record, name: str, runner: str) -> Cell:
@@ -248,7 +284,8 @@ def cell_of(record: Record, name: str, runner: str) -> Cell:
 
 def card_titles(record: Record) -> dict[str, str]:
     """Return the title of each card, by the link that leads to it."""
-    cards = re.findall(r'<article .*? id="(.*?)".*?<h3 .*?>(.*?)</h3>', render(record), re.DOTALL)
+    found = r'<details class="card" id="(.*?)".*?<h3 .*?>(.*?)</h3>'
+    cards = re.findall(found, render(record), re.DOTALL)
     return {f"#{anchor}": unescape(re.sub("<.*?>", "", title)) for anchor, title in cards}
 
 
@@ -277,7 +314,8 @@ def test_each_pair_that_was_tried_leads_to_a_card_of_its_own(name: str) -> None:
 
 def test_a_cell_says_that_the_bug_was_caught() -> None:
     cell = cell_of(green(), "swa_pad", "decode")
-    assert cell == (("caught", "●"), "caught", "#bug-swa_pad-decode-generated")
+    told = "caught after 6/2 schedules (generated/traffic)"
+    assert cell == (("caught", "6/2"), told, "#bug-swa_pad-decode-generated")
 
 
 def test_a_cell_says_why_a_bug_that_was_tried_cannot_harm_the_runner() -> None:
@@ -310,7 +348,7 @@ def test_a_cell_is_red_if_any_of_its_hunts_did_not_end_well(status: str) -> None
     told = f"{status}: {STATUSES[status][1]}"
     red_cell = (("missed", "✕"), told, "#bug-swa_pad-decode-traffic")
     assert cell_of(record, "swa_pad", "decode") == red_cell
-    assert cell_of(record, "loc_memo_capture", "decode").mark == ("caught", "●")
+    assert cell_of(record, "loc_memo_capture", "decode").mark == ("caught", "5")
 
 
 def test_a_cell_is_red_for_a_bug_that_harmed_after_all() -> None:
@@ -327,7 +365,7 @@ def test_hunts_of_one_bug_on_two_runners_have_cells_of_their_own() -> None:
         bug("swa_pad", "unharmed", "piecewise", caught_by=None, unharmed=unharmed),
     ]
     cells = rows_of_runners(record)["swa_pad"]
-    assert [cell.mark[1] for cell in cells] == ["●", "✕", "–", "○"]
+    assert [cell.mark[1] for cell in cells] == ["6/2", "✕", "–", "○"]
     assert [cell.href for cell in cells] == [
         "#bug-swa_pad-decode-generated",
         "#bug-swa_pad-target_verify-generated",
@@ -341,7 +379,9 @@ def test_the_legend_has_every_mark_of_the_bugs_and_runners(name: str) -> None:
     record = SAMPLES[name]()
     (legend,) = re.findall(r'<ul class="legend">.*?</ul>', section_of_runners(record), re.DOTALL)
     shown = {cell.mark for cells in rows_of_runners(record).values() for cell in cells}
-    assert shown <= set(_marks(legend))
+    caught = {mark for mark in shown if mark[0] == "caught"}  # Each with counts of its own.
+    assert {kind for kind, _ in shown} <= {kind for kind, _ in _marks(legend)}
+    assert shown - caught <= set(_marks(legend))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -428,7 +468,7 @@ def shape(value: Any) -> Any:
     return None
 
 
-BY_NAME = ("events", "lineups", "properties", "where", "steps")
+BY_NAME = ("events", "lineups", "properties", "where", "steps", "explanation")
 """Parts of a record whose keys are names of something, or which have many shapes."""
 
 
@@ -445,7 +485,7 @@ def test_a_real_record_can_be_shown(tmp_path: Path, violations: tuple[Violation,
     record = real(tmp_path, violations)
     page = Page(render(record))
     assert page.open == []
-    assert cell_of(record, "swa_pad", "decode").mark == ("caught", "●")
+    assert cell_of(record, "swa_pad", "decode").mark == ("caught", "1/1")
     assert len(rows_of_runners(record)["swa_pad"]) == len(record["lineups"])
 
 
@@ -543,11 +583,32 @@ def test_a_time_line_without_steps_is_said_to_be_empty() -> None:
     assert "No step was played." in Page(render(record)).text
 
 
-def test_the_schedule_on_the_page_is_the_recorded_one() -> None:
-    record = green()
-    shown = re.findall(r"<pre>(.*?)</pre>", render(record), re.DOTALL)
-    recorded = [each["finding"]["schedule"] for each in record["bugs"] if each["finding"]]
-    assert [json.loads(unescape(each)) for each in shown] == recorded
+def cases_on(text: str) -> list[Record]:
+    """Return the case files that a page shows."""
+    shown = re.findall(r'<pre id="[^"]*--case">(.*?)</pre>', text, re.DOTALL)
+    return [json.loads(unescape(each)) for each in shown]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_case_on_the_page_holds_the_recorded_schedule_and_violations(name: str) -> None:
+    record = SAMPLES[name]()
+    found = [each for each in [*record["clean"], *record["bugs"]] if each["finding"] is not None]
+    assert len(found) == len(cases_on(render(record))) > 0
+    for hunt, case in zip(found, cases_on(render(record)), strict=True):
+        assert case["trial"] == hunt["trial"]
+        assert case["schedule"] == hunt["finding"]["schedule"]
+        assert case["violations"] == hunt["finding"]["violations"]
+
+
+def test_the_case_on_the_page_is_the_case_file(tmp_path: Path) -> None:
+    record = real(tmp_path, (Violation("kv_parity", 0, "told", {"slot": 3}),))
+    found = [each for each in [*record["clean"], *record["bugs"]] if each["finding"] is not None]
+    for hunt, case in zip(found, cases_on(render(record)), strict=True):
+        path = tmp_path / Path(hunt["finding"]["case_file"]).name
+        assert case == json.loads(path.read_text())
+        copied = tmp_path / "copied.json"
+        copied.write_text(json.dumps(case))
+        assert load_case(copied) == load_case(path)
 
 
 def test_each_finding_tells_how_to_reproduce_it() -> None:
@@ -567,14 +628,21 @@ def test_differing_digits_are_marked() -> None:
     ]
     assert (comparison.left.side, comparison.right.side) == ("eager", "graph")
     assert comparison.told == "8 of 32 bits differ"
-    assert "<mark>da4</mark>e7<mark>30</mark>" in _page_with_bits("0xbda4e730", "0xbf30e77e")
+    for explained in (False, True):
+        text = _page_with_bits("0xbda4e730", "0xbf30e77e", explained)
+        assert "<mark>da4</mark>e7<mark>30</mark>" in text
 
 
-def _page_with_bits(eager: str, graph: str) -> str:
+def _page_with_bits(eager: str, graph: str, explained: bool) -> str:
     record = green()
-    where = record["bugs"][0]["finding"]["violations"][0]["where"]
-    where |= {"eager_bits": eager, "graph_bits": graph}
+    found = record["bugs"][0]["finding"]
+    bits = {"eager_bits": eager, "graph_bits": graph}
+    found["violations"][0]["where"] |= bits
+    found["explanation"] = explanation(difference=DIFFERENCE | bits) if explained else None
     return render(record)
+
+
+DIFFERENCE = explanation()["difference"]
 
 
 def test_the_lead_is_what_the_table_expects() -> None:
@@ -619,8 +687,8 @@ def test_states_never_reached_are_marked() -> None:
 def test_the_same_record_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     record = SAMPLES[name]()
     untouched = deepcopy(record)
-    write(record, tmp_path / "first.html")
-    write(json.loads(json.dumps(record)), tmp_path / "second.html")
+    write(render(record), tmp_path / "first.html")
+    write(render(json.loads(json.dumps(record))), tmp_path / "second.html")
     assert (tmp_path / "first.html").read_bytes() == (tmp_path / "second.html").read_bytes()
     assert record == untouched
 
@@ -652,24 +720,20 @@ def test_a_hunt_that_lacks_something_is_refused(key: str) -> None:
         render(record)
 
 
-def test_twenty_bugs_with_long_findings_stay_below_a_megabyte() -> None:
+def test_long_time_lines_share_the_room_of_a_page() -> None:
     record = red()
     steps = [
         played(place, "decode", [0, 1, 2, 3, 4], bucket=8, padded=3, parked=[5, 6, 7])
         for place in range(40)
     ]
     long = finding(swa_pad_finding()["violations"], steps)
-    record["bugs"] = [
-        bug(f"bug_{number}", "caught", source=source, finding=long)
-        for number in range(20)
-        for source in ("generated", "traffic")
-    ]
-    record["pairs"] = [
-        pair | {"bug": f"bug_{number}"}
-        for number in range(20)
-        for pair in record["pairs"][: len(RUNNERS)]
-    ]
+    record["bugs"] = [bug("swa_pad", "caught", finding=long) for _ in range(40)]
     assert len(render(record).encode()) < 1_000_000
+
+
+def test_a_page_as_long_as_a_whole_run_stays_below_five_megabytes() -> None:
+    """A whole run has some 140 hunts and a hundred findings."""
+    assert len(render(many(140)).encode()) < 5_000_000
 
 
 def test_anchors_are_safe_and_different() -> None:

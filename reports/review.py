@@ -61,10 +61,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """The hunts of one bug, on one runner or on all; `hunts` lead to their cards."""
+    """The hunts of one bug, on one runner or on all; `sought` of them had to catch it."""
 
     name: str
     hunts: tuple[Piece, ...]
+    sought: int
     status: str
     sound: bool
     marks: tuple[Mark, ...]
@@ -242,6 +243,7 @@ def _matrix(record: Data, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
         yield MatrixRow(
             name=name,
             hunts=tuple(_hunt(hunt, card) for hunt, card in hunts),
+            sought=len(sought),
             status=bad[0].status if bad else bugs[0]["status"],
             sound=not bad,
             marks=tuple(_mark(bugs, each) for each in record["properties"]),
