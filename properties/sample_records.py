@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from harness.record import FORMAT, VERSION
@@ -640,6 +641,19 @@ def red() -> Record:
     for each in record["clean"]:
         each["events"] = {k: n for k, n in each["events"].items() if k != "pool full"}
     return record
+
+
+def without_finding(record: Record, place: int) -> Record:
+    """Return a record one hunt of which missed its bug."""
+    other = deepcopy(record)
+    missed: Record = {
+        "status": "missed",
+        "finding": None,
+        "seen": [],
+        "schedules_to_detection": None,
+    }
+    other["bugs"][place] |= missed
+    return other
 
 
 def many(count: int) -> Record:

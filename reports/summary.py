@@ -35,7 +35,7 @@ def _lines(record: Mapping[str, Any], told: Review) -> Iterator[str]:
         yield "### Bugs and runners"
         yield ""
         yield from _table(
-            ["bug", *told.runners],
+            ["bug", *map(text, told.runners)],
             ([row.bug, *(pair.sign for pair in row.pairs)] for row in told.runner_rows),
         )
         yield ""
