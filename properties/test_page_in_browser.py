@@ -152,7 +152,7 @@ def test_filters_show_the_findings_that_match_them_all(visit: Visit, tmp_path: P
     choice(page, "source").select_option("traffic")
     shown = page.locator(".card:visible")
     assert [each.get_attribute("id") for each in shown.all()] == ["bug-swa_pad-decode-traffic"]
-    assert page.locator("#shown").inner_text() == f"1 of {whole} findings"
+    assert page.locator("#shown").inner_text() == f"1 of {whole} shown"
     page.get_by_role("button", name="All findings").click()
     page.wait_for_function("document.querySelectorAll('.card[hidden]').length === 0")
     assert shown.count() == whole
