@@ -22,6 +22,7 @@ from harness import record as run_record
 from harness.bench import bench
 from harness.case import load_case
 from harness.display import clean_table, matrix, progress, runner_matrix
+from harness.explain import explanation
 from harness.lockstep import DeviceLostError, Lockstep
 from harness.regress import Run, Settings, all_hunts, execute, plan, record
 from harness.soak import soak
@@ -249,11 +250,15 @@ def run_replay(options: argparse.Namespace) -> int:
         )
     if case.trial.device == "cuda":
         require_cuda()
-    outcome, _ = observe(Lockstep(case.trial, frozenset(PROPERTIES)), case.schedule)
+    lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
+    outcome, timeline = observe(lockstep, case.schedule)
     if not outcome.steps:
         raise CannotRunError(f"{options.case.name} runs no forward, so it proves nothing")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.told}")
+    cause = explanation(lockstep, case.schedule, outcome, timeline, case.sought)
+    for sentence in cause["proof"] if cause is not None else ():
+        print(f"  {sentence}")
     print(
         f"{outcome.steps} steps, {outcome.replays} replays, {outcome.padded_replays} padded:",
         end=" ",

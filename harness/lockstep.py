@@ -87,15 +87,24 @@ def unobserved(place: int, step: Step, trace: Trace | None, violated: frozenset[
 
 
 class Lockstep:
-    """Plays schedules on the arms of one trial and checks the given properties."""
+    """Plays schedules on the arms of one trial and checks the given properties.
 
-    def __init__(self, trial: Trial, properties: Collection[str] = STEP_PROPERTIES) -> None:
+    `witnessed` is that of its arms: what a forward did inside can then be told.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        properties: Collection[str] = STEP_PROPERTIES,
+        *,
+        witnessed: bool = False,
+    ) -> None:
         self.trial = trial
         self.trap = LogTrap()
         self.refused: str | None = None
         with self.trap, torch.inference_mode():
             try:
-                self.arms = Arms(trial)
+                self.arms = Arms(trial, witnessed=witnessed)
             except SharedBufferError as error:
                 self.refused = str(error)
                 self.arms = Arms(replace(trial, bug=None))

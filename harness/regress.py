@@ -25,8 +25,11 @@ from subjects.bugs import BUGS, missing_inputs, unharmed_by
 from subjects.engine import contract
 from subjects.runners import RUNNERS, lineup
 
-CLEAN_SCHEDULES = 4
-"""Schedules of one clean trial at most: there are many trials, each checked deeper."""
+CLEAN_SCHEDULES = 24
+"""Generated clean schedules that the trials of a run share, each checked deeper than a hunt's."""
+
+FEWEST_CLEAN = 4
+"""Generated schedules of one clean trial at the least, however many trials there are."""
 
 UNHARMED_SHARE = 16
 """A bug that cannot harm a runner is tried on this fraction of a hunt's schedules."""
@@ -83,9 +86,10 @@ def plan(settings: Settings) -> list[Task]:
     Each runner is tried clean in every era, and each bug on the trial of its runner and era.
     """
     tasks: list[Task] = []
+    share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(Era)))
     for place, (runner, era) in enumerate(product(settings.runners, Era)):
         trial, seed = _trial(settings, runner, era), settings.seed + place
-        tasks.append(Task(trial, Source.GENERATED, seed, min(CLEAN_SCHEDULES, settings.examples)))
+        tasks.append(Task(trial, Source.GENERATED, seed, min(share, settings.examples)))
         if place % len(Era) == place // len(Era) % len(Era):  # Each runner in one era.
             tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
     for bug, runner in settings.hunts:
@@ -302,7 +306,7 @@ def _finding(result: Result, cases: Path, shown: str) -> dict[str, Any] | None:
         "reproduce": f"paritybit replay {shown}/{path.name}",
         "schedule": to_json(finding.schedule),
         "timeline": list(finding.timeline),
-        "explanation": None,
+        "explanation": finding.explanation,
         "case": {
             name: value
             for name, value in case.to_json().items()

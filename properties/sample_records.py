@@ -174,6 +174,10 @@ def explanation(**changes: Any) -> Record:
             "value": 9,
             "right": 0,
             "stale": True,
+            "row": 1,
+            "key": None,
+            "read": 9,
+            "read_right": 0,
             "left_by": {"step": 2, "runner": "decode", "row": 1, "request": 1, "how": "copied"},
         },
         "slot": {
@@ -366,7 +370,18 @@ def capture_finding() -> Record:
         step=1,
         blame="captured state",
         third_arm="as the eager world",
-        index=None,
+        index=explanation()["index"]
+        | {
+            "buffer": None,
+            "element": None,
+            "left_by": {
+                "step": -1,
+                "runner": "decode",
+                "row": 1,
+                "request": None,
+                "how": "capture",
+            },
+        },
         slot=None,
         site={
             "function": "memoised_translation",

@@ -311,7 +311,7 @@ def test_a_second_run_swaps_the_link_and_writes_the_same_case(
     """The clean trials are left out, so these short runs are red."""
     monkeypatch.setattr("harness.__main__.plan", the_bug_alone)
     monkeypatch.setattr("harness.regress.plan", the_bug_alone)
-    words = ["regress", "--bug", "swa_int64", "--preset", "gpt_oss", "--device", "cpu"]
+    words = ["regress", "--bug", "swa_int64@decode", "--preset", "gpt_oss", "--device", "cpu"]
     folders = []
     for _ in range(2):
         assert main([*words, "--workers", "1", "--out", str(tmp_path)]) == FINDING
@@ -334,7 +334,7 @@ def environment(**changes: str) -> dict[str, str]:
 def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "harness", "regress", "--bug", "swa_pad"),
+            *(sys.executable, "-m", "harness", "regress", "--bug", "swa_pad@target_verify"),
             *("--preset", "gpt_oss", "--device", "cpu", "--workers", "1"),
             *("--out", str(tmp_path / "out")),
         ],
@@ -354,11 +354,9 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path:
     latest = tmp_path / "out" / "latest"
     record = json.loads((latest / "run.json").read_text())
     assert record["verdict"] == "green"
-    assert "paritybit regress --bug swa_pad" in record["command"]
+    assert "paritybit regress --bug swa_pad@target_verify" in record["command"]
     cases = sorted(path.name for path in (latest / "cases").iterdir())
     assert cases == [
-        "swa_pad-decode-gpt_oss-generated.json",
-        "swa_pad-decode-gpt_oss-traffic.json",
         "swa_pad-target_verify-gpt_oss-generated.json",
         "swa_pad-target_verify-gpt_oss-traffic.json",
     ]

@@ -72,6 +72,22 @@ def test_the_chain_leads_from_the_stale_element_to_the_first_difference() -> Non
     assert "padded row 1" in found.chain[-1].value
 
 
+def test_an_index_that_the_graph_itself_holds_is_told_as_such() -> None:
+    capture = {"step": -1, "runner": "decode", "row": 1, "request": None, "how": "capture"}
+    baked = {"buffer": None, "element": None, "left_by": capture}
+    found = explain(explanation(index=explanation()["index"] | baked), STEPS)
+    assert found is not None
+    assert [link.name for link in found.chain[:2]] == ["capture", "slot 9, in no static input"]
+    assert found.table is not None
+    assert not any("culprit" in each.kinds for row in found.table.inputs for each in row.elements)
+
+
+def test_an_index_that_is_read_as_another_number_says_so() -> None:
+    found = explain(explanation(index=explanation()["index"] | {"read": 0, "stale": False}), STEPS)
+    assert found is not None
+    assert found.chain[1].value == "written by this step, 0 would be right, read as 0"
+
+
 @pytest.mark.parametrize("key", ["index", "slot", "difference", "third_arm", "site"])
 def test_an_explanation_may_lack_a_part(key: str) -> None:
     whole = explain(explanation(site={"function": "f", "file": "a.py", "told": "t"}), STEPS)

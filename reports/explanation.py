@@ -79,13 +79,12 @@ def _chain(explanation: Mapping[str, Any]) -> Iterator[Fact]:
     site, difference = explanation["site"], explanation["difference"]
     if index is not None:
         yield Fact(_who(index["left_by"]), index["left_by"]["how"])
-        yield Fact(f"{index['buffer']}[{index['element']}] = {index['value']}", _right(index))
+        yield Fact(_element(index), _right(index))
     if slot is not None:
         written = slot["written_by"]
         by = "never written" if written is None else f"written by {_who(written)}"
-        yield Fact(
-            f"{slot['model']}, {slot['kind']} slot {slot['slot']}", f"{slot['owner']}’s; {by}"
-        )
+        name = f"{slot['model']}, {slot['kind']} slot {slot['slot']}"
+        yield Fact(name, f"{slot['owner']}’s; {by}")
     if site is not None:
         yield Fact(f"{site['function']} in {site['file']}", site["told"])
     if difference is not None:
@@ -96,13 +95,22 @@ def _who(writer: Mapping[str, Any]) -> str:
     """Name a step, its runner and its row."""
     if writer["step"] == static_inputs.CAPTURE:
         return source_text(writer["step"])
+    by = writer["runner"] or "eager forward"
     request = "padding" if writer["request"] is None else f"request {writer['request']}"
-    return f"{source_text(writer['step'])}, {writer['runner']}, row {writer['row']} ({request})"
+    return f"{source_text(writer['step'])}, {by}, row {writer['row']} ({request})"
+
+
+def _element(index: Mapping[str, Any]) -> str:
+    """Name the static element that led to an index, or the slot that the graph itself holds."""
+    if index["buffer"] is None:
+        return f"slot {index['value']}, in no static input"
+    return f"{index['buffer']}[{index['element']}] = {index['value']}"
 
 
 def _right(index: Mapping[str, Any]) -> str:
     told = ["stale" if index["stale"] else "written by this step"]
     told += [] if index["right"] is None else [f"{index['right']} would be right"]
+    told += [] if index["read"] == index["value"] else [f"read as {index['read']}"]
     return ", ".join(told)
 
 
@@ -115,7 +123,8 @@ def _what(difference: Mapping[str, Any]) -> str:
 
 def _where(difference: Mapping[str, Any]) -> str:
     """Say where within a tensor the first difference is."""
-    row = f"{'live' if difference['live'] else 'padded'} row {difference['row']}"
+    liveness = "live" if difference["live"] else "padded"
+    row = [] if difference["row"] is None else [f"{liveness} row {difference['row']}"]
     names = ("slot", "head", "element")
     parts = [f"{name} {difference[name]}" for name in names if difference[name] is not None]
-    return ", ".join(["the first difference", row, *parts])
+    return ", ".join(["the first difference", *row, *parts])
