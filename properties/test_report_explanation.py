@@ -135,6 +135,13 @@ def test_each_element_says_whether_it_is_live_stale_and_who_left_it() -> None:
     ]
 
 
+def test_each_section_of_a_static_input_has_a_live_head() -> None:
+    mrope = static_input("mrope_positions", [6, 0] * 3, [3, 2] * 3, axis="3 x token")
+    table = static_inputs.tabulate(explanation(static_inputs=[mrope]), STEPS)
+    assert table is not None
+    assert [each.kinds for each in table.inputs[0].elements] == ["live", "padded"] * 3
+
+
 def test_the_card_marks_as_many_cells_as_are_stale() -> None:
     markup = card(explained(), "bug-swa_pad-decode-generated")
     assert markup.count('<li class="padded stale culprit">9<small>step 2</small></li>') == 1

@@ -13,6 +13,9 @@ from reports.texts import Fact, value_text, words
 MOST_ELEMENTS = 48
 """Elements of one static input that are shown."""
 
+SECTIONS: Mapping[str, int] = {"3 x token": 3}
+"""Of an axis whose elements come in several sections, each with a live head: how many."""
+
 CAPTURE = -1
 """The step that left an element which was never written since capture."""
 
@@ -85,7 +88,8 @@ def _input(each: Mapping[str, Any], now: int, culprit: int | None) -> StaticInpu
 
 
 def _kinds(each: Mapping[str, Any], place: int, culprit: int | None) -> str:
-    kinds = ["live" if place < each["live"] else "padded"]
+    section = len(each["values"]) // SECTIONS.get(each["axis"], 1)
+    kinds = ["live" if place % section < each["live"] else "padded"]
     kinds += ["stale"] if place in each["stale"] else []
     kinds += ["culprit"] if place == culprit else []
     return " ".join(kinds)
