@@ -82,10 +82,10 @@ def test_an_index_that_the_graph_itself_holds_is_told_as_such() -> None:
     assert not any("culprit" in each.kinds for row in found.table.inputs for each in row.elements)
 
 
-def test_an_index_that_is_read_as_another_number_says_so() -> None:
+def test_an_index_that_leads_to_another_number_says_so() -> None:
     found = explain(explanation(index=explanation()["index"] | {"read": 0, "stale": False}), STEPS)
     assert found is not None
-    assert found.chain[1].value == "written by this step, 0 would be right, read as 0"
+    assert found.chain[1].value == "written by this step, 0 would be right, leads to slot 0"
 
 
 @pytest.mark.parametrize("key", ["index", "slot", "difference", "third_arm", "site"])

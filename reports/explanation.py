@@ -26,6 +26,15 @@ THIRD_ARM: Mapping[str | None, str] = {
 """What a third arm, the captured function run eagerly, says of the blame."""
 
 
+HOW: Mapping[str, str] = {
+    "copied": "copied from its batch",
+    "reset": "reset as padding",
+    "levelled": "made equal for all padded rows",
+    "capture": "left so since",
+}
+"""How a static element came to hold what it holds."""
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Why the worlds differ. `chain` leads from what went wrong to the first differing bits."""
@@ -78,7 +87,7 @@ def _chain(explanation: Mapping[str, Any]) -> Iterator[Fact]:
     index, slot = explanation["index"], explanation["slot"]
     site, difference = explanation["site"], explanation["difference"]
     if index is not None:
-        yield Fact(_who(index["left_by"]), index["left_by"]["how"])
+        yield Fact(_who(index["left_by"]), HOW[index["left_by"]["how"]])
         yield Fact(_element(index), _right(index))
     if slot is not None:
         written = slot["written_by"]
@@ -109,8 +118,8 @@ def _element(index: Mapping[str, Any]) -> str:
 
 def _right(index: Mapping[str, Any]) -> str:
     told = ["stale" if index["stale"] else "written by this step"]
-    told += [] if index["right"] is None else [f"{index['right']} would be right"]
-    told += [] if index["read"] == index["value"] else [f"read as {index['read']}"]
+    told += [] if index["right"] in (None, index["value"]) else [f"{index['right']} would be right"]
+    told += [] if index["read"] == index["value"] else [f"leads to slot {index['read']}"]
     return ", ".join(told)
 
 

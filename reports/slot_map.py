@@ -102,7 +102,7 @@ def _tell(pool: Mapping[str, Any], owned: int) -> str:
     differs = [_named(slot, pool["owners"][slot]) for slot in pool["differs"]]
     return (
         f"{owned} of {len(pool['owners'])} slots owned;"
-        f" this step wrote {words(pool['written'])}; differing: {words(differs or ['none'])}"
+        f" this step wrote {words(pool['written'] or ['none'])}; differing: {words(differs or ['none'])}"
     )
 
 

@@ -16,6 +16,9 @@ MOST_ELEMENTS = 48
 SECTIONS: Mapping[str, int] = {"3 x token": 3}
 """Of an axis whose elements come in several sections, each with a live head: how many."""
 
+PER: Mapping[str, str] = {"scalar": "one in all", "3 x token": "three per token"}
+"""How many elements there are of each axis, where they are not one for each."""
+
 CAPTURE = -1
 """The step that left an element which was never written since capture."""
 
@@ -81,10 +84,14 @@ def _input(each: Mapping[str, Any], now: int, culprit: int | None) -> StaticInpu
     )
     return StaticInput(
         name=each["name"],
-        told=f"{each['dtype']}, one per {each['axis']}, {each['padding']}",
+        told=f"{each['dtype']}, {_per(each['axis'])}, {each['padding']}",
         elements=elements[:MOST_ELEMENTS],
         omitted=_omitted(len(elements), each["stale"]),
     )
+
+
+def _per(axis: str) -> str:
+    return PER.get(axis, f"one per {axis}")
 
 
 def _kinds(each: Mapping[str, Any], place: int, culprit: int | None) -> str:
