@@ -16,6 +16,7 @@ GUTTER = 40
 """A whole number of boxes, so that the pattern of free boxes begins where they do."""
 
 NOBODY = -1
+NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,9 @@ def _grid(count: int) -> str:
 def _tell(pool: Mapping[str, Any], owned: int) -> str:
     """Say in words what the map shows."""
     differs = [_named(slot, pool["owners"][slot]) for slot in pool["differs"]]
-    return (
-        f"{owned} of {len(pool['owners'])} slots owned;"
-        f" this step wrote {words(pool['written'] or ['none'])}; differing: {words(differs or ['none'])}"
-    )
+    told = f"{owned} of {len(pool['owners'])} slots owned"
+    told += f"; this step wrote {words(pool['written'] or [NONE])}"
+    return f"{told}; differing: {words(differs or [NONE])}"
 
 
 def _named(slot: int, owner: int) -> str:
