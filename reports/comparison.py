@@ -17,8 +17,8 @@ Data = Mapping[str, Any]
 KINDS = ("new", "changed", "gone")
 """Of findings, the gravest first. What was not tried in both runs is never gone."""
 
-IDENTITY = ("runner", "preset", "era", "page_size", "dtype", "bug")
-"""What of a trial's settings makes two hunts the same hunt."""
+IDENTITY = ("runner", "preset", "era", "page_size", "dtype")
+"""What of a trial's settings, beside its bugs, makes two hunts the same hunt."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,14 @@ def _cards(record: Data) -> dict[Key, Card]:
 
 
 def _key(hunt: Data) -> Key:
-    return (*(str(hunt["trial"][name]) for name in IDENTITY), hunt["source"])
+    trial = hunt["trial"]
+    settings = (str(trial[name]) for name in IDENTITY)
+    return (*settings, ", ".join(trial["bugs"]), hunt["source"])
 
 
 def _name(key: Key) -> str:
-    runner, preset, era, page_size, dtype, bug, source = key
-    what = "clean" if bug == "None" else bug
-    return f"{what}@{runner} ({preset}, {era}, page size {page_size}, {dtype}, {source})"
+    runner, preset, era, page_size, dtype, bugs, source = key
+    return f"{bugs or 'clean'}@{runner} ({preset}, {era}, page size {page_size}, {dtype}, {source})"
 
 
 def _change(
