@@ -162,14 +162,14 @@ def history_table(figures: Mapping[str, Any]) -> Table:
     names = [name for name in figures["properties"] if name in ever]
     for name in names:
         table.add_column(name.replace("_", "\n", 1))
-    table.add_column("verdict")
+    table.add_column("")
     for point in points:
         cells = []
         for name in names:
             seen = "".join(letter[each] for each in point["red"].get(name, ()))
             hidden = "".join(letter[each].lower() for each in point["hidden"].get(name, ()))
             cells.append(seen + hidden)
-        verdict = "[green]as said[/]" if point["as_said"] else "[bold red]otherwise[/]"
+        verdict = "[green]✓[/]" if point["as_said"] else "[bold red]✗[/]"
         table.add_row(point["name"], point["era"], *cells, verdict)
     told = ", ".join(f"{each} {name}" for name, each in letter.items())
     never = ", ".join(name for name in figures["properties"] if name not in ever)
@@ -177,4 +177,7 @@ def history_table(figures: Mapping[str, Any]) -> Table:
     return table
 
 
-HISTORY_LEGEND = "small: hidden by another bug, which parts the worlds first; never red: "
+HISTORY_LEGEND = (
+    "small: hidden by another bug, which parts the worlds first; ✗ not as the table says;"
+    " never red: "
+)

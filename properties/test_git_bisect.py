@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("harness", "reference", "reports", "subjects")
 
 CASE = Case(
-    trial=Trial(dtype="bfloat16", era=Era.PRESET),
+    trial=Trial(dtype="bfloat16", era=Era.PRESET, buckets=(2,), token_buckets=(4,)),
     schedule=Schedule((Admit(1, 16), Admit(1, 16), Decode((0, 1)), Decode((0,)))),
     sought="kv_parity",
     seed=0,
