@@ -1,6 +1,8 @@
 # Named commands for people. Scripts call `paritybit` itself: make turns every failure into 2.
 PYTHON ?= python3
 BUG ?=
+BUGS ?=
+CASE ?=
 DEVICE ?= auto
 RUNNER ?=
 PRESET ?=
@@ -16,7 +18,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress replay test report list bench soak check compare summary
+.PHONY: help setup regress replay bisect timeline corpus test report compare summary list bench soak check
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -28,8 +30,17 @@ regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record
 	@$(RUN) -m harness regress --device $(DEVICE) --seed $(SEED) \
 	  --examples $(EXAMPLES) $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
-replay: $(SETUP) ## Replay a case file: CASE=…
+replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…
 	@$(RUN) -m harness replay $(CASE) $(ARGS)
+
+bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule, hunted or CASE=…
+	@$(RUN) -m harness bisect "$(BUGS)" $(if $(CASE),--case $(CASE),--device $(DEVICE) --seed $(SEED)) $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
+
+timeline: $(SETUP) ## Play the upstream history: which properties were red when
+	@$(RUN) -m harness timeline --device $(DEVICE) $(ARGS)
+
+corpus: $(SETUP) ## Make the regression corpus again, or the cases of BUG=…
+	@$(RUN) -m harness corpus $(if $(BUG),--bug $(BUG)) $(ARGS)
 
 test: $(SETUP) ## Run the test suite
 	@$(RUN) -m pytest -n auto --device $(DEVICE) $(ARGS)

@@ -11,30 +11,32 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from rich.console import Console
+from rich.progress import Progress
 
 from harness import record as run_record
 from harness.bench import bench
-from harness.case import load_case
-from harness.display import clean_table, matrix, progress, runner_matrix
+from harness.bisect import Bisection, Toggles, hunted_case, likeliest_runner, with_goal
+from harness.case import Case, write_case
+from harness.corpus import CORPUS, corpus_tasks, make_corpus
+from harness.display import clean_table, history_table, matrix, progress, runner_matrix
 from harness.explain import explanation
-from harness.lockstep import DeviceLostError, Lockstep
+from harness.history import play_history
+from harness.lockstep import DeviceLostError, Lockstep, Outcome
 from harness.regress import Run, Settings, all_hunts, execute, plan, record
+from harness.replay import by_trial, files_of, load_here, replay_alike, vacuous
 from harness.soak import soak
 from harness.timeline import observe
-from harness.trial import (
-    CannotRunError,
-    UnknownNameError,
-    known,
-    require_cuda,
-    resolve_device,
-)
+from harness.trial import CannotRunError, Trial, catalogued, known, resolve_device
 from harness.violation import PROPERTIES
+from harness.workers import spreading
 from reference.config import PRESETS
 from reports.comparison import compare_runs
 from reports.page import render, render_comparison
@@ -100,10 +102,37 @@ def parser() -> argparse.ArgumentParser:
     regress.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
     regress.add_argument("--workers", type=count, help="Processes (a core each; 1 on cuda)")
     regress.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
-    replay = command("replay", run_replay, "Replay a case file: 0 clean, 1 it differs")
-    replay.add_argument("case", type=Path, help="Case file")
-    listing = command("list", run_list, "List bugs, runners, presets and properties")
-    listing.add_argument("--json", action="store_true", help="As JSON")
+    replay = command(
+        "replay",
+        run_replay,
+        "Replay a case file: 0 clean, 1 it differs. Several, or a folder of them, are each held"
+        " against what they say: 0 all do as they say, 1 one does not",
+    )
+    replay.add_argument("case", type=Path, nargs="+", help="Case file, or a folder of them")
+    toggles = command(
+        "bisect", run_bisect, "Find the smallest set of bugs that explains a failing schedule"
+    )
+    toggles.add_argument("bugs", type=names, help="Bugs to choose from, by comma, of one era")
+    toggles.add_argument(
+        "--case", type=Path, help="Case file whose schedule is played (else one is hunted)"
+    )
+    toggles.add_argument("--property", help="Property to explain (the case's, or the first seen)")
+    toggles.add_argument("--runner", help="Runner to hunt on (one that the bugs can harm)")
+    toggles.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
+    toggles.add_argument("--examples", type=count, default=50, help="Schedules to hunt in (50)")
+    toggles.add_argument("--out", type=Path, help="Where a case of the smallest set goes")
+    past = command(
+        "timeline", run_timeline, "Play the upstream history: which properties were red when"
+    )
+    past.add_argument("--workers", type=count, help="Processes (a core each; 1 on cuda)")
+    past.add_argument("--record", type=Path, help="Where the figures go, as JSON")
+    minimal = command("corpus", run_corpus, "Make the regression corpus again, on a CPU, seed 0")
+    minimal.add_argument("--bug", type=names, default=(), help="BUG or BUG@RUNNER, by comma (all)")
+    minimal.add_argument("--workers", type=count, help="Processes (a core each)")
+    minimal.add_argument("--out", type=Path, default=CORPUS, help=f"Folder of cases ({CORPUS})")
+    command("list", run_list, "List bugs, runners, presets and properties").add_argument(
+        "--json", action="store_true", help="As JSON"
+    )
     report = command("report", run_report, "Make the HTML page of a run record again")
     report.add_argument("record", type=Path, nargs="?", default=OUT / "latest" / "run.json")
     report.add_argument("--page", type=Path, help="Where to (index.html beside the record)")
@@ -121,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
     steady.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     measure = command("bench", run_bench, "Measure differential steps per second")
     measure.add_argument("--record", type=Path, help="Where the figures go, as JSON")
-    for each in (regress, replay, steady, measure):
+    for each in (regress, replay, toggles, past, steady, measure):
         each.add_argument("--device", help="auto, cpu or cuda")
     return top
 
@@ -239,21 +268,15 @@ def swap_link(folder: Path) -> None:
 
 
 def run_replay(options: argparse.Namespace) -> int:
-    """Replay a case file with all properties on."""
-    try:
-        case = load_case(options.case)
-    except UnknownNameError as error:
-        raise CannotRunError(f"{options.case.name} names what this build lacks: {error}") from error
-    if options.device is not None and resolve_device(options.device) != case.trial.device:
-        raise CannotRunError(
-            f"{options.case.name} was found on {case.trial.device}; it replays there alone"
-        )
-    if case.trial.device == "cuda":
-        require_cuda()
+    """Replay one case file, or many, with all properties on."""
+    if len(options.case) > 1 or options.case[0].is_dir():
+        return replay_many(options)
+    path = options.case[0]
+    case = load_here(path, options.device)
     lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
     outcome, timeline = observe(lockstep, case.schedule)
-    if not outcome.steps:
-        raise CannotRunError(f"{options.case.name} runs no forward, so it proves nothing")
+    if vacuous(outcome):
+        raise CannotRunError(f"{path.name} runs no forward, so it proves nothing")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.told}")
     cause = explanation(lockstep, case.schedule, outcome, timeline, case.sought)
@@ -265,6 +288,111 @@ def run_replay(options: argparse.Namespace) -> int:
     )
     print("differs" if outcome.violations else "clean")
     return FINDING if outcome.violations else OK
+
+
+def replay_many(options: argparse.Namespace) -> int:
+    """Replay case files, one line each; hold each against what it says."""
+    console, work, skipped, wrong = Console(soft_wrap=True), [], 0, 0
+    for path in files_of(options.case):
+        try:
+            work.append((path.stem, load_here(path, options.device)))
+        except CannotRunError as error:
+            console.print(f"[yellow]cannot run[/] {error}")
+            skipped += 1
+    groups = by_trial(work)
+    devices = {case.trial.device for _, case in work}
+    workers = min(default_workers("cuda" if "cuda" in devices else "cpu"), max(1, len(groups)))
+    with Progress(console=console, transient=True) as bar, spreading(workers) as spread:
+        line = bar.add_task("replaying", total=len(work))
+        for replayed in chain.from_iterable(spread(replay_alike, groups)):
+            mark = "[green]as it says[/] " if replayed.as_said else "[bold red]otherwise[/]  "
+            console.print(f"{mark} {replayed.name}: {replayed.told}")
+            wrong += not replayed.as_said
+            bar.advance(line)
+    console.print(
+        f"{len(work)} cases: {len(work) - wrong} as they say, {wrong} otherwise,"
+        f" {skipped} cannot run here"
+    )
+    return FINDING if wrong else CANNOT_RUN if skipped else OK
+
+
+def run_bisect(options: argparse.Namespace) -> int:
+    """Find the smallest set of bugs that explains a failing schedule."""
+    if not options.bugs:
+        raise ValueError("there is at least one bug to choose from (see paritybit bisect --help)")
+    for name in options.bugs:
+        known("bug", name, BUGS)
+    if options.property is not None:
+        known("property", options.property, PROPERTIES)
+    console = Console(soft_wrap=True)
+    case = with_goal(case_to_bisect(options))
+    if case is None:
+        console.print("clean with all of them on: nothing to explain")
+        return OK
+    console.print(f"{case.sought} on {case.trial.runner}, {len(case.schedule.steps)} steps")
+
+    def told(toggles: Toggles, outcome: Outcome) -> None:
+        red = case.sought in outcome.violated
+        seen = ", ".join(each for each in PROPERTIES if each in outcome.violated) or "nothing"
+        mark = "[bold red]red[/]  " if red else "[green]green[/]"
+        console.print(f"{mark} {' + '.join(toggles) or 'no bug'}: {seen}")
+
+    explained = Bisection(case, told).explain()
+    if explained is None:
+        console.print("clean with all of them on: nothing to explain")
+        return OK
+    console.print(f"smallest set: [bold]{' + '.join(explained.trial.bugs) or 'none of them'}[/]")
+    if options.out is not None:
+        write_case(explained, options.out)
+    return FINDING
+
+
+def case_to_bisect(options: argparse.Namespace) -> Case | None:
+    """Return the case named, with the bugs asked for, or one hunted with all of them on."""
+    if options.case is not None:
+        case = load_here(options.case, options.device)
+        trial = replace(case.trial, bugs=catalogued(options.bugs))
+        return replace(case, trial=trial, sought=options.property or case.sought)
+    runner = options.runner or likeliest_runner(options.bugs)
+    known("runner", runner, RUNNERS)
+    trial = Trial(runner, device=resolve_device(options.device or "auto"))
+    trial = trial.with_bug(*options.bugs)
+    return hunted_case(trial, options.property, options.seed, options.examples)
+
+
+def run_timeline(options: argparse.Namespace) -> int:
+    """Play the upstream history and show what was red at each point."""
+    device = resolve_device(options.device or "auto")
+    if options.record is not None:
+        run_record.require_writable(options.record)
+    figures = play_history(device, options.workers or default_workers(device))
+    Console().print(history_table(figures))
+    for point in figures["points"]:
+        for odd in point["odd"]:
+            print(f"{point['name']}: {odd}")
+    print(f"{figures['told']}; {figures['seconds']:.0f} s")
+    if options.record is not None:
+        run_record.write_evidence("timeline", device, figures, options.record)
+    return OK if figures["as_hoped"] else FINDING
+
+
+def run_corpus(options: argparse.Namespace) -> int:
+    """Make the regression corpus again."""
+    tasks = corpus_tasks(hunts_of(options.bug, ()))
+    if not tasks:
+        raise ValueError(f"none of {', '.join(options.bug)} can harm a runner that was named")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"folder {options.out} cannot be made: {error.strerror}") from error
+    workers = min(options.workers or default_workers("cpu"), len(tasks))
+    console = Console()
+    with progress(console, len(tasks)) as advance:
+        missed = make_corpus(tasks, options.out, workers, advance)
+    console.print(f"{len(tasks) - len(missed)} cases in {options.out}", soft_wrap=True)
+    if missed:
+        console.print(f"[bold red]not caught[/]: {', '.join(missed)}", soft_wrap=True)
+    return FINDING if missed else OK
 
 
 def run_list(options: argparse.Namespace) -> int:

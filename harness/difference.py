@@ -41,8 +41,8 @@ class Index:
 class Difference:
     """The first bits that differ, and the index that led there, if one did.
 
-    `row` is the op's, None where no row wrote the slot; `slot` and `head` are None for what
-    lies in no cache.
+    `row` is the op's, None where no row wrote the slot; `slot` is None for what lies in no
+    cache, `head` for what has none.
     """
 
     op: str
@@ -173,9 +173,10 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
     pairs = zip(_results(left), _results(right), strict=True)
     for turn, (one, other) in enumerate(pairs):
         rows = min(len(one), len(other))
-        different = (bits(one[:rows]) != bits(other[:rows])).flatten(1)
+        different = bits(one[:rows]) != bits(other[:rows])
         if different.any():
-            row, element = first_index(different)
+            place = first_index(different)
+            row = place[0]
             role, layer, kind = None, None, None
             index = None
             if right.name == "attention":
@@ -189,10 +190,10 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
                 tensor=f"result {turn}" if isinstance(right.result, tuple) else "result",
                 row=row,
                 slot=None,
-                head=None,
-                element=element,
-                left_bits=hex_bits(one[row].flatten()[element]),
-                right_bits=hex_bits(other[row].flatten()[element]),
+                head=place[1] if len(place) > 2 else None,
+                element=place[-1],
+                left_bits=hex_bits(one[place]),
+                right_bits=hex_bits(other[place]),
                 index=index,
             )
     return None

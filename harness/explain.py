@@ -35,7 +35,7 @@ class Explanation:
 
     `step` is the place in the schedule. `blame` is on the inputs, on captured state, or on
     the build. `third_arm` says what the captured function gave when it was run eagerly
-    through the same static buffers.
+    through the same static buffers. `failed` says why the step gave nothing, if it did not.
     """
 
     property: str
@@ -49,6 +49,7 @@ class Explanation:
     index: dict[str, Any] | None = None
     slot: dict[str, Any] | None = None
     site: dict[str, Any] | None = None
+    failed: str | None = None
     static_inputs: list[dict[str, Any]] = field(default_factory=list)
     slots: list[dict[str, Any]] = field(default_factory=list)
 
@@ -106,6 +107,7 @@ def explain(
             runner=scene.turn.runner,
             bucket=scene.bucket,
             raw=scene.raw,
+            failed=scene.run.failed,
             static_inputs=static_inputs(scene),
             slots=slot_maps(scene),
             **found,
@@ -354,9 +356,9 @@ def _slot(scene: Scene, difference: Difference) -> dict[str, Any] | None:
 
 def _warned(scene: Scene) -> dict[str, Any] | None:
     """Explain a warning: the site in the engine's code that logged it."""
-    if not scene.sites:
+    site = next((each for each in scene.sites if each.functions), None)
+    if site is None:
         return None
-    site = scene.sites[0]
     told = f"{site.message}; called by {' in '.join(site.functions[-2:-4:-1])}"
     return _build(site.functions[-1], site.file, told) | {"blame": "call site"}
 

@@ -116,6 +116,8 @@ def who(left_by: Data) -> str:
 def _so(facts: Data) -> str:
     """Tell the first bits that differ."""
     each = facts["difference"]
+    if facts["failed"] is not None:
+        return f"So {each['op']} fails: {facts['failed']}."
     place = f"row {each['row']}" if each["slot"] is None else f"slot {each['slot']}"
     head = "" if each["head"] is None else f", head {each['head']}"
     tensor = f"{each['op']} {each['tensor']}"

@@ -88,12 +88,12 @@ def plan(settings: Settings) -> list[Task]:
     tasks: list[Task] = []
     share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(Era)))
     for place, (runner, era) in enumerate(product(settings.runners, Era)):
-        trial, seed = _trial(settings, runner, era), settings.seed + place
+        trial, seed = trial_of(settings, runner, era), settings.seed + place
         tasks.append(Task(trial, Source.GENERATED, seed, min(share, settings.examples)))
         if place % len(Era) == place // len(Era) % len(Era):  # Each runner in one era.
             tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
     for bug, runner in settings.hunts:
-        trial = _trial(settings, runner, BUGS[bug].era).with_bug(bug)
+        trial = trial_of(settings, runner, BUGS[bug].era).with_bug(bug)
         harmed = unharmed_by(BUGS[bug], runner) is None
         few = max(1, settings.examples // (1 if harmed else UNHARMED_SHARE))
         tasks.append(Task(trial, Source.GENERATED, settings.seed, few))
@@ -103,7 +103,7 @@ def plan(settings: Settings) -> list[Task]:
     return tasks
 
 
-def _trial(settings: Settings, runner: str, era: Era) -> Trial:
+def trial_of(settings: Settings, runner: str, era: Era) -> Trial:
     """Return the trial of a runner in an era: presets, page sizes and dtypes take turns."""
     turn = list(RUNNERS).index(runner) + list(Era).index(era)
     preset = settings.presets[turn % len(settings.presets)]

@@ -5,7 +5,7 @@ A task is plain data, so that it can be handed to a worker process; so is its re
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -72,7 +72,7 @@ class Task:
     @property
     def clean_trial(self) -> Trial:
         """The trial without its bug."""
-        return replace(self.trial, bug=None)
+        return self.trial.clean
 
     @property
     def unharmed(self) -> str | None:

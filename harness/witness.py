@@ -7,7 +7,7 @@ what a change of one thing changes is what that thing is to blame for.
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,12 +103,13 @@ class Uncaptured:
 class Run:
     """What a forward of the graph world gave: its live output, its ops, and all KV after it.
 
-    The output is empty if the forward failed; its ops then hold what they were given last.
+    `failed` says why it gave no output, if it did not; its ops then hold what they were given.
     """
 
     output: Output
     calls: Calls
     storage: Tensor
+    failed: str | None
 
 
 @dataclass
@@ -189,9 +190,13 @@ def apply(buffers: Mapping[str, Tensor], patches: tuple[Patch, ...]) -> None:
 def run(arms: Arms, engine: CapturedEngine, work: Work) -> Run:
     """Run a forward over the graph world's pools and keep what it did."""
     output: Output = {}
-    with calls_of(engine.ops) as calls, suppress(IndexError, RuntimeError, ValueError):
-        output = cloned(engine.engine.forward(work.batch, work.mode).output)
-    return Run(output, list(calls), arms.graph_pools.storage.clone())
+    failed = None
+    with calls_of(engine.ops) as calls:
+        try:
+            output = cloned(engine.engine.forward(work.batch, work.mode).output)
+        except (IndexError, RuntimeError, ValueError) as error:
+            failed = str(error).splitlines()[0]
+    return Run(output, list(calls), arms.graph_pools.storage.clone(), failed)
 
 
 def witness(arms: Arms, schedule: Schedule, number: int) -> Scene:

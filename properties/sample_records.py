@@ -106,7 +106,7 @@ def trial(**changes: Any) -> Record:
         "rows": 16,
         "buckets": [2, 4, 8],
         "token_buckets": [4, 12, 24],
-        "bug": None,
+        "bugs": [],
     }
     return settings | changes
 
@@ -434,7 +434,7 @@ def bug(name: str, status: str, runner: str = "decode", **changes: Any) -> Recor
     values: Record = {
         "bug": name,
         "runner": runner,
-        "trial": trial(bug=name, runner=runner),
+        "trial": trial(bugs=[name], runner=runner),
         "source": "generated",
         "thread": f"{PULL}23552, mended by {PULL}24743",
         "mechanism": SWA_PAD,
