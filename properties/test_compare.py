@@ -176,7 +176,7 @@ def test_the_terminal_names_what_is_new_and_what_was_never_reached() -> None:
     for trial in after["clean"]:
         trial["events"].pop("pool full", None)
     told = printed(compare_runs(without_finding(green(), 2), after))
-    assert re.search(r"loc_memo_capture@decode \(.*\) +new +status.* missed +caught: ", told)
+    assert re.search(r"new +loc_memo_capture@decode \(.*\) +missed +caught: ", told)
     assert re.search(r"pool full +3 +0", told)
     assert "padded replay" not in told
 
@@ -276,3 +276,7 @@ def test_hostile_texts_make_no_markup_in_a_summary() -> None:
     assert not re.search(r"(?<!\\)[<>&`\[\]]", told)
     heads = [line for line in told.splitlines() if line.startswith("#")]
     assert heads == [line for line in summarise(red()).splitlines() if line.startswith("#")]
+
+
+def test_the_terminal_shows_no_empty_table() -> None:
+    assert [table.title for table in tables(compare_runs(green(), green()))] == ["speed"]

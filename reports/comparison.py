@@ -23,7 +23,10 @@ IDENTITY = ("runner", "preset", "era", "page_size", "dtype")
 
 @dataclass(frozen=True)
 class Change:
-    """One hunt that went differently. A card is None where the run has no finding of it."""
+    """One hunt that went differently. A card is None where the run has no finding of it.
+
+    `differs` names in what a finding has changed, '' for one that is new or gone.
+    """
 
     kind: str
     name: str
@@ -132,7 +135,7 @@ def _change(
     return Change(
         kind=kind,
         name=_name(key),
-        differs=words(differs),
+        differs=words(differs) if kind == "changed" else "",
         before=_outcome(before),
         after=_outcome(after),
         cards=(cards[0].get(key), cards[1].get(key)),
@@ -163,7 +166,7 @@ def _outcome(hunt: Data | None) -> str:
     violations = hunt["finding"]["violations"]
     seen = words(dict.fromkeys(each["property"] for each in violations))
     steps = len(hunt["finding"]["schedule"]["steps"])
-    return f"{hunt['status']}: {seen}, in {steps} steps"
+    return f"{hunt['status']}: {seen}, in {steps} step{'s' if steps != 1 else ''}"
 
 
 def _environment(before: Data, after: Data) -> Iterator[Row]:

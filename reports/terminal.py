@@ -12,16 +12,19 @@ NEVER = "0"
 
 
 def tables(comparison: Comparison) -> Iterator[Table]:
-    """Yield the findings that differ, then what else the runs do not share."""
-    findings = _table("findings", "hunt", "", "differs in", "before", "after")
+    """Yield the findings that differ, then what else the runs do not share; no empty table."""
+    findings = _table("findings", "", "hunt", "before", "after", "differs in")
     for change in comparison.changes:
-        cells = (change.name, change.kind, change.differs, change.before, change.after)
+        cells = (change.kind, change.name, change.before, change.after, change.differs)
         findings.add_row(*map(escape, cells))
-    yield findings
-    lost = [row for row in comparison.coverage if NEVER in (row.before, row.after)]
-    yield _rows("states that one run never reached", (row for row in lost if _differs(row)))
-    yield _rows("environment", comparison.environment)
-    yield _rows("speed", comparison.speed)
+    lost = [row for row in comparison.coverage if (row.before == NEVER) != (row.after == NEVER)]
+    everything = (
+        findings,
+        _rows("reached in one run alone", lost),
+        _rows("environment", comparison.environment),
+        _rows("speed", comparison.speed),
+    )
+    yield from (table for table in everything if table.row_count)
 
 
 def _rows(title: str, rows: Iterable[Row]) -> Table:
@@ -31,12 +34,15 @@ def _rows(title: str, rows: Iterable[Row]) -> Table:
     return table
 
 
-def _differs(row: Row) -> bool:
-    return row.before != row.after
-
-
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_style="bold", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        title=title,
+        title_style="bold",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
