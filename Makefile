@@ -18,7 +18,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress replay bisect timeline corpus test report list bench soak check
+.PHONY: help setup regress replay bisect timeline corpus test report compare summary list bench soak check
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -47,6 +47,12 @@ test: $(SETUP) ## Run the test suite
 
 report: $(SETUP) ## Make the page of a run record again: RECORD=…
 	@$(RUN) -m harness report $(RECORD) $(ARGS)
+
+compare: $(SETUP) ## Two run records side by side: A=… B=…
+	@$(RUN) -m harness compare $(A) $(B) $(ARGS)
+
+summary: $(SETUP) ## A run as Markdown, for a CI job's summary: RECORD=…
+	@$(RUN) -m harness summary $(RECORD) $(ARGS)
 
 list: $(SETUP) ## List bugs, runners, presets and properties
 	@$(RUN) -m harness list $(ARGS)

@@ -9,7 +9,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -38,7 +39,11 @@ from harness.trial import CannotRunError, Trial, catalogued, known, resolve_devi
 from harness.violation import PROPERTIES
 from harness.workers import spreading
 from reference.config import PRESETS
+from reports.comparison import compare_runs
+from reports.page import render, render_comparison
 from reports.page import write as write_page
+from reports.summary import summarise
+from reports.terminal import tables
 from subjects.bugs import BUGS, missing_inputs, runners_of, unharmed_by
 from subjects.runners import RUNNERS
 
@@ -126,11 +131,18 @@ def parser() -> argparse.ArgumentParser:
     minimal.add_argument("--bug", type=names, default=(), help="BUG or BUG@RUNNER, by comma (all)")
     minimal.add_argument("--workers", type=count, help="Processes (a core each)")
     minimal.add_argument("--out", type=Path, default=CORPUS, help=f"Folder of cases ({CORPUS})")
-    listing = command("list", run_list, "List bugs, runners, presets and properties")
-    listing.add_argument("--json", action="store_true", help="As JSON")
+    command("list", run_list, "List bugs, runners, presets and properties").add_argument(
+        "--json", action="store_true", help="As JSON"
+    )
     report = command("report", run_report, "Make the HTML page of a run record again")
     report.add_argument("record", type=Path, nargs="?", default=OUT / "latest" / "run.json")
     report.add_argument("--page", type=Path, help="Where to (index.html beside the record)")
+    compare = command("compare", run_compare, "Two run records side by side: 1 if any is new")
+    compare.add_argument("before", type=Path, help="Record of the earlier run")
+    compare.add_argument("after", type=Path, help="Record of the later run")
+    compare.add_argument("--page", type=Path, default=OUT / "compare.html", help="Where to")
+    summary = command("summary", run_summary, "Print a run as Markdown, for a CI job's summary")
+    summary.add_argument("record", type=Path, nargs="?", default=OUT / "latest" / "run.json")
     steady = command("soak", run_soak, "Count false alarms over many clean steps, and bugs by seed")
     steady.add_argument("--steps", type=count, default=20_000, help="Clean steps (20000)")
     steady.add_argument("--seeds", type=count_or_none, default=20, help="Hunter seeds per bug (20)")
@@ -210,7 +222,7 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     """Write cases, record and page of a run, show them, and return the exit code."""
     data = record(run, folder / "cases", shown(str(folder.parent / "latest" / "cases"), keep=3))
     run_record.write(data, folder / "run.json")
-    write_page(run_record.load(folder / "run.json"), folder / "index.html")
+    write_page(render(run_record.load(folder / "run.json")), folder / "index.html")
     swap_link(folder)
     console.print(clean_table(data), matrix(data), runner_matrix(data))
     console.print(f"[bold]{data['verdict']}[/]: {data['told']}")
@@ -422,15 +434,50 @@ def run_report(options: argparse.Namespace) -> int:
     """Make the page of a run record."""
     page = options.page or options.record.parent / "index.html"
     data = run_record.load(options.record)
-    try:
-        write_page(data, page)
-    except OSError as error:
-        raise ValueError(f"page {page} cannot be written: {error.strerror}") from error
-    except (LookupError, TypeError, AttributeError, ValueError, TemplateError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{options.record.name} is not a whole run record: {what}") from error
+    with whole(options.record):
+        text = render(data)
+    put(text, page)
     print(page)
     return OK
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Show two run records side by side, on the terminal and as a page."""
+    before, after = run_record.load(options.before), run_record.load(options.after)
+    with whole(options.before, options.after):
+        comparison = compare_runs(before, after)
+        text = render_comparison(before, after, comparison)
+    run_record.require_writable(options.page)
+    put(text, options.page)
+    Console().print(*tables(comparison), comparison.told, f"page: {options.page}", sep="\n")
+    return FINDING if comparison.alarming else OK
+
+
+def run_summary(options: argparse.Namespace) -> int:
+    """Print a run record as Markdown."""
+    data = run_record.load(options.record)
+    with whole(options.record):
+        print(summarise(data), end="")
+    return OK
+
+
+@contextmanager
+def whole(*records: Path) -> Iterator[None]:
+    """Tell in one sentence, as ValueError, of a record that lacks something."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, TemplateError) as error:
+        what = f"{type(error).__name__}: {error}"
+        names = " or ".join(each.name for each in records)
+        raise ValueError(f"{names} is not a whole run record: {what}") from error
+
+
+def put(text: str, page: Path) -> None:
+    """Write a page. Raises ValueError where it cannot be written."""
+    try:
+        write_page(text, page)
+    except OSError as error:
+        raise ValueError(f"page {page} cannot be written: {error.strerror}") from error
 
 
 def run_soak(options: argparse.Namespace) -> int:

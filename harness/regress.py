@@ -298,7 +298,8 @@ def _finding(result: Result, cases: Path, shown: str) -> dict[str, Any] | None:
     if finding is None:
         return None
     path = cases / f"{case_name(result.task)}.json"
-    write_case(case_of(result.task, finding), path)
+    case = case_of(result.task, finding)
+    write_case(case, path)
     return {
         "violations": list(finding.violations),
         "case_file": f"{cases.name}/{path.name}",
@@ -306,6 +307,11 @@ def _finding(result: Result, cases: Path, shown: str) -> dict[str, Any] | None:
         "schedule": to_json(finding.schedule),
         "timeline": list(finding.timeline),
         "explanation": finding.explanation,
+        "case": {
+            name: value
+            for name, value in case.to_json().items()
+            if name not in {"trial", "schedule", "violations"}  # They stand in the row.
+        },
     }
 
 
