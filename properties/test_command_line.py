@@ -21,10 +21,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.__main__ import hunts_of, main, shown
+from harness.__main__ import main
 from harness.bench import workload
 from harness.case import VERSION as CASE_VERSION
 from harness.case import Case, dump_json, load_case, write_case
+from harness.commands.folders import shown
+from harness.commands.regress import hunts_of
 from harness.lockstep import Lockstep
 from harness.record import FORMAT, VERSION
 from harness.regress import Settings, all_hunts, plan
@@ -289,7 +291,7 @@ def copies(case_file: Path, *names: str) -> list[Path]:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replay in this process: another takes seconds to start."""
-    monkeypatch.setattr("harness.__main__.default_workers", lambda _: 1)
+    monkeypatch.setattr("harness.commands.replay.default_workers", lambda _: 1)
 
 
 def test_many_cases_are_each_held_against_what_they_say(
@@ -412,7 +414,7 @@ def test_a_second_run_swaps_the_link_and_writes_the_same_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clean trials are left out, so these short runs are red."""
-    monkeypatch.setattr("harness.__main__.plan", the_bug_alone)
+    monkeypatch.setattr("harness.commands.regress.plan", the_bug_alone)
     monkeypatch.setattr("harness.regress.plan", the_bug_alone)
     words = ["regress", "--bug", "swa_int64@decode", "--preset", "gpt_oss", "--device", "cpu"]
     folders = []
@@ -646,7 +648,7 @@ def test_a_soak_that_is_not_as_hoped_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = {"as_hoped": False, "told": "missed: swa_int64"}
-    monkeypatch.setattr("harness.__main__.soak", lambda *_: told)
+    monkeypatch.setattr("harness.commands.measure.soak", lambda *_: told)
     path = tmp_path / "soak.json"
     assert main(["soak", "--device", "cpu", "--record", str(path)]) == FINDING
     assert capsys.readouterr().out == "missed: swa_int64\n"

@@ -84,6 +84,6 @@ def test_a_corpus_of_bugs_that_harm_nothing_is_refused(
 def test_a_bug_that_is_not_caught_is_no_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.__main__.make_corpus", lambda *_: ["swa_pad@decode"])
+    monkeypatch.setattr("harness.commands.measure.make_corpus", lambda *_: ["swa_pad@decode"])
     assert main(["corpus", "--bug", "swa_pad@decode", "--out", str(tmp_path)]) == 1
     assert "not caught: swa_pad@decode" in capsys.readouterr().out

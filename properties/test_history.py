@@ -176,7 +176,7 @@ def playing(history: Sequence[Point]) -> Callable[[str, int], dict[str, Any]]:
 def test_a_timeline_is_shown_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.__main__.play_history", playing(short(HISTORY[-2:])))
+    monkeypatch.setattr("harness.commands.measure.play_history", playing(short(HISTORY[-2:])))
     path = tmp_path / "timeline.json"
     words = ["timeline", "--device", "cpu", "--workers", "1", "--record", str(path)]
     assert main(words) == 0
@@ -191,7 +191,7 @@ def test_a_timeline_that_is_not_as_said_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = replace(alone(HISTORY[-1], "cpu_graph"), red={"log_hygiene": ["cpu_graph"]})
-    monkeypatch.setattr("harness.__main__.play_history", playing([wrong]))
+    monkeypatch.setattr("harness.commands.measure.play_history", playing([wrong]))
     assert main(["timeline", "--device", "cpu", "--workers", "1"]) == 1
     told = capsys.readouterr().out
     assert "after 26292: cpu_graph: log_hygiene is not red" in told
