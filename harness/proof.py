@@ -35,7 +35,7 @@ def path(facts: Data) -> str:
     """Say what ran the step."""
     if facts["bucket"] is None:
         return "an eager forward"
-    return f"{facts['runner']}'s graph of {facts['bucket']} for {facts['raw']} live"
+    return f"{facts['runner']}'s graph of {facts['bucket']}, {facts['raw']} of it live"
 
 
 def _setting(facts: Data) -> str:
@@ -51,17 +51,17 @@ def _let(facts: Data) -> str:
     if slot is None:
         return _setting(facts)
     by = slot["written_by"]
-    written = "" if by is None else f", written last in step {by['step']}, {written_by(by)}"
+    written = "" if by is None else f", written last in step {by['step']} by {written_by(by)}"
     owned = f"Let {slot['model']} {slot['kind']} slot {slot['slot']} be of {slot['owner']}"
     return f"{owned}{written}."
 
 
 def written_by(write: Data) -> str:
     """Name the row that wrote a slot."""
-    by = write["runner"] or "eagerly"
+    by = f"{write['runner']}'s" if write["runner"] else "an eager forward's"
     if write["request"] is None:
-        return f"{by}, by padded row {write['row']}"
-    return f"{by}, by row {write['row']} for request {write['request']}"
+        return f"{by} padded row {write['row']}"
+    return f"{by} row {write['row']} for request {write['request']}"
 
 
 def _then(facts: Data) -> str:
