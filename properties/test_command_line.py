@@ -439,7 +439,7 @@ def environment(**changes: str) -> dict[str, str]:
 def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "harness", "regress", "--bug", "swa_pad@target_verify"),
+            *(sys.executable, "-m", "harness", "regress", "--bug", "req_pool_pad@cpu_graph"),
             *("--preset", "gpt_oss", "--device", "cpu", "--workers", "1"),
             *("--out", str(tmp_path / "out")),
         ],
@@ -451,7 +451,7 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path:
         check=False,
     )
     assert (done.returncode, done.stderr) == (OK, "")
-    assert "swa_pad" in done.stdout
+    assert "req_pool_pad" in done.stdout
     assert re.search(
         r"^green: clean: (\d+) of \1 trials green; bugs: (\d+) of \2 hunts", done.stdout, re.M
     )
@@ -459,18 +459,18 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path:
     latest = tmp_path / "out" / "latest"
     record = json.loads((latest / "run.json").read_text())
     assert record["verdict"] == "green"
-    assert "paritybit regress --bug swa_pad@target_verify" in record["command"]
+    assert "paritybit regress --bug req_pool_pad@cpu_graph" in record["command"]
     cases = sorted(path.name for path in (latest / "cases").iterdir())
     assert cases == [
-        "swa_pad-target_verify-gpt_oss-generated.json",
-        "swa_pad-target_verify-gpt_oss-traffic.json",
+        "req_pool_pad-cpu_graph-gpt_oss-generated.json",
+        "req_pool_pad-cpu_graph-gpt_oss-traffic.json",
     ]
     assert sorted(row["finding"]["case_file"] for row in record["bugs"]) == [
         f"cases/{name}" for name in cases
     ]
     for row in record["bugs"]:
         case = load_case(latest / row["finding"]["case_file"])
-        assert (case.sought, case.trial.runner) == ("kv_parity", row["runner"])
+        assert (case.sought, case.trial.runner) == ("hermetic_replay", row["runner"])
         assert row["finding"]["reproduce"].startswith("paritybit replay out/latest/cases/")
     assert "<title>" in (latest / "index.html").read_text()
     written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
