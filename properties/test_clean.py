@@ -22,6 +22,7 @@ from harness.trial import Trial
 from harness.violation import PROPERTIES, STEP_PROPERTIES
 from properties.trials import name
 from reference.batch import Mode
+from reference.config import PRESETS
 from subjects.runners import lineup
 
 pytestmark = pytest.mark.clean
@@ -33,7 +34,7 @@ TRAFFIC_SEEDS = 97
 class Survey:
     """What the schedules of one trial gave, with every property on."""
 
-    lockstep: Lockstep
+    trial: Trial
     generated: Catch
     traffic: Catch
 
@@ -46,12 +47,11 @@ class Survey:
 SURVEYS: dict[Trial, Survey] = {}
 
 
-def traffic_of(lockstep: Lockstep, seed: int) -> list[Schedule]:
+def traffic_of(trial: Trial, seed: int) -> list[Schedule]:
     """Return the piece of traffic that a trial is surveyed on: decoding, or speculation."""
-    trial = lockstep.trial
     speculates = Mode.TARGET_VERIFY in trial.modes
     return traffic_schedules(
-        lockstep.arms.config,
+        PRESETS[trial.preset].tiny,
         max(trial.buckets),
         trial.room,
         1,
@@ -66,9 +66,9 @@ def surveyed(trial: Trial, seed: int, played: Counter[str]) -> Survey:
         lockstep = Lockstep(trial, frozenset(PROPERTIES))
         generated = survey(lockstep, seed, settings().max_examples)
         traffic = Catch()
-        for piece in traffic_of(lockstep, seed):
+        for piece in traffic_of(trial, seed):
             traffic.add(lockstep.play(piece))
-        SURVEYS[trial] = Survey(lockstep, generated, traffic)
+        SURVEYS[trial] = Survey(trial, generated, traffic)
         played["trials"] += 1
         for key in ("schedules", "steps", "replays", "padded_replays"):
             played[key] += getattr(generated, key) + getattr(traffic, key)
@@ -116,13 +116,12 @@ def test_several_buckets_were_replayed(
 
 def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> str:
     """Shrink a schedule that violates a property, write its case, and tell of it."""
-    lockstep, trial = survey_of.lockstep, survey_of.lockstep.trial
-    lockstep.watch(STEP_PROPERTIES | {property_id})
+    trial = survey_of.trial
+    lockstep = Lockstep(trial, STEP_PROPERTIES | {property_id})
     catch = hunt(lockstep, property_id, seed, settings().max_examples)
     if catch.schedule is None:
-        catch = sweep(lockstep, traffic_of(lockstep, seed), property_id)
+        catch = sweep(lockstep, traffic_of(trial, seed), property_id)
     if catch.schedule is None:
-        lockstep.watch(PROPERTIES)
         return f"{property_id} was violated in the survey, but not when hunted: is it flaky?"
     lockstep.watch(PROPERTIES)
     outcome, timeline = observe(lockstep, catch.schedule)
