@@ -20,10 +20,6 @@ from reports.page import render, render_comparison, write
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, ViewportSize
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="no browser test: Playwright is not installed"
-)
-
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = (
     "--headless",
@@ -65,6 +61,9 @@ class Visit:
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
     """A headless browser for the tests of this module."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="no browser test: Playwright is not installed"
+    )
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         pytest.skip("no browser test: no Chromium is installed")
