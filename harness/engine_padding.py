@@ -1,0 +1,108 @@
+"""What an engine's padding holds, and whether anything live depends on it.
+
+Before a replay the tail of one static buffer is overwritten with other valid values. If
+they are still there afterwards the buffer is kept, not reset; whether any live bit moved
+then says if somebody reads it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from harness.bits import bits
+from harness.engine_arms import EngineArms
+from reference.batch import TRACK_ROWS
+
+if TYPE_CHECKING:
+    from harness.engine_play import EnginePlay, Replayed
+
+
+@dataclass
+class Entry:
+    """One buffer: how often its tail was disturbed, outlived that, and moved a live bit."""
+
+    dtype: str
+    disturbed: int = 0
+    outlived: int = 0
+    moved: int = 0
+    told: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The claim about this buffer in words."""
+        if not self.disturbed:
+            return "not decided"
+        if not self.outlived:
+            return "reset"
+        return "kept, and read" if self.moved else "kept, nobody live reads it"
+
+
+class PaddingLedger:
+    """The entries of a decode runner's static inputs, by buffer."""
+
+    def __init__(self, arms: EngineArms) -> None:
+        self.arms = arms
+        sizes, config = arms.trial.sizes, arms.config
+        self.limits = {
+            "input_ids": config.vocab,
+            "positions": config.max_context,
+            "mrope_positions": config.max_context,
+            "req_pool_indices": sizes.rows + 1,
+            "seq_lens": config.window,
+            "out_cache_loc": sizes.full_slots,
+            "out_cache_loc_swa": sizes.swa_slots,
+            "attention.cuda_graph_swa_out_cache_loc": sizes.swa_slots,
+            "mamba_track_indices": TRACK_ROWS,
+            "mamba_track_mask": 2,
+        }
+        statics = arms.runner.statics()
+        self.entries = {
+            name: Entry(str(statics[name].dtype).removeprefix("torch."))
+            for name in self.limits
+            if name in statics
+        }
+        self.turn = 0
+
+    def disturb(
+        self,
+        play: "EnginePlay",
+        given: Any,
+        before: list[Tensor],
+        history: dict[str, Tensor],
+        right: "Replayed",
+        live: int,
+        bucket: int,
+    ) -> None:
+        """Replay a padded batch once more, with the tail of the next buffer overwritten."""
+        names = sorted(self.entries)
+        name = names[self.turn % len(names)]
+        self.turn += 1
+        entry = self.entries[name]
+        play.rewind(before, history)
+        tail = self.arms.runner.statics()[name][..., live:bucket]
+        poison = self._poison(tail, self.limits[name])
+        tail.copy_(poison)
+        replayed = play.replay(given, before)
+        entry.disturbed += 1
+        entry.outlived += bool((tail == poison).all())
+        moved = self._moved(replayed, right)
+        entry.moved += moved is not None
+        entry.told = entry.told or moved
+
+    def _poison(self, tail: Tensor, limit: int) -> Tensor:
+        """Return valid values that no reset gives; of numbers, none that the tail holds."""
+        if tail.dtype is torch.bool:
+            return torch.ones_like(tail)
+        values = tail + 2 + self.turn % 3
+        return torch.where(values < limit, values, 2 + self.turn % 3).to(tail.dtype)
+
+    def _moved(self, replayed: "Replayed", right: "Replayed") -> str | None:
+        """Return which live bit moved, in words: a logit, or KV outside slot 0."""
+        if not torch.equal(bits(replayed.logits), bits(right.logits)):
+            return "live logits changed"
+        for place, (left, other) in enumerate(zip(replayed.values, right.values, strict=True)):
+            if not torch.equal(bits(left[1:]), bits(other[1:])):
+                return f"KV of layer {place // 2} changed outside slot 0"
+        return None
