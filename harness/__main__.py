@@ -17,10 +17,13 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from rich.console import Console
 
+from harness import engine_record, engines
 from harness import record as run_record
 from harness.bench import bench
 from harness.case import load_case
 from harness.display import clean_table, matrix, progress, runner_matrix
+from harness.engine_display import changes, fault_table, notes, padding_table, release_table
+from harness.engine_faults import Verdict
 from harness.lockstep import DeviceLostError, Lockstep
 from harness.regress import Run, Settings, all_hunts, execute, plan, record
 from harness.soak import soak
@@ -34,12 +37,17 @@ from harness.trial import (
 )
 from harness.violation import PROPERTIES
 from reference.config import PRESETS
+from reports.engine_page import write as write_engine_page
 from reports.page import write as write_page
 from subjects.bugs import BUGS, missing_inputs, runners_of, unharmed_by
 from subjects.runners import RUNNERS
 
 OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 125, 130
+EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
 OUT = Path("reports/out")
+NEWEST = "newest"
+RELEASES = ("0.5.11", "0.5.12", "0.5.13", "0.5.15", NEWEST)
+"""The releases that a walk tries by itself."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -94,6 +102,18 @@ def parser() -> argparse.ArgumentParser:
     regress.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
     regress.add_argument("--workers", type=count, help="Processes (a core each; 1 on cuda)")
     regress.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
+    regress.add_argument(
+        "--engine",
+        metavar="ENGINE",
+        help="Try a released engine, sglang==VERSION, or the source tree in a folder, instead",
+    )
+    engine = command("engine", run_engine, "Fetch a release of the engine, apart")
+    engine.add_argument("version", help="Release, as 0.5.12")
+    walk = command("bisect-releases", run_releases, "Say which releases have which fault")
+    walk.add_argument("--bug", type=names, default=(), help="Faults asked about, by comma (all)")
+    walk.add_argument("--releases", type=names, default=RELEASES, help="Releases, by comma")
+    walk.add_argument("--seed", type=int, default=0, help="Seed of the schedules (0)")
+    walk.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
     replay = command("replay", run_replay, "Replay a case file: 0 clean, 1 it differs")
     replay.add_argument("case", type=Path, help="Case file")
     listing = command("list", run_list, "List bugs, runners, presets and properties")
@@ -109,13 +129,15 @@ def parser() -> argparse.ArgumentParser:
     steady.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     measure = command("bench", run_bench, "Measure differential steps per second")
     measure.add_argument("--record", type=Path, help="Where the figures go, as JSON")
-    for each in (regress, replay, steady, measure):
+    for each in (regress, walk, replay, steady, measure):
         each.add_argument("--device", help="auto, cpu or cuda")
     return top
 
 
 def run_regress(options: argparse.Namespace) -> int:
     """Run the main job."""
+    if options.engine is not None:
+        return try_engine(options)
     for name in options.preset:
         known("preset", name, PRESETS)
     settings = Settings(
@@ -141,6 +163,78 @@ def run_regress(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         run.interrupted = True
     return finish(console, run, folder)
+
+
+def try_engine(options: argparse.Namespace) -> int:
+    """Put an engine on trial; write its record and page, show it, and return the exit code."""
+    asked = engine_record.faults_of(options.bug)
+    device = resolve_device(options.device or "auto")
+    engine = engines.find(options.engine)
+    console, folder = Console(), new_folder(options.out)
+    console.print(f"paritybit on {engine.name}, on {run_record.device_name(device)}")
+    record = tried(engine, device, asked, options)
+    write_engine(record, folder)
+    swap_link(folder)
+    console.print(fault_table(record), padding_table(record))
+    for note in notes(record):
+        console.print(note, highlight=False)
+    names_asked = ", ".join(record["asked"])
+    console.print(f"[bold]{record['verdict']}[/]: {names_asked} in {engine.name}")
+    console.print(f"page: {folder.parent / 'latest' / 'index.html'}")
+    return EXIT_CODES[record["verdict"]]
+
+
+def tried(
+    engine: engines.Found,
+    device: str,
+    asked: Sequence[tuple[str, str | None]],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return the record of an engine's trial."""
+    answer = engines.trial(engine, device, options.seed)
+    command = shlex.join(["paritybit", *map(shown, options.typed)])
+    return engine_record.make(engine.name, device, command, asked, answer)
+
+
+def write_engine(record: dict[str, Any], folder: Path) -> None:
+    """Write the record and the page of an engine's trial."""
+    engine_record.write(record, folder / "engine.json")
+    write_engine_page(record, folder / "index.html")
+
+
+def run_engine(options: argparse.Namespace) -> int:
+    """Fetch a release."""
+    print(f"{engines.fetch(options.version).name} is in {shown(str(engines.folder()), keep=2)}")
+    return OK
+
+
+def run_releases(options: argparse.Namespace) -> int:
+    """Try releases in order and say where each fault appears and disappears."""
+    asked = engine_record.faults_of(options.bug)
+    device = resolve_device(options.device or "auto")
+    versions = sorted(
+        {engines.newest() if each == NEWEST else each for each in options.releases},
+        key=engines.in_order,
+    )
+    console, folder = Console(), new_folder(options.out)
+    walked: list[tuple[str, dict[str, Any] | str]] = []
+    for version in versions:
+        try:
+            record = tried(engines.fetch(version), device, asked, options)
+        except CannotRunError as error:
+            walked.append((version, str(error)))
+            console.print(f"{version}: {error}", highlight=False)
+            continue
+        (folder / version).mkdir()
+        write_engine(record, folder / version)
+        walked.append((version, record))
+        said = f"{version}: {record['verdict']}, {record['answer']['seconds']:.0f} s"
+        console.print(said, highlight=False)
+    console.print(release_table(walked))
+    for line in changes(walked):
+        console.print(line, highlight=False)
+    swap_link(folder)
+    return OK if any(not isinstance(each, str) for _, each in walked) else CANNOT_RUN
 
 
 def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -190,7 +190,9 @@ class EnginePlay:
         for layer in range(len(arms.config.layers)):
             ours, theirs = arms.mirror.pairs(layer)
             cache = arms.pool.cache(layer)
-            for name, mine, its in zip("KV", cache, arms.released.keys_and_values(layer)):
+            for name, mine, its in zip(
+                "KV", cache, arms.released.keys_and_values(layer), strict=True
+            ):
                 if not torch.equal(bits(mine[ours]), bits(its[theirs])):
                     told = told or f"{where}: {name} of live tokens differs in layer {layer}"
         return self.played.check("kv_parity", told)

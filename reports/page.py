@@ -21,7 +21,7 @@ def render(record: Mapping[str, Any]) -> str:
 
     Raises LookupError or jinja2.UndefinedError for a record that lacks something.
     """
-    page = _environment().get_template("page.html.j2")
+    page = environment().get_template("page.html.j2")
     return page.render(record=record, review=review(record))
 
 
@@ -31,7 +31,7 @@ def write(record: Mapping[str, Any], path: Path) -> None:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
     """Return the templates, everything escaped that they do not spell out themselves."""
     environment = Environment(
         loader=PackageLoader("reports", package_path=""),

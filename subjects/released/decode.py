@@ -57,11 +57,11 @@ class DecodeRunner:
                 "token_to_kv_pool_allocator": pool.allocator,
             },
         )
-        self.model_runner.kv_index_translator = translator(host, pool)
+        self.model_runner.set("kv_index_translator", translator(host, pool))
         self.backend = engine.part("srt.layers.attention.triton_backend:TritonAttnBackend")(
             self.model_runner
         )
-        self.model_runner.attn_backend = self.backend
+        self.model_runner.set("attn_backend", self.backend)
         self.arithmetic = OurArithmetic(ops, pool, model.config)
         if own_kernels:
             keep_whole(self.backend, whole)

@@ -87,4 +87,5 @@ class Access:
             self.batch,
             **({} if sinks is None else {"sinks": sinks}),
         )
-        return mixed.view(query.shape)
+        found: Tensor = mixed.view(query.shape)
+        return found

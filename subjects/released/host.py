@@ -24,6 +24,10 @@ class Declared:
         self._asked = asked
         self._label = label
 
+    def set(self, name: str, value: Any) -> None:
+        """Declare one more value."""
+        self.__dict__[name] = value
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -217,7 +221,7 @@ class Host:
         parallel = Declared(SIZES | groups, self.asked, "parallel")
         context._CONTEXT.parallel = parallel
         if hasattr(context, "_PARALLEL"):
-            context._PARALLEL = parallel
+            vars(context)["_PARALLEL"] = parallel
 
     def model_config(self, model: Model) -> Declared:
         """Return what the engine may ask of a model's configuration."""

@@ -7,7 +7,7 @@ runners never call is stubbed. The list of stubs is fixed, whatever is loaded.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -76,7 +76,7 @@ def stand_in(name: str) -> Stand:
 class StubModule(ModuleType):
     """A module that has every name."""
 
-    __path__: Sequence[str] = ()
+    __path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

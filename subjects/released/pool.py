@@ -1,7 +1,5 @@
 """The engine's own hybrid pool, allocator and request table, filled the way ours is."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
