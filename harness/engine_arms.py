@@ -23,38 +23,51 @@ from reference.eager import EagerDecoder
 from reference.model import Model
 from reference.pool import KVPools
 from subjects.released import graphs
-from subjects.released.decode import DecodeRunner
+from subjects.released.decode import DecodeRunner, ReleasedRunner
 from subjects.released.host import Host, server_arguments
 from subjects.released.loading import Engine
 from subjects.released.pool import ReleasedPool
 
 
 class DecodingWorld(World):
-    """A world without cross attention, which the engine's windowed backends refuse."""
+    """A world without cross attention, which the engine's windowed backends refuse.
+
+    Without `tracks`, no recurrent state is tracked.
+    """
+
+    tracks = True
 
     def held_span(self, request: Request, begin: int, end: int) -> Span:
-        """Return tokens of `request` as a span without an encoder."""
-        return replace(super().held_span(request, begin, end), encoder_len=0)
+        """Return tokens of `request` as a span that the engine can run."""
+        span = super().held_span(request, begin, end)
+        return replace(span, encoder_len=0, tracked=span.tracked and self.tracks)
 
 
 def load(package: Path, dependencies: Path, device: str) -> Engine:
-    """Load an engine into this process, Triton interpreted where there is no GPU."""
+    """Load an engine into this process, graphs emulated and Triton interpreted without a GPU."""
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
+        graphs.emulate(Trial(device=device).ops())
+    graphs.count_replays()
     return Engine(package, dependencies)
 
 
 class EngineArms:
     """One trial's model on both sides. `own_kernels` keeps the engine's Triton attention."""
 
-    def __init__(self, engine: Engine, trial: Trial, *, own_kernels: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        trial: Trial,
+        runner: type[ReleasedRunner] = DecodeRunner,
+        *,
+        own_kernels: bool = False,
+    ) -> None:
         torch.set_num_threads(1)
         config = PRESETS[trial.preset].tiny
         draft = draft_config(config)
         dtype, device = DTYPES[trial.dtype], torch.device(trial.device)
         ops = trial.ops()
-        if trial.device == "cpu":
-            graphs.emulate(ops)
         self.trial = trial
         self.config = config
         self.model = Model(config, dtype, device)
@@ -67,9 +80,8 @@ class EngineArms:
         self.released = ReleasedPool(engine, config, trial.sizes, dtype, trial.device)
         self.released.reset(0)
         with stored_dtypes(self.released) as self.captured_dtypes:
-            self.runner = DecodeRunner(
-                self.host, self.model, self.released, ops, own_kernels=own_kernels
-            )
+            self.runner = runner(self.host, self.model, self.released, ops, own_kernels=own_kernels)
+        self.world.tracks = runner.graphs
         self.mirror = Mirror(self.world, self.released)
         self._captured = {name: each.clone() for name, each in self.runner.statics().items()}
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from harness.engine_play import EnginePlay, Replayed
 
 
+AT_ONCE = 3
+"""How many buffers are disturbed at each padded replay, one at a time."""
+
+
 @dataclass
 class Entry:
     """One buffer: how often its tail was disturbed, outlived that, and moved a live bit."""
@@ -73,13 +77,24 @@ class PaddingLedger:
         history: dict[str, Tensor],
         right: "Replayed",
         live: int,
-        bucket: int,
     ) -> None:
-        """Replay a padded batch once more, with the tail of the next buffer overwritten."""
+        """Replay a padded batch, each time with the tail of the next buffer overwritten."""
         names = sorted(self.entries)
-        name = names[self.turn % len(names)]
-        self.turn += 1
-        entry = self.entries[name]
+        for _ in range(AT_ONCE):
+            self.turn += 1
+            self._disturb(names[self.turn % len(names)], play, given, before, history, right, live)
+
+    def _disturb(
+        self,
+        name: str,
+        play: "EnginePlay",
+        given: Any,
+        before: list[Tensor],
+        history: dict[str, Tensor],
+        right: "Replayed",
+        live: int,
+    ) -> None:
+        entry, bucket = self.entries[name], right.bucket
         play.rewind(before, history)
         tail = self.arms.runner.statics()[name][..., live:bucket]
         poison = self._poison(tail, self.limits[name])

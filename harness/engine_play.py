@@ -16,6 +16,7 @@ from harness.engine_padding import PaddingLedger
 from harness.schedule import Schedule, Step
 from reference.batch import ForwardBatch, Mode
 from subjects.released.decode import Reads
+from subjects.released.graphs import Replays
 
 PARTING = frozenset({"logits_parity", "kv_parity", "write_frame"})
 
@@ -56,6 +57,7 @@ class Played:
 class Replayed:
     """One replay: live logits, slots changed per layer, and what its rows were told to read."""
 
+    bucket: int
     logits: Tensor
     changed: list[set[int]]
     reads: Reads
@@ -122,20 +124,26 @@ class EnginePlay:
         if padded:
             stale = {name: each.clone() for name, each in arms.runner.statics().items()}
             self.padded(where, fresh, replayed, live, bucket)
-            self.padding.disturb(self, given, before, history, replayed, live, bucket)
+            self.padding.disturb(self, given, before, history, replayed, live)
             self._rewind(replayed.values, stale)
         return agree
 
     def replay(self, given: object, before: list[Tensor]) -> Replayed:
         """Replay a batch from the pool's present bytes, which `before` holds."""
         arms = self.arms
+        replays = Replays.count
         logits = arms.runner.replay(given).clone()
+        done = Replays.count - replays
+        told = None if done == arms.runner.graphs else f"{done} graphs were replayed, not one"
+        self.played.check("captured_path", told)
         values = [each.clone() for each in arms.released.storages()]
         changed = [
             slots_changed(before[2 * layer : 2 * layer + 2], values[2 * layer : 2 * layer + 2])
             for layer in range(len(arms.config.layers))
         ]
-        return Replayed(logits, changed, arms.runner.reads(arms.runner.bucket), values)
+        return Replayed(
+            arms.runner.bucket, logits, changed, arms.runner.reads(arms.runner.bucket), values
+        )
 
     def rewind(self, storages: list[Tensor], statics: dict[str, Tensor]) -> None:
         """Give pool and static buffers earlier values."""

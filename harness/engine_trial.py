@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ from harness.schedule import Admit, Decode, Finish, Schedule
 from harness.traffic import traffic_schedules
 from harness.trial import Trial
 from reference.batch import Mode
+from subjects.released.decode import CpuGraphRunner, DecodeRunner, ReleasedRunner
 from subjects.released.loading import Engine, told
 
-SETTINGS = (
-    Trial(preset="gpt_oss", page_size=1),
-    Trial(preset="gemma3", page_size=4),
-)
-"""The trials of the decode runner: model and page size."""
+SETTINGS: dict[type[ReleasedRunner], tuple[Trial, ...]] = {
+    DecodeRunner: (Trial(preset="gpt_oss", page_size=1), Trial(preset="gemma3", page_size=4)),
+    CpuGraphRunner: (Trial(preset="mimo", page_size=1),),
+}
+"""The trials of each runner: model and page size."""
 
 EXAMPLES = {"traffic": 3, "generated": 3}
 """Schedules of each source in each trial."""
@@ -53,6 +54,8 @@ SHRINKING = Schedule(
 EMULATED = (
     "the model: ours, of the shape named with each leg, around the engine's attention layers",
     "the scheduler: ours; slots come from the engine's allocator, rows from its request table",
+    "the CPU runner's compiler and attention backend: its function runs uncompiled, over the"
+    " engine's Triton backend",
     "the model runner and one process rank: stand-ins that hold settings and hand batches over",
 )
 EMULATED_ON_CPU = (
@@ -92,8 +95,9 @@ class Session:
 
     def run(self) -> Answer:
         """Run every leg and return the answer."""
-        for trial in SETTINGS:
-            self.leg(f"decode {trial.preset}", partial(self.decode, trial))
+        for runner, trials in SETTINGS.items():
+            for trial in trials:
+                self.leg(f"{runner.name} {trial.preset}", partial(self.decode, runner, trial))
         answer = self.answer
         answer.faults = [
             judged.to_json() for each in self.observed.values() for judged in each.judge()
@@ -118,10 +122,10 @@ class Session:
         """Return what is observed of a runner."""
         return self.observed.setdefault(runner, Observed(runner))
 
-    def decode(self, trial: Trial) -> None:
-        """Try the decode runner with our arithmetic, bit by bit."""
+    def decode(self, runner: type[ReleasedRunner], trial: Trial) -> None:
+        """Try a runner of decodes with our arithmetic, bit by bit."""
         start = time.perf_counter()
-        arms = EngineArms(self.engine, trial, own_kernels=False)
+        arms = EngineArms(self.engine, replace(trial, device=self.device), runner)
         self.asked |= arms.host.asked
         play = EnginePlay(arms)
         play.play(SHRINKING)
@@ -132,13 +136,13 @@ class Session:
             play.play(schedule)
         drawn = schedules(arms.config, most, frozenset({Mode.DECODE}), Mode.DECODE)
         hand_out(drawn, play.play, self.seed, EXAMPLES["generated"])
-        observed = self.of("decode")
+        observed = self.of(runner.name)
         observe(observed, play.played)
         for dtype in arms.captured_dtypes:
             right = arms.released.translate(arms.released.held(0, 0, 1)).dtype
             wrong = f"the captured SWA store is given {dtype}; the pool translates to {right}"
             observed.add("swa_int64", wrong if dtype != right else None)
-        label = {"runner": "decode", "preset": trial.preset, "page_size": trial.page_size}
+        label = {"runner": runner.name, "preset": trial.preset, "page_size": trial.page_size}
         self.answer.legs.append(
             {
                 **label,
@@ -147,6 +151,11 @@ class Session:
                 "seconds": time.perf_counter() - start,
             }
         )
+        if getattr(arms.runner, "left_behind", False):
+            self.answer.findings.append(
+                f"{runner.name}: the SWA locations that an eager forward preset are still set when"
+                " a batch is replayed; they were cleared before each replay here"
+            )
         self.answer.padding += [
             {**label, "buffer": name, **asdict(entry), "verdict": entry.verdict}
             for name, entry in play.padding.entries.items()

@@ -1,10 +1,11 @@
-"""The engine's decode runner over its own pool: built, captured and replayed by its own code."""
+"""The engine's runners of decodes over its own pool: built, captured and replayed by its code."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,11 +20,6 @@ from subjects.released.host import Host
 from subjects.released.loading import PartMissingError
 from subjects.released.pool import ReleasedPool
 
-RUNNERS = (
-    "srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
-    "srt.model_executor.cuda_graph_runner:CudaGraphRunner",
-)
-
 
 @dataclass(frozen=True)
 class Reads:
@@ -33,10 +29,15 @@ class Reads:
     window: list[list[int]]
 
 
-class DecodeRunner:
-    """The engine's decode runner. `own_kernels` keeps its Triton attention."""
+class ReleasedRunner(ABC):
+    """One of the engine's runners. `own_kernels` keeps its Triton attention.
 
-    name = "decode"
+    `places` are where its class may lie; `graphs` is whether it replays a graph.
+    """
+
+    name: ClassVar[str]
+    places: ClassVar[tuple[str, ...]]
+    graphs: ClassVar[bool] = True
 
     def __init__(
         self, host: Host, model: Model, pool: ReleasedPool, ops: Ops, *, own_kernels: bool
@@ -61,14 +62,18 @@ class DecodeRunner:
         self.backend = engine.part("srt.layers.attention.triton_backend:TritonAttnBackend")(
             self.model_runner
         )
-        self.model_runner.set("attn_backend", self.backend)
         self.arithmetic = OurArithmetic(ops, pool, model.config)
         if own_kernels:
             keep_whole(self.backend, whole)
         else:
             self.arithmetic.install(self.backend)
             self.model.entering = partial(setattr, self.arithmetic, "layer")
-        self.runner = engine.part(*RUNNERS)(self.model_runner)
+        self.prepare()
+        self.runner = engine.part(*self.places)(self.model_runner)
+
+    def prepare(self) -> None:
+        """Bring about what the engine's runner needs to be built."""
+        self.model_runner.set("attn_backend", self.backend)
 
     def batch(self, batch: ForwardBatch, rows: Tensor, loc: Tensor, *, extend: bool) -> Any:
         """Return the engine's batch for one of ours, over its own request rows and slots."""
@@ -110,10 +115,14 @@ class DecodeRunner:
             }
         known = {each.name for each in fields(self.batches)}
         made = self.batches(**{name: value for name, value in values.items() if name in known})
+        self.bind(made)
+        return made
+
+    def bind(self, batch: Any) -> None:
+        """Plan a batch's KV ids, where the engine does so beforehand."""
         ids = self.model_runner.kv_index_translator
         if hasattr(ids, "own_plan"):
-            ids.own_plan(made).bind(made, ids, cols=None)
-        return made
+            ids.own_plan(batch).bind(batch, ids, cols=None)
 
     def extend(self, batch: Any) -> Tensor:
         """Run a prefill eagerly, as the engine's model runner does; return its logits."""
@@ -127,7 +136,6 @@ class DecodeRunner:
 
     def replay(self, batch: Any) -> Tensor:
         """Run a decode through the engine's captured graph; return its live rows' logits."""
-        self._preset(batch)
         execute = getattr(self.runner, "execute", None) or self.runner.replay
         output = execute(batch)
         found: Tensor = output.next_token_logits
@@ -151,6 +159,33 @@ class DecodeRunner:
             yield
 
     @property
+    @abstractmethod
+    def bucket(self) -> int:
+        """The captured size of the last replay."""
+
+    @abstractmethod
+    def inputs(self) -> Mapping[str, Tensor]:
+        """Return the runner's static input buffers, by name."""
+
+    @abstractmethod
+    def statics(self) -> Mapping[str, Tensor]:
+        """Return every static buffer that a replay reads: the runner's and the backend's."""
+
+    @abstractmethod
+    def reads(self, rows: int) -> Reads:
+        """Return what the first `rows` rows were told to read by the last replay's index lists."""
+
+
+class DecodeRunner(ReleasedRunner):
+    """The runner that replays one graph for a batch of decodes."""
+
+    name = "decode"
+    places = (
+        "srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
+        "srt.model_executor.cuda_graph_runner:CudaGraphRunner",
+    )
+
+    @property
     def bucket(self) -> int:
         """The captured size of the last replay."""
         return int(self.runner.bs)
@@ -171,6 +206,85 @@ class DecodeRunner:
             listed(self.backend.kv_indptr, self.backend.cuda_graph_kv_indices, rows),
             listed(self.backend.window_kv_indptr, self.backend.cuda_graph_window_kv_indices, rows),
         )
+
+
+class CpuGraphRunner(ReleasedRunner):
+    """The runner of a CPU, which compiles a function per size; here that function runs as it is.
+
+    Its attention backend is the Triton one: what a CPU's own backend is asked at capture is
+    answered here, and the sum of lengths it never reads is made true. `left_behind` is set
+    when a batch is replayed while the SWA locations of an eager forward are still preset.
+    """
+
+    name = "cpu_graph"
+    left_behind = False
+    places = ("srt.model_executor.cpu_graph_runner:CPUGraphRunner",)
+    graphs = False
+
+    def prepare(self) -> None:
+        """Let the backend answer for a CPU's own, and the model run uncompiled."""
+        super().prepare()
+        eager = self.backend.init_forward_metadata
+
+        def planned(batch: Any) -> None:
+            batch.seq_lens_sum = int(batch.seq_lens.sum())
+            eager(batch)
+
+        self.backend.init_forward_metadata = planned
+        self.backend.init_cpu_graph_state = lambda *sizes: None
+        self.backend.get_cpu_graph_seq_len_fill_value = lambda: 1
+        self.backend.init_forward_metadata_capture_cpu_graph = self._plan_capture
+        self.host.engine.fill("srt.model_executor.cpu_graph_runner", {"patch_model": uncompiled})
+
+    def replay(self, batch: Any) -> Tensor:
+        """Run a decode; forget first what an eager forward preset, and note that it was set."""
+        if getattr(self.pool.kv, "swa_loc", None) is not None:
+            self.left_behind = True
+            self.pool.kv.set_swa_loc(None)
+        return super().replay(batch)
+
+    def _plan_capture(
+        self, size: int, tokens: int, rows: Tensor, lengths: Tensor, *rest: Any
+    ) -> None:
+        nothing = torch.zeros(size, dtype=torch.int64, device=rows.device)
+        batch = self.batches(
+            forward_mode=self.modes.DECODE,
+            batch_size=size,
+            input_ids=nothing,
+            req_pool_indices=rows,
+            seq_lens=lengths,
+            out_cache_loc=nothing,
+            seq_lens_sum=size,
+        )
+        self.bind(batch)
+        self.backend.init_forward_metadata(batch)
+
+    @property
+    def bucket(self) -> int:
+        """The captured size of the last replay."""
+        return len(self.backend.forward_metadata.kv_indptr) - 1
+
+    def inputs(self) -> Mapping[str, Tensor]:
+        """Return the runner's static input buffers, by name."""
+        return tensors_of(self.runner)
+
+    def statics(self) -> Mapping[str, Tensor]:
+        """Return every static buffer that a replay reads."""
+        return self.inputs()
+
+    def reads(self, rows: int) -> Reads:
+        """Return what the first `rows` rows were told to read by the last replay's index lists."""
+        planned = self.backend.forward_metadata
+        return Reads(
+            listed(planned.kv_indptr, planned.kv_indices, rows),
+            listed(planned.window_kv_indptr, planned.window_kv_indices, rows),
+        )
+
+
+@contextmanager
+def uncompiled(model: Any, *settings: Any, **named: Any) -> Iterator[Any]:
+    """Stand for the engine's compiler of a model."""
+    yield model.forward
 
 
 def translator(host: Host, pool: ReleasedPool) -> Any:

@@ -61,6 +61,9 @@ class Decoder(torch.nn.Module):
 
     def _payload(self, positions: Tensor, batch: Any) -> Tensor:
         index, mask = batch.mamba_track_indices, batch.mamba_track_mask
+        if index is None:
+            index, mask = torch.zeros_like(positions), torch.zeros_like(positions).bool()
+            return self.decoder.payload(self.ops, positions, index, mask, index)
         if batch.forward_mode.is_extend():
             lengths = batch.extend_seq_lens
             index, mask = (each.repeat_interleave(lengths) for each in (index, mask))

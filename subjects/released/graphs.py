@@ -18,11 +18,10 @@ from subjects.graphs import TapeSegment
 
 
 class CpuGraph:
-    """What stands for `torch.cuda.CUDAGraph` on a CPU. `replays` counts all graphs' replays."""
+    """What stands for `torch.cuda.CUDAGraph` on a CPU."""
 
     recording: "CpuGraph | None" = None
     ops: Ops
-    replays = 0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.parts: list[Callable[[], Any]] = []
@@ -42,7 +41,6 @@ class CpuGraph:
 
     def replay(self) -> None:
         """Run what was recorded, into the same storages."""
-        CpuGraph.replays += 1
         for part in self.parts:
             part()
 
@@ -74,6 +72,23 @@ def whole(function: Callable[..., Any]) -> Callable[..., Any]:
         return value
 
     return called
+
+
+class Replays:
+    """How often a graph was replayed in this process."""
+
+    count = 0
+
+
+def count_replays() -> None:
+    """Count the replays of every graph from here on, whichever class they are of."""
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: Any) -> None:
+        Replays.count += 1
+        replay(graph)
+
+    torch.cuda.CUDAGraph.replay = counted  # type: ignore[method-assign,assignment]
 
 
 class Event:

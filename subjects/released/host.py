@@ -151,6 +151,7 @@ SIZES = {
     "moe_ep_size": 1,
     "moe_ep_rank": 0,
     "attn_dp_enabled": False,
+    "num_dp_ranks": 1,
 }
 
 

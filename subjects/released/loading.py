@@ -76,8 +76,6 @@ def stand_in(name: str) -> Stand:
 class StubModule(ModuleType):
     """A module that has every name."""
 
-    __path__ = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
