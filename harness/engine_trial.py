@@ -33,7 +33,7 @@ SETTINGS: dict[type[ReleasedRunner], tuple[Trial, ...]] = {
 }
 """The trials of each runner: model and page size."""
 
-EXAMPLES = {"traffic": 3, "generated": 3}
+EXAMPLES = {"traffic": 2, "generated": 2}
 """Schedules of each source in each trial."""
 
 SHRINKING = Schedule(

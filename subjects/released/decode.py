@@ -69,7 +69,8 @@ class ReleasedRunner(ABC):
             self.arithmetic.install(self.backend)
             self.model.entering = partial(setattr, self.arithmetic, "layer")
         self.prepare()
-        self.runner = engine.part(*self.places)(self.model_runner)
+        with self._context():
+            self.runner = engine.part(*self.places)(self.model_runner)
 
     def prepare(self) -> None:
         """Bring about what the engine's runner needs to be built."""
@@ -212,7 +213,8 @@ class CpuGraphRunner(ReleasedRunner):
     """The runner of a CPU, which compiles a function per size; here that function runs as it is.
 
     Its attention backend is the Triton one: what a CPU's own backend is asked at capture is
-    answered here, and the sum of lengths it never reads is made true. `left_behind` is set
+    answered here; the sum of lengths, which that one never reads, is made true, and the SWA
+    locations, which it finds afresh, are. `left_behind` is set
     when a batch is replayed while the SWA locations of an eager forward are still preset.
     """
 
@@ -228,6 +230,7 @@ class CpuGraphRunner(ReleasedRunner):
 
         def planned(batch: Any) -> None:
             batch.seq_lens_sum = int(batch.seq_lens.sum())
+            self.bind(batch)
             eager(batch)
 
         self.backend.init_forward_metadata = planned
@@ -241,7 +244,8 @@ class CpuGraphRunner(ReleasedRunner):
         if getattr(self.pool.kv, "swa_loc", None) is not None:
             self.left_behind = True
             self.pool.kv.set_swa_loc(None)
-        return super().replay(batch)
+        with self._context():
+            return super().replay(batch)
 
     def _plan_capture(
         self, size: int, tokens: int, rows: Tensor, lengths: Tensor, *rest: Any
@@ -256,7 +260,6 @@ class CpuGraphRunner(ReleasedRunner):
             out_cache_loc=nothing,
             seq_lens_sum=size,
         )
-        self.bind(batch)
         self.backend.init_forward_metadata(batch)
 
     @property
