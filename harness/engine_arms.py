@@ -75,8 +75,9 @@ class EngineArms:
         self.pool = pools[Role.TARGET]
         self.eager = EagerDecoder(ops, self.model, Model(draft, dtype, device, DRAFT_SEED), pools)
         self.world = DecodingWorld(config, pools, max(trial.buckets), frozenset({Mode.DECODE}))
-        settings = server_arguments(trial.buckets, trial.token_buckets, trial.page_size)
-        self.host = Host(engine, settings, trial.device)
+        asked: set[str] = set()
+        settings = server_arguments(trial.buckets, trial.token_buckets, trial.page_size, asked)
+        self.host = Host(engine, settings, trial.device, asked)
         self.released = ReleasedPool(engine, config, trial.sizes, dtype, trial.device)
         self.released.reset(0)
         with stored_dtypes(self.released) as self.captured_dtypes:

@@ -38,9 +38,13 @@ class Judged:
 
 @dataclass
 class Observed:
-    """Observations of one runner by fault: how many, and the first that shows the fault."""
+    """Observations of one runner by fault: how many, and the first that shows the fault.
+
+    `faults` are those that its trial could show.
+    """
 
     runner: str
+    faults: tuple[str, ...] = tuple(FAULTS)
     counts: dict[str, int] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)
@@ -58,7 +62,7 @@ class Observed:
     def judge(self) -> list[Judged]:
         """Return the verdict on each fault. What was never observed is undecided."""
         found = []
-        for fault in FAULTS:
+        for fault in self.faults:
             count = self.counts.get(fault, 0)
             if fault in self.shown:
                 verdict, told = Verdict.PRESENT, self.shown[fault]

@@ -5,7 +5,7 @@ they are still there afterwards the buffer is kept, not reset; whether any live 
 then says if somebody reads it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.bits import bits
 from harness.engine_arms import EngineArms
 from reference.batch import TRACK_ROWS
+from subjects.released.decode import ReleasedRunner
 
 if TYPE_CHECKING:
     from harness.engine_play import EnginePlay, Replayed
@@ -32,6 +33,7 @@ class Entry:
     outlived: int = 0
     moved: int = 0
     told: str | None = None
+    left: set[int] = field(default_factory=set)
 
     @property
     def verdict(self) -> str:
@@ -55,6 +57,7 @@ class PaddingLedger:
             "mrope_positions": config.max_context,
             "req_pool_indices": sizes.rows + 1,
             "seq_lens": config.window,
+            "seq_lens_cpu": config.window,
             "out_cache_loc": sizes.full_slots,
             "out_cache_loc_swa": sizes.swa_slots,
             "attention.cuda_graph_swa_out_cache_loc": sizes.swa_slots,
@@ -101,7 +104,10 @@ class PaddingLedger:
         tail.copy_(poison)
         replayed = play.replay(given, before)
         entry.disturbed += 1
-        entry.outlived += bool((tail == poison).all())
+        outlived = bool((tail == poison).all())
+        entry.outlived += outlived
+        if not outlived:
+            entry.left |= {int(value) for value in tail.flatten().tolist()}
         moved = self._moved(replayed, right)
         entry.moved += moved is not None
         entry.told = entry.told or moved
@@ -121,3 +127,31 @@ class PaddingLedger:
             if not torch.equal(bits(left[1:]), bits(other[1:])):
                 return f"KV of layer {place // 2} changed outside slot 0"
         return None
+
+
+DECLARED = {
+    "keep_pad": "kept",
+    "foreach_copy": "kept",
+    "fill_once": "kept",
+    "fill_sentinel": "reset",
+    "zero": "reset",
+}
+"""What an engine's words for a padding policy come to."""
+
+
+def policies(runner: ReleasedRunner, ledger: PaddingLedger) -> list[dict[str, Any]]:
+    """Hold the padding policies that an engine declares against what its buffers did."""
+    registry = getattr(runner.runner, "buffer_registry", None)
+    found = []
+    for name, slot in getattr(registry, "_slots", {}).items():
+        entry = ledger.entries.get(name)
+        declared = str(slot.padding_policy.value)
+        observed, holds = "not tried", "not tried"
+        if entry is not None and entry.disturbed:
+            observed = "kept" if entry.outlived else f"reset to {sorted(entry.left)}"
+            value = {"zero": 0, "fill_sentinel": slot.pad_value}.get(declared)
+            as_declared = DECLARED.get(declared) == ("kept" if entry.outlived else "reset")
+            right_value = bool(entry.outlived) or entry.left == {value}
+            holds = "yes" if as_declared and right_value else "no"
+        found.append({"buffer": name, "declared": declared, "observed": observed, "holds": holds})
+    return found

@@ -15,7 +15,7 @@ from harness.engine_arms import EngineArms
 from harness.engine_padding import PaddingLedger
 from harness.schedule import Schedule, Step
 from reference.batch import ForwardBatch, Mode
-from subjects.released.decode import Reads
+from subjects.released.decode import Reads, ReplayingRunner
 from subjects.released.graphs import Replays
 
 PARTING = frozenset({"logits_parity", "kv_parity", "write_frame"})
@@ -68,7 +68,9 @@ class EnginePlay:
     """Plays schedules on both sides of a trial."""
 
     def __init__(self, arms: EngineArms) -> None:
+        assert isinstance(arms.runner, ReplayingRunner)
         self.arms = arms
+        self.runner = arms.runner
         self.played = Played()
         self.padding = PaddingLedger(arms)
 
@@ -115,7 +117,7 @@ class EnginePlay:
         fresh = self.replay(given, before)
         self._rewind(before, history)
         replayed = self.replay(given, before)
-        live, bucket = batch.raw_bs, arms.runner.bucket
+        live, bucket = batch.raw_bs, self.runner.bucket
         padded = live < bucket
         played.replays += 1
         played.padded += padded
@@ -132,9 +134,9 @@ class EnginePlay:
         """Replay a batch from the pool's present bytes, which `before` holds."""
         arms = self.arms
         replays = Replays.count
-        logits = arms.runner.replay(given).clone()
+        logits = self.runner.replay(given).clone()
         done = Replays.count - replays
-        told = None if done == arms.runner.graphs else f"{done} graphs were replayed, not one"
+        told = None if done == self.runner.graphs else f"{done} graphs were replayed, not one"
         self.played.check("captured_path", told)
         values = [each.clone() for each in arms.released.storages()]
         changed = [
@@ -142,7 +144,7 @@ class EnginePlay:
             for layer in range(len(arms.config.layers))
         ]
         return Replayed(
-            arms.runner.bucket, logits, changed, arms.runner.reads(arms.runner.bucket), values
+            self.runner.bucket, logits, changed, self.runner.reads(self.runner.bucket), values
         )
 
     def rewind(self, storages: list[Tensor], statics: dict[str, Tensor]) -> None:

@@ -16,18 +16,27 @@ from pathlib import Path
 from typing import Any
 
 from harness.engine_arms import EngineArms, load
-from harness.engine_faults import Observed
+from harness.engine_faults import FAULTS, Observed
+from harness.engine_kernels import KernelPlay
+from harness.engine_padding import policies
 from harness.engine_play import EnginePlay, Played
+from harness.engine_prefill import populate
 from harness.generate import schedules
 from harness.hunt import hand_out
 from harness.schedule import Admit, Decode, Finish, Schedule
 from harness.traffic import traffic_schedules
 from harness.trial import Trial
 from reference.batch import Mode
-from subjects.released.decode import CpuGraphRunner, DecodeRunner, ReleasedRunner
+from subjects.released.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
 from subjects.released.loading import Engine, told
+from subjects.released.prefill import (
+    BreakableRunner,
+    PiecewiseRunner,
+    PrefillRunner,
+    forget_shared_buffers,
+)
 
-SETTINGS: dict[type[ReleasedRunner], tuple[Trial, ...]] = {
+SETTINGS: dict[type[ReplayingRunner], tuple[Trial, ...]] = {
     DecodeRunner: (Trial(preset="gpt_oss", page_size=1), Trial(preset="gemma3", page_size=4)),
     CpuGraphRunner: (Trial(preset="mimo", page_size=1),),
 }
@@ -64,6 +73,25 @@ EMULATED_ON_CPU = (
 )
 """What is not the engine's."""
 
+PREFILL = Trial(preset="mimo")
+KERNELS = Trial(preset="gpt_oss", full_slots=40, swa_slots=36, rows=8, buckets=(2, 4))
+"""The trials of the prefill runners, and of the engine's own kernels: little room, slots reused."""
+
+REUSING = Schedule(
+    (
+        *(Admit(prompt, 24) for prompt in (3, 5, 7, 12)),
+        Decode((0, 1, 2, 3)),
+        Decode((0, 1, 2, 3)),
+        Finish(3),
+        Finish(2),
+        Admit(6, 24),
+        Decode((0, 1, 2)),
+        Decode((0, 1, 2)),
+        Decode((0, 1, 2)),
+    )
+)
+"""Four decode, two finish, their slots are given out again, three decode in a bucket of four."""
+
 
 @dataclass
 class Answer:
@@ -98,6 +126,9 @@ class Session:
         for runner, trials in SETTINGS.items():
             for trial in trials:
                 self.leg(f"{runner.name} {trial.preset}", partial(self.decode, runner, trial))
+        for prefill in (PiecewiseRunner, BreakableRunner):
+            self.leg(prefill.name, partial(self.prefill, prefill))
+        self.leg("kernels", self.kernels)
         answer = self.answer
         answer.faults = [
             judged.to_json() for each in self.observed.values() for judged in each.judge()
@@ -118,11 +149,11 @@ class Session:
             logging.exception(name)
         logging.info("%s: %.1f s", name, time.perf_counter() - start)
 
-    def of(self, runner: str) -> Observed:
-        """Return what is observed of a runner."""
-        return self.observed.setdefault(runner, Observed(runner))
+    def of(self, runner: str, *faults: str) -> Observed:
+        """Return what is observed of a runner; all faults can be shown if none are named."""
+        return self.observed.setdefault(runner, Observed(runner, faults or tuple(FAULTS)))
 
-    def decode(self, runner: type[ReleasedRunner], trial: Trial) -> None:
+    def decode(self, runner: type[ReplayingRunner], trial: Trial) -> None:
         """Try a runner of decodes with our arithmetic, bit by bit."""
         start = time.perf_counter()
         arms = EngineArms(self.engine, replace(trial, device=self.device), runner)
@@ -157,9 +188,61 @@ class Session:
                 " a batch is replayed; they were cleared before each replay here"
             )
         self.answer.padding += [
-            {**label, "buffer": name, **asdict(entry), "verdict": entry.verdict}
+            {
+                **label,
+                "buffer": name,
+                **asdict(entry),
+                "left": sorted(entry.left),
+                "verdict": entry.verdict,
+            }
             for name, entry in play.padding.entries.items()
         ]
+
+        self.answer.policies = self.answer.policies or policies(arms.runner, play.padding)
+
+    def prefill(self, runner: type[PrefillRunner]) -> None:
+        """Try what a prefill runner populates."""
+        trial = replace(PREFILL, device=self.device)
+        try:
+            arms = EngineArms(self.engine, trial, runner)
+        except AssertionError as error:
+            self.answer.findings.append(
+                f"{runner.name} cannot be built beside the runners before it: {error}"
+            )
+            forget_shared_buffers(self.engine)
+            arms = EngineArms(self.engine, trial, runner)
+        self.asked |= arms.host.asked
+        padded, entries = populate(arms, self.of(runner.name, "swa_int64"))
+        if not padded:
+            raise RuntimeError("no prefill was padded")
+        label = {"runner": runner.name, "preset": PREFILL.preset, "page_size": PREFILL.page_size}
+        self.answer.padding += [{**label, **each} for each in entries]
+
+    def kernels(self) -> None:
+        """Try the decode runner with the engine's own kernels, against the dense oracle."""
+        start = time.perf_counter()
+        trial = replace(KERNELS, device=self.device)
+        arms = EngineArms(self.engine, trial, own_kernels=True)
+        play = KernelPlay(arms)
+        windows = play.measure()
+        play.play(REUSING)
+        told_of = f"told a window of {arms.config.window}, the engine's own attention sees"
+        self.answer.findings.append(
+            f"{told_of} {windows['decode']} keys on decode and {windows['extend']} on extend"
+        )
+        off = play.played.seen["dense_agreement"]
+        if off.told is not None:
+            self.answer.findings.append(f"with the engine's own kernels, {off.told}")
+        self.answer.legs.append(
+            {
+                "runner": "decode",
+                "preset": trial.preset,
+                "page_size": trial.page_size,
+                "arithmetic": "the engine's Triton attention, against the dense oracle",
+                **played_json(play.played),
+                "seconds": time.perf_counter() - start,
+            }
+        )
 
 
 def observe(observed: Observed, played: Played) -> None:

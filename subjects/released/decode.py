@@ -29,7 +29,7 @@ class Reads:
     window: list[list[int]]
 
 
-class ReleasedRunner(ABC):
+class ReleasedRunner:
     """One of the engine's runners. `own_kernels` keeps its Triton attention.
 
     `places` are where its class may lie; `graphs` is whether it replays a graph.
@@ -70,7 +70,11 @@ class ReleasedRunner(ABC):
             self.model.entering = partial(setattr, self.arithmetic, "layer")
         self.prepare()
         with self._context():
-            self.runner = engine.part(*self.places)(self.model_runner)
+            self.runner = self.runner_type()(self.model_runner)
+
+    def runner_type(self) -> Any:
+        """Return the engine's class of the runner."""
+        return self.host.engine.part(*self.places)
 
     def prepare(self) -> None:
         """Bring about what the engine's runner needs to be built."""
@@ -135,13 +139,6 @@ class ReleasedRunner(ABC):
         found: Tensor = output.next_token_logits
         return found
 
-    def replay(self, batch: Any) -> Tensor:
-        """Run a decode through the engine's captured graph; return its live rows' logits."""
-        execute = getattr(self.runner, "execute", None) or self.runner.replay
-        output = execute(batch)
-        found: Tensor = output.next_token_logits
-        return found
-
     def _preset(self, batch: Any) -> None:
         """Preset the SWA write location where the engine's batch carries one."""
         loc = getattr(batch, "out_cache_loc_swa", None)
@@ -158,6 +155,21 @@ class ReleasedRunner(ABC):
             return
         with module.forward_context(module.ForwardContext(attn_backend=self.backend)):
             yield
+
+    def statics(self) -> Mapping[str, Tensor]:
+        """Return every static buffer that a replay reads."""
+        return {}
+
+
+class ReplayingRunner(ReleasedRunner, ABC):
+    """A runner of decodes."""
+
+    def replay(self, batch: Any) -> Tensor:
+        """Run a decode through the engine's captured graph; return its live rows' logits."""
+        execute = getattr(self.runner, "execute", None) or self.runner.replay
+        output = execute(batch)
+        found: Tensor = output.next_token_logits
+        return found
 
     @property
     @abstractmethod
@@ -177,7 +189,7 @@ class ReleasedRunner(ABC):
         """Return what the first `rows` rows were told to read by the last replay's index lists."""
 
 
-class DecodeRunner(ReleasedRunner):
+class DecodeRunner(ReplayingRunner):
     """The runner that replays one graph for a batch of decodes."""
 
     name = "decode"
@@ -209,7 +221,7 @@ class DecodeRunner(ReleasedRunner):
         )
 
 
-class CpuGraphRunner(ReleasedRunner):
+class CpuGraphRunner(ReplayingRunner):
     """The runner of a CPU, which compiles a function per size; here that function runs as it is.
 
     Its attention backend is the Triton one: what a CPU's own backend is asked at capture is

@@ -40,10 +40,16 @@ class Decoder(torch.nn.Module):
             for index, kind in enumerate(config.layers)
         ]
         self.config = SimpleNamespace(model_type="decoder")
+        self.model = SimpleNamespace(layers=[], forward=self.forward)
         self.entering: Callable[[int], None] = lambda layer: None
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, forward_batch: Any, **named: Any
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: Any,
+        input_embeds: Tensor | None = None,
+        **named: Any,
     ) -> Any:
         """Return logits of every row, or of each request's last token when it extends."""
         model, ops = self.decoder, self.ops

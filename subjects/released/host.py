@@ -155,10 +155,14 @@ SIZES = {
 }
 
 
-def server_arguments(buckets: tuple[int, ...], tokens: tuple[int, ...], page_size: int) -> Any:
-    """Return the settings that are not off."""
+def server_arguments(
+    buckets: tuple[int, ...], tokens: tuple[int, ...], page_size: int, asked: set[str]
+) -> dict[str, Any]:
+    """Return the settings that are not off; `asked` collects the others that are asked for."""
     phases = {
-        name: SimpleNamespace(bs=list(sizes), backend="full", max_bs=max(sizes))
+        name: Declared(
+            {"bs": list(sizes), "backend": "full", "max_bs": max(sizes)}, asked, "cuda_graph"
+        )
         for name, sizes in (("decode", buckets), ("prefill", tokens))
     }
     return SIZES | {
@@ -187,10 +191,12 @@ def server_arguments(buckets: tuple[int, ...], tokens: tuple[int, ...], page_siz
 class Host:
     """The stand-ins for one engine in this process, on one device."""
 
-    def __init__(self, engine: Engine, settings: dict[str, Any], device: str) -> None:
+    def __init__(
+        self, engine: Engine, settings: dict[str, Any], device: str, asked: set[str]
+    ) -> None:
         self.engine = engine
         self.device = device
-        self.asked: set[str] = set()
+        self.asked = asked
         self.arguments = Declared(settings, self.asked, "server_args")
         self.rank = OneRank(device)
         self._publish(settings)
@@ -265,6 +271,7 @@ class Host:
             "dtype": model.dtype,
             "kv_cache_dtype": model.dtype,
             "tp_group": self.rank,
+            "pp_group": self.rank,
             "sliding_window_size": model.config.window,
             "is_hybrid_swa": bool(model.config.layers_of(Kind.SWA)),
             "is_draft_worker": False,
@@ -278,6 +285,9 @@ class Host:
             "attn_tp_sequence_sharded": lambda tokens: False,
             "graph_shared_output": SimpleNamespace(get_logits_buffer=logits_buffer),
             "ngram_embedding_manager": SimpleNamespace(enabled=False, table=None),
+            "is_multimodal": True,
+            "is_generation": True,
+            "attention_layers": [],
             "capture_head_hooks": [],
             "capture_tail_hooks": [],
         }
