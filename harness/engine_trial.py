@@ -211,6 +211,7 @@ class Session:
             )
             forget_shared_buffers(self.engine)
             arms = EngineArms(self.engine, trial, runner)
+            forget_shared_buffers(self.engine)
         self.asked |= arms.host.asked
         padded, entries = populate(arms, self.of(runner.name, "swa_int64"))
         if not padded:

@@ -283,11 +283,15 @@ class Host:
             "get_pp_proxy_dspark_hidden_size": lambda: None,
             "get_aux_hidden_states_width": lambda: None,
             "attn_tp_sequence_sharded": lambda tokens: False,
-            "graph_shared_output": SimpleNamespace(get_logits_buffer=logits_buffer),
+            "graph_shared_output": SimpleNamespace(
+                get_logits_buffer=logits_buffer, max_rows=0
+            ),
             "ngram_embedding_manager": SimpleNamespace(enabled=False, table=None),
             "is_multimodal": True,
             "is_generation": True,
             "attention_layers": [],
+            "mha_companion_layers": [],
+            "prepare_dummy_forward_batch": lambda batch, *rest, **named: batch,
             "capture_head_hooks": [],
             "capture_tail_hooks": [],
         }
