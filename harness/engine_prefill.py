@@ -29,8 +29,8 @@ def populate(arms: EngineArms, observed: Observed) -> tuple[int, list[dict[str, 
             assert work is not None and work.batch is not None
             rows, loc = arms.mirror.take(work.batch)
             static = runner.populate(runner.batch(work.batch, rows, loc, extend=True))
-            judge_dtype(observed, getattr(static, "out_cache_loc_swa", None), arms, loc)
             padded += static.input_ids.shape[0] > prompt
+            judge_dtype(observed, getattr(static, "out_cache_loc_swa", None), arms, loc)
             for name in BUFFERS:
                 values = getattr(static, name, None)
                 if values is not None and values.shape[-1] > prompt:

@@ -34,10 +34,15 @@ class PrefillRunner(ReleasedRunner):
         return type(found.__name__, (found,), idle)
 
     def populate(self, batch: Any) -> Any:
-        """Return the batch of static buffers that the captured function would be given."""
+        """Return the batch of static buffers that the captured function would be given.
+
+        Some engines return more beside it.
+        """
         fill = getattr(self.runner, "replay_prepare", None) or self.runner.load_batch
         with self._context():
-            return fill(batch)
+            filled = fill(batch)
+        parts = filled if isinstance(filled, tuple) else (filled,)
+        return next(part for part in parts if hasattr(part, "out_cache_loc"))
 
 
 def _nothing(runner: Any, *arguments: Any, **named: Any) -> None:
