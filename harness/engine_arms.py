@@ -53,7 +53,10 @@ def load(package: Path, dependencies: Path, device: str) -> Engine:
 
 
 class EngineArms:
-    """One trial's model on both sides. `own_kernels` keeps the engine's Triton attention."""
+    """One trial's model on both sides. `own_kernels` keeps the engine's Triton attention.
+
+    It is an engine of its own unless it `shares` static buffers with those built before it.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class EngineArms:
         runner: type[ReleasedRunner] = DecodeRunner,
         *,
         own_kernels: bool = False,
+        shares: bool = False,
     ) -> None:
         torch.set_num_threads(1)
         config = PRESETS[trial.preset].tiny
@@ -78,6 +82,8 @@ class EngineArms:
         asked: set[str] = set()
         settings = server_arguments(trial.buckets, trial.token_buckets, trial.page_size, asked)
         self.host = Host(engine, settings, trial.device, asked)
+        if not shares:
+            self.host.forget_shared_buffers()
         self.released = ReleasedPool(engine, config, trial.sizes, dtype, trial.device)
         self.released.reset(0)
         with stored_dtypes(self.released) as self.captured_dtypes:

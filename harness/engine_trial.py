@@ -33,7 +33,6 @@ from subjects.released.prefill import (
     BreakableRunner,
     PiecewiseRunner,
     PrefillRunner,
-    forget_shared_buffers,
 )
 
 SETTINGS: dict[type[ReplayingRunner], tuple[Trial, ...]] = {
@@ -204,14 +203,12 @@ class Session:
         """Try what a prefill runner populates."""
         trial = replace(PREFILL, device=self.device)
         try:
-            arms = EngineArms(self.engine, trial, runner)
+            arms = EngineArms(self.engine, trial, runner, shares=True)
         except AssertionError as error:
             self.answer.findings.append(
                 f"{runner.name} cannot be built beside the runners before it: {error}"
             )
-            forget_shared_buffers(self.engine)
             arms = EngineArms(self.engine, trial, runner)
-            forget_shared_buffers(self.engine)
         self.asked |= arms.host.asked
         padded, entries = populate(arms, self.of(runner.name, "swa_int64"))
         if not padded:

@@ -283,9 +283,7 @@ class Host:
             "get_pp_proxy_dspark_hidden_size": lambda: None,
             "get_aux_hidden_states_width": lambda: None,
             "attn_tp_sequence_sharded": lambda tokens: False,
-            "graph_shared_output": SimpleNamespace(
-                get_logits_buffer=logits_buffer, max_rows=0
-            ),
+            "graph_shared_output": SimpleNamespace(get_logits_buffer=logits_buffer, max_rows=0),
             "ngram_embedding_manager": SimpleNamespace(enabled=False, table=None),
             "is_multimodal": True,
             "is_generation": True,
@@ -296,6 +294,14 @@ class Host:
             "capture_tail_hooks": [],
         }
         return Declared(declared | values, self.asked, "model_runner")
+
+    def forget_shared_buffers(self) -> None:
+        """Let what is built next share no static buffer with what was built before."""
+        try:
+            shared = self.engine.part("srt.model_executor.input_buffers:_forward_input_buffer_pool")
+        except PartMissingError:
+            return
+        shared.clear()
 
     def no_speculation(self) -> Any:
         """Return the engine's own word for no speculation."""

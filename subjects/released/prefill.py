@@ -7,7 +7,6 @@ engine's own; that function never runs here.
 from typing import Any
 
 from subjects.released.decode import ReleasedRunner, uncompiled
-from subjects.released.loading import Engine
 
 UNCAPTURED = ("capture", "warmup", "warmup_compile", "_warmup", "_capture_all")
 """Methods that capture or warm up, where a runner has them."""
@@ -67,8 +66,3 @@ class BreakableRunner(PrefillRunner):
         "srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner",
         "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner",
     )
-
-
-def forget_shared_buffers(engine: Engine) -> None:
-    """Let the next runner share no static buffer with those built before it."""
-    engine.part("srt.model_executor.input_buffers:_forward_input_buffer_pool").clear()

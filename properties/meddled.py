@@ -1,0 +1,93 @@
+"""Play one schedule on a release with its populate meddled with; print what was judged, as JSON.
+
+A script: one release per process. `python -m properties.meddled PACKAGE MEDDLING`.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.engine_arms import EngineArms, load
+from harness.engine_faults import Observed
+from harness.engine_kernels import KernelPlay
+from harness.engine_play import EnginePlay
+from harness.engine_trial import KERNELS, REUSING, SHRINKING, observe
+from harness.engines import DEPENDENCIES, folder
+from harness.trial import Trial
+
+Populate = Callable[..., None]
+
+
+def heal_swa_pad(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Reset the SWA locations of a padded batch first."""
+    if named["bs"] != named["raw_bs"]:
+        buffers.out_cache_loc_swa.zero_()
+    populate(buffers, **named)
+
+
+def plant_swa_pad(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Leave the SWA locations of padded rows as they were."""
+    tail = buffers.out_cache_loc_swa[named["raw_bs"] :]
+    stale = tail.clone()
+    populate(buffers, **named)
+    tail.copy_(stale)
+
+
+def heal_req_pool_pad(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Reset the request rows of a padded batch first."""
+    if named["bs"] != named["raw_bs"]:
+        buffers.req_pool_indices.zero_()
+    populate(buffers, **named)
+
+
+def lose_a_token(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Give the first live row another token."""
+    populate(buffers, **named)
+    buffers.input_ids[:1] = (buffers.input_ids[:1] + 1) % 96
+
+
+MEDDLINGS = {
+    each.__name__: each for each in (heal_swa_pad, plant_swa_pad, heal_req_pool_pad, lose_a_token)
+}
+
+
+def meddle(runner: Any, meddling: str) -> None:
+    """Wrap the populate of a runner's buffers, unless `meddling` is none."""
+    if meddling == "none":
+        return
+    kind = type(runner.runner.buffers)
+    populate = kind.populate_from_forward_batch
+    kind.populate_from_forward_batch = lambda buffers, **named: MEDDLINGS[meddling](
+        buffers, populate, named
+    )
+
+
+def main(package: str, meddling: str) -> None:
+    """Play with our arithmetic, and with the engine's own kernels; print both."""
+    warnings.simplefilter("ignore")
+    engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
+    arms = EngineArms(engine, Trial())
+    meddle(arms.runner, meddling)
+    play = EnginePlay(arms)
+    play.play(SHRINKING)
+    observed = Observed("decode")
+    observe(observed, play.played)
+    kernels = KernelPlay(EngineArms(engine, KERNELS, own_kernels=True))
+    windows = kernels.measure()
+    kernels.play(REUSING)
+    found = {
+        "faults": {each.fault: each.verdict for each in observed.judge()},
+        "violated": sorted(name for name, seen in play.played.seen.items() if seen.violated),
+        "padded": play.played.padded,
+        "padding": {name: entry.verdict for name, entry in play.padding.entries.items()},
+        "windows": windows,
+        "off": kernels.played.seen["dense_agreement"].violated,
+    }
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
