@@ -71,6 +71,7 @@ class PaddingLedger:
             if name in statics
         }
         self.turn = 0
+        self.at_once = AT_ONCE
 
     def disturb(
         self,
@@ -83,7 +84,7 @@ class PaddingLedger:
     ) -> None:
         """Replay a padded batch, each time with the tail of the next buffer overwritten."""
         names = sorted(self.entries)
-        for _ in range(AT_ONCE):
+        for _ in range(self.at_once):
             self.turn += 1
             self._disturb(names[self.turn % len(names)], play, given, before, history, right, live)
 

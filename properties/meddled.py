@@ -17,6 +17,7 @@ from harness.engine_play import EnginePlay
 from harness.engine_trial import KERNELS, REUSING, SHRINKING, observe
 from harness.engines import DEPENDENCIES, folder
 from harness.trial import Trial
+from subjects.released.loading import Engine
 
 Populate = Callable[..., None]
 
@@ -65,26 +66,31 @@ def meddle(runner: Any, meddling: str) -> None:
     )
 
 
+def own_kernels(engine: Engine) -> dict[str, Any]:
+    """Return what the engine's own kernels see, and how often they are off the oracle."""
+    kernels = KernelPlay(EngineArms(engine, KERNELS, own_kernels=True))
+    windows = kernels.measure()
+    kernels.play(REUSING)
+    return {"windows": windows, "off": kernels.played.seen["dense_agreement"].violated}
+
+
 def main(package: str, meddling: str) -> None:
-    """Play with our arithmetic, and with the engine's own kernels; print both."""
+    """Play with our arithmetic and, unmeddled, with the engine's own kernels; print both."""
     warnings.simplefilter("ignore")
     engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
     arms = EngineArms(engine, Trial())
     meddle(arms.runner, meddling)
     play = EnginePlay(arms)
+    play.padding.at_once = len(play.padding.entries)
     play.play(SHRINKING)
     observed = Observed("decode")
     observe(observed, play.played)
-    kernels = KernelPlay(EngineArms(engine, KERNELS, own_kernels=True))
-    windows = kernels.measure()
-    kernels.play(REUSING)
     found = {
         "faults": {each.fault: each.verdict for each in observed.judge()},
         "violated": sorted(name for name, seen in play.played.seen.items() if seen.violated),
         "padded": play.played.padded,
         "padding": {name: entry.verdict for name, entry in play.padding.entries.items()},
-        "windows": windows,
-        "off": kernels.played.seen["dense_agreement"].violated,
+        **(own_kernels(engine) if meddling == "none" else {}),
     }
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 
