@@ -49,7 +49,7 @@ def load(package: Path, dependencies: Path, device: str) -> Engine:
         os.environ["TRITON_INTERPRET"] = "1"
         graphs.emulate(Trial(device=device).ops())
     graphs.count_replays()
-    return Engine(package, dependencies)
+    return Engine(package, dependencies, device)
 
 
 class EngineArms:

@@ -29,12 +29,15 @@ def fault_table(record: Mapping[str, Any]) -> Table:
 def padding_table(record: Mapping[str, Any]) -> Table:
     """Return what the decode runner's padding holds, by buffer."""
     table = Table(title="what padded rows hold, and who reads it", box=None)
-    for column in ("buffer", "dtype", "model", "verdict", "tried"):
+    for column in ("runner", "buffer", "dtype", "verdict", "tried"):
         table.add_column(column, justify="right" if column == "tried" else "left")
+    merged: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for each in record["answer"]["padding"]:
-        table.add_row(
-            each["buffer"], each["dtype"], each["preset"], each["verdict"], str(each["disturbed"])
-        )
+        merged.setdefault((each["runner"], each["buffer"]), []).append(each)
+    for (runner, buffer), entries in merged.items():
+        worst = max(entries, key=lambda each: (each["moved"] > 0, each["outlived"] > 0))
+        tried = sum(each["disturbed"] for each in entries)
+        table.add_row(runner, buffer, worst["dtype"], worst["verdict"], str(tried))
     return table
 
 

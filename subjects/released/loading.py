@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 PACKAGE = "sglang"
 
 STUBS = (
@@ -32,6 +34,16 @@ STUBS = (
     "tvm_ffi",
 )
 """Modules that are empty stand-ins: models, tokenizers, the command line, compiled extras."""
+
+
+STUBS_ON_CUDA = ("sgl_kernel",)
+"""Stubbed on a GPU besides: compiled kernels for layers that our model does not have."""
+
+OPERATORS_ON_CUDA = ("moe_fused_gate",)
+"""Operators of that module that an engine's import wants to exist; they never run."""
+
+ABSENT = ("tvm_ffi.cpp",)
+"""What must not be found below a stub: a compiler, without which an engine takes torch's way."""
 
 
 class PartMissingError(Exception):
@@ -85,14 +97,17 @@ class StubModule(ModuleType):
 
 
 class StubFinder(MetaPathFinder, Loader):
-    """Finds the stubs, and notes which were asked for."""
+    """Finds stubs of the given names, and notes which were asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, ...] = STUBS) -> None:
+        self.names = names
         self.used: set[str] = set()
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of a stub, for a name on the list or below one."""
-        root = next((each for each in STUBS if f"{fullname}.".startswith(f"{each}.")), None)
+        if fullname in ABSENT:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        root = next((each for each in self.names if f"{fullname}.".startswith(f"{each}.")), None)
         if root is None:
             return None
         self.used.add(root)
@@ -120,8 +135,12 @@ class Engine:
     `dependencies` is a folder of what the engine imports besides torch.
     """
 
-    def __init__(self, package: Path, dependencies: Path) -> None:
-        self.stubs = StubFinder()
+    def __init__(self, package: Path, dependencies: Path, device: str = "cpu") -> None:
+        self.stubs = StubFinder(STUBS if device == "cpu" else STUBS + STUBS_ON_CUDA)
+        if device != "cpu":
+            self.operators = torch.library.Library("sgl_kernel", "FRAGMENT")
+            for name in OPERATORS_ON_CUDA:
+                self.operators.define(f"{name}(Tensor values) -> Tensor")
         self.modules: list[str] = []
         sys.meta_path.insert(0, self.stubs)
         sys.path.append(str(dependencies))
@@ -172,4 +191,6 @@ def named(made: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
 def told(error: BaseException) -> str:
     """Return an error in one line."""
     lines = str(error).strip().splitlines()
+    if isinstance(error, PartMissingError):
+        return lines[0]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
