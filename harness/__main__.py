@@ -172,7 +172,7 @@ def try_engine(options: argparse.Namespace) -> int:
     engine = engines.find(options.engine)
     console, folder = Console(), new_folder(options.out)
     console.print(f"paritybit on {engine.name}, on {run_record.device_name(device)}")
-    record = tried(engine, device, asked, options)
+    record = tried(engine, device, asked, options, folder)
     write_engine(record, folder)
     swap_link(folder)
     console.print(fault_table(record), padding_table(record))
@@ -189,9 +189,10 @@ def tried(
     device: str,
     asked: Sequence[tuple[str, str | None]],
     options: argparse.Namespace,
+    folder: Path,
 ) -> dict[str, Any]:
-    """Return the record of an engine's trial."""
-    answer = engines.trial(engine, device, options.seed)
+    """Return the record of an engine's trial, whose log goes to `folder`."""
+    answer = engines.trial(engine, device, options.seed, folder / "engine.log")
     command = shlex.join(["paritybit", *map(shown, options.typed)])
     return engine_record.make(engine.name, device, command, asked, answer)
 
@@ -219,14 +220,15 @@ def run_releases(options: argparse.Namespace) -> int:
     console, folder = Console(), new_folder(options.out)
     walked: list[tuple[str, dict[str, Any] | str]] = []
     for version in versions:
+        place = folder / version
+        place.mkdir()
         try:
-            record = tried(engines.fetch(version), device, asked, options)
+            record = tried(engines.fetch(version), device, asked, options, place)
         except CannotRunError as error:
             walked.append((version, str(error)))
             console.print(f"{version}: {error}", highlight=False)
             continue
-        (folder / version).mkdir()
-        write_engine(record, folder / version)
+        write_engine(record, place)
         walked.append((version, record))
         said = f"{version}: {record['verdict']}, {record['answer']['seconds']:.0f} s"
         console.print(said, highlight=False)

@@ -100,14 +100,13 @@ def in_order(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
 
 
-def trial(engine: Found, device: str, seed: int) -> dict[str, Any]:
-    """Try an engine in a process of its own and return its answer.
+def trial(engine: Found, device: str, seed: int, log: Path) -> dict[str, Any]:
+    """Try an engine in a process of its own and return its answer; what it says goes to `log`.
 
     Raises CannotRunError if it cannot be imported here or does not finish.
     """
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         request, answer = Path(scratch) / "request.json", Path(scratch) / "answer.json"
-        log = Path(scratch) / "log"
         request.write_text(
             json.dumps(
                 {
