@@ -21,6 +21,7 @@ from harness.engine_kernels import KernelPlay
 from harness.engine_padding import policies
 from harness.engine_play import EnginePlay, Played
 from harness.engine_prefill import populate
+from harness.engine_speculative import hand_over
 from harness.generate import schedules
 from harness.hunt import hand_out
 from harness.schedule import Admit, Decode, Finish, Schedule
@@ -33,6 +34,12 @@ from subjects.released.prefill import (
     BreakableRunner,
     PiecewiseRunner,
     PrefillRunner,
+)
+from subjects.released.speculative import (
+    EagleDraftExtendRunner,
+    EagleDraftRunner,
+    FrozenKvMtpRunner,
+    SpeculativeRunner,
 )
 
 SETTINGS: dict[type[ReplayingRunner], tuple[Trial, ...]] = {
@@ -127,6 +134,8 @@ class Session:
                 self.leg(f"{runner.name} {trial.preset}", partial(self.decode, runner, trial))
         for prefill in (PiecewiseRunner, BreakableRunner):
             self.leg(prefill.name, partial(self.prefill, prefill))
+        for speculative in (EagleDraftRunner, EagleDraftExtendRunner, FrozenKvMtpRunner):
+            self.leg(speculative.name, partial(self.speculate, speculative))
         self.leg("kernels", self.kernels)
         answer = self.answer
         answer.faults = [
@@ -215,6 +224,13 @@ class Session:
             raise RuntimeError("no prefill was padded")
         label = {"runner": runner.name, "preset": PREFILL.preset, "page_size": PREFILL.page_size}
         self.answer.padding += [{**label, **each} for each in entries]
+
+    def speculate(self, runner: type[SpeculativeRunner]) -> None:
+        """Try which rows a speculative runner hands to attention."""
+        arms = EngineArms(self.engine, replace(PREFILL, device=self.device), runner)
+        self.asked |= arms.host.asked
+        if not hand_over(arms, self.of(runner.name, "req_pool_pad")):
+            raise RuntimeError("no batch was padded")
 
     def kernels(self) -> None:
         """Try the decode runner with the engine's own kernels, against the dense oracle."""

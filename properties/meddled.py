@@ -14,10 +14,14 @@ from harness.engine_arms import EngineArms, load
 from harness.engine_faults import Observed
 from harness.engine_kernels import KernelPlay
 from harness.engine_play import EnginePlay
-from harness.engine_trial import KERNELS, REUSING, SHRINKING, observe
+from harness.engine_prefill import populate
+from harness.engine_speculative import hand_over
+from harness.engine_trial import KERNELS, PREFILL, REUSING, SHRINKING, observe
 from harness.engines import DEPENDENCIES, folder
 from harness.trial import Trial
 from subjects.released.loading import Engine
+from subjects.released.prefill import PiecewiseRunner
+from subjects.released.speculative import EagleDraftExtendRunner
 
 Populate = Callable[..., None]
 
@@ -66,6 +70,34 @@ def meddle(runner: Any, meddling: str) -> None:
     )
 
 
+def unmeddled(engine: Engine) -> dict[str, Any]:
+    """Return what the other legs say: its own kernels, and what other runners populate."""
+    piecewise = Observed("piecewise", ("swa_int64",))
+    populate(EngineArms(engine, PREFILL, PiecewiseRunner), piecewise)
+    return {
+        **own_kernels(engine),
+        "piecewise": piecewise.judge()[0].verdict,
+        "draft_extend": draft_extend(engine, heals=False),
+        "healed_draft_extend": draft_extend(engine, heals=True),
+    }
+
+
+def draft_extend(engine: Engine, *, heals: bool) -> str:
+    """Return the verdict on stale request rows of the draft-extend runner, healed or not."""
+    observed = Observed("eagle_draft_extend", ("req_pool_pad",))
+    arms = EngineArms(engine, PREFILL, EagleDraftExtendRunner)
+    if heals:
+        replay, buffers = arms.runner.runner.replay, arms.runner.runner.buffers
+
+        def healed(batch: Any) -> Any:
+            buffers.req_pool_indices.zero_()
+            return replay(batch)
+
+        arms.runner.runner.replay = healed
+    hand_over(arms, observed)
+    return str(observed.judge()[0].verdict)
+
+
 def own_kernels(engine: Engine) -> dict[str, Any]:
     """Return what the engine's own kernels see, and how often they are off the oracle."""
     kernels = KernelPlay(EngineArms(engine, KERNELS, own_kernels=True))
@@ -90,7 +122,7 @@ def main(package: str, meddling: str) -> None:
         "violated": sorted(name for name, seen in play.played.seen.items() if seen.violated),
         "padded": play.played.padded,
         "padding": {name: entry.verdict for name, entry in play.padding.entries.items()},
-        **(own_kernels(engine) if meddling == "none" else {}),
+        **(unmeddled(engine) if meddling == "none" else {}),
     }
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 

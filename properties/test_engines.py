@@ -90,6 +90,17 @@ def test_windows_are_measured_by_phase() -> None:
     assert meddled("0.5.12", "none")["windows"] == {"decode": window, "extend": window + 1}
 
 
+def test_prefill_runners_are_told_apart_by_the_dtype_of_their_locations() -> None:
+    assert meddled("0.5.11", "none")["piecewise"] == Verdict.PRESENT
+    assert meddled("0.5.12", "none")["piecewise"] == Verdict.ABSENT
+
+
+def test_healing_the_rows_of_the_draft_extend_runner_turns_its_verdict() -> None:
+    found = meddled("0.5.12", "none")
+    assert found["draft_extend"] == Verdict.PRESENT
+    assert found["healed_draft_extend"] == Verdict.ABSENT
+
+
 @pytest.mark.parametrize("spec", ["sglang", "sglang==x", "/nowhere", "."])
 def test_what_is_no_engine_is_a_malformed_command_line(
     spec: str, capsys: pytest.CaptureFixture[str]

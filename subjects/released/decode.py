@@ -70,7 +70,11 @@ class ReleasedRunner:
             self.model.entering = partial(setattr, self.arithmetic, "layer")
         self.prepare()
         with self._context():
-            self.runner = self.runner_type()(self.model_runner)
+            self.runner = self.runner_type()(self.made_from())
+
+    def made_from(self) -> Any:
+        """Return what the engine's runner is built from."""
+        return self.model_runner
 
     def runner_type(self) -> Any:
         """Return the engine's class of the runner."""

@@ -199,6 +199,7 @@ class Host:
         self.asked = asked
         self.arguments = Declared(settings, self.asked, "server_args")
         self.rank = OneRank(device)
+        self.bag = Bag(settings, asked, "config")
         self._publish(settings)
 
     def _publish(self, settings: dict[str, Any]) -> None:
@@ -222,7 +223,7 @@ class Host:
         if hasattr(context._CONTEXT, "_server_args"):
             context._CONTEXT._server_args = arguments
         if hasattr(context._CONTEXT, "config_bag"):
-            bag = Bag(settings, self.asked, "config")
+            bag = self.bag
             type(context._CONTEXT).config_bag = lambda context, name: bag
         groups = {f"{name.lower().strip('_')}_group": self.rank for name in GROUPS}
         parallel = Declared(SIZES | groups, self.asked, "parallel")
@@ -230,12 +231,18 @@ class Host:
         if hasattr(context, "_PARALLEL"):
             vars(context)["_PARALLEL"] = parallel
 
+    def set(self, name: str, value: Any) -> None:
+        """Change one setting, wherever the engine looks for it."""
+        self.arguments.set(name, value)
+        self.bag.set(name, value)
+
     def model_config(self, model: Model) -> Declared:
         """Return what the engine may ask of a model's configuration."""
         config = model.config
         values = {
             "is_encoder_decoder": False,
             "hidden_size": config.hidden,
+            "spec_hidden_size": config.hidden,
             "vocab_size": config.vocab,
             "context_len": config.max_context,
             "dtype": model.dtype,
@@ -247,7 +254,7 @@ class Host:
             "swa_v_head_dim": config.swa.head_dim,
             "attention_arch": "MHA",
             "num_hidden_layers": len(config.layers),
-            "hf_config": Declared({"architectures": []}, self.asked, "hf_config"),
+            "hf_config": SimpleNamespace(architectures=[], model_type="decoder"),
         }
         return Declared(values, self.asked, "model_config")
 

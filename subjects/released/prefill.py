@@ -15,12 +15,13 @@ UNCOMPILED = {
     "patch_model": uncompiled,
     "install_torch_compiled": lambda *arguments, **named: None,
     "resolve_prefill_backend": lambda runner: None,
+    "resolve_decode_backend": lambda runner: None,
 }
 """What compiles or captures in a runner's module, where it has it."""
 
 
-class PrefillRunner(ReleasedRunner):
-    """A prefill runner that is not captured."""
+class UncapturedRunner(ReleasedRunner):
+    """A runner that is built and not captured."""
 
     def runner_type(self) -> Any:
         """Return the engine's class without what captures."""
@@ -31,6 +32,10 @@ class PrefillRunner(ReleasedRunner):
                 setattr(module, name, value)
         idle = {name: _nothing for name in UNCAPTURED if hasattr(found, name)}
         return type(found.__name__, (found,), idle)
+
+
+class PrefillRunner(UncapturedRunner):
+    """A prefill runner."""
 
     def populate(self, batch: Any) -> Any:
         """Return the batch of static buffers that the captured function would be given.
