@@ -1,6 +1,8 @@
 # Named commands for people. Scripts call `paritybit` itself: make turns every failure into 2.
 PYTHON ?= python3
 BUG ?=
+BUGS ?=
+CASE ?=
 DEVICE ?= auto
 RUNNER ?=
 PRESET ?=
@@ -18,7 +20,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases replay test report list bench soak check
+.PHONY: help setup regress engine bisect-releases replay bisect timeline corpus test report compare summary list bench soak check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -36,14 +38,29 @@ engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
 bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
 	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) $(if $(BUG),--bug $(BUG)) $(ARGS)
 
-replay: $(SETUP) ## Replay a case file: CASE=…
+replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…
 	@$(RUN) -m harness replay $(CASE) $(ARGS)
+
+bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule, hunted or CASE=…
+	@$(RUN) -m harness bisect "$(BUGS)" $(if $(CASE),--case $(CASE),--device $(DEVICE) --seed $(SEED)) $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
+
+timeline: $(SETUP) ## Play the upstream history: which properties were red when
+	@$(RUN) -m harness timeline --device $(DEVICE) $(ARGS)
+
+corpus: $(SETUP) ## Make the regression corpus again, or the cases of BUG=…
+	@$(RUN) -m harness corpus $(if $(BUG),--bug $(BUG)) $(ARGS)
 
 test: $(SETUP) ## Run the test suite
 	@$(RUN) -m pytest -n auto --device $(DEVICE) $(ARGS)
 
 report: $(SETUP) ## Make the page of a run record again: RECORD=…
 	@$(RUN) -m harness report $(RECORD) $(ARGS)
+
+compare: $(SETUP) ## Two run records side by side: A=… B=…
+	@$(RUN) -m harness compare $(A) $(B) $(ARGS)
+
+summary: $(SETUP) ## A run as Markdown, for a CI job's summary: RECORD=…
+	@$(RUN) -m harness summary $(RECORD) $(ARGS)
 
 list: $(SETUP) ## List bugs, runners, presets and properties
 	@$(RUN) -m harness list $(ARGS)

@@ -106,9 +106,12 @@ class CapturedEngine:
         models: Mapping[Role, Model],
         pools: KVPools,
         logger: logging.Logger,
+        witnessed: bool,
     ) -> None:
+        self.ops = trial.ops()
+        self.ops.calls = [] if witnessed else None
         self.engine = Engine(
-            trial.ops(),
+            self.ops,
             models,
             pools,
             trial.subject(),
@@ -116,6 +119,7 @@ class CapturedEngine:
             trial.token_buckets,
             logger,
         )
+        self.ops.calls = None
         self.runners = self.engine.runners
         self._states = {role: pool.state for role, pool in self.engine.pools.items()}
         self.facts = {
@@ -202,10 +206,15 @@ class CapturedEngine:
 
 
 class Arms:
-    """Everything that plays one trial, reset to a seed before each schedule."""
+    """Everything that plays one trial, reset to a seed before each schedule.
 
-    def __init__(self, trial: Trial) -> None:
+    `witnessed` graphs keep what each of their ops was given and gave. On a CPU all do: a tape
+    holds it anyway, where a CUDA graph would reuse the memory.
+    """
+
+    def __init__(self, trial: Trial, *, witnessed: bool = False) -> None:
         torch.set_num_threads(1)
+        self.witnessed = witnessed or trial.device == "cpu"
         config = PRESETS[trial.preset].tiny
         dtype, device = DTYPES[trial.dtype], torch.device(trial.device)
         self.trial = trial
@@ -217,9 +226,11 @@ class Arms:
         self.graph_pools = KVPools(config, draft, trial.sizes, dtype, device)
         self.decoder = EagerDecoder(trial.ops(), self.model, self.draft, self.eager_pools)
         models = {Role.TARGET: self.model, Role.DRAFT: self.draft}
-        self.subject = CapturedEngine(trial, models, self.graph_pools, SUBJECT_LOGGER)
+        self.subject = CapturedEngine(
+            trial, models, self.graph_pools, SUBJECT_LOGGER, self.witnessed
+        )
         self.subject.watch_allocations()
-        self.twin = CapturedEngine(trial, models, self.graph_pools, TWIN_LOGGER)
+        self.twin = CapturedEngine(trial, models, self.graph_pools, TWIN_LOGGER, self.witnessed)
         widest = max(trial.buckets)
         changed = self.subject.engine.allocator_changed
         self.eager = World(config, self.eager_pools, widest, trial.modes)

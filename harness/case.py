@@ -10,7 +10,7 @@ from harness.trial import Trial, known, trial_from_json
 from harness.violation import PROPERTIES
 
 FORMAT = "paritybit-case"
-VERSION = 2
+VERSION = 3
 KEYS = frozenset({"format", "version", "trial", "schedule", "sought", "seed", "violations"})
 MOST_SLOTS = 2**16
 MOST_ROWS = 2**10
@@ -29,6 +29,13 @@ class Case:
     sought: str | None
     seed: int
     violations: tuple[dict[str, Any], ...]
+
+    @property
+    def expected(self) -> frozenset[str]:
+        """What must be violated: what was sought, else all that was. Nothing is clean."""
+        if self.sought is not None:
+            return frozenset({self.sought})
+        return frozenset(each["property"] for each in self.violations)
 
     def to_json(self) -> dict[str, Any]:
         """Return the case as JSON data."""

@@ -145,3 +145,39 @@ def clean_table(record: Mapping[str, Any]) -> Table:
             _verdict([row["status"] for row in rows]),
         )
     return table
+
+
+def history_table(figures: Mapping[str, Any]) -> Table:
+    """Return the points of a history × the properties that were, or must have been, red at one.
+
+    A cell holds the letters of the runners on which the property was violated; small letters
+    are those on which another bug hides it.
+    """
+    points = figures["points"]
+    letter = dict(zip(figures["runners"], LETTERS, strict=False))
+    ever = {name for point in points for name in (*point["red"], *point["must_be_red"])}
+    table = _table("the upstream history: runners on which a property was red")
+    table.add_column("point", no_wrap=True)
+    table.add_column("era", no_wrap=True)
+    names = [name for name in figures["properties"] if name in ever]
+    for name in names:
+        table.add_column(name.replace("_", "\n", 1))
+    table.add_column("")
+    for point in points:
+        cells = []
+        for name in names:
+            seen = "".join(letter[each] for each in point["red"].get(name, ()))
+            hidden = "".join(letter[each].lower() for each in point["hidden"].get(name, ()))
+            cells.append(seen + hidden)
+        verdict = "[green]✓[/]" if point["as_said"] else "[bold red]✗[/]"
+        table.add_row(point["name"], point["era"], *cells, verdict)
+    told = ", ".join(f"{each} {name}" for name, each in letter.items())
+    never = ", ".join(name for name in figures["properties"] if name not in ever)
+    table.caption = f"{told}\n{HISTORY_LEGEND}{never}"
+    return table
+
+
+HISTORY_LEGEND = (
+    "small: hidden by another bug, which parts the worlds first; ✗ not as the table says;"
+    " never red: "
+)

@@ -1,4 +1,4 @@
-"""Schedules drawn by Hypothesis: a plain list of steps, so that shrinking drops and lowers them.
+"""Schedules drawn by Hypothesis: a plain list of steps, valid whatever it is.
 
 Weights only steer towards deep states; coverage is counted elsewhere, and asserted.
 """

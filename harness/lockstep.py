@@ -7,7 +7,7 @@ goes on.
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -87,18 +87,27 @@ def unobserved(place: int, step: Step, trace: Trace | None, violated: frozenset[
 
 
 class Lockstep:
-    """Plays schedules on the arms of one trial and checks the given properties."""
+    """Plays schedules on the arms of one trial and checks the given properties.
 
-    def __init__(self, trial: Trial, properties: Collection[str] = STEP_PROPERTIES) -> None:
+    `witnessed` is that of its arms: what a forward did inside can then be told.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        properties: Collection[str] = STEP_PROPERTIES,
+        *,
+        witnessed: bool = False,
+    ) -> None:
         self.trial = trial
         self.trap = LogTrap()
         self.refused: str | None = None
         with self.trap, torch.inference_mode():
             try:
-                self.arms = Arms(trial)
+                self.arms = Arms(trial, witnessed=witnessed)
             except SharedBufferError as error:
                 self.refused = str(error)
-                self.arms = Arms(replace(trial, bug=None))
+                self.arms = Arms(trial.clean)
         self.capture_warnings = self.trap.take()
         self.before = Before(
             torch.empty_like(self.arms.eager_pools.storage),
@@ -124,11 +133,11 @@ class Lockstep:
         every step, after its forward and before what follows from it. A step that fails
         violates captured_path, and logits_parity if the subject failed; one that takes the
         device along raises DeviceLostError. A build whose runners disagree on a shared
-        buffer cannot be captured: that violates index_contract before the first step.
+        buffer cannot be captured: that violates index_contract at the first forward.
         """
         outcome = Outcome()
         if self.refused is not None:
-            outcome.violations = (Violation("index_contract", 0, self.refused),)
+            outcome.violations = self._refusal(schedule, self.refused)
             return outcome
         coverage = Coverage(outcome.events)
         outputs: list[Tensor] = []
@@ -175,6 +184,15 @@ class Lockstep:
         if outcome.device_lost:
             raise DeviceLostError(schedule, outcome)
         return outcome
+
+    def _refusal(self, schedule: Schedule, told: str) -> tuple[Violation, ...]:
+        """Return the violation of a build that cannot be captured; none if no step would ask it."""
+        with torch.inference_mode():
+            self.arms.reset(schedule.seed)
+            for place, step in schedule.flat():
+                if self.arms.eager.plan(step) is not None:
+                    return (Violation("index_contract", place, told),)
+        return ()
 
     def _step(self, place: int, step: Step, seed: int) -> Trace | None:
         """Run one step in both worlds and observe it; None if it asks for no forward."""

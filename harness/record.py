@@ -16,7 +16,7 @@ from harness import __version__
 from harness.case import dump_json, load_json
 
 FORMAT = "paritybit-run"
-VERSION = 2
+VERSION = 3
 PACKAGES = ("torch", "triton", "numpy", "hypothesis")
 COMMIT_VARIABLE = "PARITYBIT_COMMIT"
 """Names the commit where the tree is a copy without its git folder."""

@@ -25,8 +25,11 @@ from subjects.bugs import BUGS, missing_inputs, unharmed_by
 from subjects.engine import contract
 from subjects.runners import RUNNERS, lineup
 
-CLEAN_SCHEDULES = 4
-"""Schedules of one clean trial at most: there are many trials, each checked deeper."""
+CLEAN_SCHEDULES = 24
+"""Generated clean schedules that the trials of a run share, each checked deeper than a hunt's."""
+
+FEWEST_CLEAN = 4
+"""Generated schedules of one clean trial at the least, however many trials there are."""
 
 UNHARMED_SHARE = 16
 """A bug that cannot harm a runner is tried on this fraction of a hunt's schedules."""
@@ -83,13 +86,14 @@ def plan(settings: Settings) -> list[Task]:
     Each runner is tried clean in every era, and each bug on the trial of its runner and era.
     """
     tasks: list[Task] = []
+    share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(Era)))
     for place, (runner, era) in enumerate(product(settings.runners, Era)):
-        trial, seed = _trial(settings, runner, era), settings.seed + place
-        tasks.append(Task(trial, Source.GENERATED, seed, min(CLEAN_SCHEDULES, settings.examples)))
+        trial, seed = trial_of(settings, runner, era), settings.seed + place
+        tasks.append(Task(trial, Source.GENERATED, seed, min(share, settings.examples)))
         if place % len(Era) == place // len(Era) % len(Era):  # Each runner in one era.
             tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
     for bug, runner in settings.hunts:
-        trial = _trial(settings, runner, BUGS[bug].era).with_bug(bug)
+        trial = trial_of(settings, runner, BUGS[bug].era).with_bug(bug)
         harmed = unharmed_by(BUGS[bug], runner) is None
         few = max(1, settings.examples // (1 if harmed else UNHARMED_SHARE))
         tasks.append(Task(trial, Source.GENERATED, settings.seed, few))
@@ -99,7 +103,7 @@ def plan(settings: Settings) -> list[Task]:
     return tasks
 
 
-def _trial(settings: Settings, runner: str, era: Era) -> Trial:
+def trial_of(settings: Settings, runner: str, era: Era) -> Trial:
     """Return the trial of a runner in an era: presets, page sizes and dtypes take turns."""
     turn = list(RUNNERS).index(runner) + list(Era).index(era)
     preset = settings.presets[turn % len(settings.presets)]
@@ -294,13 +298,20 @@ def _finding(result: Result, cases: Path, shown: str) -> dict[str, Any] | None:
     if finding is None:
         return None
     path = cases / f"{case_name(result.task)}.json"
-    write_case(case_of(result.task, finding), path)
+    case = case_of(result.task, finding)
+    write_case(case, path)
     return {
         "violations": list(finding.violations),
         "case_file": f"{cases.name}/{path.name}",
         "reproduce": f"paritybit replay {shown}/{path.name}",
         "schedule": to_json(finding.schedule),
         "timeline": list(finding.timeline),
+        "explanation": finding.explanation,
+        "case": {
+            name: value
+            for name, value in case.to_json().items()
+            if name not in {"trial", "schedule", "violations"}  # They stand in the row.
+        },
     }
 
 

@@ -3,8 +3,7 @@
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -15,7 +14,7 @@ from harness.hunt import hunt, survey
 from harness.lockstep import Lockstep
 from harness.trial import Trial
 from harness.violation import STEP_PROPERTIES
-from harness.workers import end, pool, undisturbed
+from harness.workers import spreading
 from reference.config import PRESETS
 from subjects.behaviour import Era
 from subjects.bugs import BUGS, runners_of
@@ -53,7 +52,7 @@ def soak(
     ]
     hunts = [(name, runner) for name, bug in BUGS.items() for runner in runners_of(bug)]
     started = time.perf_counter()
-    with Progress(transient=True) as progress, _mapping(workers) as spread:
+    with Progress(transient=True) as progress, spreading(workers) as spread:
         bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(hunts))
         clean: Counter[str] = Counter()
         alarms: list[dict[str, Any]] = []
@@ -95,26 +94,6 @@ def soak(
 def replayed() -> list[str]:
     """Return what must have been counted of every runner, or the steps say nothing of it."""
     return [f"{name}: {what}" for name in RUNNERS for what in ("replay", "padded replay")]
-
-
-@contextmanager
-def _mapping(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Give a map over `workers` processes, or over this one alone."""
-    if workers == 1:
-        yield map
-        return
-    executor = pool(workers)
-
-    def spread(function: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
-        with undisturbed():
-            return executor.map(function, work)
-
-    try:
-        yield spread
-    except BaseException:
-        end(executor)
-        raise
-    executor.shutdown()
 
 
 def trials(device: str) -> list[Trial]:
@@ -167,7 +146,7 @@ def bug_by_seed(work: tuple[str, str, str, tuple[int, ...]]) -> dict[str, Any]:
     """
     device, name, runner, seeds = work
     bug = BUGS[name]
-    variety = [replace(each, runner=runner, era=bug.era, bug=name) for each in trials(device)]
+    variety = [replace(each, runner=runner, era=bug.era, bugs=(name,)) for each in trials(device)]
     variety = list(dict.fromkeys(variety))
     needed: list[int] = []
     for seed in seeds:

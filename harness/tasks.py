@@ -4,12 +4,13 @@ A task is plain data, so that it can be handed to a worker process; so is its re
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from harness.explain import explanation
 from harness.hunt import Catch, hunt, sweep
 from harness.lockstep import DeviceLostError, Lockstep, Outcome
 from harness.schedule import Schedule
@@ -71,7 +72,7 @@ class Task:
     @property
     def clean_trial(self) -> Trial:
         """The trial without its bug."""
-        return replace(self.trial, bug=None)
+        return self.trial.clean
 
     @property
     def unharmed(self) -> str | None:
@@ -92,16 +93,27 @@ class Task:
 
 @dataclass(frozen=True)
 class Finding:
-    """A shrunk schedule that violates something, and all that all properties say of it."""
+    """A shrunk schedule that violates something, and all that all properties say of it.
+
+    `explanation` tells the root cause, where one was found.
+    """
 
     schedule: Schedule
     violations: tuple[dict[str, Any], ...]
     timeline: tuple[dict[str, Any], ...]
+    explanation: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, schedule: Schedule, outcome: Outcome, timeline: list[dict[str, Any]]) -> "Finding":
+    def of(
+        cls,
+        schedule: Schedule,
+        outcome: Outcome,
+        timeline: Sequence[dict[str, Any]] = (),
+        explanation: dict[str, Any] | None = None,
+    ) -> "Finding":
         """Return the finding of one playing."""
-        return cls(schedule, tuple(each.to_json() for each in outcome.violations), tuple(timeline))
+        violations = tuple(each.to_json() for each in outcome.violations)
+        return cls(schedule, violations, tuple(timeline), explanation)
 
 
 @dataclass(frozen=True)
@@ -150,12 +162,14 @@ def run_task(task: Task, lockstep_of: Callable[[Trial], Lockstep] = Lockstep) ->
         catch = _search(task, lockstep, sought)
         if catch.schedule is not None:
             lockstep.watch(every)
-            finding = Finding.of(catch.schedule, *observe(lockstep, catch.schedule))
+            outcome, timeline = observe(lockstep, catch.schedule)
+            cause = explanation(lockstep, catch.schedule, outcome, timeline, sought)
+            finding = Finding.of(catch.schedule, outcome, timeline, cause)
         status = judge_task(task, catch, finding, len(lockstep.capture_warnings), lockstep_of)
     except DeviceLostError as error:
         lost = True
         catch.add(error.outcome)
-        finding = Finding.of(error.schedule, error.outcome, [])
+        finding = Finding.of(error.schedule, error.outcome)
         status = Status.DEVICE_LOST
     return Result(
         task=task,

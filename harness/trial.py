@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from reference.ops import Ops
 from reference.pool import PoolSizes
 from reference.torch_ops import TorchOps
 from subjects.behaviour import Era
-from subjects.bugs import BUGS, broken_subject, clean_subject, missing_inputs
+from subjects.bugs import BUGS, broken_subject, common_era, missing_inputs
 from subjects.engine import Subject
 from subjects.runners import RUNNERS, lineup
 
@@ -34,9 +35,9 @@ class UnknownNameError(ValueError):
 
 @dataclass(frozen=True)
 class Trial:
-    """One subject on trial. `bug` is a name of the catalogue, or None for the clean subject.
+    """One subject on trial. `bugs` are names of the catalogue, in its order; none is clean.
 
-    A bug brings its own era. Sizes are in slots, `buckets` in requests, `token_buckets` in
+    Bugs bring their era. Sizes are in slots, `buckets` in requests, `token_buckets` in
     tokens.
     """
 
@@ -51,7 +52,7 @@ class Trial:
     rows: int = 16
     buckets: tuple[int, ...] = BUCKETS
     token_buckets: tuple[int, ...] = TOKEN_BUCKETS
-    bug: str | None = None
+    bugs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse names that this build lacks, and a bug out of its era or runner."""
@@ -60,11 +61,12 @@ class Trial:
         known("dtype", self.dtype, DTYPES)
         known("device", self.device, DEVICES)
         known("era", self.era, list(Era))
-        if self.bug is not None:
-            known("bug", self.bug, BUGS)
-            bug = BUGS[self.bug]
-            if self.era != bug.era or missing_inputs(bug, self.runner):
-                raise ValueError(f"bug {self.bug} does not live in era {self.era} of {self.runner}")
+        for name in self.bugs:
+            known("bug", name, BUGS)
+            if self.era not in BUGS[name].eras or missing_inputs(BUGS[name], self.runner):
+                raise ValueError(f"bug {name} does not live in era {self.era} of {self.runner}")
+        if self.bugs != catalogued(self.bugs):
+            raise ValueError("the bugs of a trial are in the catalogue's order, each once")
         if not (
             self.page_size
             > 0
@@ -73,10 +75,27 @@ class Trial:
         ):
             raise ValueError("both pool sizes are whole numbers of pages")
 
-    def with_bug(self, name: str) -> "Trial":
-        """Return this trial with a bug switched on, in the bug's era."""
-        known("bug", name, BUGS)
-        return replace(self, bug=name, era=BUGS[name].era)
+    def with_bug(self, *names: str) -> "Trial":
+        """Return this trial with bugs switched on, in the era that they are tried in together.
+
+        Raises ValueError for bugs that no era has together.
+        """
+        for name in names:
+            known("bug", name, BUGS)
+        chosen = catalogued(names)
+        return replace(self, bugs=chosen, era=common_era(BUGS[name] for name in chosen))
+
+    @property
+    def bug(self) -> str | None:
+        """The one bug switched on, None for the clean subject. Raises ValueError for several."""
+        if len(self.bugs) > 1:
+            raise ValueError(f"there are several bugs: {', '.join(self.bugs)}")
+        return self.bugs[0] if self.bugs else None
+
+    @property
+    def clean(self) -> "Trial":
+        """The same trial without bugs."""
+        return replace(self, bugs=())
 
     @property
     def sizes(self) -> PoolSizes:
@@ -90,9 +109,7 @@ class Trial:
 
     def subject(self) -> Subject:
         """Return what is on trial."""
-        if self.bug is None:
-            return clean_subject(self.runner, self.era)
-        return broken_subject(BUGS[self.bug], self.runner)
+        return broken_subject([BUGS[name] for name in self.bugs], self.runner, self.era)
 
     @property
     def modes(self) -> frozenset[Mode]:
@@ -134,7 +151,9 @@ def trial_from_json(data: Any) -> Trial:
             if isinstance(expected[key], int)
             else isinstance(value, list) and value and all(map(is_count, value))
             if key.endswith("buckets")
-            else isinstance(value, str) or (key == "bug" and value is None)
+            else isinstance(value, list) and all(isinstance(each, str) for each in value)
+            if key == "bugs"
+            else isinstance(value, str)
         )
         if not right:
             raise ValueError(f"{key} of a trial cannot be {value!r}")
@@ -143,9 +162,15 @@ def trial_from_json(data: Any) -> Trial:
         **{
             **data,
             "era": Era(data["era"]),
-            **{key: tuple(data[key]) for key in ("buckets", "token_buckets")},
+            **{key: tuple(data[key]) for key in ("buckets", "token_buckets", "bugs")},
         }
     )
+
+
+def catalogued(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of bugs in the catalogue's order, each once."""
+    wanted = set(names)
+    return tuple(name for name in BUGS if name in wanted)
 
 
 def known(what: str, name: str, names: Any) -> None:

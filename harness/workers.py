@@ -2,9 +2,10 @@
 
 import multiprocessing
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 
 def pool(workers: int) -> ProcessPoolExecutor:
@@ -20,6 +21,26 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def spreading(workers: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    """Give a map over `workers` processes, or over this one alone."""
+    if workers == 1:
+        yield map
+        return
+    executor = pool(workers)
+
+    def spread(function: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
+        with undisturbed():
+            return executor.map(function, work)
+
+    try:
+        yield spread
+    except BaseException:
+        end(executor)
+        raise
+    executor.shutdown()
 
 
 def end(executor: ProcessPoolExecutor) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from harness.case import Case, write_case
+from harness.explain import explanation
 from harness.hunt import Catch, hunt, survey, sweep
 from harness.lockstep import Lockstep
 from harness.schedule import Schedule
@@ -124,13 +125,15 @@ def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> 
         lockstep.watch(PROPERTIES)
         return f"{property_id} was violated in the survey, but not when hunted: is it flaky?"
     lockstep.watch(PROPERTIES)
-    outcome, _ = observe(lockstep, catch.schedule)
+    outcome, timeline = observe(lockstep, catch.schedule)
+    cause = explanation(lockstep, catch.schedule, outcome, timeline, property_id)
+    proof = "".join(f"{sentence}\n" for sentence in cause["proof"]) if cause is not None else ""
     violations = tuple(each.to_json() for each in outcome.violations)
     path = artifacts / f"{property_id}-{name(trial)}.json"
     write_case(Case(trial, catch.schedule, property_id, seed, violations), path)
     told = next(each for each in outcome.violations if each.property == property_id)
     return (
         f"{property_id}: step {told.step} of {len(catch.schedule.steps)}: {told.told}\n"
-        f"case: {path.name}, to be found in reports/out/pytest/cases;"
+        f"{proof}case: {path.name}, to be found in reports/out/pytest/cases;"
         f" replay with: paritybit replay reports/out/pytest/cases/{path.name}"
     )

@@ -21,10 +21,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.__main__ import hunts_of, main, shown
+from harness.__main__ import main
 from harness.bench import workload
 from harness.case import VERSION as CASE_VERSION
 from harness.case import Case, dump_json, load_case, write_case
+from harness.commands.folders import shown
+from harness.commands.regress import hunts_of
 from harness.lockstep import Lockstep
 from harness.record import FORMAT, VERSION
 from harness.regress import Settings, all_hunts, plan
@@ -98,7 +100,10 @@ MALFORMED_LINES = {
     "an unknown option": ["regress", "--fast"],
     "an option without its value": ["regress", "--bug"],
     "no case": ["replay"],
-    "two cases": ["replay", "a.json", "b.json"],
+    "no bugs to bisect": ["bisect"],
+    "a bisection of no examples": ["bisect", "swa_pad", "--examples", "0"],
+    "no workers of a timeline": ["timeline", "--workers", "0"],
+    "a case of a corpus": ["corpus", "a.json"],
     "no examples": ["regress", "--examples", "0"],
     "examples below zero": ["regress", "--examples", "-5"],
     "examples that are a fraction": ["regress", "--examples", "1.5"],
@@ -134,7 +139,10 @@ def test_a_bug_on_a_runner_that_lacks_what_it_is_about_is_refused(refused: Any) 
     assert "unknown bug" in refused(MALFORMED, "regress", "--bug", "nonsense@decode")
 
 
-@pytest.mark.parametrize("command", ["", "regress", "replay", "list", "report", "soak", "bench"])
+COMMANDS = "regress replay bisect timeline corpus list report soak bench"
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS.split()])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])
@@ -144,7 +152,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 
 @without_gpu
 @pytest.mark.parametrize(
-    "words", [["regress"], ["bench"], ["soak", "--record", "r.json"]], ids=lambda words: words[0]
+    "words",
+    [["regress"], ["bench"], ["timeline"], ["bisect", "swa_pad"], ["soak", "--record", "r.json"]],
+    ids=lambda words: words[0],
 )
 def test_cuda_without_a_gpu_cannot_run(words: list[str], refused: Any) -> None:
     assert "cuda" in refused(CANNOT_RUN, *words, "--device", "cuda")
@@ -158,13 +168,14 @@ def test_a_case_found_on_cuda_cannot_run_without_a_gpu(case_file: Path, refused:
     assert "found on cuda" in refused(CANNOT_RUN, "replay", case_file, "--device", "cpu")
 
 
-@pytest.mark.parametrize("what", ["bug", "runner", "preset"])
+@pytest.mark.parametrize("what", ["bugs", "runner", "preset"])
 def test_a_case_of_what_this_build_lacks_cannot_run(
     what: str, case_file: Path, refused: Any
 ) -> None:
-    edit(case_file, "trial", what, value="nonsense")
+    edit(case_file, "trial", what, value=["nonsense"] if what == "bugs" else "nonsense")
     told = refused(CANNOT_RUN, "replay", case_file)
-    assert f"case.json names what this build lacks: unknown {what} 'nonsense'; valid: " in told
+    named = what.removesuffix("s")
+    assert f"case.json names what this build lacks: unknown {named} 'nonsense'; valid: " in told
 
 
 def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refused: Any) -> None:
@@ -173,7 +184,7 @@ def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refuse
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "deep").write_text("[" * 100_000)
     assert "cannot be read" in refused(MALFORMED, "replay", tmp_path / "missing.json")
-    assert "cannot be read" in refused(MALFORMED, "replay", tmp_path)
+    assert "holds no case file" in refused(MALFORMED, "replay", tmp_path)
     assert "cannot be read" in refused(MALFORMED, "replay", tmp_path / "plain" / "case.json")
     for name in ("plain", "binary", "deep"):
         assert "is not whole JSON text" in refused(MALFORMED, "replay", tmp_path / name)
@@ -206,7 +217,7 @@ def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
     tmp_path: Path, refused: Any
 ) -> None:
     (tmp_path / "file").write_text("")
-    for command in ("soak", "bench"):
+    for command in ("soak", "bench", "timeline"):
         for path in (tmp_path / "file" / "record.json", tmp_path):
             told = refused(MALFORMED, command, "--device", "cpu", "--record", path)
             assert "cannot be written" in told
@@ -263,9 +274,103 @@ def test_a_case_replays_as_a_finding_and_without_its_bug_as_clean(
     told = capsys.readouterr().out
     assert re.search(r"^step 3: kv_parity: .*slot \d+ of request", told, re.M)
     assert "4 steps, 2 replays, 1 padded: differs" in told
-    edit(case_file, "trial", "bug", value=None)
+    edit(case_file, "trial", "bugs", value=[])
     assert main(["replay", str(case_file)]) == OK
     assert capsys.readouterr().out == "4 steps, 2 replays, 1 padded: clean\n"
+
+
+def copies(case_file: Path, *names: str) -> list[Path]:
+    """Return copies of a case in a folder of their own."""
+    folder = case_file.parent / "cases"
+    folder.mkdir()
+    for name in names:
+        (folder / f"{name}.json").write_text(case_file.read_text())
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay in this process: another takes seconds to start."""
+    monkeypatch.setattr("harness.commands.replay.default_workers", lambda _: 1)
+
+
+def test_many_cases_are_each_held_against_what_they_say(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of them, or several by name: one line each, in order, and a sum."""
+    broken, clean, wrong = copies(case_file, "a", "b", "c")
+    for path in (clean, wrong):
+        edit(path, "trial", "bugs", value=[])
+    edit(clean, "sought", value=None)
+    assert main(["replay", str(broken), str(clean)]) == OK
+    told = capsys.readouterr().out
+    assert re.findall(r"^(as it says|otherwise) +(\w+: \w+)", told, re.M) == [
+        ("as it says", "a: kv_parity"),
+        ("as it says", "b: clean"),
+    ]
+    assert told.endswith("2 cases: 2 as they say, 0 otherwise, 0 cannot run here\n")
+    assert main(["replay", str(broken.parent)]) == FINDING
+    told = capsys.readouterr().out
+    assert re.search(r"^otherwise +c: clean, expected kv_parity$", told, re.M)
+    assert told.endswith("3 cases: 2 as they say, 1 otherwise, 0 cannot run here\n")
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_case_of_nothing_sought_wants_all_that_it_violated(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = copies(case_file, "a", "b")
+    for path, seen in ((first, ["kv_parity"]), (second, ["kv_parity", "log_hygiene"])):
+        edit(path, "sought", value=None)
+        edit(path, "violations", value=[{"property": each} for each in seen])
+    assert main(["replay", str(first), str(second)]) == FINDING
+    told = capsys.readouterr().out
+    assert re.search(r"^as it says +a: kv_parity", told, re.M)
+    assert re.search(r"^otherwise +b: kv_parity.*, expected kv_parity, log_hygiene$", told, re.M)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_case_that_cannot_run_here_is_told_among_others(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not stop the others; a case that does otherwise counts for more."""
+    able, unable = copies(case_file, "a", "b")
+    edit(unable, "trial", "bugs", value=["nonsense"])
+    assert main(["replay", str(able.parent)]) == CANNOT_RUN
+    told = capsys.readouterr().out
+    assert "cannot run b.json names what this build lacks: unknown bug 'nonsense'" in told
+    assert told.endswith("1 cases: 1 as they say, 0 otherwise, 1 cannot run here\n")
+    edit(able, "trial", "bugs", value=[])
+    assert main(["replay", str(able.parent)]) == FINDING
+
+
+def test_a_malformed_case_among_others_is_refused(case_file: Path, refused: Any) -> None:
+    able, malformed = copies(case_file, "a", "b")
+    malformed.write_text("{")
+    assert "b.json is not whole JSON text" in refused(MALFORMED, "replay", able.parent)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_case_that_proves_nothing_does_otherwise(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A schedule without a forward: alone it cannot run, among others it is not what it says."""
+    vacuous, able = copies(case_file, "a", "b")
+    edit(vacuous, "schedule", "steps", value=[])
+    edit(vacuous, "sought", value=None)
+    assert main(["replay", str(vacuous)]) == CANNOT_RUN
+    assert main(["replay", str(vacuous), str(able)]) == FINDING
+    assert "a: runs no forward, so it proves nothing" in capsys.readouterr().out
+
+
+def test_a_build_that_is_refused_is_a_finding_of_its_case(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No forward runs, since the engine is not built: that is what the case shows."""
+    edit(case_file, "trial", "bugs", value=["shared_buffer_dtype"])
+    edit(case_file, "sought", value="index_contract")
+    assert main(["replay", str(case_file)]) == FINDING
+    assert "step 0: index_contract: " in capsys.readouterr().out
 
 
 def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,9 +414,9 @@ def test_a_second_run_swaps_the_link_and_writes_the_same_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clean trials are left out, so these short runs are red."""
-    monkeypatch.setattr("harness.__main__.plan", the_bug_alone)
+    monkeypatch.setattr("harness.commands.regress.plan", the_bug_alone)
     monkeypatch.setattr("harness.regress.plan", the_bug_alone)
-    words = ["regress", "--bug", "swa_int64", "--preset", "gpt_oss", "--device", "cpu"]
+    words = ["regress", "--bug", "swa_int64@decode", "--preset", "gpt_oss", "--device", "cpu"]
     folders = []
     for _ in range(2):
         assert main([*words, "--workers", "1", "--out", str(tmp_path)]) == FINDING
@@ -334,7 +439,7 @@ def environment(**changes: str) -> dict[str, str]:
 def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "harness", "regress", "--bug", "swa_pad"),
+            *(sys.executable, "-m", "harness", "regress", "--bug", "req_pool_pad@cpu_graph"),
             *("--preset", "gpt_oss", "--device", "cpu", "--workers", "1"),
             *("--out", str(tmp_path / "out")),
         ],
@@ -346,7 +451,7 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path:
         check=False,
     )
     assert (done.returncode, done.stderr) == (OK, "")
-    assert "swa_pad" in done.stdout
+    assert "req_pool_pad" in done.stdout
     assert re.search(
         r"^green: clean: (\d+) of \1 trials green; bugs: (\d+) of \2 hunts", done.stdout, re.M
     )
@@ -354,20 +459,18 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path:
     latest = tmp_path / "out" / "latest"
     record = json.loads((latest / "run.json").read_text())
     assert record["verdict"] == "green"
-    assert "paritybit regress --bug swa_pad" in record["command"]
+    assert "paritybit regress --bug req_pool_pad@cpu_graph" in record["command"]
     cases = sorted(path.name for path in (latest / "cases").iterdir())
     assert cases == [
-        "swa_pad-decode-gpt_oss-generated.json",
-        "swa_pad-decode-gpt_oss-traffic.json",
-        "swa_pad-target_verify-gpt_oss-generated.json",
-        "swa_pad-target_verify-gpt_oss-traffic.json",
+        "req_pool_pad-cpu_graph-gpt_oss-generated.json",
+        "req_pool_pad-cpu_graph-gpt_oss-traffic.json",
     ]
     assert sorted(row["finding"]["case_file"] for row in record["bugs"]) == [
         f"cases/{name}" for name in cases
     ]
     for row in record["bugs"]:
         case = load_case(latest / row["finding"]["case_file"])
-        assert (case.sought, case.trial.runner) == ("kv_parity", row["runner"])
+        assert (case.sought, case.trial.runner) == ("hermetic_replay", row["runner"])
         assert row["finding"]["reproduce"].startswith("paritybit replay out/latest/cases/")
     assert "<title>" in (latest / "index.html").read_text()
     written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
@@ -545,7 +648,7 @@ def test_a_soak_that_is_not_as_hoped_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = {"as_hoped": False, "told": "missed: swa_int64"}
-    monkeypatch.setattr("harness.__main__.soak", lambda *_: told)
+    monkeypatch.setattr("harness.commands.measure.soak", lambda *_: told)
     path = tmp_path / "soak.json"
     assert main(["soak", "--device", "cpu", "--record", str(path)]) == FINDING
     assert capsys.readouterr().out == "missed: swa_int64\n"

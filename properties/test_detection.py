@@ -93,7 +93,7 @@ def test_what_shows_a_bug_shrinks_and_is_green_without_it(
     assert sum(step.name == "admit" for step in catch.schedule.steps) <= MOST_REQUESTS
     lockstep.watch(PROPERTIES)
     assert BUGS[pair[0]].caught_by in lockstep.play(catch.schedule).violated
-    clean = Lockstep(replace(trial, bug=None), PROPERTIES)
+    clean = Lockstep(trial.clean, PROPERTIES)
     assert clean.play(catch.schedule).violations == ()
 
 

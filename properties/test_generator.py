@@ -8,7 +8,16 @@ import pytest
 from harness.coverage import required_events
 from harness.hunt import draw, hunt, survey
 from harness.lockstep import Lockstep
-from harness.regress import CLEAN_SCHEDULES, SHAPES, Run, Settings, all_hunts, plan, unreached
+from harness.regress import (
+    CLEAN_SCHEDULES,
+    FEWEST_CLEAN,
+    SHAPES,
+    Run,
+    Settings,
+    all_hunts,
+    plan,
+    unreached,
+)
 from harness.schedule import Decode, Draft, DraftExtend, Idle, Schedule, Verify
 from harness.tasks import Source, Task, run_task
 from harness.trial import Trial
@@ -134,9 +143,15 @@ def test_a_run_plays_traffic_on_each_runner_in_one_era() -> None:
 
 
 def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> None:
-    """There are many clean trials, each of few schedules, and no two of one seed."""
-    for asked, played in ((50, CLEAN_SCHEDULES), (CLEAN_SCHEDULES - 1, CLEAN_SCHEDULES - 1)):
-        tasks = [task for task in plan(Settings("cpu", examples=asked)) if task.bug is None]
+    """A run's clean trials share its schedules, down to a few each; no two have one seed."""
+    alone = tuple(each for each in all_hunts() if each[1] == "decode")
+    for hunts, asked, played in (
+        (all_hunts(), 50, FEWEST_CLEAN),
+        (all_hunts(), FEWEST_CLEAN - 1, FEWEST_CLEAN - 1),
+        (alone, 50, CLEAN_SCHEDULES // len(Era)),
+    ):
+        settings = Settings("cpu", hunts, examples=asked)
+        tasks = [task for task in plan(settings) if task.bug is None]
         generated = [task for task in tasks if task.source is Source.GENERATED]
         assert {task.examples for task in generated} == {played}
         assert len({task.seed for task in generated}) == len(generated)

@@ -174,7 +174,7 @@ def assert_its_cases_replay(shown: str, folder: Path) -> None:
     assert list(folder.glob("reports/out/pytest/worker-*/*")) == []
     trials = [load_case(folder / path).trial for path in paths]
     assert sorted(trial.runner for trial in trials) == sorted(HARMED)
-    assert all(trial.bug == "swa_pad" for trial in trials)
+    assert all(trial.bugs == ("swa_pad",) for trial in trials)
     for path in paths:
         again = python("-m", "harness", "replay", path, folder=folder)
         assert again.returncode == 1

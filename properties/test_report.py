@@ -16,551 +16,40 @@ from jinja2 import UndefinedError
 
 from harness import record as records
 from harness import regress
+from harness.case import load_case
 from harness.hunt import Catch
 from harness.schedule import Admit, Schedule
 from harness.tasks import Finding, Result, Status, Task
 from harness.timeline import Moment
 from harness.violation import PROPERTIES as ALL_PROPERTIES
 from harness.violation import Violation
+from properties.sample_records import (
+    BUGS,
+    HIDDEN,
+    HOSTILE,
+    LACKS_SWA,
+    PROPERTIES,
+    PULL,
+    SAMPLES,
+    Record,
+    bug,
+    explanation,
+    finding,
+    green,
+    hostile,
+    interrupted,
+    many,
+    played,
+    red,
+    swa_pad_finding,
+    traffic_finding,
+    warning_finding,
+)
 from reports.bit_patterns import compare, float_of
 from reports.cards import STATUSES
 from reports.page import render, write
 from reports.texts import anchors, duration, linked
 from reports.timeline import lay_out
-
-Record = dict[str, Any]
-
-HOSTILE = "</pre></title><script>alert('x')</script>\"' onload=\"alert(1)\" {{ 7 * 7 }} &amp;"
-
-PULL = "https://github.com/sgl-project/sglang/pull/"
-
-PROPERTIES = {
-    "logits_parity": "live rows' logits: graph bits = eager bits",
-    "kv_parity": "every slot of both sub-pools, K and V, all layers: graph bits = eager bits",
-    "write_frame": "a step changes only the slots in its own out_cache_loc, and slot 0",
-    "frozen_kv": "a draft that reads frozen KV changes no bit of any pool",
-    "hermetic_replay": "a runner with a history gives the bits of one just captured",
-    "padding_noninterference": "bytes that nobody in the batch owns change nothing that is live",
-    "index_contract": "static buffers are what was captured; dtypes are the pool's and listed",
-    "captured_path": "a graph was really replayed, of the right ops, and nothing was allocated",
-    "log_hygiene": "a clean step logs nothing at WARNING or above",
-    "determinism": "the same schedule twice gives the same bits",
-    "batch_invariance": "a request's bits do not depend on row, neighbours or bucket",
-    "dense_agreement": "eager logits agree with a cache-free float64 model within a bound",
-    "token_trajectory": "greedy tokens of whole generations are equal",
-}
-
-EVENTS = {
-    "padded replay": 1213,
-    "several padded rows": 871,
-    "replay without padding": 640,
-    "idle replay": 212,
-    "batch of several rows": 944,
-    "batch shrank in its bucket": 388,
-    "batch grew again in its bucket": 301,
-    "smaller bucket after a larger": 512,
-    "larger bucket after a smaller": 498,
-    "requests parked": 1530,
-    "prompt of one token": 420,
-    "prompt beyond the window": 377,
-    "prompt in chunks": 266,
-    "length window - 1": 208,
-    "length window": 231,
-    "length window + 1": 190,
-    "evicted": 77,
-    "finished": 349,
-    "retracted": 180,
-    "resumed": 96,
-    "slot issued again": 702,
-    "SWA sub-pool nearly full": 58,
-    "full sub-pool nearly full": 9,
-    "pool full": 3,
-    "decode: replay": 1853,
-    "decode: padded replay": 1213,
-}
-
-RUNNERS = ("decode", "target_verify", "cpu_graph", "piecewise")
-
-LACKS_SWA = "it has no static input out_cache_loc_swa"
-HIDDEN = "before_window clears the memo right before the window translation"
-
-BUGS: dict[str, dict[str, str]] = {
-    "swa_pad": {
-        "cpu_graph": LACKS_SWA,
-        "piecewise": "attention is narrowed to the real tokens: nobody reads the padded locations",
-    },
-    "swa_int64": {"cpu_graph": LACKS_SWA},
-    "req_pool_pad": {"piecewise": "it has no static input req_pool_indices"},
-    "loc_memo_capture": {"cpu_graph": "nothing is captured: each forward translates anew"},
-    "loc_memo_warning": {},
-    "loc_memo_warning.entry": dict.fromkeys(RUNNERS, HIDDEN),
-    "loc_memo_warning.before_window": dict.fromkeys(RUNNERS, "entry clears the memo"),
-    "loc_memo_warning.entry+before_window": {},
-}
-"""Of each bug: the runners that it cannot harm, and why."""
-
-SWA_PAD = (
-    "out_cache_loc_swa is not reset when the batch is padded: padded rows write their K and V"
-    " into SWA slots that an earlier, fuller batch left there."
-)
-
-
-ARGUMENTS: dict[str, Record] = {
-    "admit": {"prompt": 1, "chunk": 16},
-    "extend": {"pick": 0, "tokens": 3},
-    "decode": {"picks": [0, 1]},
-    "idle": {},
-}
-
-
-def trial(**changes: Any) -> Record:
-    """Return a trial's settings."""
-    settings: Record = {
-        "runner": "decode",
-        "preset": "gpt_oss",
-        "dtype": "float32",
-        "device": "cpu",
-        "era": "memo",
-        "page_size": 1,
-        "full_slots": 96,
-        "swa_slots": 64,
-        "rows": 16,
-        "buckets": [2, 4, 8],
-        "token_buckets": [4, 12, 24],
-        "bug": None,
-    }
-    return settings | changes
-
-
-def played(place: int, step: str, live: list[int], **changes: Any) -> Record:
-    """Return one step of a time line; one that decodes unless `changes` say otherwise."""
-    values: Record = {
-        "place": place,
-        "step": step,
-        "mode": "decode",
-        "runner": "decode" if changes.get("bucket") else None,
-        "bucket": None,
-        "live": live,
-        "padded": 0,
-        "parked": [],
-        "tokens": len(live),
-        "violated": [],
-    }
-    return values | changes
-
-
-def finding(violations: list[Record], timeline: list[Record], name: str = "case") -> Record:
-    """Return a finding whose schedule has as many steps as its time line."""
-    return {
-        "violations": violations,
-        "case_file": f"cases/{name}.json",
-        "reproduce": f"paritybit replay reports/out/latest/cases/{name}.json",
-        "schedule": {
-            "seed": 0,
-            "steps": [
-                {"step": each["step"], **ARGUMENTS.get(each["step"], {"pick": 0})}
-                for each in timeline
-            ],
-        },
-        "timeline": timeline,
-    }
-
-
-def kv_violation(step: int) -> Record:
-    """Return a violation of kv_parity with both bit patterns."""
-    where = {
-        "layer": 0,
-        "kind": "swa",
-        "tensor": "K",
-        "slot": 9,
-        "head": 0,
-        "element": 0,
-        "differing_slots": [9],
-        "eager_bits": "0xbda4e730",
-        "graph_bits": "0xbf30d17e",
-        "owner": "request 1",
-    }
-    told = (
-        "layer 0 (swa), K, slot 9 of request 1, head 0, element 0: eager 0xbda4e730,"
-        " graph 0xbf30d17e"
-    )
-    return {"property": "kv_parity", "step": step, "told": told, "where": where}
-
-
-def swa_pad_finding() -> Record:
-    """Return the shrunk counterexample of swa_pad: two requests decode, then one alone."""
-    violations = [
-        kv_violation(3),
-        {
-            "property": "write_frame",
-            "step": 3,
-            "told": "the graph world changed swa slot 9 of request 1, which is not in the step's"
-            " out_cache_loc",
-            "where": {"world": "graph", "kind": "swa", "slot": 9, "owner": "request 1"},
-        },
-        {
-            "property": "hermetic_replay",
-            "step": 3,
-            "told": "padded row 1 of 2, output 0: just captured 0xbe361e2a, with its history"
-            " 0xbfacd223",
-            "where": {
-                "tensor": "logits",
-                "row": 1,
-                "element": 0,
-                "eager_bits": "0xbe361e2a",
-                "graph_bits": "0xbfacd223",
-                "live": False,
-            },
-        },
-    ]
-    timeline = [
-        played(0, "admit", [0], mode="extend"),
-        played(1, "admit", [1], mode="extend", parked=[0]),
-        played(2, "decode", [0, 1], bucket=2),
-        played(
-            3,
-            "decode",
-            [0],
-            bucket=2,
-            padded=1,
-            parked=[1],
-            violated=["kv_parity", "write_frame", "hermetic_replay"],
-        ),
-    ]
-    return finding(violations, timeline, "swa_pad-decode")
-
-
-def traffic_finding() -> Record:
-    """Return a counterexample with every kind of step and three buckets."""
-    timeline = [
-        played(0, "admit", [0], mode="extend", tokens=7),
-        played(1, "admit", [1], mode="extend", tokens=16, parked=[0]),
-        played(2, "extend", [1], mode="extend", tokens=3, parked=[0]),
-        played(3, "admit", [2], mode="extend", parked=[0, 1]),
-        played(4, "decode", [0, 1, 2], bucket=4, padded=1),
-        played(4, "decode", [0, 1, 2], bucket=4, padded=1),
-        played(5, "retract", [], mode=None, tokens=0, parked=[0, 2]),
-        played(6, "idle", [], mode="idle decode", bucket=2, padded=2, tokens=0, parked=[0, 2]),
-        played(7, "resume", [1], mode="extend", tokens=21, parked=[0, 2]),
-        played(8, "admit", [3], mode="extend", tokens=5, parked=[0, 2, 1]),
-        played(9, "admit", [4], mode="extend", tokens=9, parked=[0, 2, 1, 3]),
-        played(10, "decode", [4, 0, 2, 1, 3], bucket=8, padded=3),
-        played(11, "evict", [], mode=None, tokens=0, parked=[0, 2, 1, 3, 4]),
-        played(12, "decode", [2, 0], bucket=2, parked=[1, 3, 4]),
-        played(13, "finish", [], mode=None, tokens=0, parked=[0, 1, 3, 4]),
-        played(14, "decode", [3, 4, 0], bucket=4, padded=1, parked=[1], violated=["kv_parity"]),
-    ]
-    return finding([kv_violation(14)], timeline, "swa_pad-decode-traffic")
-
-
-def capture_finding() -> Record:
-    """Return the counterexample of loc_memo_capture: the first replay is already wrong."""
-    logits = {
-        "property": "logits_parity",
-        "step": 1,
-        "told": "live row 0 (request 0), logit 0: eager 0xc09d3b0a, graph 0xc0aa7b15",
-        "where": {
-            "tensor": "logits",
-            "row": 0,
-            "element": 0,
-            "eager_bits": "0xc09d3b0a",
-            "graph_bits": "0xc0aa7b15",
-            "owner": "request 0",
-        },
-    }
-    breach = "the graph holds 0 translations; its era has 1"
-    path = {
-        "property": "captured_path",
-        "step": 1,
-        "told": breach,
-        "where": {"breaches": [breach]},
-    }
-    violated = ["logits_parity", "kv_parity", "captured_path"]
-    timeline = [
-        played(0, "admit", [0], mode="extend"),
-        played(1, "decode", [0], bucket=2, padded=1, violated=violated),
-    ]
-    return finding([logits, kv_violation(1), path], timeline, "loc_memo_capture-decode")
-
-
-def warning_finding() -> Record:
-    """Return a counterexample without bits: an eager forward that warns."""
-    message = (
-        "loc changed mid-forward from 1 elements to 1 without invalidate_loc_cache();"
-        " a call site may be missing"
-    )
-    violation = {
-        "property": "log_hygiene",
-        "step": 0,
-        "told": f"eager forward: {message}",
-        "where": {"messages": [message], "path": "eager forward"},
-    }
-    timeline = [played(0, "admit", [0], mode="extend", violated=["log_hygiene"])]
-    return finding([violation], timeline, "loc_memo_warning-decode")
-
-
-def bug(name: str, status: str, runner: str = "decode", **changes: Any) -> Record:
-    """Return one hunt; nothing was found unless `changes` say so."""
-    values: Record = {
-        "bug": name,
-        "runner": runner,
-        "trial": trial(bug=name, runner=runner),
-        "source": "generated",
-        "thread": f"{PULL}23552, mended by {PULL}24743",
-        "mechanism": SWA_PAD,
-        "caught_by": "kv_parity",
-        "unharmed": None,
-        "status": status,
-        "error": None,
-        "schedules": 6,
-        "schedules_to_detection": None,
-        "steps": 134,
-        "replays": 57,
-        "padded_replays": 36,
-        "seconds": 7.4,
-        "events": {"decode: bucket 2": 57, "padded replay": 36},
-        "capture_warnings": 0,
-        "seen": [],
-        "finding": None,
-    }
-    if status == "caught":
-        values |= {"schedules_to_detection": 6, "seen": ["kv_parity"], "finding": swa_pad_finding()}
-    return values | changes
-
-
-def clean_trials() -> list[Record]:
-    """Return nine clean trials; the required events are spread over them."""
-    costly = ("padding_noninterference", "determinism", "batch_invariance", "dense_agreement")
-    step_properties = [name for name in PROPERTIES if name not in costly]
-    trials: list[Record] = []
-    for number, preset in enumerate(("gpt_oss", "gemma3", "mimo") * 3):
-        traffic = number >= 6
-        settings = trial(
-            preset=preset,
-            era=("memo", "preset", "per_layer")[number // 3],
-            page_size=(1, 4, 1)[number // 3],
-            dtype="bfloat16" if number % 2 else "float32",
-        )
-        trials.append(
-            {
-                "trial": settings,
-                "source": "traffic" if traffic else "generated",
-                "status": "green",
-                "error": None,
-                "schedules": 4 if traffic else 50,
-                "steps": 812 + 97 * number,
-                "replays": 402 + 31 * number,
-                "padded_replays": 233 + 17 * number,
-                "seconds": 4.1 + number,
-                "events": {name: count // 9 for name, count in EVENTS.items()}
-                | {"decode: bucket 2": 41, "decode: bucket 4": 30, "decode: bucket 8": 12},
-                "capture_warnings": 0,
-                "properties": step_properties if traffic else list(PROPERTIES),
-                "finding": None,
-            }
-        )
-    trials[0]["events"] = Counter(trials[0]["events"])
-    trials[0]["events"].update({name: count % 9 for name, count in EVENTS.items()})
-    return trials
-
-
-def contracts() -> list[Record]:
-    """Return the contracts of the decode runner in two eras, cut short."""
-    rows = [
-        {"name": "input_ids", "axis": "token", "dtype": "int64", "padding": "keep"},
-        {"name": "positions", "axis": "token", "dtype": "int64", "padding": "fill 0"},
-        {"name": "seq_lens", "axis": "request", "dtype": "int32", "padding": "fill 1"},
-        {"name": "out_cache_loc", "axis": "token", "dtype": "int64", "padding": "fill 0"},
-        {"name": "encoder_lens", "axis": "request", "dtype": "int32", "padding": "fill once"},
-    ]
-    swa = {"name": "out_cache_loc_swa", "axis": "token", "dtype": "int32", "padding": "fill 0"}
-    return [
-        {"runner": "decode", "era": "memo", "rows": rows},
-        {"runner": "decode", "era": "preset", "rows": [*rows, swa]},
-    ]
-
-
-def green_bugs() -> list[Record]:
-    """Return hunts that all ended as the table says."""
-    memo = f"{PULL}25824, mended by {PULL}26152"
-    return [
-        bug("swa_pad", "caught", seen=["kv_parity", "write_frame", "hermetic_replay"]),
-        bug(
-            "swa_pad",
-            "caught",
-            source="traffic",
-            schedules=2,
-            schedules_to_detection=2,
-            finding=traffic_finding(),
-        ),
-        bug(
-            "loc_memo_capture",
-            "caught",
-            thread=f"{PULL}25824",
-            mechanism="The memo is not cleared at the top of the warm-up and capture runs: the"
-            " capture hits what the warm-up left, and every replay writes to its SWA slots.",
-            seen=["logits_parity", "kv_parity", "captured_path"],
-            schedules_to_detection=5,
-            finding=capture_finding(),
-        ),
-        bug(
-            "loc_memo_warning",
-            "caught",
-            thread=memo,
-            mechanism="Nobody clears the memo around the window translation, so it takes turns"
-            " with out_cache_loc's and the pool warns, every value being right.",
-            caught_by="log_hygiene",
-            seen=["log_hygiene"],
-            schedules=1,
-            schedules_to_detection=1,
-            capture_warnings=3,
-            finding=warning_finding(),
-        ),
-        bug(
-            "loc_memo_warning.entry",
-            "unharmed",
-            thread=memo,
-            mechanism="The memo is not cleared before a path is chosen.",
-            caught_by=None,
-            unharmed=HIDDEN,
-            schedules=50,
-        ),
-    ]
-
-
-def pairs() -> list[Record]:
-    """Return each bug on each runner, whether it was tried there or not."""
-    return [
-        {
-            "bug": name,
-            "runner": runner,
-            "unharmed": unharmed.get(runner),
-            "can_be_switched_on": "no static input" not in unharmed.get(runner, ""),
-        }
-        for name, unharmed in BUGS.items()
-        for runner in RUNNERS
-    ]
-
-
-def green() -> Record:
-    """Return the record of a green run."""
-    return {
-        "format": "paritybit-run",
-        "version": 2,
-        "command": "paritybit regress --source generated,traffic",
-        "seed": 0,
-        "examples": 50,
-        "started": "2026-11-20T16:00:00Z",
-        "seconds": 341.2,
-        "verdict": "green",
-        "told": "Clean is green on 9 trials; 5 of 5 hunts ended as the table says.",
-        "environment": {
-            "device": "cpu",
-            "device_name": "CPU, 2 cores",
-            "python": "3.11.7",
-            "torch": "2.13.0+cpu",
-            "triton": "3.6.0",
-            "numpy": "2.3.5",
-            "hypothesis": "6.170",
-            "paritybit": "0.1.0",
-            "commit": "abc1234",
-            "dirty": False,
-        },
-        "clean": clean_trials(),
-        "bugs": green_bugs(),
-        "pairs": pairs(),
-        "lineups": {name: [name] for name in RUNNERS},
-        "contracts": contracts(),
-        "properties": dict(PROPERTIES),
-        "required_events": list(EVENTS),
-    }
-
-
-def red() -> Record:
-    """Return the record of a run in which everything that can go wrong did."""
-    record = green()
-    record |= {
-        "verdict": "red",
-        "told": "Clean is red on 1 of 9 trials; 5 of 9 hunts ended as the table says.",
-    }
-    record["environment"] |= {"commit": None, "dirty": True, "triton": None}
-    record["bugs"] += [
-        bug(
-            "swa_int64",
-            "missed",
-            mechanism="out_cache_loc_swa is int64 while the pool's SWA locations are int32.",
-            caught_by="index_contract",
-            schedules=50,
-        ),
-        bug(
-            "req_pool_pad",
-            "wrong property",
-            thread=f"{PULL}26292",
-            mechanism="req_pool_indices is not reset when the batch is padded: the dummy attention"
-            " of padded rows follows req_to_token of a stale row into freed or foreign KV.",
-            caught_by="hermetic_replay",
-            schedules_to_detection=6,
-            seen=["kv_parity", "write_frame"],
-            finding=swa_pad_finding(),
-        ),
-        bug(
-            "loc_memo_warning.before_window",
-            "harmed after all",
-            mechanism="The memo is not cleared before the window translation.",
-            caught_by=None,
-            unharmed="entry clears the memo",
-            seen=["log_hygiene"],
-            finding=warning_finding(),
-        ),
-        bug(
-            "loc_memo_warning.entry+before_window",
-            "vacuous",
-            mechanism="Nothing clears the memo before the window translation.",
-            caught_by="log_hygiene",
-            replays=0,
-            padded_replays=0,
-        ),
-    ]
-    record["clean"][4] |= {"status": "red", "finding": swa_pad_finding()}
-    record["clean"][7] |= {"status": "vacuous", "replays": 0, "padded_replays": 0}
-    for each in record["clean"]:
-        each["events"] = {k: n for k, n in each["events"].items() if k != "pool full"}
-    return record
-
-
-def interrupted() -> Record:
-    """Return the record of a run that was cut short after its first bug."""
-    record = green()
-    record |= {"verdict": "interrupted", "told": "Cut short after 2 of 9 trials and 1 of 5 hunts."}
-    record["clean"], record["bugs"] = record["clean"][:2], record["bugs"][:1]
-    return record
-
-
-def hostile() -> Record:
-    """Return a record whose every free text is an attack."""
-    record = red()
-    record |= {"command": HOSTILE, "told": HOSTILE, "started": HOSTILE}
-    record["environment"] |= dict.fromkeys(("device_name", "torch", "commit"), HOSTILE)
-    record["properties"]["kv_parity"] = HOSTILE
-    record["contracts"][0]["rows"][0]["name"] = HOSTILE
-    record["clean"][0]["events"][HOSTILE] = 4
-    record["clean"][4]["trial"]["preset"] = HOSTILE
-    attacked = record["bugs"][0]
-    attacked |= dict.fromkeys(("bug", "runner", "source", "mechanism", "unharmed"), HOSTILE)
-    record["pairs"] += [pair | {"bug": HOSTILE} for pair in record["pairs"][: len(RUNNERS)]]
-    for pair in record["pairs"]:
-        pair["runner"] = pair["runner"].replace("cpu_graph", HOSTILE)
-        pair["unharmed"] = pair["unharmed"] and HOSTILE
-    attacked["thread"] = f"javascript:alert(1) data:text/html,x https://example.org/{HOSTILE}"
-    attacked["finding"] |= dict.fromkeys(("case_file", "reproduce"), HOSTILE)
-    attacked["finding"]["schedule"]["steps"][0]["step"] = HOSTILE
-    attacked["finding"]["timeline"][0]["step"] = HOSTILE
-    attacked["finding"]["violations"][0]["told"] = HOSTILE
-    attacked["finding"]["violations"][0]["where"] |= {"owner": HOSTILE, "eager_bits": HOSTILE}
-    return record
-
-
-SAMPLES = {"green": green, "red": red, "interrupted": interrupted, "hostile": hostile}
 
 
 class Page(HTMLParser):
@@ -647,7 +136,7 @@ def test_nothing_is_loaded_from_elsewhere(name: str) -> None:
     assert page.tags["link"] == 1
     style = text[text.index("<style>") : text.index("</style>")]
     assert "@import" not in style
-    assert set(re.findall(r"url\(([^)]*)\)", style)) == {"#hatch"}
+    assert set(re.findall(r"url\(([^)]*)\)", style)) == {"#hatch", "#grid"}
     assert "default-src 'none'" in text
 
 
@@ -704,10 +193,44 @@ def test_the_matrix_tells_expected_from_seen() -> None:
         bug("swa_int64", "missed", caught_by="index_contract"),
     ]
     text = render(record)
-    rows = re.findall(r'<tr><th scope="row"><span class="hunt">.*?</tr>', text, re.DOTALL)
-    marks = [re.findall(r'class="mark mark-(\w+)"', row) for row in rows]
-    assert marks[0] == ["none", "caught", "also", *["none"] * 10]
-    assert marks[1] == [*["none"] * 6, "missed", *["none"] * 6]
+    assert [each[0] for each in marks_of(text, "swa_pad")] == [
+        "none",
+        "caught",
+        "also",
+        *["none"] * 10,
+    ]
+    assert [each[0] for each in marks_of(text, "swa_int64")] == [
+        *["none"] * 6,
+        "missed",
+        *["none"] * 6,
+    ]
+
+
+def marks_of(text: str, name: str) -> list[tuple[str, str]]:
+    """Return the marks of a row of the matrix of bugs and properties."""
+    section = text[text.index('<section id="bugs">') :]
+    row = section[section.index(f'<th scope="row" class="mono">{name}</th>') :]
+    return _marks(row[: row.index("</tr>")])
+
+
+def test_the_matrix_counts_the_hunts_that_saw_a_bug() -> None:
+    record = red()
+    record["bugs"] = [
+        bug("swa_pad", "caught", seen=["kv_parity", "write_frame"]),
+        bug("swa_pad", "caught", "target_verify"),
+        bug("swa_pad", "unharmed", "piecewise", caught_by=None, unharmed="nobody reads them"),
+    ]
+    text = render(record)
+    assert marks_of(text, "swa_pad")[1:3] == [("caught", "●2"), ("also", "○1")]
+    assert marks_of(text, "swa_pad@decode")[1:3] == [("caught", "●1"), ("also", "○1")]
+    assert marks_of(text, "swa_pad@target_verify")[1:3] == [("caught", "●1"), ("none", "·")]
+    assert {kind for kind, _ in marks_of(text, "swa_pad@piecewise")} == {"none"}
+
+
+def test_a_bug_that_one_of_its_hunts_missed_is_missed_in_the_matrix() -> None:
+    record = red()
+    record["bugs"] = [bug("swa_pad", "caught"), bug("swa_pad", "missed", "target_verify")]
+    assert marks_of(render(record), "swa_pad")[1] == ("missed", "✕1")
 
 
 class Cell(NamedTuple):
@@ -751,7 +274,7 @@ def _cell(markup: str) -> Cell:
 
 
 def _marks(markup: str) -> list[tuple[str, str]]:
-    return re.findall(r'<span class="mark mark-(\w+)" aria-hidden="true">(.)</span>', markup)
+    return re.findall(r'<span class="mark mark-(\w+)" aria-hidden="true">([^<]+)</span>', markup)
 
 
 def cell_of(record: Record, name: str, runner: str) -> Cell:
@@ -761,7 +284,8 @@ def cell_of(record: Record, name: str, runner: str) -> Cell:
 
 def card_titles(record: Record) -> dict[str, str]:
     """Return the title of each card, by the link that leads to it."""
-    cards = re.findall(r'<article .*? id="(.*?)".*?<h3 .*?>(.*?)</h3>', render(record), re.DOTALL)
+    found = r'<details class="card" id="(.*?)".*?<h3 .*?>(.*?)</h3>'
+    cards = re.findall(found, render(record), re.DOTALL)
     return {f"#{anchor}": unescape(re.sub("<.*?>", "", title)) for anchor, title in cards}
 
 
@@ -790,7 +314,8 @@ def test_each_pair_that_was_tried_leads_to_a_card_of_its_own(name: str) -> None:
 
 def test_a_cell_says_that_the_bug_was_caught() -> None:
     cell = cell_of(green(), "swa_pad", "decode")
-    assert cell == (("caught", "●"), "caught", "#bug-swa_pad-decode-generated")
+    told = "caught after 6/2 schedules (generated/traffic)"
+    assert cell == (("caught", "6/2"), told, "#bug-swa_pad-decode-generated")
 
 
 def test_a_cell_says_why_a_bug_that_was_tried_cannot_harm_the_runner() -> None:
@@ -823,7 +348,7 @@ def test_a_cell_is_red_if_any_of_its_hunts_did_not_end_well(status: str) -> None
     told = f"{status}: {STATUSES[status][1]}"
     red_cell = (("missed", "✕"), told, "#bug-swa_pad-decode-traffic")
     assert cell_of(record, "swa_pad", "decode") == red_cell
-    assert cell_of(record, "loc_memo_capture", "decode").mark == ("caught", "●")
+    assert cell_of(record, "loc_memo_capture", "decode").mark == ("caught", "5")
 
 
 def test_a_cell_is_red_for_a_bug_that_harmed_after_all() -> None:
@@ -840,7 +365,7 @@ def test_hunts_of_one_bug_on_two_runners_have_cells_of_their_own() -> None:
         bug("swa_pad", "unharmed", "piecewise", caught_by=None, unharmed=unharmed),
     ]
     cells = rows_of_runners(record)["swa_pad"]
-    assert [cell.mark[1] for cell in cells] == ["●", "✕", "–", "○"]
+    assert [cell.mark[1] for cell in cells] == ["6/2", "✕", "–", "○"]
     assert [cell.href for cell in cells] == [
         "#bug-swa_pad-decode-generated",
         "#bug-swa_pad-target_verify-generated",
@@ -854,7 +379,9 @@ def test_the_legend_has_every_mark_of_the_bugs_and_runners(name: str) -> None:
     record = SAMPLES[name]()
     (legend,) = re.findall(r'<ul class="legend">.*?</ul>', section_of_runners(record), re.DOTALL)
     shown = {cell.mark for cells in rows_of_runners(record).values() for cell in cells}
-    assert shown <= set(_marks(legend))
+    caught = {mark for mark in shown if mark[0] == "caught"}  # Each with counts of its own.
+    assert {kind for kind, _ in shown} <= {kind for kind, _ in _marks(legend)}
+    assert shown - caught <= set(_marks(legend))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -941,7 +468,7 @@ def shape(value: Any) -> Any:
     return None
 
 
-BY_NAME = ("events", "lineups", "properties", "where", "steps")
+BY_NAME = ("events", "lineups", "properties", "where", "steps", "explanation")
 """Parts of a record whose keys are names of something, or which have many shapes."""
 
 
@@ -958,7 +485,7 @@ def test_a_real_record_can_be_shown(tmp_path: Path, violations: tuple[Violation,
     record = real(tmp_path, violations)
     page = Page(render(record))
     assert page.open == []
-    assert cell_of(record, "swa_pad", "decode").mark == ("caught", "●")
+    assert cell_of(record, "swa_pad", "decode").mark == ("caught", "1/1")
     assert len(rows_of_runners(record)["swa_pad"]) == len(record["lineups"])
 
 
@@ -1056,11 +583,32 @@ def test_a_time_line_without_steps_is_said_to_be_empty() -> None:
     assert "No step was played." in Page(render(record)).text
 
 
-def test_the_schedule_on_the_page_is_the_recorded_one() -> None:
-    record = green()
-    shown = re.findall(r"<pre>(.*?)</pre>", render(record), re.DOTALL)
-    recorded = [each["finding"]["schedule"] for each in record["bugs"] if each["finding"]]
-    assert [json.loads(unescape(each)) for each in shown] == recorded
+def cases_on(text: str) -> list[Record]:
+    """Return the case files that a page shows."""
+    shown = re.findall(r'<pre id="[^"]*--case">(.*?)</pre>', text, re.DOTALL)
+    return [json.loads(unescape(each)) for each in shown]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_case_on_the_page_holds_the_recorded_schedule_and_violations(name: str) -> None:
+    record = SAMPLES[name]()
+    found = [each for each in [*record["clean"], *record["bugs"]] if each["finding"] is not None]
+    assert len(found) == len(cases_on(render(record))) > 0
+    for hunt, case in zip(found, cases_on(render(record)), strict=True):
+        assert case["trial"] == hunt["trial"]
+        assert case["schedule"] == hunt["finding"]["schedule"]
+        assert case["violations"] == hunt["finding"]["violations"]
+
+
+def test_the_case_on_the_page_is_the_case_file(tmp_path: Path) -> None:
+    record = real(tmp_path, (Violation("kv_parity", 0, "told", {"slot": 3}),))
+    found = [each for each in [*record["clean"], *record["bugs"]] if each["finding"] is not None]
+    for hunt, case in zip(found, cases_on(render(record)), strict=True):
+        path = tmp_path / Path(hunt["finding"]["case_file"]).name
+        assert case == json.loads(path.read_text())
+        copied = tmp_path / "copied.json"
+        copied.write_text(json.dumps(case))
+        assert load_case(copied) == load_case(path)
 
 
 def test_each_finding_tells_how_to_reproduce_it() -> None:
@@ -1080,14 +628,21 @@ def test_differing_digits_are_marked() -> None:
     ]
     assert (comparison.left.side, comparison.right.side) == ("eager", "graph")
     assert comparison.told == "8 of 32 bits differ"
-    assert "<mark>da4</mark>e7<mark>30</mark>" in _page_with_bits("0xbda4e730", "0xbf30e77e")
+    for explained in (False, True):
+        text = _page_with_bits("0xbda4e730", "0xbf30e77e", explained)
+        assert "<mark>da4</mark>e7<mark>30</mark>" in text
 
 
-def _page_with_bits(eager: str, graph: str) -> str:
+def _page_with_bits(eager: str, graph: str, explained: bool) -> str:
     record = green()
-    where = record["bugs"][0]["finding"]["violations"][0]["where"]
-    where |= {"eager_bits": eager, "graph_bits": graph}
+    found = record["bugs"][0]["finding"]
+    bits = {"eager_bits": eager, "graph_bits": graph}
+    found["violations"][0]["where"] |= bits
+    found["explanation"] = explanation(difference=DIFFERENCE | bits) if explained else None
     return render(record)
+
+
+DIFFERENCE = explanation()["difference"]
 
 
 def test_the_lead_is_what_the_table_expects() -> None:
@@ -1132,8 +687,8 @@ def test_states_never_reached_are_marked() -> None:
 def test_the_same_record_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     record = SAMPLES[name]()
     untouched = deepcopy(record)
-    write(record, tmp_path / "first.html")
-    write(json.loads(json.dumps(record)), tmp_path / "second.html")
+    write(render(record), tmp_path / "first.html")
+    write(render(json.loads(json.dumps(record))), tmp_path / "second.html")
     assert (tmp_path / "first.html").read_bytes() == (tmp_path / "second.html").read_bytes()
     assert record == untouched
 
@@ -1165,24 +720,20 @@ def test_a_hunt_that_lacks_something_is_refused(key: str) -> None:
         render(record)
 
 
-def test_twenty_bugs_with_long_findings_stay_below_a_megabyte() -> None:
+def test_long_time_lines_share_the_room_of_a_page() -> None:
     record = red()
     steps = [
         played(place, "decode", [0, 1, 2, 3, 4], bucket=8, padded=3, parked=[5, 6, 7])
         for place in range(40)
     ]
     long = finding(swa_pad_finding()["violations"], steps)
-    record["bugs"] = [
-        bug(f"bug_{number}", "caught", source=source, finding=long)
-        for number in range(20)
-        for source in ("generated", "traffic")
-    ]
-    record["pairs"] = [
-        pair | {"bug": f"bug_{number}"}
-        for number in range(20)
-        for pair in record["pairs"][: len(RUNNERS)]
-    ]
+    record["bugs"] = [bug("swa_pad", "caught", finding=long) for _ in range(40)]
     assert len(render(record).encode()) < 1_000_000
+
+
+def test_a_page_as_long_as_a_whole_run_stays_below_five_megabytes() -> None:
+    """A whole run has some 140 hunts and a hundred findings."""
+    assert len(render(many(140)).encode()) < 5_000_000
 
 
 def test_anchors_are_safe_and_different() -> None:

@@ -520,9 +520,10 @@ def test_a_row_of_a_bug_replaces_its_fields_alone(name: str, runner: str) -> Non
     bug = BUGS[name]
     if missing_inputs(bug, runner):
         with pytest.raises(KeyError, match="no static input called"):
-            broken_subject(bug, runner)
+            broken_subject([bug], runner, bug.era)
         return
-    right, broken = contract(RUNNERS[runner], bug.era), broken_subject(bug, runner).contract
+    right = contract(RUNNERS[runner], bug.era)
+    broken = broken_subject([bug], runner, bug.era).contract
     changed = [pair for pair in zip(right, broken, strict=True) if pair[0] != pair[1]]
     assert [before.name for before, _ in changed] == list(bug.rows)
     ((before, after),) = changed

@@ -29,7 +29,8 @@ def clean_trials(
         # Four shapes and three eras: over the runners each shape meets each era.
         era = BUGS[bug].era if bug else list(Era)[(place + place // 12) % 3]
         dtype, page_size = shape
-        trials.append(Trial(each_runner, each_preset, dtype, device, era, page_size, bug=bug))
+        bugs = (bug,) if bug else ()
+        trials.append(Trial(each_runner, each_preset, dtype, device, era, page_size, bugs=bugs))
     return trials
 
 

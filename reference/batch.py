@@ -160,11 +160,6 @@ class ForwardBatch:
         """Live tokens."""
         return self.positions.shape[0]
 
-    @property
-    def written(self) -> Tensor:
-        """The full slots that the forward may write, int64."""
-        return self.out_cache_loc if self.mode.written else self.out_cache_loc[:0]
-
     def value(self, name: str) -> Tensor | None:
         """Return the tensor called `name`, if the batch carries one."""
         found: Tensor | None = self.spec_info.get(name, getattr(self, name, None))

@@ -13,8 +13,9 @@ computes in float32 and rounds its result once.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,24 +24,41 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
+class OpCall:
+    """One call of an op with the very tensors it was given, by position, and its result."""
+
+    name: str
+    inputs: tuple[Any, ...]
+    result: Any
+
+
 def operation(
     method: Callable[Concatenate["Ops", Arguments], Result],
 ) -> Callable[Concatenate["Ops", Arguments], Result]:
-    """Add the op's name to its `Ops.log` while one is kept."""
+    """Add the op's name to its `Ops.log`, and the call to its `Ops.calls`, while one is kept."""
 
     @wraps(method)
     def logged(self: "Ops", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         self.record(method.__name__)
-        return method(self, *args, **kwargs)
+        result = method(self, *args, **kwargs)
+        if self.calls is not None:
+            self.calls.append(OpCall(method.__name__, args, result))
+        return result
 
     return logged
 
 
 class Ops(ABC):
-    """The ops of the decoder. `log` lists op names in call order while it is not None."""
+    """The ops of the decoder.
+
+    `log` lists op names in call order while it is not None, and `calls` the whole calls,
+    whose tensors stay alive as long as it does.
+    """
 
     def __init__(self) -> None:
         self.log: list[str] | None = None
+        self.calls: list[OpCall] | None = None
 
     def record(self, name: str) -> None:
         """Add `name` to the log, if one is kept."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports.bit_patterns import Comparison, compare
+from reports.explanation import Explanation, explain
 from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words
 from reports.timeline import Timeline, lay_out
 
@@ -54,8 +55,9 @@ class Finding:
     lead: Seen
     others: tuple[Seen, ...]
     violated: bool
+    explanation: Explanation | None
     timeline: Timeline | None
-    schedule: str
+    case: str
     case_file: str
     reproduce: str
 
@@ -66,6 +68,8 @@ class Card:
 
     anchor: str
     title: str
+    bug: str
+    runner: str
     source: str
     status: str
     status_told: str
@@ -79,6 +83,14 @@ class Card:
     counts: tuple[Fact, ...]
     finding: Finding | None
 
+    @property
+    def violated(self) -> tuple[str, ...]:
+        """The properties that the finding violates, the one to read first first."""
+        if self.finding is None or not self.finding.violated:
+            return ()
+        seen = (self.finding.lead, *self.finding.others)
+        return tuple(dict.fromkeys(each.property for each in seen))
+
 
 def bug_cards(record: Data) -> Iterator[Card]:
     """Yield a card for each hunt of a bug, in the record's order."""
@@ -89,6 +101,8 @@ def bug_cards(record: Data) -> Iterator[Card]:
         yield Card(
             anchor=anchor,
             title=f"{bug['bug']}@{bug['runner']}",
+            bug=bug["bug"],
+            runner=bug["runner"],
             source=bug["source"],
             status=bug["status"],
             status_told=status_told,
@@ -100,7 +114,7 @@ def bug_cards(record: Data) -> Iterator[Card]:
             unharmed=bug["unharmed"] or "",
             threads=linked(bug["thread"]),
             counts=tuple(_bug_counts(bug)),
-            finding=_finding(bug["finding"], anchor, bug["caught_by"], _room(record)),
+            finding=_finding(bug, anchor, bug["caught_by"], _room(record)),
         )
 
 
@@ -125,6 +139,8 @@ def clean_cards(record: Data) -> Iterator[Card]:
         yield Card(
             anchor=anchor,
             title=setting(trial),
+            bug="clean",
+            runner=trial["trial"]["runner"],
             source=trial["source"],
             status="violated",
             status_told="Nothing may be found on the clean subject.",
@@ -136,7 +152,7 @@ def clean_cards(record: Data) -> Iterator[Card]:
             unharmed="",
             threads=(),
             counts=tuple(_counts(trial)),
-            finding=_finding(trial["finding"], anchor, None, _room(record)),
+            finding=_finding(trial, anchor, None, _room(record)),
         )
 
 
@@ -159,7 +175,8 @@ def _settings(trial: Data) -> Iterator[Fact]:
     yield Fact("token buckets", words(trial["token_buckets"]))
 
 
-def _finding(finding: Data | None, anchor: str, expected: str | None, room: int) -> Finding | None:
+def _finding(hunt: Data, anchor: str, expected: str | None, room: int) -> Finding | None:
+    finding = hunt["finding"]
     if finding is None:
         return None
     seen = [_seen(violation) for violation in finding["violations"]]
@@ -170,8 +187,9 @@ def _finding(finding: Data | None, anchor: str, expected: str | None, room: int)
         lead=lead,
         others=tuple(each for each in seen if each is not lead),
         violated=bool(seen),
+        explanation=explain(finding["explanation"], finding["timeline"]),
         timeline=lay_out(finding["timeline"], room),
-        schedule=_schedule_text(finding["schedule"]),
+        case=case_text(hunt["trial"], finding),
         case_file=finding["case_file"],
         reproduce=finding["reproduce"],
     )
@@ -193,12 +211,27 @@ def _seen(violation: Data) -> Seen:
     )
 
 
-def _schedule_text(schedule: Data) -> str:
-    """Return a schedule as JSON text, one step a line."""
-    steps = ",\n".join(f"  {json.dumps(step)}" for step in schedule["steps"])
-    rest = {name: value for name, value in schedule.items() if name != "steps"}
-    head = json.dumps(rest)[:-1] + ", " if rest else "{"
-    return f'{head}"steps": [\n{steps}\n]}}'
+def case_text(trial: Data, finding: Data) -> str:
+    """Return the case file of a finding, a step or a violation a line.
+
+    The record holds apart what a case shares with its finding.
+    """
+    case = finding["case"] | {
+        "trial": trial,
+        "schedule": finding["schedule"],
+        "violations": finding["violations"],
+    }
+    parts = [f" {json.dumps(name)}: {_lines(value)}" for name, value in case.items()]
+    return "{\n" + ",\n".join(parts) + "\n}"
+
+
+def _lines(value: Any) -> str:
+    """Return JSON text in which a list of objects has a line for each."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)}: {_lines(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in value) + "\n ]"
+    return json.dumps(value)
 
 
 def _room(record: Data) -> int:

@@ -1,4 +1,4 @@
-"""One HTML page from one run record.
+"""One HTML page from one run record, or from two of them.
 
 Knows where the templates lie and how numbers are written. Does not know what a run
 is: it takes the record as plain JSON data, and the page asks nothing of anybody
@@ -12,6 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from reports.comparison import Comparison
 from reports.review import review
 from reports.texts import duration
 
@@ -25,9 +26,17 @@ def render(record: Mapping[str, Any]) -> str:
     return page.render(record=record, review=review(record))
 
 
-def write(record: Mapping[str, Any], path: Path) -> None:
-    """Write the page of a record to `path`, whose folder exists. Raises as `render` does."""
-    path.write_text(render(record), encoding="utf-8", newline="\n")
+def render_comparison(
+    before: Mapping[str, Any], after: Mapping[str, Any], comparison: Comparison
+) -> str:
+    """Return the page of two records side by side. Raises as `render` does."""
+    page = environment().get_template("compare.html.j2")
+    return page.render(before=before, after=after, comparison=comparison)
+
+
+def write(page: str, path: Path) -> None:
+    """Write a page to `path`, whose folder exists."""
+    path.write_text(page, encoding="utf-8", newline="\n")
 
 
 @cache

@@ -1,6 +1,6 @@
 """What the page shows, read off a run record: one small value per table row or card.
 
-Knows the record's JSON (version 2) and the words for it. Does not know markup, and
+Knows the record's JSON and the words for it. Does not know markup, and
 judges nothing: verdict and statuses are the record's, only gathered here.
 """
 
@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from math import log
 from typing import Any
 
+from reports import detection_plot
 from reports.cards import COUNTS, Card, Data, bug_cards, clean_cards, setting
+from reports.detection_plot import Plot
+from reports.skipped import skipped
 from reports.texts import Fact, Piece, duration, or_dash, words
 
 VERDICTS: Mapping[str, tuple[str, str, str]] = {
@@ -42,25 +45,29 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
+Hunts = list[tuple[Data, Card]]
+"""Hunts as the record has them, each with its card."""
+
+
 @dataclass(frozen=True)
 class Mark:
-    """One cell of the matrix."""
+    """One cell of the matrix. `count` is of the hunts that saw it, '' where none did."""
 
     kind: str
     sign: str
     told: str
+    count: str = ""
 
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """One hunt of one bug. `anchor` is its card's."""
+    """The hunts of one bug, on one runner or on all; `sought` of them had to catch it."""
 
-    bug: str
-    source: str
-    anchor: str
+    name: str
+    hunts: tuple[Piece, ...]
+    sought: int
     status: str
     sound: bool
-    to_detection: str
     marks: tuple[Mark, ...]
 
 
@@ -106,6 +113,14 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Filter:
+    """What findings can be filtered by, and the values that they have of it."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Review:
     """Everything on the page that is not the record's word for word."""
 
@@ -117,6 +132,7 @@ class Review:
     attention: tuple[Piece, ...]
     environment: tuple[Fact, ...]
     matrix: tuple[MatrixRow, ...]
+    matrix_by_runner: tuple[MatrixRow, ...]
     legend: tuple[Mark, ...]
     runners: tuple[str, ...]
     runner_rows: tuple[RunnerRow, ...]
@@ -125,6 +141,9 @@ class Review:
     events: tuple[Event, ...]
     clean_cards: tuple[Card, ...]
     bug_cards: tuple[Card, ...]
+    plots: tuple[Plot, ...]
+    skipped: tuple[Fact, ...]
+    filters: tuple[Filter, ...]
 
 
 def review(record: Data) -> Review:
@@ -140,7 +159,8 @@ def review(record: Data) -> Review:
         figures=tuple(_figures(record, bugs)),
         attention=tuple(_attention(record, clean, bugs, events)),
         environment=tuple(_environment(record["environment"])),
-        matrix=tuple(_matrix(record, bugs)),
+        matrix=tuple(_matrix(record, _grouped(record, bugs, "bug"))),
+        matrix_by_runner=tuple(_matrix(record, _grouped(record, bugs, "bug", "runner"))),
         legend=tuple(Mark(*each) for each in MARKS.values()),
         runners=tuple(dict.fromkeys(pair["runner"] for pair in record["pairs"])),
         runner_rows=tuple(_runner_rows(record, bugs)),
@@ -149,6 +169,9 @@ def review(record: Data) -> Review:
         events=events,
         clean_cards=clean,
         bug_cards=bugs,
+        plots=tuple(_plots(record)),
+        skipped=tuple(skipped(record)),
+        filters=tuple(_filters([*clean, *bugs])),
     )
 
 
@@ -211,47 +234,96 @@ def _commit(commit: str | None, *, dirty: bool) -> str:
     return f"{short}, with uncommitted changes" if dirty else short
 
 
-def _matrix(record: Data, cards: Iterable[Card]) -> Iterator[MatrixRow]:
-    for bug, card in zip(record["bugs"], cards, strict=True):
+def _matrix(record: Data, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
+    """Yield a row for each group of hunts of one bug."""
+    for name, hunts in groups.items():
+        sought = [hunt for hunt, _ in hunts if hunt["caught_by"] is not None]
+        bugs = sought or [hunt for hunt, _ in hunts]
+        bad = [card for _, card in hunts if not card.sound]
         yield MatrixRow(
-            bug=card.title,
-            source=bug["source"],
-            anchor=card.anchor,
-            status=card.status,
-            sound=card.sound,
-            to_detection=or_dash(bug["schedules_to_detection"]),
-            marks=tuple(
-                Mark(*MARKS[name == bug["caught_by"], name in bug["seen"]])
-                for name in record["properties"]
-            ),
+            name=name,
+            hunts=tuple(_hunt(hunt, card) for hunt, card in hunts),
+            sought=len(sought),
+            status=bad[0].status if bad else bugs[0]["status"],
+            sound=not bad,
+            marks=tuple(_mark(bugs, each) for each in record["properties"]),
         )
+
+
+def _hunt(hunt: Data, card: Card) -> Piece:
+    """Return the link to a hunt: its source, and the schedules it drew until it caught its bug."""
+    drawn = hunt["schedules_to_detection"]
+    return Piece(card.source if drawn is None else f"{card.source} {drawn}", card.anchor)
+
+
+def _grouped(record: Data, cards: Sequence[Card], *keys: str) -> dict[str, Hunts]:
+    """Return the hunts with their cards by what they have at these keys."""
+    hunts: dict[str, Hunts] = {}
+    for bug, card in zip(record["bugs"], cards, strict=True):
+        hunts.setdefault("@".join(bug[key] for key in keys), []).append((bug, card))
+    return hunts
+
+
+def _to_detection(hunts: Iterable[Data]) -> str:
+    """Return how many schedules each hunt drew until it caught the bug."""
+    return "/".join(or_dash(hunt["schedules_to_detection"]) for hunt in hunts)
+
+
+def _mark(hunts: Sequence[Data], name: str) -> Mark:
+    """Return what the hunts of a bug on a runner saw by one property."""
+    expected = name == hunts[0]["caught_by"]
+    count = sum(name in hunt["seen"] for hunt in hunts)
+    kind, sign, told = MARKS[expected, count == len(hunts) if expected else count > 0]
+    of_hunts = f"{count} of {len(hunts)} hunts"
+    return Mark(kind, sign, f"{told}: {of_hunts}", str(count) if count else "")
 
 
 def _runner_rows(record: Data, cards: Sequence[Card]) -> Iterator[RunnerRow]:
     """Yield a row for each bug of the build that was tried on any runner."""
-    hunts: dict[tuple[str, str], list[Card]] = {}
-    for bug, card in zip(record["bugs"], cards, strict=True):
-        hunts.setdefault((bug["bug"], bug["runner"]), []).append(card)
-    tried = dict.fromkeys(name for name, _ in hunts)
-    for name in tried:
+    hunts = _grouped(record, cards, "bug", "runner")
+    for name in dict.fromkeys(hunt["bug"] for hunt in record["bugs"]):
         pairs = [pair for pair in record["pairs"] if pair["bug"] == name]
         yield RunnerRow(
-            name, tuple(_pair(pair, hunts.get((name, pair["runner"]), [])) for pair in pairs)
+            name, tuple(_pair(pair, hunts.get(f"{name}@{pair['runner']}", [])) for pair in pairs)
         )
 
 
-def _pair(pair: Data, cards: Sequence[Card]) -> Pair:
-    anchor = cards[0].anchor if cards else ""
-    bad = [card for card in cards if not card.sound]
+def _pair(pair: Data, hunts: Hunts) -> Pair:
+    anchor = hunts[0][1].anchor if hunts else ""
+    bad = [card for _, card in hunts if not card.sound]
     if bad:
         return Pair("missed", "✕", f"{bad[0].status}: {bad[0].status_told}", bad[0].anchor)
-    if pair["unharmed"] is not None and cards:
+    if pair["unharmed"] is not None and hunts:
         return Pair("also", "○", f"tried, cannot harm it: {pair['unharmed']}", anchor)
     if not pair["can_be_switched_on"]:
         return Pair("none", "–", f"cannot harm it: {pair['unharmed']}", "")
-    return (
-        Pair("caught", "●", "caught", anchor) if cards else Pair("none", "·", "not asked for", "")
-    )
+    if not hunts:
+        return Pair("none", "·", "not asked for", "")
+    drawn = _to_detection([bug for bug, _ in hunts])
+    sources = "/".join(card.source for _, card in hunts)
+    return Pair("caught", drawn, f"caught after {drawn} schedules ({sources})", anchor)
+
+
+def _plots(record: Data) -> Iterator[Plot]:
+    for key in ("bug", "runner"):
+        plot = detection_plot.lay_out(record["bugs"], key, record["examples"])
+        if plot is not None:
+            yield plot
+
+
+def _filters(cards: Sequence[Card]) -> Iterator[Filter]:
+    """Yield what tells the cards apart: what all have in common filters nothing."""
+    values: Mapping[str, Iterable[str]] = {
+        "bug": (card.bug for card in cards),
+        "runner": (card.runner for card in cards),
+        "property": (name for card in cards for name in card.violated),
+        "outcome": (card.status for card in cards),
+        "source": (card.source for card in cards),
+    }
+    for name, each in values.items():
+        different = tuple(dict.fromkeys(each))
+        if len(different) > 1:
+            yield Filter(name, different)
 
 
 def _trials(record: Data, cards: Sequence[Card]) -> Iterator[Trial]:

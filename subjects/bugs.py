@@ -1,12 +1,12 @@
 """The catalogue: every historical bug as a named, documented difference from what is right."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from subjects.behaviour import Behaviour, Era, Invalidation
+from subjects.behaviour import Behaviour, Era
 from subjects.contracts import Policy
 from subjects.engine import Changes, Subject, contract, override
 from subjects.runners import RUNNERS
@@ -18,7 +18,8 @@ THREAD = "https://github.com/sgl-project/sglang/pull/{}"
 class Bug:
     """One bug: where it was seen, how it works, and how it differs from what is right.
 
-    `family` is the kind of fault it is. `rows` replaces fields of contract rows, in all
+    `family` is the kind of fault it is. `era` is the one it is hunted in, `also_in` names others
+    that its mechanism is independent of. `rows` replaces fields of contract rows, in all
     runners that share the buffer if `in_shared`. `without` drops invalidation sites,
     `behaviour` replaces further fields of `Behaviour`.
     `caught_by` names the property that must see it; `masked_by` says, for a
@@ -41,6 +42,12 @@ class Bug:
     needs: tuple[str, ...] = ()
     in_traffic: bool = True
     masked_by: str | None = None
+    also_in: tuple[Era, ...] = ()
+
+    @property
+    def eras(self) -> tuple[Era, ...]:
+        """Every era that it can live in, the one it is hunted in first."""
+        return (self.era, *self.also_in)
 
 
 STALE_INPUT = "stale static input in padded rows"
@@ -88,6 +95,7 @@ _CATALOGUE = (
         ),
         caught_by="hermetic_replay",
         rows={"req_pool_indices": {"policy": Policy.KEEP}},
+        also_in=(Era.PER_LAYER, Era.PRESET),
     ),
     Bug(
         name="loc_memo_warning",
@@ -260,15 +268,52 @@ def clean_subject(runner: str, era: Era) -> Subject:
     return Subject(runner, contract(RUNNERS[runner], era), Behaviour(era))
 
 
-def broken_subject(bug: Bug, runner: str) -> Subject:
-    """Return the runner with the bug switched on, in the era it lives in.
+def broken_subject(bugs: Iterable[Bug], runner: str, era: Era) -> Subject:
+    """Return the runner with bugs switched on, one difference upon the other.
 
-    Raises KeyError for a runner that lacks what the bug is about.
+    Raises KeyError for a runner that lacks what a bug is about.
     """
-    missing = missing_inputs(bug, runner)
+    subject = clean_subject(runner, era)
+    for bug in bugs:
+        subject = switched_on(bug, subject)
+    return subject
+
+
+def switched_on(bug: Bug, subject: Subject) -> Subject:
+    """Return a subject with one bug more. Raises KeyError as `broken_subject` does."""
+    missing = missing_inputs(bug, subject.runner)
     if missing:
-        raise KeyError(f"{runner} has no static input called {', '.join(missing)}")
-    clean = clean_subject(runner, bug.era)
-    behaviour = Behaviour(bug.era, Invalidation().without(*bug.without), **bug.behaviour)
-    shared = bug.rows if bug.in_shared and RUNNERS[runner].shares else {}
-    return Subject(runner, override(clean.contract, bug.rows), behaviour, shared)
+        raise KeyError(f"{subject.runner} has no static input called {', '.join(missing)}")
+    behaviour = subject.behaviour
+    return replace(
+        subject,
+        contract=override(subject.contract, bug.rows),
+        behaviour=replace(
+            behaviour,
+            invalidation=behaviour.invalidation.without(*bug.without),
+            **bug.behaviour,
+        ),
+        shared=shared_with(bug, subject),
+    )
+
+
+def shared_with(bug: Bug, subject: Subject) -> Changes:
+    """Return what a subject changes in the buffers of others once it has one bug more."""
+    if not (bug.in_shared and RUNNERS[subject.runner].shares):
+        return subject.shared
+    before = subject.shared
+    changed = {name: {**before.get(name, {}), **fields} for name, fields in bug.rows.items()}
+    return {**before, **changed}
+
+
+def common_era(bugs: Iterable[Bug]) -> Era:
+    """Return the era that bugs are tried in together: the first one's own where all can live in it.
+
+    Raises ValueError for bugs that no era has together.
+    """
+    wanted = list(bugs)
+    for era in (era for bug in wanted for era in bug.eras):
+        if all(era in bug.eras for bug in wanted):
+            return era
+    told = ", ".join(f"{bug.name} in {' or '.join(bug.eras)}" for bug in wanted)
+    raise ValueError(f"bugs of different eras cannot be switched on together: {told}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reference.ops import Ops
+from reference.ops import OpCall, Ops
 
 Result = TypeVar("Result")
 
@@ -36,6 +36,31 @@ class UncapturableError(RuntimeError):
     """An op that a graph cannot record."""
 
 
+class Witnessed:
+    """The op calls of one segment, if `Ops.calls` was kept while it was captured.
+
+    Their tensors are then never reused by the graph, so that after a replay each holds what
+    its op was given, or gave; a replay while `Ops.calls` is kept adds the calls to it.
+    """
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+        self.calls: list[OpCall] = []
+
+    def begin(self) -> None:
+        """Begin the segment."""
+        self._first = len(self.ops.calls or ())
+
+    def end(self) -> None:
+        """End the segment."""
+        self.calls = (self.ops.calls or [])[self._first :]
+
+    def replay(self) -> None:
+        """Add the calls of a replay to those that are kept."""
+        if self.ops.calls is not None:
+            self.ops.calls += self.calls
+
+
 class CudaSegment:
     """A `torch.cuda.CUDAGraph` of what runs between `begin` and `end`."""
 
@@ -44,10 +69,12 @@ class CudaSegment:
         self.ops = ops
         self.memory_pool = memory_pool
         self.operations: list[str] = []
+        self.witnessed = Witnessed(ops)
 
     def begin(self) -> None:
         """Capture from here on, on the current stream, which is not the default one."""
         self.ops.log = self.operations
+        self.witnessed.begin()
         # A graph of another engine, destroyed by the collector just now, would spoil this one.
         self._collects = gc.isenabled()
         gc.disable()
@@ -59,11 +86,13 @@ class CudaSegment:
             self.graph.capture_end()
         finally:
             self.ops.log = None
+            self.witnessed.end()
             if self._collects:
                 gc.enable()
 
     def replay(self) -> None:
         """Launch the graph."""
+        self.witnessed.replay()
         self.graph.replay()
 
 
@@ -86,6 +115,7 @@ class TapeSegment:
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
         self.operations: list[str] = []
+        self.witnessed = Witnessed(ops)
         self._recorder, self._reads = _Recorder(), _HostReads()
 
     @property
@@ -96,6 +126,7 @@ class TapeSegment:
     def begin(self) -> None:
         """Record from here on."""
         self.ops.log = self.operations
+        self.witnessed.begin()
         self._recorder.__enter__()  # type: ignore[no-untyped-call]
         self._reads.__enter__()  # type: ignore[no-untyped-call]
 
@@ -104,9 +135,11 @@ class TapeSegment:
         self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.ops.log = None
+        self.witnessed.end()
 
     def replay(self) -> None:
         """Run the tape."""
+        self.witnessed.replay()
         for call in self.calls:
             value = call.function(*call.args, **call.kwargs)
             if call.result is not None:
@@ -196,6 +229,11 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.calls: list[Call] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and torch would import its compiler, for seconds, to say so.
+        return False
 
     def __torch_dispatch__(
         self,

@@ -165,9 +165,7 @@ class PrefillRunner(GraphRunner):
         self.capturing = False
         for bucket in reversed(self.buckets):
             for _ in range(WARM_UP_RUNS):
-                if self.behaviour.invalidation.run_once:
-                    self.pool.invalidate_loc_cache()
-                self.forward(bucket)
+                self.run_once(bucket)
             self.capturing = True
             self.captured[bucket] = self.capture(bucket)
             self.capturing = False

@@ -5,8 +5,9 @@ it captures. Follows the engine's graph runners.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from subjects.behaviour import Behaviour, Era
 from subjects.buffers import BufferPool, Conversions, StaticInputs
 from subjects.contracts import Axis, Contract, Extents
 from subjects.graphs import Capture, Graph
-from subjects.metadata import StaticLists
+from subjects.metadata import Lists, StaticLists
 from subjects.pool import LocState, SubjectPool
 
 WARM_UP_RUNS = 2
@@ -170,6 +171,19 @@ class GraphRunner(ABC):
         output: Output = captured.output
         return output
 
+    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
+        """Write the key lists of a bucket's rows, made by `row_lists` or what takes the same."""
+        self.metadata.write(
+            lists(
+                self.view("req_pool_indices", bucket),
+                self.view("seq_lens", bucket),
+                self.view("seq_lens_cpu", bucket),
+                self.target.config.window,
+                self.pool,
+                self.behaviour.invalidation,
+            )
+        )
+
     def view(self, name: str, bucket: int) -> Tensor:
         """Return the part of a static input that a bucket reads."""
         return self.inputs.view(name, self.extents(bucket))
@@ -221,17 +235,19 @@ class GraphRunner(ABC):
             self.plan(bucket)
             self.preset_location(bucket)
 
-            def run_once(bucket: int = bucket) -> Output:
-                if self.behaviour.invalidation.run_once:
-                    self.pool.invalidate_loc_cache()
-                return self.forward(bucket)
-
+            run_once = partial(self.run_once, bucket)
             for _ in range(WARM_UP_RUNS):
                 run_once()
             capture: Capture[Output] = Capture(self.ops, self.memory_pool)
             self.captured[bucket] = capture.run(run_once)
             # What the capture found in the memo must go stale, not be freed under the graph.
             self.captured_states.append(self.pool.state)
+
+    def run_once(self, bucket: int) -> Output:
+        """Run what a bucket captures, as its warm-up and its capture do."""
+        if self.behaviour.invalidation.run_once:
+            self.pool.invalidate_loc_cache()
+        return self.forward(bucket)
 
     def preset_location(self, bucket: int) -> None:
         """Set the pool's `swa_loc` for a capture, where the runner has one of its own (era 2)."""

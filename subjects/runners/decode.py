@@ -91,16 +91,7 @@ class DecodeRunner(GraphRunner):
 
     def plan(self, bucket: int) -> None:
         """List the keys of every row."""
-        self.metadata.write(
-            row_lists(
-                self.view("req_pool_indices", bucket),
-                self.view("seq_lens", bucket),
-                self.view("seq_lens_cpu", bucket),
-                self.target.config.window,
-                self.pool,
-                self.behaviour.invalidation,
-            )
-        )
+        self.list_rows(bucket, row_lists)
 
     def keys(self, bucket: int) -> KeyLists:
         """Return the static key lists that a bucket's graph reads."""

@@ -75,16 +75,7 @@ class EagleDraftRunner(GraphRunner):
 
     def plan(self, bucket: int) -> None:
         """List the keys of every branch, for every forward."""
-        self.metadata.write(
-            draft_lists(
-                self.view("req_pool_indices", bucket),
-                self.view("seq_lens", bucket),
-                self.view("seq_lens_cpu", bucket),
-                self.draft.config.window,
-                self.pool,
-                self.behaviour.invalidation,
-            )
-        )
+        self.list_rows(bucket, draft_lists)
 
     def forward(self, bucket: int) -> Output:
         """Return every candidate of each request: `scores`, `tokens` and `chosen`."""

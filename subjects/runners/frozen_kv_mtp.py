@@ -72,16 +72,7 @@ class FrozenKvMtpRunner(GraphRunner):
 
     def plan(self, bucket: int) -> None:
         """List the target's keys of every branch."""
-        self.metadata.write(
-            row_lists(
-                self.view("req_pool_indices", bucket),
-                self.view("seq_lens", bucket),
-                self.view("seq_lens_cpu", bucket),
-                self.target.config.window,
-                self.pool,
-                self.behaviour.invalidation,
-            )
-        )
+        self.list_rows(bucket, row_lists)
 
     def forward(self, bucket: int) -> Output:
         """Return every candidate of each request: `scores`, `tokens` and `chosen`."""

@@ -1,0 +1,89 @@
+"""The regression corpus: the minimal case of every bug on every runner that it can harm.
+
+Each committed case shows its bug as it did when it was found, and nothing without the bug.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from harness.case import Case, load_case
+from harness.lockstep import Lockstep
+from harness.trial import Trial
+from harness.violation import PROPERTIES
+from properties.test_detection import HARMED, MOST_STEPS
+from subjects.bugs import BUGS, runners_of
+
+CORPUS = Path(__file__).parent / "corpus"
+CASES = {path.stem: load_case(path) for path in sorted(CORPUS.glob("*.json"))}
+CLEAN = sorted({case.trial.clean for case in CASES.values()}, key=str)
+"""The clean trials of all cases: those of a trial share the clean build that they are held to."""
+
+
+def test_the_corpus_has_a_case_of_every_bug_on_every_runner_it_can_harm() -> None:
+    pairs = [f"{name}@{runner}" for name, bug in BUGS.items() for runner in runners_of(bug)]
+    assert sorted(CASES) == sorted(pairs)
+    assert {f"{name}@{runner}" for name, runner in HARMED} <= CASES.keys()
+    for name, case in CASES.items():
+        assert name == f"{case.trial.bug}@{case.trial.runner}"
+        assert case.trial.bug is not None
+        assert case.sought == BUGS[case.trial.bug].caught_by
+        assert (case.trial.device, case.seed) == ("cpu", 0)
+        assert len(case.schedule.steps) <= MOST_STEPS[case.trial.bug]
+
+
+def trial_name(trial: Trial) -> str:
+    """Return a clean trial in a test id."""
+    return f"{trial.runner}-{trial.era}"
+
+
+@pytest.mark.parametrize("clean", CLEAN, ids=trial_name)
+def test_a_case_shows_its_bug_and_nothing_without_it(clean: Trial, device: str) -> None:
+    """With every property on, on this session's device."""
+    right = Lockstep(replace(clean, device=device), PROPERTIES)
+    cases = {name: case for name, case in CASES.items() if case.trial.clean == clean}
+    assert cases
+    for name, case in cases.items():
+        broken = Lockstep(replace(case.trial, device=device), PROPERTIES)
+        outcome = broken.play(case.schedule)
+        assert case.sought in outcome.violated, name
+        if device == case.trial.device:
+            assert [(each.property, each.step) for each in outcome.violations] == told(case), name
+        outcome = right.play(case.schedule)
+        assert outcome.violations == (), name
+        assert outcome.steps > 0, name
+
+
+def told(case: Case) -> list[tuple[str, int]]:
+    """Return what a case violated when it was found, and when."""
+    return [(each["property"], each["step"]) for each in case.violations]
+
+
+def test_the_corpus_is_made_again_for_the_bugs_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["corpus", "--bug", "loc_memo_warning@cpu_graph,loc_memo_capture@cpu_graph"]
+    assert main([*words, "--workers", "1", "--out", str(tmp_path / "new")]) == 0
+    assert "1 cases in " in capsys.readouterr().out
+    (made,) = (tmp_path / "new").iterdir()
+    assert made.name == "loc_memo_warning@cpu_graph.json"
+    made_again, committed = load_case(made), CASES["loc_memo_warning@cpu_graph"]
+    assert (made_again.trial, made_again.sought) == (committed.trial, committed.sought)
+
+
+def test_a_corpus_of_bugs_that_harm_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["corpus", "--bug", "loc_memo_capture@cpu_graph", "--out", str(tmp_path)]) == 2
+    assert "none of loc_memo_capture@cpu_graph can harm" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bug_that_is_not_caught_is_no_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.commands.measure.make_corpus", lambda *_: ["swa_pad@decode"])
+    assert main(["corpus", "--bug", "swa_pad@decode", "--out", str(tmp_path)]) == 1
+    assert "not caught: swa_pad@decode" in capsys.readouterr().out

@@ -1,0 +1,209 @@
+"""The upstream history: its table agrees with itself, and what it says is what is seen."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.__main__ import main
+from harness.case import load_json
+from harness.display import history_table
+from harness.history import CONSEQUENCES, DECODE, HISTORY, PREFILL, Point, play_history, watch
+from harness.hunt import Catch
+from harness.record import VERSION
+from harness.violation import STEP_PROPERTIES
+from subjects.behaviour import Era
+from subjects.bugs import BUGS, missing_inputs, unharmed_by
+from subjects.runners import RUNNERS
+
+POINTS = {point.name: point for point in HISTORY}
+PAIRS = [
+    (point, bug, runner)
+    for point in HISTORY
+    for bug, runners in point.bugs.items()
+    for runner in runners
+]
+
+
+def alone(point: Point, runner: str) -> Point:
+    """Return a point at which there was this runner alone."""
+    return replace(point, absent=[each for each in RUNNERS if each != runner])
+
+
+def test_the_points_follow_one_another_and_end_without_a_fault() -> None:
+    assert list(POINTS) == [
+        "before 23552",
+        "after 23552",
+        "after 24743",
+        "after 25824",
+        "after 26152",
+        "after 26292",
+    ]
+    assert [point.merged for point in HISTORY] == sorted(point.merged for point in HISTORY)
+    eras = [point.era for point in HISTORY]
+    assert eras == sorted(eras, key=list(Era).index)
+    assert set(eras) == set(Era)
+    assert not HISTORY[-1].bugs
+    assert not HISTORY[-1].red
+
+
+def test_a_bug_is_where_it_can_live_and_must_be_seen_there_or_is_hidden() -> None:
+    for point, bug, runner in PAIRS:
+        assert runner in point.runners
+        assert point.era in BUGS[bug].eras
+        assert not missing_inputs(BUGS[bug], runner)
+        assert unharmed_by(BUGS[bug], runner) is None
+        caught_by = BUGS[bug].caught_by
+        assert caught_by is not None
+        seen = [*point.red.get(caught_by, ()), *point.hidden.get(caught_by, ())]
+        assert runner in seen, (point.name, bug, runner)
+
+
+def test_nothing_must_be_red_or_is_hidden_without_a_bug_behind_it() -> None:
+    """An int64 location is read wrongly by the store: what it stores differs, too."""
+    wanted = {(point.name, BUGS[bug].caught_by, runner) for point, bug, runner in PAIRS}
+    wanted |= {(each.name, "kv_parity", runner) for each, bug, runner in PAIRS if "64" in bug}
+    assert wanted == {
+        (point.name, name, runner)
+        for point in HISTORY
+        for table in (point.red, point.hidden)
+        for name, runners in table.items()
+        for runner in runners
+    }
+
+
+def test_a_bug_was_there_from_the_change_that_broke_to_the_one_that_mended() -> None:
+    """As the reports have it, by the numbers of the changes."""
+    there = {
+        bug: [name.split()[-1] for name, point in POINTS.items() if bug in point.bugs]
+        for _, bug, _ in PAIRS
+    }
+    assert there == {
+        "req_pool_pad": ["23552", "23552", "24743", "25824", "26152"],
+        "swa_pad": ["23552"],
+        "swa_int64": ["23552", "24743"],
+        "loc_memo_warning": ["25824"],
+    }
+    assert POINTS["after 23552"].bugs["swa_int64"] == (*DECODE, *PREFILL)
+    assert POINTS["after 24743"].bugs["swa_int64"] == ("breakable",)
+    assert "eagle_draft" not in {runner for _, bug, runner in PAIRS if bug == "req_pool_pad"}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_what_a_runner_shows_at_a_point_is_what_the_table_says(name: str, device: str) -> None:
+    """The cheapest runner, which nothing but the changes to all runners has touched."""
+    figures = play_history(device, 1, [alone(POINTS[name], "cpu_graph")])
+    (point,) = figures["points"]
+    assert figures["as_hoped"], point["odd"]
+    assert point["red"].keys() == POINTS[name].expected("cpu_graph")
+    assert point["played"]["cpu_graph"]["padded_replays"] > 0
+
+
+def test_points_that_a_runner_went_through_unchanged_are_played_once(device: str) -> None:
+    history = [alone(POINTS[name], "cpu_graph") for name in ("after 23552", "after 24743")]
+    figures = play_history(device, 1, history)
+    assert figures["trials"] == 1
+    assert figures["points"][0]["played"] == figures["points"][1]["played"]
+
+
+def test_what_is_hidden_shows_without_what_hides_it(device: str) -> None:
+    """Decode after 23552, its locations int32: the stale rows of both buffers show."""
+    trial = POINTS["after 23552"].trial("decode", device)
+    catch = watch(replace(trial, bugs=tuple(each for each in trial.bugs if each != "swa_int64")))
+    assert {"kv_parity", "hermetic_replay"} <= catch.violated.keys()
+    assert "index_contract" not in catch.violated
+
+
+def seen(padded: int = 1, **violated: int) -> Catch:
+    """Return what a survey might have seen."""
+    return Catch(schedules=9, steps=9, replays=9, padded_replays=padded, violated=Counter(violated))
+
+
+ODD: Mapping[str, tuple[Catch, str]] = {
+    "what must be red is not": (seen(), "decode: hermetic_replay is not red"),
+    "what must be green is red": (
+        seen(hermetic_replay=3, log_hygiene=1),
+        "decode: log_hygiene is red",
+    ),
+    "a consequence without its cause": (
+        seen(hermetic_replay=3, logits_parity=1),
+        "decode: logits_parity is red",
+    ),
+    "nothing was padded": (
+        seen(padded=0, hermetic_replay=3),
+        "decode: no padded batch was replayed",
+    ),
+}
+
+
+@pytest.mark.parametrize("told", ODD)
+def test_what_is_not_as_the_table_says_is_told(
+    told: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catch, sentence = ODD[told]
+    monkeypatch.setattr("harness.history.watch", lambda _: catch)
+    figures = play_history(device, 1, [alone(POINTS["after 26152"], "decode")])
+    assert figures["points"][0]["odd"] == [sentence]
+    assert not figures["as_hoped"]
+    assert figures["told"] == "1 points; not as the reports say: after 26152"
+
+
+def test_a_consequence_may_be_red_where_its_cause_must_be(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catch = seen(index_contract=9, kv_parity=9, **dict.fromkeys(CONSEQUENCES, 1))
+    monkeypatch.setattr("harness.history.watch", lambda _: catch)
+    figures = play_history(device, 1, [alone(POINTS["after 24743"], "breakable")])
+    assert figures["as_hoped"], figures["points"][0]["odd"]
+
+
+def short(history: Sequence[Point]) -> list[Point]:
+    """Return a history of one runner, the cheapest."""
+    return [alone(point, "cpu_graph") for point in history]
+
+
+def playing(history: Sequence[Point]) -> Callable[[str, int], dict[str, Any]]:
+    """Return what plays this history in place of the whole one."""
+    return lambda device, workers: play_history(device, workers, history)
+
+
+def test_a_timeline_is_shown_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.commands.measure.play_history", playing(short(HISTORY[-2:])))
+    path = tmp_path / "timeline.json"
+    words = ["timeline", "--device", "cpu", "--workers", "1", "--record", str(path)]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "2 points; not as the reports say: none; " in told
+    figures = load_json(path, "paritybit-timeline", VERSION)["figures"]
+    assert [point["red"].keys() for point in figures["points"]] == [{"hermetic_replay"}, set()]
+    assert set(figures["properties"]) == STEP_PROPERTIES
+
+
+def test_a_timeline_that_is_not_as_said_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = replace(alone(HISTORY[-1], "cpu_graph"), red={"log_hygiene": ["cpu_graph"]})
+    monkeypatch.setattr("harness.commands.measure.play_history", playing([wrong]))
+    assert main(["timeline", "--device", "cpu", "--workers", "1"]) == 1
+    told = capsys.readouterr().out
+    assert "after 26292: cpu_graph: log_hygiene is not red" in told
+    assert "✗" in told
+
+
+def test_the_table_has_a_letter_for_each_runner_that_was_red(device: str) -> None:
+    """And a small one where another bug hides it."""
+    history = [alone(POINTS["after 26152"], "cpu_graph")]
+    figures = play_history(device, 1, history)
+    figures["points"][0]["hidden"] = {"hermetic_replay": ["decode"]}
+    shown = StringIO()
+    Console(file=shown, width=100).print(history_table(figures))
+    assert re.search(r"^after 26152 memo +Ca +✓$", shown.getvalue(), re.M)
+    assert "C cpu_graph" in " ".join(shown.getvalue().split())

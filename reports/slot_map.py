@@ -1,0 +1,110 @@
+"""Layout of a sub-pool's slots: a grid of boxes, each with its owner and its state.
+
+Knows the record's JSON of a sub-pool, and pixels. Does not know markup or colours. Boxes
+of one state are one path, so that a map of a hundred slots stays small.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports.texts import Fact, words
+
+COLUMNS = 16
+CELL = 20
+GUTTER = 40
+"""A whole number of boxes, so that the pattern of free boxes begins where they do."""
+
+NOBODY = -1
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A number in a box, or left of a line of boxes."""
+
+    text: str
+    x: int
+    y: int
+
+
+@dataclass(frozen=True)
+class SlotMap:
+    """One sub-pool; lengths are in pixels. `paths` are of one state each: its name, its path.
+
+    `grid` is the outline of all boxes, `owners` the numbers in them by the state of their box.
+    """
+
+    name: str
+    told: str
+    width: int
+    height: int
+    grid: str
+    paths: tuple[Fact, ...]
+    owners: Mapping[str, tuple[Text, ...]]
+    rows: tuple[Text, ...]
+
+
+def lay_out(pool: Mapping[str, Any]) -> SlotMap:
+    """Return the map of a sub-pool."""
+    owners: Sequence[int] = pool["owners"]
+    owned = [slot for slot, owner in enumerate(owners) if owner != NOBODY]
+    live = set(pool["live"])
+    states: Mapping[str, Sequence[int]] = {
+        "reserved": range(pool["page_size"]),
+        "live": [slot for slot in owned if owners[slot] in live],
+        "parked": [slot for slot in owned if owners[slot] not in live],
+        "written": pool["written"],
+        "differs": pool["differs"],
+    }
+    lines = -(-len(owners) // COLUMNS)
+    return SlotMap(
+        name=f"{pool['model']}, {pool['kind']}",
+        told=_tell(pool, len(owned)),
+        width=GUTTER + COLUMNS * CELL + 2,
+        height=lines * CELL + 2,
+        grid=_grid(len(owners)),
+        paths=tuple(Fact(state, _boxes(slots)) for state, slots in states.items() if slots),
+        owners={
+            state: tuple(_number(slot, owners[slot]) for slot in states[state])
+            for state in ("live", "parked")
+        },
+        rows=tuple(
+            Text(str(line * COLUMNS), GUTTER - 6, line * CELL + 14) for line in range(lines)
+        ),
+    )
+
+
+def _corner(slot: int) -> tuple[int, int]:
+    """Return where the box of a slot begins."""
+    line, column = divmod(slot, COLUMNS)
+    return GUTTER + column * CELL + 1, line * CELL + 1
+
+
+def _boxes(slots: Iterable[int]) -> str:
+    """Return the path around the boxes of these slots."""
+    return "".join(f"M{x} {y}h{CELL - 2}v{CELL - 2}h-{CELL - 2}z" for x, y in map(_corner, slots))
+
+
+def _number(slot: int, owner: int) -> Text:
+    x, y = _corner(slot)
+    return Text(str(owner), x + CELL // 2 - 1, y + 13)
+
+
+def _grid(count: int) -> str:
+    """Return the path around the first `count` boxes: whole lines, and what is left over."""
+    lines, rest = divmod(count, COLUMNS)
+    whole = f"M{GUTTER} 0h{COLUMNS * CELL}v{lines * CELL}h-{COLUMNS * CELL}z"
+    return f"{whole}M{GUTTER} {lines * CELL}h{rest * CELL}v{CELL}h-{rest * CELL}z"
+
+
+def _tell(pool: Mapping[str, Any], owned: int) -> str:
+    """Say in words what the map shows."""
+    differs = [_named(slot, pool["owners"][slot]) for slot in pool["differs"]]
+    told = f"{owned} of {len(pool['owners'])} slots owned"
+    told += f"; this step wrote {words(pool['written'] or [NONE])}"
+    return f"{told}; differing: {words(differs or [NONE])}"
+
+
+def _named(slot: int, owner: int) -> str:
+    return f"{slot} (nobody’s)" if owner == NOBODY else f"{slot} (request {owner}’s)"

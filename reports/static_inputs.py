@@ -1,0 +1,120 @@
+"""A graph's static inputs at one moment: what each element held, and which step left it there.
+
+Knows the record's JSON of static inputs. Does not know markup or which input is to blame
+for what: that an element is stale, or read wrongly, is the record's word.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports.texts import Fact, value_text, words
+
+MOST_ELEMENTS = 48
+"""Elements of one static input that are shown."""
+
+SECTIONS: Mapping[str, int] = {"3 x token": 3}
+"""Of an axis whose elements come in several sections, each with a live head: how many."""
+
+PER: Mapping[str, str] = {"scalar": "one in all", "3 x token": "three per token"}
+"""How many elements there are of each axis, where they are not one for each."""
+
+CAPTURE = -1
+"""The step that left an element which was never written since capture."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element. `kinds` are among live, padded, stale, culprit; `source` '' for this step."""
+
+    value: str
+    kinds: str
+    source: str
+
+
+@dataclass(frozen=True)
+class StaticInput:
+    """One static input, and in words what it is made of and what is not shown of it."""
+
+    name: str
+    told: str
+    elements: tuple[Element, ...]
+    omitted: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """All static inputs of a replay, and in words the steps that their elements come from."""
+
+    inputs: tuple[StaticInput, ...]
+    stale: int
+    sources: tuple[Fact, ...]
+
+
+def tabulate(explanation: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Return the static inputs of an explanation, None where nothing was replayed.
+
+    `steps` is the time line of the finding, which tells what each step was.
+    """
+    inputs = explanation["static_inputs"]
+    if not inputs:
+        return None
+    index, now = explanation["index"], explanation["step"]
+    culprits = {} if index is None else {index["buffer"]: index["element"]}
+    return Table(
+        inputs=tuple(_input(each, now, culprits.get(each["name"])) for each in inputs),
+        stale=sum(len(each["stale"]) for each in inputs),
+        sources=tuple(_sources(inputs, now, steps)),
+    )
+
+
+def source_text(step: int) -> str:
+    """Name the step that left something, or the capture."""
+    return "capture" if step == CAPTURE else f"step {step}"
+
+
+def _input(each: Mapping[str, Any], now: int, culprit: int | None) -> StaticInput:
+    elements = tuple(
+        Element(
+            value=value_text(value),
+            kinds=_kinds(each, place, culprit),
+            source="" if left_by == now else source_text(left_by),
+        )
+        for place, (value, left_by) in enumerate(zip(each["values"], each["left_by"], strict=True))
+    )
+    return StaticInput(
+        name=each["name"],
+        told=f"{each['dtype']}, {_per(each['axis'])}, {each['padding']}",
+        elements=elements[:MOST_ELEMENTS],
+        omitted=_omitted(len(elements), each["stale"]),
+    )
+
+
+def _per(axis: str) -> str:
+    return PER.get(axis, f"one per {axis}")
+
+
+def _kinds(each: Mapping[str, Any], place: int, culprit: int | None) -> str:
+    section = len(each["values"]) // SECTIONS.get(each["axis"], 1)
+    kinds = ["live" if place % section < each["live"] else "padded"]
+    kinds += ["stale"] if place in each["stale"] else []
+    kinds += ["culprit"] if place == culprit else []
+    return " ".join(kinds)
+
+
+def _omitted(count: int, stale: Sequence[int]) -> str:
+    """Tell how many elements are not shown, '' for none."""
+    if count <= MOST_ELEMENTS:
+        return ""
+    hidden = sum(place >= MOST_ELEMENTS for place in stale)
+    return f"and {count - MOST_ELEMENTS} more, {hidden} of them stale"
+
+
+def _sources(
+    inputs: Sequence[Mapping[str, Any]], now: int, steps: Sequence[Mapping[str, Any]]
+) -> Iterator[Fact]:
+    """Tell of each earlier step that left an element what it was."""
+    told = {each["place"]: f"{each['step']} of requests {words(each['live'])}" for each in steps}
+    told[CAPTURE] = "never written since"
+    for step in sorted({step for each in inputs for step in each["left_by"]} - {now}):
+        yield Fact(source_text(step), told.get(step, "not drawn"))
