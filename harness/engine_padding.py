@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.engine_play import EnginePlay, Replayed
 
 
-AT_ONCE = 3
+AT_ONCE = 2
 """How many buffers are disturbed at each padded replay, one at a time."""
 
 

@@ -71,6 +71,8 @@ EMULATED = (
     "the scheduler: ours; slots come from the engine's allocator, rows from its request table",
     "the CPU runner's compiler and attention backend: its function runs uncompiled, over the"
     " engine's Triton backend",
+    "the prefill and speculative runners' graphs: they are built without being captured, and"
+    " their populate alone is tried",
     "the model runner and one process rank: stand-ins that hold settings and hand batches over",
 )
 EMULATED_ON_CPU = (
@@ -132,6 +134,7 @@ class Session:
         for runner, trials in SETTINGS.items():
             for trial in trials if runner.graphs or self.device == "cpu" else ():
                 self.leg(f"{runner.name} {trial.preset}", partial(self.decode, runner, trial))
+        self.leg("encoder", self.encoder)
         for prefill in (PiecewiseRunner, BreakableRunner):
             self.leg(prefill.name, partial(self.prefill, prefill))
         for speculative in (EagleDraftRunner, EagleDraftExtendRunner, FrozenKvMtpRunner):
@@ -207,6 +210,31 @@ class Session:
         ]
 
         self.answer.policies = self.answer.policies or policies(arms.runner, play.padding)
+
+    def encoder(self) -> None:
+        """Say whether a model with windows can have an encoder and its lengths."""
+        arms = EngineArms(self.engine, replace(PREFILL, device=self.device), PiecewiseRunner)
+        arms.host.encoder_decoder = True
+        try:
+            DecodeRunner(arms.host, arms.model, arms.released, arms.trial.ops(), own_kernels=False)
+        except AssertionError as error:
+            verdict = f"never exists beside windows: {told(error)}"
+        else:
+            verdict = "not decided"
+        self.answer.padding.append(
+            {
+                "runner": "decode",
+                "preset": PREFILL.preset,
+                "page_size": PREFILL.page_size,
+                "buffer": "encoder_lens",
+                "dtype": "",
+                "disturbed": 0,
+                "outlived": 0,
+                "moved": 0,
+                "told": None,
+                "verdict": verdict,
+            }
+        )
 
     def prefill(self, runner: type[PrefillRunner]) -> None:
         """Try what a prefill runner populates."""

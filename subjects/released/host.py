@@ -197,6 +197,7 @@ class Host:
         self.engine = engine
         self.device = device
         self.asked = asked
+        self.encoder_decoder = False
         self.arguments = Declared(settings, self.asked, "server_args")
         self.rank = OneRank(device)
         self.bag = Bag(settings, asked, "config")
@@ -240,7 +241,7 @@ class Host:
         """Return what the engine may ask of a model's configuration."""
         config = model.config
         values = {
-            "is_encoder_decoder": False,
+            "is_encoder_decoder": self.encoder_decoder,
             "hidden_size": config.hidden,
             "spec_hidden_size": config.hidden,
             "vocab_size": config.vocab,
