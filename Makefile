@@ -10,6 +10,8 @@ SEED ?= 0
 EXAMPLES ?= 50
 RECORD ?= reports/out/latest/run.json
 ARGS ?=
+ENGINE ?=
+VERSION ?=
 
 # The interpreter is used as it is where it already has what pyproject.toml asks for (a GPU
 # runner's own torch and triton are never replaced); else one is set up in .venv.
@@ -18,17 +20,23 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress replay bisect timeline corpus test report compare summary list bench soak check
+.PHONY: help setup regress engine bisect-releases replay bisect timeline corpus test report compare summary list bench soak check
 
 help: ## Show this help
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SEED= EXAMPLES= PYTHON="
 
 setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
-regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record, page
-	@$(RUN) -m harness regress --device $(DEVICE) --seed $(SEED) \
+regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record, page; ENGINE=… tries that
+	@$(RUN) -m harness regress --device $(DEVICE) --seed $(SEED) $(if $(ENGINE),--engine $(ENGINE)) \
 	  --examples $(EXAMPLES) $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+
+engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
+	@$(RUN) -m harness engine $(VERSION)
+
+bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
+	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) $(if $(BUG),--bug $(BUG)) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…
 	@$(RUN) -m harness replay $(CASE) $(ARGS)

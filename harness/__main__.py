@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from harness.commands import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OUT
 from harness.commands.bisect import run_bisect
+from harness.commands.engines import RELEASES, run_engine, run_releases
 from harness.commands.listing import run_list
 from harness.commands.measure import run_bench, run_corpus, run_soak, run_timeline
 from harness.commands.pages import run_compare, run_report, run_summary
@@ -45,6 +46,23 @@ def count(text: str, least: int = 1) -> int:
 def count_or_none(text: str) -> int:
     """Return a whole number of at least 0, or raise ArgumentTypeError."""
     return count(text, least=0)
+
+
+def add_engines(command: Callable[..., Parser], regress: Parser) -> Parser:
+    """Add what tries released engines, to the main job too; return the walk over releases."""
+    regress.add_argument(
+        "--engine",
+        metavar="ENGINE",
+        help="Try a released engine, sglang==VERSION, or the source tree in a folder, instead",
+    )
+    engine = command("engine", run_engine, "Fetch a release of the engine, apart")
+    engine.add_argument("version", help="Release, as 0.5.12")
+    walk = command("bisect-releases", run_releases, "Say which releases have which fault")
+    walk.add_argument("--bug", type=names, default=(), help="Faults asked about, by comma (all)")
+    walk.add_argument("--releases", type=names, default=RELEASES, help="Releases, by comma")
+    walk.add_argument("--seed", type=int, default=0, help="Seed of the schedules (0)")
+    walk.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
+    return walk
 
 
 def parser() -> argparse.ArgumentParser:
@@ -122,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
     steady.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     measure = command("bench", run_bench, "Measure differential steps per second")
     measure.add_argument("--record", type=Path, help="Where the figures go, as JSON")
-    for each in (regress, replay, toggles, past, steady, measure):
+    for each in (regress, add_engines(command, regress), replay, toggles, past, steady, measure):
         each.add_argument("--device", help="auto, cpu or cuda")
     return top
 

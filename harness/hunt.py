@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.strategies import SearchStrategy
 
 from harness.generate import schedules
 from harness.lockstep import Lockstep, Outcome
@@ -119,6 +120,16 @@ def draw(
     trial = lockstep.trial
     tried = RUNNERS[trial.runner].mode
     drawn = schedules(lockstep.arms.config, max(trial.buckets), trial.modes, tried)
+    hand_out(drawn, use, seed_value, examples)
+
+
+def hand_out(
+    drawn: SearchStrategy[Schedule],
+    use: Callable[[Schedule], None],
+    seed_value: int,
+    examples: int,
+) -> None:
+    """Hand `examples` schedules that Hypothesis draws to `use`, until one raises."""
 
     @seed(seed_value)
     @settings(

@@ -14,8 +14,11 @@ from reference.config import Kind
 from reference.model import Model
 
 
-def visible(kind: Kind, window: int, length: int) -> Tensor:
-    """Return the attention mask, bool [length, length]: whether query i sees key j."""
+def visible(kind: Kind, window: int | Tensor, length: int) -> Tensor:
+    """Return the attention mask, bool [length, length]: whether query i sees key j.
+
+    `window` is every query's, or int64 [length, 1], each one's own.
+    """
     query = torch.arange(length)[:, None]
     key = torch.arange(length)[None, :]
     causal = key <= query
@@ -23,18 +26,24 @@ def visible(kind: Kind, window: int, length: int) -> Tensor:
 
 
 def dense_logits(
-    model: Model, tokens: Tensor, mrope_delta: int, tracked: Tensor, encoder_len: int
+    model: Model,
+    tokens: Tensor,
+    mrope_delta: int,
+    tracked: Tensor,
+    encoder_len: int,
+    windows: Tensor | None = None,
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
 
-    `tracked` is int64 [L]: the state-tracking row of each token, -1 for none.
+    `tracked` is int64 [L]: the state-tracking row of each token, -1 for none. `windows`
+    int64 [L] are the tokens' own windows, where they are not all the model's.
     """
     inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
     track = wide(model.track_table)
     for place, row in enumerate(tracked.tolist()):
         if row >= 0:
             inputs[place] += track[row]
-    return _decode(model, inputs, mrope_delta)
+    return _decode(model, inputs, mrope_delta, windows)
 
 
 def dense_draft_logits(draft: Model, tokens: Tensor, hidden_states: Tensor) -> Tensor:
@@ -51,8 +60,11 @@ def wide(weight: Tensor) -> Tensor:
     return weight.detach().cpu().double()
 
 
-def _decode(model: Model, inputs: Tensor, mrope_delta: int) -> Tensor:
+def _decode(
+    model: Model, inputs: Tensor, mrope_delta: int, windows: Tensor | None = None
+) -> Tensor:
     config = model.config
+    window = config.window if windows is None else windows[:, None]
     length, hidden = len(inputs), inputs
     for kind, layer in zip(config.layers, model.layers, strict=True):
         shape = config.shape(kind)
@@ -64,7 +76,7 @@ def _decode(model: Model, inputs: Tensor, mrope_delta: int) -> Tensor:
         key = _turn(key, angle).repeat_interleave(group, 0)
         value = value.repeat_interleave(group, 0)
         score = _turn(query, angle) @ key.transpose(1, 2) / math.sqrt(shape.head_dim)
-        score = score.masked_fill(~visible(kind, config.window, length), -math.inf)
+        score = score.masked_fill(~visible(kind, window, length), -math.inf)
         if layer.sinks is not None:
             sink = wide(layer.sinks)[:, None, None].expand(-1, length, 1)
             weight = torch.softmax(torch.cat([score, sink], -1), -1)[..., :-1]

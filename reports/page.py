@@ -22,7 +22,7 @@ def render(record: Mapping[str, Any]) -> str:
 
     Raises LookupError or jinja2.UndefinedError for a record that lacks something.
     """
-    page = _environment().get_template("page.html.j2")
+    page = environment().get_template("page.html.j2")
     return page.render(record=record, review=review(record))
 
 
@@ -30,7 +30,7 @@ def render_comparison(
     before: Mapping[str, Any], after: Mapping[str, Any], comparison: Comparison
 ) -> str:
     """Return the page of two records side by side. Raises as `render` does."""
-    page = _environment().get_template("compare.html.j2")
+    page = environment().get_template("compare.html.j2")
     return page.render(before=before, after=after, comparison=comparison)
 
 
@@ -40,7 +40,7 @@ def write(page: str, path: Path) -> None:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
     """Return the templates, everything escaped that they do not spell out themselves."""
     environment = Environment(
         loader=PackageLoader("reports", package_path=""),

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness import record as run_record
 from harness.commands import FINDING, INTERRUPTED, OK, default_workers
+from harness.commands.engines import try_engine
 from harness.commands.folders import new_folder, shown, swap_link
 from harness.display import clean_table, matrix, progress, runner_matrix
 from harness.regress import Run, Settings, all_hunts, execute, plan, record
@@ -22,7 +23,9 @@ from subjects.runners import RUNNERS
 
 
 def run_regress(options: argparse.Namespace) -> int:
-    """Run the main job."""
+    """Run the main job, or try an engine."""
+    if options.engine is not None:
+        return try_engine(options)
     for name in options.preset:
         known("preset", name, PRESETS)
     settings = Settings(

@@ -1,0 +1,136 @@
+"""An engine with its own kernels: how many keys they see, and its logits against the dense oracle.
+
+Bits cannot be compared here, since the arithmetic is the engine's; a bound is. The windows
+are measured first, phase by phase, so that an engine's own convention is not mistaken for
+a fault.
+"""
+
+import torch
+from torch import Tensor
+
+from harness.end_checks import DENSE_BOUND, Sampled
+from harness.engine_arms import EngineArms
+from harness.engine_play import Played
+from harness.schedule import Admit, Decode, Extend, Schedule
+from harness.world import Request
+from reference.batch import Mode
+from reference.config import Kind
+from reference.oracle import dense_logits
+from subjects.released.decode import DecodeRunner
+
+BEYOND = 3
+"""How many positions beyond the window are probed, on either side."""
+
+
+class KernelPlay:
+    """Plays schedules with the engine's own kernels and judges every live logit by the oracle."""
+
+    def __init__(self, arms: EngineArms) -> None:
+        assert isinstance(arms.runner, DecodeRunner)
+        self.arms = arms
+        self.runner = arms.runner
+        self.played = Played()
+        self.windows: dict[str, int] = {}
+
+    def measure(self) -> dict[str, int]:
+        """Return how many keys one query sees on SWA layers, by phase.
+
+        It is alone in its forward: what another query sees would reach it in a later layer.
+        """
+        window = self.arms.config.window
+        length = window + BEYOND + 1
+        with torch.inference_mode():
+            for phase, last in (("decode", Decode((0,))), ("extend", Extend(0, 1))):
+                self.arms.reset(0)
+                prompt = length + (phase == "extend")
+                self._run(Admit(prompt, length))
+                self.windows[phase] = self._seen(last)
+        return self.windows
+
+    def _seen(self, step: Decode | Extend) -> int:
+        """Return how many of the last keys of a step move its logits."""
+        arms = self.arms
+        work = arms.world.plan(step)
+        assert work is not None and work.batch is not None
+        rows, loc = arms.mirror.take(work.batch)
+        extends = work.mode is Mode.EXTEND
+        given = self.runner.batch(work.batch, rows, loc, extend=extends)
+        run = self.runner.extend if extends else self.runner.replay
+        right = run(given).clone()
+        end, window = work.batch.spans[0].end, arms.config.window
+        row = int(rows[0])
+        for position in range(max(0, end - window - BEYOND), work.batch.spans[0].begin):
+            if not torch.equal(self._without(row, position, run, given), right):
+                return end - position
+        return 0
+
+    def _without(self, row: int, position: int, run: object, given: object) -> Tensor:
+        """Return a step's logits with other K and V of one token on SWA layers."""
+        released, kept = self.arms.released, []
+        for layer in self.arms.config.layers_of(Kind.SWA):
+            slot = released.slots(layer, released.held(row, position, position + 1))
+            for buffer in released.keys_and_values(layer):
+                kept.append((buffer, slot, buffer[slot].clone()))
+                buffer[slot] += 1.0
+        assert callable(run)
+        logits: Tensor = run(given).clone()
+        for buffer, slot, value in kept:
+            buffer[slot] = value
+        return logits
+
+    def play(self, schedule: Schedule) -> None:
+        """Play a schedule to its end."""
+        self.played.schedules += 1
+        with torch.inference_mode():
+            self.arms.reset(schedule.seed)
+            for place, step in schedule.flat():
+                self._run(step, f"step {place} ({step.name})")
+        self.played.events.update(self.arms.world.events)
+
+    def _run(self, step: object, where: str | None = None) -> None:
+        """Play one step by the engine alone; judge it if it is said where it stands."""
+        arms = self.arms
+        work = arms.world.plan(step)  # type: ignore[arg-type]
+        arms.mirror.follow()
+        if work is None or work.batch is None:
+            return
+        batch, extends = work.batch, work.mode is Mode.EXTEND
+        rows, loc = arms.mirror.take(batch)
+        given = self.runner.batch(batch, rows, loc, extend=extends)
+        logits = (self.runner.extend if extends else self.runner.replay)(given)
+        output = {"logits": logits.clone(), "hidden": arms.eager.forward(batch)["hidden"]}
+        said = arms.world.settle(batch, output)
+        if where is None:
+            return
+        self.played.steps += 1
+        if not extends:
+            self.played.replays += 1
+            self.played.padded += batch.raw_bs < self.runner.bucket
+        for span, row in zip(batch.spans, said, strict=False):
+            request = arms.world.request_of(span.row)
+            self.played.check("dense_agreement", self._off(where, request, logits[row]))
+
+    def _off(self, where: str, request: Request, logits: Tensor) -> str | None:
+        """Return by how much a request's logits are off the oracle's, if beyond the bound."""
+        arms = self.arms
+        sampled = Sampled.of(arms.world, request, logits, draft=False)
+        place = torch.arange(len(sampled.tokens))
+        windows = torch.where(
+            place < request.prompt, self.windows["extend"], self.windows["decode"]
+        )
+        dense = dense_logits(
+            arms.model,
+            sampled.tokens.cpu(),
+            sampled.mrope_delta,
+            sampled.tracked,
+            0,
+            windows,
+        )[-1]
+        error = float(((logits.cpu().double() - dense).abs() / (1 + dense.abs())).max())
+        bound = DENSE_BOUND[arms.model.dtype]
+        if error <= bound:
+            return None
+        return (
+            f"{where}: request {request.serial} of {len(sampled.tokens)} tokens is off the dense"
+            f" oracle by {error:.3g}; the bound is {bound:g}"
+        )

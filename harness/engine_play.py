@@ -1,0 +1,217 @@
+"""Lockstep with an engine: each step eagerly and by the engine's runner, then the checks.
+
+A schedule ends with the first step in which the two sides part. What is checked is
+counted, so that a verdict can say on how many replays it stands.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harness.bits import bits
+from harness.engine_arms import EngineArms
+from harness.engine_padding import PaddingLedger
+from harness.schedule import Schedule, Step
+from reference.batch import ForwardBatch, Mode
+from subjects.released.decode import Reads, ReplayingRunner
+from subjects.released.graphs import Replays
+
+PARTING = frozenset({"logits_parity", "kv_parity", "write_frame"})
+
+
+@dataclass
+class Seen:
+    """How often a property was checked and violated, and the first violation in words."""
+
+    checked: int = 0
+    violated: int = 0
+    told: str | None = None
+
+    def add(self, told: str | None) -> None:
+        """Count one check, `told` None if it held."""
+        self.checked += 1
+        self.violated += told is not None
+        self.told = self.told or told
+
+
+@dataclass
+class Played:
+    """What playing schedules on one engine gave."""
+
+    schedules: int = 0
+    steps: int = 0
+    replays: int = 0
+    padded: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    seen: dict[str, Seen] = field(default_factory=dict)
+
+    def check(self, name: str, told: str | None) -> bool:
+        """Count a check; return whether the property held."""
+        self.seen.setdefault(name, Seen()).add(told)
+        return told is None
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One replay: live logits, slots changed per layer, and what its rows were told to read."""
+
+    bucket: int
+    logits: Tensor
+    changed: list[set[int]]
+    reads: Reads
+    values: list[Tensor]
+
+
+class EnginePlay:
+    """Plays schedules on both sides of a trial."""
+
+    def __init__(self, arms: EngineArms) -> None:
+        assert isinstance(arms.runner, ReplayingRunner)
+        self.arms = arms
+        self.runner = arms.runner
+        self.played = Played()
+        self.padding = PaddingLedger(arms)
+
+    def play(self, schedule: Schedule) -> None:
+        """Play a schedule from equal starts until its end or until the sides part."""
+        arms, played = self.arms, self.played
+        played.schedules += 1
+        with torch.inference_mode():
+            arms.reset(schedule.seed)
+            for place, step in schedule.flat():
+                if not self._step(place, step):
+                    break
+        played.events.update(arms.world.events)
+
+    def _step(self, place: int, step: Step) -> bool:
+        """Play one step; return whether the sides still agree."""
+        arms = self.arms
+        work = arms.world.plan(step)
+        arms.mirror.follow()
+        if work is None or work.batch is None:
+            return True
+        batch, extends = work.batch, work.mode is Mode.EXTEND
+        rows, loc = arms.mirror.take(batch)
+        expected = arms.eager.forward(batch)
+        given = arms.runner.batch(batch, rows, loc, extend=extends)
+        self.played.steps += 1
+        where = f"step {place} ({step.name})"
+        if extends:
+            logits = arms.runner.extend(given)
+            parted = not self._live(where, logits, expected["logits"])
+        else:
+            parted = not self._decode(where, batch, given, loc, expected["logits"])
+        arms.world.settle(batch, expected)
+        return not (parted | (not self._kv(where)))
+
+    def _decode(
+        self, where: str, batch: ForwardBatch, given: object, loc: Tensor, expected: Tensor
+    ) -> bool:
+        """Replay a decode and judge it; return whether the sides still agree."""
+        arms, played = self.arms, self.played
+        before = [each.clone() for each in arms.released.storages()]
+        history = {name: each.clone() for name, each in arms.runner.statics().items()}
+        arms.recapture()
+        fresh = self.replay(given, before)
+        self._rewind(before, history)
+        replayed = self.replay(given, before)
+        live, bucket = batch.raw_bs, self.runner.bucket
+        padded = live < bucket
+        played.replays += 1
+        played.padded += padded
+        agree = self._live(where, replayed.logits, expected)
+        agree &= played.check("write_frame", self._frame(where, replayed, loc, live, bucket))
+        if padded:
+            stale = {name: each.clone() for name, each in arms.runner.statics().items()}
+            self.padded(where, fresh, replayed, live, bucket)
+            self.padding.disturb(self, given, before, history, replayed, live)
+            self._rewind(replayed.values, stale)
+        return agree
+
+    def replay(self, given: object, before: list[Tensor]) -> Replayed:
+        """Replay a batch from the pool's present bytes, which `before` holds."""
+        arms = self.arms
+        replays = Replays.count
+        logits = self.runner.replay(given).clone()
+        done = Replays.count - replays
+        told = None if done == self.runner.graphs else f"{done} graphs were replayed, not one"
+        self.played.check("captured_path", told)
+        values = [each.clone() for each in arms.released.storages()]
+        changed = [
+            slots_changed(before[2 * layer : 2 * layer + 2], values[2 * layer : 2 * layer + 2])
+            for layer in range(len(arms.config.layers))
+        ]
+        return Replayed(
+            self.runner.bucket, logits, changed, self.runner.reads(self.runner.bucket), values
+        )
+
+    def rewind(self, storages: list[Tensor], statics: dict[str, Tensor]) -> None:
+        """Give pool and static buffers earlier values."""
+        for each, value in zip(self.arms.released.storages(), storages, strict=True):
+            each.copy_(value)
+        self.arms.restore(statics)
+
+    _rewind = rewind
+
+    def padded(
+        self, where: str, fresh: Replayed, replayed: Replayed, live: int, bucket: int
+    ) -> None:
+        """Judge what the padded rows of a replay were told to read."""
+        told = None
+        for kind in ("full", "window"):
+            now, then = getattr(replayed.reads, kind), getattr(fresh.reads, kind)
+            if now[live:] != then[live:]:
+                told = told or (
+                    f"{where}: {bucket - live} padded rows of a bucket of {bucket} read {kind}"
+                    f" slots {now[live:]}; a runner without a history reads {then[live:]}"
+                )
+        self.played.check("hermetic_reads", told)
+        same = torch.equal(bits(replayed.logits), bits(fresh.logits))
+        self.played.check(
+            "hermetic_replay",
+            None if same else f"{where}: live logits differ from a runner's without a history",
+        )
+
+    def _live(self, where: str, logits: Tensor, expected: Tensor) -> bool:
+        same = torch.equal(bits(logits), bits(expected))
+        error = float((logits - expected).abs().max())
+        told = f"{where}: live logits differ from the eager reference's by up to {error:.3g}"
+        return self.played.check("logits_parity", None if same else told)
+
+    def _frame(
+        self, where: str, replayed: Replayed, loc: Tensor, live: int, bucket: int
+    ) -> str | None:
+        """Return what a replay wrote outside its own slots and slot 0, in words."""
+        for layer, changed in enumerate(replayed.changed):
+            own = set(self.arms.released.slots(layer, loc).tolist()) | {0}
+            if changed - own:
+                kind = self.arms.config.layers[layer]
+                return (
+                    f"{where}: {live} live rows in a bucket of {bucket} wrote {kind} slots"
+                    f" {sorted(changed - own)} of layer {layer}; theirs are {sorted(own)}"
+                )
+        return None
+
+    def _kv(self, where: str) -> bool:
+        """Compare K and V of every live token, bit by bit."""
+        arms, told = self.arms, None
+        for layer in range(len(arms.config.layers)):
+            ours, theirs = arms.mirror.pairs(layer)
+            cache = arms.pool.cache(layer)
+            for name, mine, its in zip(
+                "KV", cache, arms.released.keys_and_values(layer), strict=True
+            ):
+                if not torch.equal(bits(mine[ours]), bits(its[theirs])):
+                    told = told or f"{where}: {name} of live tokens differs in layer {layer}"
+        return self.played.check("kv_parity", told)
+
+
+def slots_changed(before: list[Tensor], after: list[Tensor]) -> set[int]:
+    """Return the slots of a layer of which any bit of K or V changed."""
+    found: set[int] = set()
+    for left, right in zip(before, after, strict=True):
+        differs = (bits(left) != bits(right)).flatten(1).any(1)
+        found |= set(differs.nonzero()[:, 0].tolist())
+    return found
