@@ -122,13 +122,13 @@ def pytest_configure_node(node: "WorkerController") -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send all tests of a clean trial to one worker, since they share its survey."""
+    """Send all tests that share a survey, or what an engine did, to one worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByTrial(LoadScopeScheduling):  # type: ignore[misc]  # xdist leaves it untyped
         def _split_scope(self, nodeid: str) -> str:
-            trial = re.search(r"test_clean\.py::\w+\[(.*page\d+)", nodeid)
-            return trial.group(1) if trial else nodeid
+            shared = re.search(r"test_clean\.py::\w+\[(.*page\d+)|(test_engines)\.py", nodeid)
+            return shared.group(1) or shared.group(2) if shared else nodeid
 
     return ByTrial(config, log)
 

@@ -8,7 +8,7 @@ a fault.
 import torch
 from torch import Tensor
 
-from harness.end_checks import DENSE_BOUND, Sampled
+from harness.end_checks import Sampled
 from harness.engine_arms import EngineArms
 from harness.engine_play import Played
 from harness.schedule import Admit, Decode, Extend, Schedule
@@ -18,12 +18,19 @@ from reference.config import Kind
 from reference.oracle import dense_logits
 from subjects.released.decode import DecodeRunner
 
+BOUND = {"cpu": 2e-4, "cuda": 2e-2}
+"""Largest |engine - dense| / (1 + |dense|) of a logit, float32. On CUDA the engine's kernels
+multiply in tf32, of 11 significant bits, and the error grows from layer to layer."""
+
 BEYOND = 3
 """How many positions beyond the window are probed, on either side."""
 
 
 class KernelPlay:
-    """Plays schedules with the engine's own kernels and judges every live logit by the oracle."""
+    """Plays schedules with the engine's own kernels and judges every live logit by the oracle.
+
+    `worst` is the largest error seen, as the bound is given.
+    """
 
     def __init__(self, arms: EngineArms) -> None:
         assert isinstance(arms.runner, DecodeRunner)
@@ -31,6 +38,7 @@ class KernelPlay:
         self.runner = arms.runner
         self.played = Played()
         self.windows: dict[str, int] = {}
+        self.worst = 0.0
 
     def measure(self) -> dict[str, int]:
         """Return how many keys one query sees on SWA layers, by phase.
@@ -127,7 +135,8 @@ class KernelPlay:
             windows,
         )[-1]
         error = float(((logits.cpu().double() - dense).abs() / (1 + dense.abs())).max())
-        bound = DENSE_BOUND[arms.model.dtype]
+        self.worst = max(self.worst, error)
+        bound = BOUND[arms.trial.device]
         if error <= bound:
             return None
         return (

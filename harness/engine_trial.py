@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.engine_arms import EngineArms, load
 from harness.engine_faults import FAULTS, Observed
-from harness.engine_kernels import KernelPlay
+from harness.engine_kernels import BOUND, KernelPlay
 from harness.engine_padding import policies
 from harness.engine_play import EnginePlay, Played
 from harness.engine_prefill import populate
@@ -273,6 +273,10 @@ class Session:
             f"{told_of} {windows['decode']} keys on decode and {windows['extend']} on extend"
         )
         off = play.played.seen["dense_agreement"]
+        self.answer.findings.append(
+            f"with the engine's own kernels, live logits are off the dense oracle by up to"
+            f" {play.worst:.2g}; the bound is {BOUND[self.device]:g}"
+        )
         if off.told is not None:
             self.answer.findings.append(f"with the engine's own kernels, {off.told}")
         self.answer.legs.append(

@@ -74,14 +74,6 @@ def trial(pair: tuple[str, str], device: str, request: pytest.FixtureRequest) ->
     return bug_trial(*pair, device, request.config.getoption("--preset"))
 
 
-@pytest.mark.parametrize("pair", HARMED, ids=pair_name)
-def test_a_bug_is_caught_by_its_property(
-    pair: tuple[str, str], trial: Trial, hunter_seed: int
-) -> None:
-    lockstep, sought = Lockstep(trial), BUGS[pair[0]].caught_by
-    assert hunt(lockstep, sought, hunter_seed, EXAMPLES, shrinks=False).schedule is not None
-
-
 @pytest.mark.parametrize("pair", ONE_RUNNER_EACH, ids=pair_name)
 def test_what_shows_a_bug_shrinks_and_is_green_without_it(
     pair: tuple[str, str], trial: Trial, hunter_seed: int

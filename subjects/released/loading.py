@@ -42,6 +42,11 @@ STUBS_ON_CUDA = ("sgl_kernel",)
 OPERATORS_ON_CUDA = ("moe_fused_gate",)
 """Operators of that module that an engine's import wants to exist; they never run."""
 
+ANSWERS_ON_CUDA: dict[str, dict[str, Any]] = {
+    "sgl_kernel.utils": {"is_arch_support_pdl": lambda: False},
+}
+"""What stubbed functions answer on a GPU: no programmatic dependent launch."""
+
 ABSENT = ("tvm_ffi.cpp",)
 """What must not be found below a stub: a compiler, without which an engine takes torch's way."""
 
@@ -144,6 +149,9 @@ class Engine:
         self.modules: list[str] = []
         sys.meta_path.insert(0, self.stubs)
         sys.path.append(str(dependencies))
+        for module, answers in (ANSWERS_ON_CUDA if device != "cpu" else {}).items():
+            for name, answer in answers.items():
+                setattr(importlib.import_module(module), name, answer)
         bare = ModuleType(PACKAGE)
         bare.__path__ = [str(package)]
         sys.modules[PACKAGE] = bare
