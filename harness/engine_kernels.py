@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.end_checks import Sampled
 from harness.engine_arms import EngineArms
-from harness.engine_play import Played
+from harness.engine_play import Played, strayed
 from harness.schedule import Admit, Decode, Extend, Schedule
 from harness.world import Request
 from reference.batch import Mode
@@ -27,7 +27,9 @@ BEYOND = 3
 
 
 class KernelPlay:
-    """Plays schedules with the engine's own kernels and judges every live logit by the oracle.
+    """Plays schedules with the engine's own kernels: the oracle judges every live logit.
+
+    What a replay writes is judged as with our arithmetic.
 
     `worst` is the largest error seen, as the bound is given.
     """
@@ -105,6 +107,7 @@ class KernelPlay:
         batch, extends = work.batch, work.mode is Mode.EXTEND
         rows, loc = arms.mirror.take(batch)
         given = self.runner.batch(batch, rows, loc, extend=extends)
+        before = [each.clone() for each in arms.released.storages()]
         logits = (self.runner.extend if extends else self.runner.replay)(given)
         output = {"logits": logits.clone(), "hidden": arms.eager.forward(batch)["hidden"]}
         said = arms.world.settle(batch, output)
@@ -113,7 +116,10 @@ class KernelPlay:
         self.played.steps += 1
         if not extends:
             self.played.replays += 1
-            self.played.padded += batch.raw_bs < self.runner.bucket
+            live, bucket = batch.raw_bs, self.runner.bucket
+            self.played.padded += live < bucket
+            told = strayed(arms, where, before, loc, live, bucket)
+            self.played.check("write_frame", told)
         for span, row in zip(batch.spans, said, strict=False):
             request = arms.world.request_of(span.row)
             self.played.check("dense_agreement", self._off(where, request, logits[row]))

@@ -103,7 +103,7 @@ class PaddingLedger:
         tail = self.arms.runner.statics()[name][..., live:bucket]
         poison = self._poison(tail, self.limits[name])
         tail.copy_(poison)
-        replayed = play.replay(given, before)
+        replayed = play.replay(given)
         entry.disturbed += 1
         outlived = bool((tail == poison).all())
         entry.outlived += outlived

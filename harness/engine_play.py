@@ -18,8 +18,6 @@ from reference.batch import ForwardBatch, Mode
 from subjects.released.decode import Reads, ReplayingRunner
 from subjects.released.graphs import Replays
 
-PARTING = frozenset({"logits_parity", "kv_parity", "write_frame"})
-
 
 @dataclass
 class Seen:
@@ -55,11 +53,10 @@ class Played:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One replay: live logits, slots changed per layer, and what its rows were told to read."""
+    """One replay: live logits, what its rows were told to read, and K and V of all layers."""
 
     bucket: int
     logits: Tensor
-    changed: list[set[int]]
     reads: Reads
     values: list[Tensor]
 
@@ -114,46 +111,38 @@ class EnginePlay:
         before = [each.clone() for each in arms.released.storages()]
         history = {name: each.clone() for name, each in arms.runner.statics().items()}
         arms.recapture()
-        fresh = self.replay(given, before)
-        self._rewind(before, history)
-        replayed = self.replay(given, before)
+        fresh = self.replay(given)
+        self.rewind(before, history)
+        replayed = self.replay(given)
         live, bucket = batch.raw_bs, self.runner.bucket
         padded = live < bucket
         played.replays += 1
         played.padded += padded
         agree = self._live(where, replayed.logits, expected)
-        agree &= played.check("write_frame", self._frame(where, replayed, loc, live, bucket))
+        agree &= played.check("write_frame", strayed(arms, where, before, loc, live, bucket))
         if padded:
             stale = {name: each.clone() for name, each in arms.runner.statics().items()}
             self.padded(where, fresh, replayed, live, bucket)
             self.padding.disturb(self, given, before, history, replayed, live)
-            self._rewind(replayed.values, stale)
+            self.rewind(replayed.values, stale)
         return agree
 
-    def replay(self, given: object, before: list[Tensor]) -> Replayed:
-        """Replay a batch from the pool's present bytes, which `before` holds."""
-        arms = self.arms
+    def replay(self, given: object) -> Replayed:
+        """Replay a batch from the pool's present bytes."""
         replays = Replays.count
         logits = self.runner.replay(given).clone()
         done = Replays.count - replays
         told = None if done == self.runner.graphs else f"{done} graphs were replayed, not one"
         self.played.check("captured_path", told)
-        values = [each.clone() for each in arms.released.storages()]
-        changed = [
-            slots_changed(before[2 * layer : 2 * layer + 2], values[2 * layer : 2 * layer + 2])
-            for layer in range(len(arms.config.layers))
-        ]
-        return Replayed(
-            self.runner.bucket, logits, changed, self.runner.reads(self.runner.bucket), values
-        )
+        values = [each.clone() for each in self.arms.released.storages()]
+        bucket = self.runner.bucket
+        return Replayed(bucket, logits, self.runner.reads(bucket), values)
 
     def rewind(self, storages: list[Tensor], statics: dict[str, Tensor]) -> None:
         """Give pool and static buffers earlier values."""
         for each, value in zip(self.arms.released.storages(), storages, strict=True):
             each.copy_(value)
         self.arms.restore(statics)
-
-    _rewind = rewind
 
     def padded(
         self, where: str, fresh: Replayed, replayed: Replayed, live: int, bucket: int
@@ -180,20 +169,6 @@ class EnginePlay:
         told = f"{where}: live logits differ from the eager reference's by up to {error:.3g}"
         return self.played.check("logits_parity", None if same else told)
 
-    def _frame(
-        self, where: str, replayed: Replayed, loc: Tensor, live: int, bucket: int
-    ) -> str | None:
-        """Return what a replay wrote outside its own slots and slot 0, in words."""
-        for layer, changed in enumerate(replayed.changed):
-            own = set(self.arms.released.slots(layer, loc).tolist()) | {0}
-            if changed - own:
-                kind = self.arms.config.layers[layer]
-                return (
-                    f"{where}: {live} live rows in a bucket of {bucket} wrote {kind} slots"
-                    f" {sorted(changed - own)} of layer {layer}; theirs are {sorted(own)}"
-                )
-        return None
-
     def _kv(self, where: str) -> bool:
         """Compare K and V of every live token, bit by bit."""
         arms, told = self.arms, None
@@ -206,6 +181,32 @@ class EnginePlay:
                 if not torch.equal(bits(mine[ours]), bits(its[theirs])):
                     told = told or f"{where}: {name} of live tokens differs in layer {layer}"
         return self.played.check("kv_parity", told)
+
+
+def strayed(
+    arms: EngineArms, where: str, before: list[Tensor], loc: Tensor, live: int, bucket: int
+) -> str | None:
+    """Return what a replay wrote outside its own slots and slot 0, in words.
+
+    `before` holds K and V of all layers as they were; the pool's are as the replay left them.
+    """
+    for layer, changed in enumerate(changes_by_layer(before, arms.released.storages())):
+        own = set(arms.released.slots(layer, loc).tolist()) | {0}
+        if changed - own:
+            return (
+                f"{where}: {live} live rows in a bucket of {bucket} wrote"
+                f" {arms.config.layers[layer]} slots {sorted(changed - own)} of layer {layer};"
+                f" theirs are {sorted(own)}"
+            )
+    return None
+
+
+def changes_by_layer(before: list[Tensor], after: list[Tensor]) -> list[set[int]]:
+    """Return the slots of each layer that changed; both hold K and V of every layer in turn."""
+    return [
+        slots_changed(before[place : place + 2], after[place : place + 2])
+        for place in range(0, len(before), 2)
+    ]
 
 
 def slots_changed(before: list[Tensor], after: list[Tensor]) -> set[int]:

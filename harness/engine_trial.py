@@ -272,6 +272,7 @@ class Session:
         self.answer.findings.append(
             f"{told_of} {windows['decode']} keys on decode and {windows['extend']} on extend"
         )
+        observe(self.of("decode"), play.played)
         off = play.played.seen["dense_agreement"]
         self.answer.findings.append(
             f"with the engine's own kernels, live logits are off the dense oracle by up to"
