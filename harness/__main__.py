@@ -48,12 +48,16 @@ def count_or_none(text: str) -> int:
     return count(text, least=0)
 
 
-def add_engines(command: Callable[..., Parser], regress: Parser) -> Parser:
+def add_engines(command: Callable[..., Parser], regress: Parser, replay: Parser) -> Parser:
     """Add what tries released engines, to the main job too; return the walk over releases."""
     regress.add_argument(
         "--engine",
         metavar="ENGINE",
         help="Try a released engine, sglang==VERSION, or the source tree in a folder, instead",
+    )
+    replay.add_argument(
+        "--engine",
+        help="Engine to replay an engine's case on (the case's own): 1 if what it seeks is there",
     )
     engine = command("engine", run_engine, "Fetch a release of the engine, apart")
     engine.add_argument("version", help="Release, as 0.5.12")
@@ -140,7 +144,8 @@ def parser() -> argparse.ArgumentParser:
     steady.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     measure = command("bench", run_bench, "Measure differential steps per second")
     measure.add_argument("--record", type=Path, help="Where the figures go, as JSON")
-    for each in (regress, add_engines(command, regress), replay, toggles, past, steady, measure):
+    walk = add_engines(command, regress, replay)
+    for each in (regress, walk, replay, toggles, past, steady, measure):
         each.add_argument("--device", help="auto, cpu or cuda")
     return top
 

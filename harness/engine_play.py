@@ -62,7 +62,10 @@ class Replayed:
 
 
 class EnginePlay:
-    """Plays schedules on both sides of a trial."""
+    """Plays schedules on both sides of a trial.
+
+    `failing` holds the first schedule that violated each property.
+    """
 
     def __init__(self, arms: EngineArms) -> None:
         assert isinstance(arms.runner, ReplayingRunner)
@@ -70,10 +73,12 @@ class EnginePlay:
         self.runner = arms.runner
         self.played = Played()
         self.padding = PaddingLedger(arms)
+        self.failing: dict[str, Schedule] = {}
 
     def play(self, schedule: Schedule) -> None:
         """Play a schedule from equal starts until its end or until the sides part."""
         arms, played = self.arms, self.played
+        before = {name: seen.violated for name, seen in played.seen.items()}
         played.schedules += 1
         with torch.inference_mode():
             arms.reset(schedule.seed)
@@ -81,6 +86,9 @@ class EnginePlay:
                 if not self._step(place, step):
                     break
         played.events.update(arms.world.events)
+        for name, seen in played.seen.items():
+            if seen.violated > before.get(name, 0):
+                self.failing.setdefault(name, schedule)
 
     def _step(self, place: int, step: Step) -> bool:
         """Play one step; return whether the sides still agree."""

@@ -24,9 +24,9 @@ from harness.engine_prefill import populate
 from harness.engine_speculative import hand_over
 from harness.generate import schedules
 from harness.hunt import hand_out
-from harness.schedule import Admit, Decode, Finish, Schedule
+from harness.schedule import Admit, Decode, Finish, Schedule, from_json, to_json
 from harness.traffic import traffic_schedules
-from harness.trial import Trial
+from harness.trial import Trial, trial_from_json
 from reference.batch import Mode
 from subjects.released.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
 from subjects.released.loading import Engine, told
@@ -110,6 +110,7 @@ class Answer:
     padding: list[dict[str, Any]] = field(default_factory=list)
     policies: list[dict[str, Any]] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    cases: list[dict[str, Any]] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     stubs: list[str] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
@@ -164,20 +165,25 @@ class Session:
         """Return what is observed of a runner; all faults can be shown if none are named."""
         return self.observed.setdefault(runner, Observed(runner, faults or tuple(FAULTS)))
 
-    def decode(self, runner: type[ReplayingRunner], trial: Trial) -> None:
-        """Try a runner of decodes with our arithmetic, bit by bit."""
+    def replay(self, runner: str, trial: Trial, schedule: Schedule) -> Answer:
+        """Play one schedule on a runner of decodes, by its name, and return the answer."""
+        kinds = {each.name: each for each in SETTINGS}
+        if runner not in kinds:
+            raise ValueError(f"no case is of runner {runner}; valid: {', '.join(kinds)}")
+        self.leg(runner, partial(self.decode, kinds[runner], trial, schedule))
+        return self.answer
+
+    def decode(
+        self, runner: type[ReplayingRunner], trial: Trial, alone: Schedule | None = None
+    ) -> None:
+        """Try a runner of decodes with our arithmetic, bit by bit; on one schedule if given."""
         start = time.perf_counter()
         arms = EngineArms(self.engine, replace(trial, device=self.device), runner)
         self.asked |= arms.host.asked
         play = EnginePlay(arms)
-        play.play(SHRINKING)
-        most = max(trial.buckets)
-        for schedule in traffic_schedules(
-            arms.config, most, trial.room, EXAMPLES["traffic"], self.seed
-        ):
-            play.play(schedule)
-        drawn = schedules(arms.config, most, frozenset({Mode.DECODE}), Mode.DECODE)
-        hand_out(drawn, play.play, self.seed, EXAMPLES["generated"])
+        play.play(alone or SHRINKING)
+        if alone is None:
+            self._play_many(play)
         observed = self.of(runner.name)
         observe(observed, play.played)
         for dtype in arms.captured_dtypes:
@@ -210,6 +216,27 @@ class Session:
         ]
 
         self.answer.policies = self.answer.policies or policies(arms.runner, play.padding)
+        self.answer.cases += [
+            {
+                "runner": runner.name,
+                "trial": arms.trial.to_json(),
+                "schedule": to_json(schedule),
+                "sought": name,
+                "told": str(play.played.seen[name].told),
+            }
+            for name, schedule in play.failing.items()
+        ]
+
+    def _play_many(self, play: EnginePlay) -> None:
+        """Play traffic and generated schedules."""
+        arms, trial = play.arms, play.arms.trial
+        most = max(trial.buckets)
+        for schedule in traffic_schedules(
+            arms.config, most, trial.room, EXAMPLES["traffic"], self.seed
+        ):
+            play.play(schedule)
+        drawn = schedules(arms.config, most, frozenset({Mode.DECODE}), Mode.DECODE)
+        hand_out(drawn, play.play, self.seed, EXAMPLES["generated"])
 
     def encoder(self) -> None:
         """Say whether a model with windows can have an encoder and its lengths."""
@@ -313,7 +340,12 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO)
     start = time.perf_counter()
     engine = load(Path(request["package"]), Path(request["dependencies"]), request["device"])
-    answer = Session(engine, request["device"], request["seed"]).run()
+    session, case = Session(engine, request["device"], request["seed"]), request["case"]
+    if case is None:
+        answer = session.run()
+    else:
+        trial, schedule = trial_from_json(case["trial"]), from_json(case["schedule"])
+        answer = session.replay(case["runner"], trial, schedule)
     answer.seconds = time.perf_counter() - start
     Path(arguments[1]).write_text(json.dumps(asdict(answer)))
     return 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.engine_case import EngineCase
 from harness.trial import CannotRunError
 from subjects.released.loading import PACKAGE, package_folder
 
@@ -100,8 +101,12 @@ def in_order(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
 
 
-def trial(engine: Found, device: str, seed: int, log: Path) -> dict[str, Any]:
+def trial(
+    engine: Found, device: str, seed: int, log: Path, case: EngineCase | None = None
+) -> dict[str, Any]:
     """Try an engine in a process of its own and return its answer; what it says goes to `log`.
+
+    With a case, that alone is played.
 
     Raises CannotRunError if it cannot be imported here or does not finish.
     """
@@ -114,6 +119,7 @@ def trial(engine: Found, device: str, seed: int, log: Path) -> dict[str, Any]:
                     "dependencies": str(folder() / DEPENDENCIES),
                     "device": device,
                     "seed": seed,
+                    "case": None if case is None else vars(case),
                 }
             )
         )

@@ -12,10 +12,12 @@ import torch
 
 from harness import engine_record, engines
 from harness.__main__ import main
+from harness.engine_case import EngineCase, cases_of
 from harness.engine_display import changes
 from harness.engine_faults import FAULTS, Observed, Verdict, overall
 from harness.engine_trial import SHRINKING
-from harness.trial import CannotRunError, UnknownNameError
+from harness.schedule import to_json
+from harness.trial import CannotRunError, Trial, UnknownNameError
 from reference.config import PRESETS
 from reference.model import Model
 from reference.oracle import dense_logits
@@ -271,3 +273,60 @@ def test_the_page_says_what_was_not_the_engine_s() -> None:
 def test_the_shrinking_schedule_leaves_a_request_parked() -> None:
     widths = [len(step.picks) for step in SHRINKING.steps if hasattr(step, "picks")]
     assert widths[:3] == [4, 4, 3]
+
+
+def shrinking_case(version: str) -> EngineCase:
+    """Return a case of stray writes on a release that lies here."""
+    if package_folder(engines.folder() / f"sglang-{version}") is None:
+        pytest.skip(f"engine trials were not run: `make engine VERSION={version}` fetches one")
+    settings, schedule = Trial().to_json(), to_json(SHRINKING)
+    return EngineCase(f"sglang=={version}", "decode", settings, schedule, 0, "write_frame", "")
+
+
+def test_a_case_of_an_engine_replays_there_and_is_clean_where_the_fault_was_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "case.json"
+    shrinking_case("0.5.12")
+    shrinking_case("0.5.11").write(path)
+    assert main(["replay", str(path)]) == FINDING
+    assert "write_frame is violated" in capsys.readouterr().out
+    assert main(["replay", str(path), "--engine", "sglang==0.5.12"]) == OK
+    assert "write_frame holds" in capsys.readouterr().out
+
+
+def test_a_trial_keeps_a_case_of_each_property_by_leg() -> None:
+    each = {"runner": "decode", "trial": Trial().to_json(), "schedule": to_json(SHRINKING)}
+    found = cases_of("sglang==1", 3, {"cases": [{**each, "sought": "kv_parity", "told": "x"}]})
+    assert list(found) == ["kv_parity-decode-gpt_oss.json"]
+    (case,) = found.values()
+    assert (case.engine, case.seed, case.sought) == ("sglang==1", 3, "kv_parity")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("runner", 3, "runner of a case cannot be 3"),
+        ("seed", "0", "seed of a case cannot be '0'"),
+        ("schedule", [], "a schedule has exactly the keys"),
+        ("extra", 1, "a case has exactly the keys"),
+        ("version", 2, "has version 2"),
+    ],
+)
+def test_a_malformed_case_of_an_engine_is_told_in_one_sentence(
+    key: str, value: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "case.json"
+    settings, schedule = Trial().to_json(), to_json(SHRINKING)
+    EngineCase("sglang==1", "decode", settings, schedule, 0, "kv_parity", "").write(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    assert main(["replay", str(path)]) == MALFORMED
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_case_of_this_build_takes_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "properties" / "corpus" / "swa_pad@decode.json"
+    assert main(["replay", str(path), "--engine", "sglang==0.5.11"]) == MALFORMED
+    assert "no case of an engine" in capsys.readouterr().err

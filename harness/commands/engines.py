@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.console import Console
 from harness import engine_record, engines
 from harness.commands import CANNOT_RUN, FINDING, OK
 from harness.commands.folders import new_folder, shown, swap_link
+from harness.engine_case import cases_of, load_engine_case
 from harness.engine_display import changes, fault_table, notes, padding_table, release_table
 from harness.engine_faults import Verdict
 from harness.record import device_name
@@ -32,14 +34,39 @@ def try_engine(options: argparse.Namespace) -> int:
     console.print(f"paritybit on {engine.name}, on {device_name(device)}")
     record = tried(engine, device, asked, options, folder)
     write_engine(record, folder)
+    cases = cases_of(shown(options.engine), options.seed, record["answer"])
+    for name, case in cases.items():
+        case.write(folder / "cases" / name)
     swap_link(folder)
     console.print(fault_table(record), padding_table(record))
     for note in notes(record):
         console.print(note, highlight=False)
     names_asked = ", ".join(record["asked"])
     console.print(f"[bold]{record['verdict']}[/]: {names_asked} in {engine.name}")
+    for name in cases:
+        path = folder.parent / "latest" / "cases" / name
+        console.print(f"replay with: paritybit replay {path}", soft_wrap=True, highlight=False)
     console.print(f"page: {folder.parent / 'latest' / 'index.html'}")
     return EXIT_CODES[record["verdict"]]
+
+
+def replay_engine(path: Path, options: argparse.Namespace) -> int:
+    """Replay an engine's case, on the engine it names or on another, and ask what it seeks."""
+    case = load_engine_case(path)
+    device = case.trial["device"]
+    if resolve_device(options.device or device) != device:
+        raise CannotRunError(f"{path.name} was found on {device}; it replays there alone")
+    engine = engines.find(options.engine or case.engine)
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+        answer = engines.trial(engine, device, case.seed, Path(scratch) / "engine.log", case)
+    leg = answer["legs"][0]
+    violated = {name: seen for name, seen in leg["seen"].items() if seen["violated"]}
+    for name, seen in violated.items():
+        print(f"{name}: {seen['told']}")
+    counts = f"{leg['steps']} steps, {leg['replays']} replays, {leg['padded']} padded"
+    present = case.sought in violated
+    print(f"{engine.name}: {counts}: {case.sought} {'is violated' if present else 'holds'}")
+    return FINDING if present else OK
 
 
 def tried(

@@ -8,6 +8,8 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from harness.commands import CANNOT_RUN, FINDING, OK, default_workers
+from harness.commands.engines import replay_engine
+from harness.engine_case import is_engine_case
 from harness.explain import explanation
 from harness.lockstep import Lockstep
 from harness.replay import by_trial, files_of, load_here, replay_alike, vacuous
@@ -22,6 +24,10 @@ def run_replay(options: argparse.Namespace) -> int:
     if len(options.case) > 1 or options.case[0].is_dir():
         return replay_many(options)
     path = options.case[0]
+    if is_engine_case(path):
+        return replay_engine(path, options)
+    if options.engine is not None:
+        raise ValueError(f"{path.name} is no case of an engine: --engine has no place here")
     case = load_here(path, options.device)
     lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
     outcome, timeline = observe(lockstep, case.schedule)
