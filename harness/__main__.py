@@ -144,8 +144,10 @@ def parser() -> argparse.ArgumentParser:
     steady.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     measure = command("bench", run_bench, "Measure differential steps per second")
     measure.add_argument("--record", type=Path, help="Where the figures go, as JSON")
-    walk = add_engines(command, regress, replay)
-    for each in (regress, walk, replay, toggles, past, steady, measure):
+    for each in (
+        *(regress, replay, toggles, past, steady, measure),
+        add_engines(command, regress, replay),
+    ):
         each.add_argument("--device", help="auto, cpu or cuda")
     return top
 
