@@ -41,7 +41,7 @@ def is_engine_case(path: Path) -> bool:
     """Whether a file says that it is an engine's case."""
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, dict) and data.get("format") == FORMAT
 

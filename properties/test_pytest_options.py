@@ -90,7 +90,7 @@ def test_the_options_stand_in_one_group_of_the_help() -> None:
 
 @pytest.mark.parametrize(
     ("profile", "seed", "schedules"),
-    [("ci", r"0", "4"), ("dev", r"\d+", "4"), ("nightly", r"\d+", "250")],
+    [("ci", r"0", "4"), ("dev", r"\d+", "25"), ("nightly", r"\d+", "250")],
 )
 def test_the_header_tells_device_seed_and_schedules(
     profile: str, seed: str, schedules: str, tmp_path: Path
