@@ -147,9 +147,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Clear the last session's artifacts, and refuse names that this build lacks."""
     if not hasattr(session.config, "workerinput"):
         shutil.rmtree(ARTIFACTS, ignore_errors=True)
-    from harness.trial import UnknownNameError, known
+    from harness.lockstep.config import UnknownNameError, known
     from reference.config import PRESETS
-    from subjects.bugs import BUGS
+    from subjects.bugs.catalogue import BUGS
     from subjects.runners import RUNNERS
 
     named = {"runner": RUNNERS, "preset": PRESETS, "bug": BUGS}
@@ -221,7 +221,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:
     """Write what was run, on what and how it ended, as JSON; red or green."""
-    from harness.record import write_evidence
+    from harness.campaigns.record import write_evidence
 
     counts = config.stash[COUNTS]
     figures = {

@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from harness.commands import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OUT
-from harness.commands.bisect import run_bisect
-from harness.commands.engines import RELEASES, run_engine, run_releases
-from harness.commands.listing import run_list
-from harness.commands.measure import run_bench, run_corpus, run_soak, run_timeline
-from harness.commands.pages import run_compare, run_report, run_summary
-from harness.commands.regress import run_regress
-from harness.commands.replay import run_replay
-from harness.corpus import CORPUS
-from harness.lockstep import DeviceLostError
-from harness.trial import CannotRunError
+from harness.campaigns.corpus import CORPUS
+from harness.cli import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OUT
+from harness.cli.bisect import run_bisect
+from harness.cli.engines import RELEASES, run_engine, run_releases
+from harness.cli.listing import run_list
+from harness.cli.measure import run_bench, run_corpus, run_soak, run_timeline
+from harness.cli.pages import run_compare, run_report, run_summary
+from harness.cli.regress import run_regress
+from harness.cli.replay import run_replay
+from harness.lockstep.config import CannotRunError
+from harness.lockstep.play import DeviceLostError
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,8 +76,8 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], told: str) -> Parser:
-        sub: Parser = commands.add_parser(name, help=told, description=told)
+    def command(name: str, run: Callable[[argparse.Namespace], int], message: str) -> Parser:
+        sub: Parser = commands.add_parser(name, help=message, description=message)
         sub.set_defaults(run=run)
         return sub
 

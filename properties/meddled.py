@@ -10,18 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.engine_arms import EngineArms, load
-from harness.engine_faults import Observed
-from harness.engine_kernels import KernelPlay
-from harness.engine_play import EnginePlay
-from harness.engine_prefill import populate
-from harness.engine_speculative import hand_over
-from harness.engine_trial import KERNELS, PREFILL, REUSING, SHRINKING, observe
-from harness.engines import DEPENDENCIES, folder
-from harness.trial import Trial
-from subjects.released.loading import Engine
-from subjects.released.prefill import PiecewiseRunner
-from subjects.released.speculative import EagleDraftExtendRunner
+from harness.engines.faults import Observed
+from harness.engines.fetch import DEPENDENCIES, folder
+from harness.engines.kernels import KernelPlay
+from harness.engines.pair import EngineArms, load
+from harness.engines.play import EnginePlay
+from harness.engines.prefill import populate
+from harness.engines.speculative import hand_over
+from harness.engines.trial import KERNELS, PREFILL, REUSING, SHRINKING, observe
+from harness.lockstep.config import TrialConfig
+from subjects.engines.sglang.loading import Engine
+from subjects.engines.sglang.prefill import PiecewiseRunner
+from subjects.engines.sglang.speculative import EagleDraftExtendRunner
 
 Populate = Callable[..., None]
 
@@ -85,16 +85,16 @@ def unmeddled(engine: Engine) -> dict[str, Any]:
 def draft_extend(engine: Engine, *, heals: bool) -> str:
     """Return the verdict on stale request rows of the draft-extend runner, healed or not."""
     observed = Observed("eagle_draft_extend", ("req_pool_pad",))
-    arms = EngineArms(engine, PREFILL, EagleDraftExtendRunner)
+    pair = EngineArms(engine, PREFILL, EagleDraftExtendRunner)
     if heals:
-        replay, buffers = arms.runner.runner.replay, arms.runner.runner.buffers
+        replay, buffers = pair.runner.runner.replay, pair.runner.runner.buffers
 
         def healed(batch: Any) -> Any:
             buffers.req_pool_indices.zero_()
             return replay(batch)
 
-        arms.runner.runner.replay = healed
-    hand_over(arms, observed)
+        pair.runner.runner.replay = healed
+    hand_over(pair, observed)
     return str(observed.judge()[0].verdict)
 
 
@@ -110,9 +110,9 @@ def main(package: str, meddling: str) -> None:
     """Play with our arithmetic and, unmeddled, with the engine's own kernels; print both."""
     warnings.simplefilter("ignore")
     engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
-    arms = EngineArms(engine, Trial())
-    meddle(arms.runner, meddling)
-    play = EnginePlay(arms)
+    pair = EngineArms(engine, TrialConfig())
+    meddle(pair.runner, meddling)
+    play = EnginePlay(pair)
     play.padding.at_once = len(play.padding.entries)
     play.play(SHRINKING)
     observed = Observed("decode")

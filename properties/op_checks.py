@@ -44,7 +44,7 @@ CONFIGS = (*(preset.tiny for preset in PRESETS.values()), RAGGED)
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialConfig:
     """One op set at the widths of one model, in batches of several sizes.
 
     `truncates` says that a float32 becomes a bfloat16 by cutting bits off, not by rounding.
@@ -88,7 +88,7 @@ class Case:
     magnitude: Tensor
 
 
-def payload_case(trial: Trial) -> Case:
+def payload_case(trial: TrialConfig) -> Case:
     """Return payloads where the rows that are not tracked point at a row of NaN."""
     config, rows = trial.config, MAX_ROWS
     track_table, encoder_table = (
@@ -111,7 +111,7 @@ def payload_case(trial: Trial) -> Case:
     return Case(run, terms.sum(0), terms.abs().sum(0))
 
 
-def embed_case(trial: Trial) -> Case:
+def embed_case(trial: TrialConfig) -> Case:
     """Return embeddings plus a payload that is a view into wider rows."""
     config = trial.config
     table = trial.random(config.vocab, config.hidden)
@@ -125,7 +125,7 @@ def embed_case(trial: Trial) -> Case:
     )
 
 
-def rotary_case(trial: Trial, kind: Kind) -> Case:
+def rotary_case(trial: TrialConfig, kind: Kind) -> Case:
     """Return rotary angles from within the context and from far beyond it."""
     config, pairs = trial.config, trial.config.shape(kind).head_dim // 2
     positions = trial.integers(config.max_context, 3, MAX_ROWS)
@@ -143,7 +143,7 @@ def rotary_case(trial: Trial, kind: Kind) -> Case:
     return Case(run, expected, 1 + angle.abs().expand_as(expected) * 2**-24 / ARITHMETIC_BOUND)
 
 
-def rope_case(trial: Trial, kind: Kind) -> Case:
+def rope_case(trial: TrialConfig, kind: Kind) -> Case:
     """Return the rotation of heads that are a view into wider rows."""
     shape = trial.config.shape(kind)
     count, pairs = trial.config.heads + shape.kv_heads, shape.head_dim // 2
@@ -163,7 +163,7 @@ def rope_case(trial: Trial, kind: Kind) -> Case:
     return Case(run, expected, magnitude)
 
 
-def norm_linear_case(trial: Trial) -> Case:
+def norm_linear_case(trial: TrialConfig) -> Case:
     """Return a normed product whose rows differ in scale."""
     config = trial.config
     hidden = trial.random(MAX_ROWS, config.hidden)
@@ -179,7 +179,7 @@ def norm_linear_case(trial: Trial) -> Case:
     )
 
 
-def linear_add_case(trial: Trial, kind: Kind) -> Case:
+def linear_add_case(trial: TrialConfig, kind: Kind) -> Case:
     """Return a product added to a residual, as after attention."""
     width = trial.config.heads * trial.config.shape(kind).head_dim
     inputs = trial.random(MAX_ROWS, width)
@@ -192,7 +192,7 @@ def linear_add_case(trial: Trial, kind: Kind) -> Case:
     )
 
 
-def gated_linear_add_case(trial: Trial) -> Case:
+def gated_linear_add_case(trial: TrialConfig) -> Case:
     """Return a gated product added to a residual, every row a real token."""
     width = trial.config.intermediate
     gate_up = 2 * trial.random(MAX_ROWS, 2 * width)
@@ -218,7 +218,7 @@ def gated_linear_add_case(trial: Trial) -> Case:
     )
 
 
-def probabilities_case(trial: Trial) -> Case:
+def probabilities_case(trial: TrialConfig) -> Case:
     """Return the softmax of rows that are a view, and of which some places are -inf."""
     wide = 4 * trial.random(MAX_ROWS, LONG_ROW + 3)
     wide[:, ::7] = -torch.inf
@@ -227,7 +227,7 @@ def probabilities_case(trial: Trial) -> Case:
     return Case(lambda part: trial.ops.probabilities(logits[part]), expected, expected)
 
 
-def store_kv_case(trial: Trial, kind: Kind) -> Case:
+def store_kv_case(trial: TrialConfig, kind: Kind) -> Case:
     """Return what distinct slots hold after a store of keys and values, each a view."""
     cache, wide, _ = _store_inputs(trial, kind, MAX_ROWS, slots=2 * MAX_ROWS)
     order = torch.randperm(2 * MAX_ROWS, generator=torch.Generator().manual_seed(1))
@@ -242,7 +242,7 @@ def store_kv_case(trial: Trial, kind: Kind) -> Case:
     return Case(run, expected, torch.zeros_like(expected))
 
 
-def attention_case(trial: Trial, kind: Kind, form: str, sunk: bool) -> Case:
+def attention_case(trial: TrialConfig, kind: Kind, form: str, sunk: bool) -> Case:
     """Return attention over the lists of one form, with sinks or without."""
     query, cache, sinks = _attention_inputs(trial, kind, MAX_ROWS)
     lists, sink = key_lists(trial, MAX_ROWS)[form], sinks if sunk else None
@@ -267,7 +267,7 @@ def _attend(
     return result, magnitude
 
 
-def _attention_inputs(trial: Trial, kind: Kind, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def _attention_inputs(trial: TrialConfig, kind: Kind, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return a query that is a view, a cache and sinks."""
     shape, heads = trial.config.shape(kind), trial.config.heads
     query = trial.random(rows, heads + shape.kv_heads, shape.head_dim)[:, :heads]
@@ -296,7 +296,7 @@ class KeyLists:
         return [list(compress(*each)) for each in zip(lists, bits, strict=True)]
 
     def attend(
-        self, trial: Trial, query: Tensor, cache: Tensor, sinks: Tensor | None, part: slice
+        self, trial: TrialConfig, query: Tensor, cache: Tensor, sinks: Tensor | None, part: slice
     ) -> Tensor:
         """Return the attention of the rows in `part`."""
         begin, end, longest = self.begin[part], self.end[part], trial.config.max_context
@@ -306,7 +306,7 @@ class KeyLists:
         )
 
 
-def key_lists(trial: Trial, rows: int) -> dict[str, KeyLists]:
+def key_lists(trial: TrialConfig, rows: int) -> dict[str, KeyLists]:
     """Return lists of even slots, of very different lengths, in every form.
 
     Every fifth list is empty, from row 2 on. "own" lists follow one another, "shared"
@@ -347,7 +347,7 @@ def key_lists(trial: Trial, rows: int) -> dict[str, KeyLists]:
     return {"own": own, "shared": shared, "masked": masked}
 
 
-def _same_lists(trial: Trial, lists: KeyLists) -> list[KeyLists]:
+def _same_lists(trial: TrialConfig, lists: KeyLists) -> list[KeyLists]:
     """Return `lists` in other dtypes, at other places, and with every key in a mask."""
     other = {torch.int32: torch.int64, torch.int64: torch.int32}
     retyped = replace(
@@ -377,7 +377,9 @@ def _poisoned(cache: Tensor, kept: list[list[int]]) -> Tensor:
     return poisoned
 
 
-def _store_inputs(trial: Trial, kind: Kind, rows: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+def _store_inputs(
+    trial: TrialConfig, kind: Kind, rows: int, slots: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return a cache, rows that hold key and value among others, and a loc."""
     shape = trial.config.shape(kind)
     cache = trial.random(2, slots, shape.kv_heads, shape.head_dim)
@@ -391,7 +393,7 @@ def _halves(wide: Tensor) -> tuple[Tensor, Tensor]:
     return key, value
 
 
-def cases(trial: Trial) -> dict[str, Case]:
+def cases(trial: TrialConfig) -> dict[str, Case]:
     """Return every op at the trial's widths, for every shape of its attention."""
     found = {
         "payload": payload_case(trial),
@@ -412,7 +414,7 @@ def cases(trial: Trial) -> dict[str, Case]:
     return found
 
 
-def check_conformance(trial: Trial) -> None:
+def check_conformance(trial: TrialConfig) -> None:
     """Check that every op is within its bound of float64, in every batch."""
     for name, case in cases(trial).items():
         for rows in trial.batches:
@@ -426,7 +428,7 @@ def check_conformance(trial: Trial) -> None:
             _require(worst <= 0, f"{name}: {rows} rows miss float64 by {worst} over the bound")
 
 
-def check_batch_invariance(trial: Trial) -> None:
+def check_batch_invariance(trial: TrialConfig) -> None:
     """Check that a row has the same bits in any batch and anywhere in it."""
     for name, case in cases(trial).items():
         whole = case.run(slice(0, MAX_ROWS))
@@ -437,7 +439,7 @@ def check_batch_invariance(trial: Trial) -> None:
             _require(same, f"{name}: rows {part.start}:{part.stop} have other bits in a batch")
 
 
-def check_highest_row_wins(trial: Trial) -> None:
+def check_highest_row_wins(trial: TrialConfig) -> None:
     """Check which of the rows that name one slot is stored, in more rows than a tile has."""
     rows, slots = 70, 24
     cache, wide, loc = _store_inputs(trial, Kind.SWA, rows, slots)
@@ -451,7 +453,7 @@ def check_highest_row_wins(trial: Trial) -> None:
     _require(_same_bits(cache, expected), "a slot does not hold the highest row that names it")
 
 
-def check_loc_is_reinterpreted(trial: Trial) -> None:
+def check_loc_is_reinterpreted(trial: TrialConfig) -> None:
     """Check that an int64 loc under an int32 ABI puts row 0 right and row 1 into slot 0."""
     cache, wide, _ = _store_inputs(trial, Kind.SWA, rows=3, slots=12)
     key, value = _halves(wide)
@@ -463,7 +465,7 @@ def check_loc_is_reinterpreted(trial: Trial) -> None:
     _require(_same_bits(cache, expected), "an int64 loc was not read as pairs of int32")
 
 
-def check_only_keys_are_loaded(trial: Trial) -> None:
+def check_only_keys_are_loaded(trial: TrialConfig) -> None:
     """Check that NaN in every slot that is not a key of a batch's rows changes no bit."""
     query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
     parts = [slice(0, FEW_ROWS), *(slice(row, row + 1) for row in range(FEW_ROWS))]
@@ -478,7 +480,7 @@ def check_only_keys_are_loaded(trial: Trial) -> None:
                 _require(bool(result.isfinite().all()), f"{form}: attention is not finite")
 
 
-def check_rows_without_keys_are_zero(trial: Trial) -> None:
+def check_rows_without_keys_are_zero(trial: TrialConfig) -> None:
     """Check that a row of which no key takes part gives zeros, whatever the slots hold."""
     query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
     drawn = key_lists(trial, FEW_ROWS)
@@ -492,7 +494,7 @@ def check_rows_without_keys_are_zero(trial: Trial) -> None:
             _require(bool((result[zero] == 0).all()), f"{form}: a row without keys is not zero")
 
 
-def check_form_of_lists_changes_no_bit(trial: Trial) -> None:
+def check_form_of_lists_changes_no_bit(trial: TrialConfig) -> None:
     """Check that a list's dtype, its place and a mask that is all set are of no effect."""
     query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
     everything = slice(0, FEW_ROWS)
@@ -504,7 +506,7 @@ def check_form_of_lists_changes_no_bit(trial: Trial) -> None:
                 _require(same, f"{form}: the same keys in form {turn} have other bits")
 
 
-def check_largest(trial: Trial) -> None:
+def check_largest(trial: TrialConfig) -> None:
     """Check the largest values of rows of ties, NaN and infinities, against a sorted list."""
     count = trial.config.vocab
     values = trial.integers(count // 4, MAX_ROWS, count).float()
@@ -524,7 +526,7 @@ def check_largest(trial: Trial) -> None:
         _require(same, f"the {wanted} largest have other values")
 
 
-def check_row_limit(trial: Trial) -> None:
+def check_row_limit(trial: TrialConfig) -> None:
     """Check that rows from the limit on keep their residual or are zero, NaN or not."""
     width, limit = trial.config.intermediate, 5
     gate_up = trial.random(MAX_ROWS, 2 * width)
@@ -541,7 +543,7 @@ def check_row_limit(trial: Trial) -> None:
     _require(_same_bits(limited[:limit], gate_up[:limit]), "a row before the limit changed")
 
 
-Check = Callable[[Trial], None]
+Check = Callable[[TrialConfig], None]
 CHECKS: tuple[Check, ...] = (
     check_conformance,
     check_batch_invariance,
@@ -571,13 +573,13 @@ def run_checks(
     ops: Ops,
     device: str,
     combinations: tuple[Combination, ...] = ALL,
-    batches: tuple[int, ...] = Trial.batches,
+    batches: tuple[int, ...] = TrialConfig.batches,
     truncates: bool = False,
 ) -> int:
     """Run checks on `ops` and return how many ran; an error says which one failed where."""
     for check, config, dtype in combinations:
         try:
-            check(Trial(ops, device, config, dtype, batches, truncates))
+            check(TrialConfig(ops, device, config, dtype, batches, truncates))
         except AssertionError as error:
             error.add_note(f"in {check.__name__} at {config.name}, {dtype}")
             raise

@@ -5,29 +5,14 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from harness.record import FORMAT, VERSION
+from harness.campaigns.record import FORMAT, VERSION
+from harness.lockstep.violation import PROPERTIES
 
 Record = dict[str, Any]
 
 HOSTILE = "</pre></title><script>alert('x')</script>\"' onload=\"alert(1)\" {{ 7 * 7 }} &amp;"
 
 PULL = "https://github.com/sgl-project/sglang/pull/"
-
-PROPERTIES = {
-    "logits_parity": "live rows' logits: graph bits = eager bits",
-    "kv_parity": "every slot of both sub-pools, K and V, all layers: graph bits = eager bits",
-    "write_frame": "a step changes only the slots in its own out_cache_loc, and slot 0",
-    "frozen_kv": "a draft that reads frozen KV changes no bit of any pool",
-    "hermetic_replay": "a runner with a history gives the bits of one just captured",
-    "padding_noninterference": "bytes that nobody in the batch owns change nothing that is live",
-    "index_contract": "static buffers are what was captured; dtypes are the pool's and listed",
-    "captured_path": "a graph was really replayed, of the right ops, and nothing was allocated",
-    "log_hygiene": "a clean step logs nothing at WARNING or above",
-    "determinism": "the same schedule twice gives the same bits",
-    "batch_invariance": "a request's bits do not depend on row, neighbours or bucket",
-    "dense_agreement": "eager logits agree with a cache-free float64 model within a bound",
-    "token_trajectory": "greedy tokens of whole generations are equal",
-}
 
 EVENTS = {
     "padded replay": 1213,
@@ -99,7 +84,7 @@ def trial(**changes: Any) -> Record:
         "preset": "gpt_oss",
         "dtype": "float32",
         "device": "cpu",
-        "era": "memo",
+        "scheme": "memo",
         "page_size": 1,
         "full_slots": 96,
         "swa_slots": 64,
@@ -130,8 +115,8 @@ def played(place: int, step: str, live: list[int], **changes: Any) -> Record:
 
 def static_input(name: str, values: list[Any], left_by: list[int], **changes: Any) -> Record:
     """Return one static input of a replay of one live request or token."""
-    told = {"name": name, "dtype": "int64", "axis": "token", "padding": "fill 0", "live": 1}
-    return told | {"values": values, "left_by": left_by, "stale": []} | changes
+    message = {"name": name, "dtype": "int64", "axis": "token", "padding": "fill 0", "live": 1}
+    return message | {"values": values, "left_by": left_by, "stale": []} | changes
 
 
 NOBODY = -1
@@ -139,9 +124,9 @@ NOBODY = -1
 
 def sub_pool(kind: str, owners: Mapping[int, int], size: int = 80, **changes: Any) -> Record:
     """Return the slots of a sub-pool; `owners` are requests by slot."""
-    told: Record = {"model": "target", "kind": kind, "live": [0], "page_size": 1}
+    message: Record = {"model": "target", "kind": kind, "live": [0], "page_size": 1}
     slots = [owners.get(slot, NOBODY) for slot in range(size)]
-    return told | {"owners": slots, "written": [0], "differs": []} | changes
+    return message | {"owners": slots, "written": [0], "differs": []} | changes
 
 
 def explanation(**changes: Any) -> Record:
@@ -151,7 +136,7 @@ def explanation(**changes: Any) -> Record:
         "step": 3,
         "runner": "decode",
         "bucket": 2,
-        "raw": 1,
+        "live_size": 1,
         "blame": "inputs",
         "third_arm": "as the graph",
         "difference": {
@@ -237,7 +222,7 @@ def finding(
         },
         "timeline": timeline,
         "explanation": explained,
-        "case": {"format": "paritybit-case", "version": 2, "sought": "kv_parity", "seed": 0},
+        "case": {"format": "paritybit-case", "version": 2, "target": "kv_parity", "seed": 0},
     }
 
 
@@ -255,11 +240,11 @@ def kv_violation(step: int) -> Record:
         "graph_bits": "0xbf30d17e",
         "owner": "request 1",
     }
-    told = (
+    message = (
         "layer 0 (swa), K, slot 9 of request 1, head 0, element 0: eager 0xbda4e730,"
         " graph 0xbf30d17e"
     )
-    return {"property": "kv_parity", "step": step, "told": told, "where": where}
+    return {"property": "kv_parity", "step": step, "message": message, "where": where}
 
 
 def swa_pad_finding() -> Record:
@@ -269,14 +254,14 @@ def swa_pad_finding() -> Record:
         {
             "property": "write_frame",
             "step": 3,
-            "told": "the graph world changed swa slot 9 of request 1, which is not in the step's"
+            "message": "the graph world changed swa slot 9 of request 1, which is not in the step's"
             " out_cache_loc",
             "where": {"world": "graph", "kind": "swa", "slot": 9, "owner": "request 1"},
         },
         {
             "property": "hermetic_replay",
             "step": 3,
-            "told": "padded row 1 of 2, output 0: just captured 0xbe361e2a, with its history"
+            "message": "padded row 1 of 2, output 0: just captured 0xbe361e2a, with its history"
             " 0xbfacd223",
             "where": {
                 "tensor": "logits",
@@ -329,7 +314,7 @@ def traffic_finding() -> Record:
     explained = explanation(
         step=14,
         bucket=4,
-        raw=3,
+        live_size=3,
         static_inputs=[
             static_input(f"static_input_{number}", list(range(8)), [14] * 3 + [12, 10, 10, 10, -1])
             for number in range(12)
@@ -344,7 +329,7 @@ def capture_finding() -> Record:
     logits = {
         "property": "logits_parity",
         "step": 1,
-        "told": "live row 0 (request 0), logit 0: eager 0xc09d3b0a, graph 0xc0aa7b15",
+        "message": "live row 0 (request 0), logit 0: eager 0xc09d3b0a, graph 0xc0aa7b15",
         "where": {
             "tensor": "logits",
             "row": 0,
@@ -358,7 +343,7 @@ def capture_finding() -> Record:
     path = {
         "property": "captured_path",
         "step": 1,
-        "told": breach,
+        "message": breach,
         "where": {"breaches": [breach]},
     }
     violated = ["logits_parity", "kv_parity", "captured_path"]
@@ -386,7 +371,7 @@ def capture_finding() -> Record:
         site={
             "function": "memoised_translation",
             "file": "subjects/pool.py",
-            "told": "captured without its translation",
+            "message": "captured without its translation",
         },
     )
     violations = [logits, kv_violation(1), path]
@@ -402,7 +387,7 @@ def warning_finding() -> Record:
     violation = {
         "property": "log_hygiene",
         "step": 0,
-        "told": f"eager forward: {message}",
+        "message": f"eager forward: {message}",
         "where": {"messages": [message], "path": "eager forward"},
     }
     timeline = [played(0, "admit", [0], mode="extend", violated=["log_hygiene"])]
@@ -411,7 +396,7 @@ def warning_finding() -> Record:
         step=0,
         runner="piecewise",
         bucket=None,
-        raw=None,
+        live_size=None,
         blame="build",
         third_arm=None,
         difference=None,
@@ -419,8 +404,8 @@ def warning_finding() -> Record:
         slot=None,
         site={
             "function": "translate_window",
-            "file": "subjects/metadata.py",
-            "told": "translates while the memo holds another location",
+            "file": "subjects/key_lists.py",
+            "message": "translates while the memo holds another location",
         },
         proof=["Let step 0 prefill eagerly.", "So the pool warns, every value being right."],
         static_inputs=[],
@@ -438,8 +423,8 @@ def bug(name: str, status: str, runner: str = "decode", **changes: Any) -> Recor
         "source": "generated",
         "thread": f"{PULL}23552, mended by {PULL}24743",
         "mechanism": SWA_PAD,
-        "caught_by": "kv_parity",
-        "unharmed": None,
+        "detected_by": "kv_parity",
+        "unaffected": None,
         "status": status,
         "error": None,
         "schedules": 6,
@@ -467,7 +452,7 @@ def clean_trials() -> list[Record]:
         traffic = number >= 6
         settings = trial(
             preset=preset,
-            era=("memo", "preset", "per_layer")[number // 3],
+            scheme=("memo", "preset", "per_layer")[number // 3],
             page_size=(1, 4, 1)[number // 3],
             dtype="bfloat16" if number % 2 else "float32",
         )
@@ -505,8 +490,8 @@ def contracts() -> list[Record]:
     ]
     swa = {"name": "out_cache_loc_swa", "axis": "token", "dtype": "int32", "padding": "fill 0"}
     return [
-        {"runner": "decode", "era": "memo", "rows": rows},
-        {"runner": "decode", "era": "preset", "rows": [*rows, swa]},
+        {"runner": "decode", "scheme": "memo", "rows": rows},
+        {"runner": "decode", "scheme": "preset", "rows": [*rows, swa]},
     ]
 
 
@@ -539,7 +524,7 @@ def green_bugs() -> list[Record]:
             thread=memo,
             mechanism="Nobody clears the memo around the window translation, so it takes turns"
             " with out_cache_loc's and the pool warns, every value being right.",
-            caught_by="log_hygiene",
+            detected_by="log_hygiene",
             seen=["log_hygiene"],
             schedules=1,
             schedules_to_detection=1,
@@ -548,11 +533,11 @@ def green_bugs() -> list[Record]:
         ),
         bug(
             "loc_memo_warning.entry",
-            "unharmed",
+            "unaffected",
             thread=memo,
             mechanism="The memo is not cleared before a path is chosen.",
-            caught_by=None,
-            unharmed=HIDDEN,
+            detected_by=None,
+            unaffected=HIDDEN,
             schedules=50,
         ),
     ]
@@ -564,10 +549,10 @@ def pairs() -> list[Record]:
         {
             "bug": name,
             "runner": runner,
-            "unharmed": unharmed.get(runner),
-            "can_be_switched_on": "no static input" not in unharmed.get(runner, ""),
+            "unaffected": unaffected.get(runner),
+            "can_be_switched_on": "no static input" not in unaffected.get(runner, ""),
         }
-        for name, unharmed in BUGS.items()
+        for name, unaffected in BUGS.items()
         for runner in RUNNERS
     ]
 
@@ -583,7 +568,7 @@ def green() -> Record:
         "started": "2026-11-20T16:00:00Z",
         "seconds": 341.2,
         "verdict": "green",
-        "told": "Clean is green on 9 trials; 5 of 5 hunts ended as the table says.",
+        "message": "Clean is green on 9 trials; 5 of 5 hunts ended as the table says.",
         "environment": {
             "device": "cpu",
             "device_name": "CPU, 2 cores",
@@ -599,7 +584,7 @@ def green() -> Record:
         "clean": clean_trials(),
         "bugs": green_bugs(),
         "pairs": pairs(),
-        "lineups": {name: [name] for name in RUNNERS},
+        "engine_runners": {name: [name] for name in RUNNERS},
         "contracts": contracts(),
         "properties": dict(PROPERTIES),
         "required_events": list(EVENTS),
@@ -611,7 +596,7 @@ def red() -> Record:
     record = green()
     record |= {
         "verdict": "red",
-        "told": "Clean is red on 1 of 9 trials; 5 of 9 hunts ended as the table says.",
+        "message": "Clean is red on 1 of 9 trials; 5 of 9 hunts ended as the table says.",
     }
     record["environment"] |= {"commit": None, "dirty": True, "triton": None}
     record["bugs"] += [
@@ -619,7 +604,7 @@ def red() -> Record:
             "swa_int64",
             "missed",
             mechanism="out_cache_loc_swa is int64 while the pool's SWA locations are int32.",
-            caught_by="index_contract",
+            detected_by="index_contract",
             schedules=50,
         ),
         bug(
@@ -628,17 +613,17 @@ def red() -> Record:
             thread=f"{PULL}26292",
             mechanism="req_pool_indices is not reset when the batch is padded: the dummy attention"
             " of padded rows follows req_to_token of a stale row into freed or foreign KV.",
-            caught_by="hermetic_replay",
+            detected_by="hermetic_replay",
             schedules_to_detection=6,
             seen=["kv_parity", "write_frame"],
             finding=swa_pad_finding(),
         ),
         bug(
             "loc_memo_warning.before_window",
-            "harmed after all",
+            "affected after all",
             mechanism="The memo is not cleared before the window translation.",
-            caught_by=None,
-            unharmed="entry clears the memo",
+            detected_by=None,
+            unaffected="entry clears the memo",
             seen=["log_hygiene"],
             finding=warning_finding(),
         ),
@@ -646,7 +631,7 @@ def red() -> Record:
             "loc_memo_warning.entry+before_window",
             "vacuous",
             mechanism="Nothing clears the memo before the window translation.",
-            caught_by="log_hygiene",
+            detected_by="log_hygiene",
             replays=0,
             padded_replays=0,
         ),
@@ -690,7 +675,10 @@ def many(count: int) -> Record:
 def interrupted() -> Record:
     """Return the record of a run that was cut short after its first bug."""
     record = green()
-    record |= {"verdict": "interrupted", "told": "Cut short after 2 of 9 trials and 1 of 5 hunts."}
+    record |= {
+        "verdict": "interrupted",
+        "message": "Cut short after 2 of 9 trials and 1 of 5 hunts.",
+    }
     record["clean"], record["bugs"] = record["clean"][:2], record["bugs"][:1]
     return record
 
@@ -698,23 +686,23 @@ def interrupted() -> Record:
 def hostile() -> Record:
     """Return a record whose every free text is an attack."""
     record = red()
-    record |= {"command": HOSTILE, "told": HOSTILE, "started": HOSTILE}
+    record |= {"command": HOSTILE, "message": HOSTILE, "started": HOSTILE}
     record["environment"] |= dict.fromkeys(("device_name", "torch", "commit"), HOSTILE)
     record["properties"]["kv_parity"] = HOSTILE
     record["contracts"][0]["rows"][0]["name"] = HOSTILE
     record["clean"][0]["events"][HOSTILE] = 4
     record["clean"][4]["trial"]["preset"] = HOSTILE
     attacked = record["bugs"][0]
-    attacked |= dict.fromkeys(("bug", "runner", "source", "mechanism", "unharmed"), HOSTILE)
+    attacked |= dict.fromkeys(("bug", "runner", "source", "mechanism", "unaffected"), HOSTILE)
     record["pairs"] += [pair | {"bug": HOSTILE} for pair in record["pairs"][: len(RUNNERS)]]
     for pair in record["pairs"]:
         pair["runner"] = pair["runner"].replace("cpu_graph", HOSTILE)
-        pair["unharmed"] = pair["unharmed"] and HOSTILE
+        pair["unaffected"] = pair["unaffected"] and HOSTILE
     attacked["thread"] = f"javascript:alert(1) data:text/html,x https://example.org/{HOSTILE}"
     attacked["finding"] |= dict.fromkeys(("case_file", "reproduce"), HOSTILE)
     attacked["finding"]["schedule"]["steps"][0]["step"] = HOSTILE
     attacked["finding"]["timeline"][0]["step"] = HOSTILE
-    attacked["finding"]["violations"][0]["told"] = HOSTILE
+    attacked["finding"]["violations"][0]["message"] = HOSTILE
     attacked["finding"]["explanation"] |= {"proof": [HOSTILE, HOSTILE], "blame": HOSTILE}
     attacked["finding"]["explanation"]["static_inputs"][0] |= {"name": HOSTILE, "dtype": HOSTILE}
     attacked["finding"]["explanation"]["static_inputs"][0]["values"][0] = HOSTILE
@@ -726,7 +714,7 @@ def hostile() -> Record:
             "faults": {HOSTILE: HOSTILE},
             "stubbed": [HOSTILE],
             "emulated": [HOSTILE],
-            "told": HOSTILE,
+            "message": HOSTILE,
         }
     ]
     attacked["finding"]["violations"][0]["where"] |= {"owner": HOSTILE, "eager_bits": HOSTILE}

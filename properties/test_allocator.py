@@ -11,8 +11,8 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from harness.bits import bits
-from reference.allocator import Allocator, Holding
+from harness.lockstep.bits import bits
+from reference.allocator import Allocator, PageAllocation
 from reference.config import PRESETS, Kind, Role, draft_config
 from reference.pool import HybridKVPool, KVPools, PoolSizes
 
@@ -46,7 +46,7 @@ class Request:
     The first `mapped` tokens' slots were mapped, of the pages that it still holds.
     """
 
-    holding: Holding
+    allocation: PageAllocation
     length: int = 0
     evicted: int = 0
     mapped: int = 0
@@ -74,22 +74,22 @@ class Ledger:
 
     def admit(self) -> Request | None:
         """Give a new request a row, if there is one."""
-        holding = self.allocator.alloc_row()
-        if holding is None:
+        allocation = self.allocator.alloc_row()
+        if allocation is None:
             return None
-        self.requests.append(Request(holding))
+        self.requests.append(Request(allocation))
         return self.requests[-1]
 
     def extend(self, request: Request, count: int) -> bool:
         """Give a request slots for more tokens and map them, if there is room."""
         begin, end = request.length, request.length + count
-        full = self.allocator.extend(request.holding, begin, count)
+        full = self.allocator.extend(request.allocation, begin, count)
         if full is None:
             return False
         device = self.allocator.pool.device
-        swa = self.allocator.swa_slots(request.holding, begin, end)
+        swa = self.allocator.swa_slots(request.allocation, begin, end)
         self.allocator.pool.tables.write(
-            torch.full((count,), request.holding.row, device=device),
+            torch.full((count,), request.allocation.row, device=device),
             torch.arange(begin, end, device=device),
             torch.tensor(full, device=device),
             torch.tensor(swa, device=device),
@@ -100,7 +100,7 @@ class Ledger:
 
     def truncate(self, request: Request, tokens: int) -> None:
         """Keep a request's first tokens, and as many slots as their pages have."""
-        self.allocator.truncate(request.holding, tokens)
+        self.allocator.truncate(request.allocation, tokens)
         held = -(-tokens // self.allocator.page_size) * self.allocator.page_size
         request.length = min(request.length, tokens)
         request.evicted = min(request.evicted, held)
@@ -111,12 +111,12 @@ class Ledger:
         tokens = min(tokens, request.length)
         whole = tokens - tokens % self.allocator.page_size
         request.evicted = max(request.evicted, whole)
-        return self.allocator.evict(request.holding, tokens)
+        return self.allocator.evict(request.allocation, tokens)
 
     def free(self, request: Request) -> None:
         """Finish a request."""
         self.requests.remove(request)
-        self.allocator.free(request.holding)
+        self.allocator.free(request.allocation)
 
     def play(self, operation: Operation) -> None:
         """Do one operation, if there is a request to do it to."""
@@ -147,7 +147,7 @@ class Ledger:
             list(self.allocator.free_swa),
             list(self.allocator.free_rows),
             [
-                (list(each.holding.full_pages), list(each.holding.swa_pages))
+                (list(each.allocation.full_pages), list(each.allocation.swa_pages))
                 for each in self.requests
             ],
             self.mapping.tolist(),
@@ -165,7 +165,7 @@ def owned_pages(ledger: Ledger, kind: Kind) -> list[int]:
     return [
         page
         for each in ledger.requests
-        for page in (each.holding.full_pages if kind is Kind.FULL else each.holding.swa_pages)
+        for page in (each.allocation.full_pages if kind is Kind.FULL else each.allocation.swa_pages)
         if page is not None
     ]
 
@@ -177,15 +177,17 @@ def check_ownership(ledger: Ledger) -> None:
     owned_full, owned_swa = owned_pages(ledger, Kind.FULL), owned_pages(ledger, Kind.SWA)
     assert sorted(owned_full + allocator.free_full) == list(range(1, full_pages + 1))
     assert sorted(owned_swa + allocator.free_swa) == list(range(1, swa_pages + 1))
-    rows = [each.holding.row for each in ledger.requests]
+    rows = [each.allocation.row for each in ledger.requests]
     assert sorted(rows + allocator.free_rows) == list(range(1, ROWS + 1))
 
 
 def check_slots(ledger: Ledger) -> None:
     """No slot of a live token is reserved or another's, and each token has as many as it needs."""
     allocator = ledger.allocator
-    full = [s for r in ledger.requests for s in allocator.full_slots(r.holding, 0, r.length)]
-    swa = [s for r in ledger.requests for s in allocator.swa_slots(r.holding, r.evicted, r.length)]
+    full = [s for r in ledger.requests for s in allocator.full_slots(r.allocation, 0, r.length)]
+    swa = [
+        s for r in ledger.requests for s in allocator.swa_slots(r.allocation, r.evicted, r.length)
+    ]
     assert len(full) == sum(each.length for each in ledger.requests)
     assert len(swa) == sum(max(0, each.length - each.evicted) for each in ledger.requests)
     for slots, last in ((full, FULL_SLOTS), (swa, SWA_SLOTS)):
@@ -201,7 +203,7 @@ def check_mapping(ledger: Ledger) -> None:
     for each in ledger.requests:
         kept = each.evicted, each.mapped
         full, swa = (
-            slots(each.holding, *kept) for slots in (allocator.full_slots, allocator.swa_slots)
+            slots(each.allocation, *kept) for slots in (allocator.full_slots, allocator.swa_slots)
         )
         for full_slot, swa_slot in zip(full, swa, strict=True):
             wanted[full_slot] = swa_slot
@@ -236,7 +238,7 @@ def test_an_extend_without_room_changes_nothing(
     for operation in [("admit", 0, 1), *operations, ("admit", 0, 1)]:
         ledger.play(operation)
     before, request = ledger.state(), ledger.requests[-1]
-    pages = -(-(request.length + tokens) // page_size) - len(request.holding.full_pages)
+    pages = -(-(request.length + tokens) // page_size) - len(request.allocation.full_pages)
     allocator = ledger.allocator
     room = pages <= len(allocator.free_full) and pages <= len(allocator.free_swa)
     assert ledger.extend(request, tokens) is room
@@ -265,11 +267,15 @@ def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -
     first, second = ledger.admit(), ledger.admit()
     assert first is not None and second is not None
     assert ledger.extend(first, 4) and ledger.extend(second, 4)
-    freed = first.holding.row, list(first.holding.full_pages), list(first.holding.swa_pages)
+    freed = (
+        first.allocation.row,
+        list(first.allocation.full_pages),
+        list(first.allocation.swa_pages),
+    )
     ledger.free(first)
     again = ledger.admit()
     assert again is not None and ledger.extend(again, 4)
-    assert (again.holding.row, again.holding.full_pages, again.holding.swa_pages) == freed
+    assert (again.allocation.row, again.allocation.full_pages, again.allocation.swa_pages) == freed
 
 
 def test_an_evicted_swa_page_is_the_first_to_be_issued_again(ledger: Ledger) -> None:
@@ -277,10 +283,10 @@ def test_an_evicted_swa_page_is_the_first_to_be_issued_again(ledger: Ledger) -> 
     first, second = ledger.admit(), ledger.admit()
     assert first is not None and second is not None
     assert ledger.extend(first, 3 * size)
-    evicted = list(first.holding.swa_pages[:2])
+    evicted = list(first.allocation.swa_pages[:2])
     assert ledger.evict(first, 2 * size) == 2
     assert ledger.extend(second, 2 * size)
-    assert second.holding.swa_pages == evicted
+    assert second.allocation.swa_pages == evicted
 
 
 def test_a_page_is_evicted_only_whole(ledger: Ledger) -> None:
@@ -289,7 +295,7 @@ def test_a_page_is_evicted_only_whole(ledger: Ledger) -> None:
     size = ledger.allocator.page_size
     assert ledger.evict(request, 7) == 7 // size
     assert ledger.evict(request, 7) == 0
-    assert [page is None for page in request.holding.swa_pages[: 11 // size]] == [
+    assert [page is None for page in request.allocation.swa_pages[: 11 // size]] == [
         (index + 1) * size <= 7 for index in range(11 // size)
     ]
     check_mapping(ledger)
@@ -300,18 +306,18 @@ def test_pages_beyond_a_truncation_are_free_again_last_page_first(ledger: Ledger
     size = ledger.allocator.page_size
     request = ledger.admit()
     assert request is not None and ledger.extend(request, 11)
-    held = list(request.holding.full_pages), list(request.holding.swa_pages)
+    held = list(request.allocation.full_pages), list(request.allocation.swa_pages)
     kept = -(-5 // size)
     ledger.truncate(request, 5)
-    assert request.holding.full_pages == held[0][:kept]
-    assert request.holding.swa_pages == held[1][:kept]
+    assert request.allocation.full_pages == held[0][:kept]
+    assert request.allocation.swa_pages == held[1][:kept]
     freed = len(held[0]) - kept
     assert ledger.allocator.free_full[-freed:] == held[0][: -freed - 1 : -1]
     assert ledger.allocator.free_swa[-freed:] == held[1][: -freed - 1 : -1]
     check_ownership(ledger)
     check_mapping(ledger)
     assert ledger.extend(request, 6)
-    assert (request.holding.full_pages, request.holding.swa_pages) == held
+    assert (request.allocation.full_pages, request.allocation.swa_pages) == held
 
 
 def test_a_truncation_clears_the_mapping_of_whole_pages(ledger: Ledger) -> None:
@@ -320,7 +326,7 @@ def test_a_truncation_clears_the_mapping_of_whole_pages(ledger: Ledger) -> None:
     first, second = ledger.admit(), ledger.admit()
     assert first is not None and second is not None
     assert ledger.extend(first, 8) and ledger.extend(second, 8)
-    slots = ledger.allocator.full_slots(first.holding, 0, 8)
+    slots = ledger.allocator.full_slots(first.allocation, 0, 8)
     before = ledger.mapping.tolist()
     ledger.truncate(first, 3)
     gone = set(slots[-(-3 // size) * size :])
@@ -349,7 +355,7 @@ def test_a_truncation_beyond_the_end_changes_nothing(ledger: Ledger, tokens: int
     assert request is not None and ledger.extend(request, 8)
     ledger.evict(request, 4)
     before = ledger.state()
-    ledger.allocator.truncate(request.holding, tokens)
+    ledger.allocator.truncate(request.allocation, tokens)
     assert ledger.state() == before
 
 
@@ -358,18 +364,18 @@ def test_an_evicted_token_has_no_swa_slot(ledger: Ledger) -> None:
     assert request is not None and ledger.extend(request, 8)
     ledger.evict(request, 4)
     with pytest.raises(ValueError, match="token 3 has no SWA slot"):
-        ledger.allocator.swa_slots(request.holding, 3, 5)
-    assert len(ledger.allocator.swa_slots(request.holding, 4, 8)) == 4
+        ledger.allocator.swa_slots(request.allocation, 3, 5)
+    assert len(ledger.allocator.swa_slots(request.allocation, 4, 8)) == 4
 
 
 def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -> None:
     size, orders = ledger.allocator.page_size, set()
     for seed in range(8):
         ledger.allocator.clear(seed)
-        request = Request(Holding(row=1))
+        request = Request(PageAllocation(row=1))
         assert ledger.extend(request, SWA_SLOTS)
-        full = ledger.allocator.full_slots(request.holding, 0, SWA_SLOTS)
-        swa = ledger.allocator.swa_slots(request.holding, 0, SWA_SLOTS)
+        full = ledger.allocator.full_slots(request.allocation, 0, SWA_SLOTS)
+        swa = ledger.allocator.swa_slots(request.allocation, 0, SWA_SLOTS)
         for slots in (full, swa):
             assert all(slots[i] == slots[i - i % size] + i % size for i in range(SWA_SLOTS))
             assert slots[::size] != sorted(slots[::size])
@@ -415,9 +421,9 @@ def test_every_change_of_slots_is_told(name: str, ledger: Ledger) -> None:
 
 
 def test_making_an_allocator_is_told(device: str) -> None:
-    told: list[None] = []
-    Allocator(small_pool(1, device), lambda: told.append(None))
-    assert len(told) == 1
+    message: list[None] = []
+    Allocator(small_pool(1, device), lambda: message.append(None))
+    assert len(message) == 1
 
 
 def both_pools(preset: str, device: str, page_size: int = 1) -> KVPools:

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.__main__ import main
-from harness.bisect import Toggles, ddmin, likeliest_runner, smallest, split
-from harness.case import Case, load_case, write_case
-from harness.lockstep import Lockstep
-from harness.trial import Trial
-from subjects.behaviour import Era
-from subjects.bugs import BUGS, broken_subject, common_era
+from harness.campaigns.bisect import BugSet, ddmin, likeliest_runner, smallest, split
+from harness.campaigns.case import Case, load_case, write_case
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.play import Lockstep
+from subjects.bugs.catalogue import BUGS, broken_subject, common_scheme
 from subjects.contracts import Policy
+from subjects.toggles import LocationScheme
 
 OK, FINDING, MALFORMED = 0, 1, 2
 CORPUS = Path(__file__).parent / "corpus"
@@ -51,22 +51,22 @@ def test_no_toggle_of_what_delta_debugging_keeps_can_be_left_out(
 
 def test_delta_debugging_asks_for_few_of_many_sets() -> None:
     """Of sixteen toggles, of which one pair explains."""
-    toggles = tuple("abcdefghijklmnop")
-    asked: list[Toggles] = []
+    bug_set = tuple("abcdefghijklmnop")
+    asked: list[BugSet] = []
 
-    def fails(each: Toggles) -> bool:
+    def fails(each: BugSet) -> bool:
         asked.append(each)
         return {"c", "n"} <= set(each)
 
-    assert ddmin(toggles, fails) == ("c", "n")
+    assert ddmin(bug_set, fails) == ("c", "n")
     assert len(set(asked)) < 60
 
 
 @given(st.integers(2, 12), st.integers(2, 12))
 def test_toggles_are_split_into_chunks_of_nearly_one_length(count: int, parts: int) -> None:
-    toggles = tuple(str(each) for each in range(max(count, parts)))
-    chunks = split(toggles, parts)
-    assert tuple(chain(*chunks)) == toggles
+    bug_set = tuple(str(each) for each in range(max(count, parts)))
+    chunks = split(bug_set, parts)
+    assert tuple(chain(*chunks)) == bug_set
     assert len(chunks) == parts
     assert max(map(len, chunks)) - min(map(len, chunks)) <= 1
 
@@ -74,32 +74,32 @@ def test_toggles_are_split_into_chunks_of_nearly_one_length(count: int, parts: i
 def test_bugs_of_one_row_are_both_there() -> None:
     """One changes its policy, the other its dtype; only the second is all runners'."""
     pair = [BUGS["swa_pad"], BUGS["swa_int64"]]
-    subject = broken_subject(pair, "decode", Era.PRESET)
+    subject = broken_subject(pair, "decode", LocationScheme.PRESET)
     (row,) = (each for each in subject.contract if each.name == "out_cache_loc_swa")
     assert (row.policy, row.dtype) == (Policy.KEEP, torch.int64)
     assert subject.shared == {"out_cache_loc_swa": {"dtype": torch.int64}}
-    assert subject == broken_subject(reversed(pair), "decode", Era.PRESET)
+    assert subject == broken_subject(reversed(pair), "decode", LocationScheme.PRESET)
 
 
 def test_sites_that_bugs_leave_out_add_up() -> None:
-    both = broken_subject([BUGS[name] for name in SITES], "decode", Era.MEMO)
-    assert both == broken_subject([BUGS[PAIR]], "decode", Era.MEMO)
+    both = broken_subject([BUGS[name] for name in SITES], "decode", LocationScheme.MEMO)
+    assert both == broken_subject([BUGS[PAIR]], "decode", LocationScheme.MEMO)
 
 
 def test_bugs_are_switched_on_in_an_era_that_all_lived_in() -> None:
-    assert common_era([BUGS["req_pool_pad"]]) is Era.MEMO
-    assert common_era([BUGS["req_pool_pad"], BUGS["swa_pad"]]) is Era.PRESET
-    trial = Trial().with_bug("req_pool_pad", "swa_pad")
-    assert (trial.bugs, trial.era) == (("swa_pad", "req_pool_pad"), Era.PRESET)
+    assert common_scheme([BUGS["req_pool_pad"]]) is LocationScheme.MEMO
+    assert common_scheme([BUGS["req_pool_pad"], BUGS["swa_pad"]]) is LocationScheme.PRESET
+    trial = TrialConfig().with_bug("req_pool_pad", "swa_pad")
+    assert (trial.bugs, trial.scheme) == (("swa_pad", "req_pool_pad"), LocationScheme.PRESET)
     with pytest.raises(ValueError, match="bugs of different eras cannot be switched on together"):
-        Trial().with_bug("swa_pad", "loc_memo_capture")
+        TrialConfig().with_bug("swa_pad", "loc_memo_capture")
 
 
 def test_a_trial_of_several_bugs_has_no_one_bug() -> None:
-    assert Trial().bug is None
-    assert Trial().with_bug("swa_pad").bug == "swa_pad"
+    assert TrialConfig().bug is None
+    assert TrialConfig().with_bug("swa_pad").bug == "swa_pad"
     with pytest.raises(ValueError, match="several bugs: swa_pad, swa_int64"):
-        _ = Trial().with_bug("swa_int64", "swa_pad").bug
+        _ = TrialConfig().with_bug("swa_int64", "swa_pad").bug
 
 
 def test_two_bugs_at_once_show_what_each_shows() -> None:
@@ -125,11 +125,11 @@ def test_a_pair_that_masks_each_other_is_found_among_others(
     bugs = ",".join(["req_pool_pad", *SITES, "loc_memo_capture"])
     case, out = CORPUS / f"{PAIR}@cpu_graph.json", tmp_path / "smallest.json"
     assert main(["bisect", bugs, "--case", str(case), "--out", str(out)]) == FINDING
-    told = capsys.readouterr().out
-    shown = SHOWS.findall(told)
-    assert f"smallest set: {' + '.join(SITES)}\n" in told
-    assert len({toggles for _, toggles, _ in shown}) == len(shown)
-    verdicts = {toggles: (verdict, seen) for verdict, toggles, seen in shown}
+    message = capsys.readouterr().out
+    shown = SHOWS.findall(message)
+    assert f"smallest set: {' + '.join(SITES)}\n" in message
+    assert len({bug_set for _, bug_set, _ in shown}) == len(shown)
+    verdicts = {bug_set: (verdict, seen) for verdict, bug_set, seen in shown}
     assert verdicts["no bug"] == ("green", "nothing")
     assert verdicts[" + ".join(SITES)] == ("red", "log_hygiene")
     assert all(verdicts[site] == ("green", "nothing") for site in SITES)
@@ -142,9 +142,9 @@ def test_without_a_case_one_is_hunted(capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*words, "--property", "hermetic_replay"]) == FINDING
     assert "smallest set: req_pool_pad\n" in capsys.readouterr().out
     assert main(words) == FINDING
-    told = capsys.readouterr().out
-    assert told.startswith("log_hygiene on cpu_graph, ")
-    assert "smallest set: loc_memo_warning\n" in told
+    message = capsys.readouterr().out
+    assert message.startswith("log_hygiene on cpu_graph, ")
+    assert "smallest set: loc_memo_warning\n" in message
 
 
 def test_what_is_clean_with_all_of_them_on_needs_no_explanation(
@@ -159,7 +159,7 @@ def test_what_is_clean_with_all_of_them_on_needs_no_explanation(
     assert main(["bisect", "loc_memo_capture", "--case", str(case)]) == OK
     assert capsys.readouterr().out.endswith(clean)
     plain = tmp_path / "case.json"
-    write_case(Case(Trial("cpu_graph"), load_case(case).schedule, None, 0, ()), plain)
+    write_case(Case(TrialConfig("cpu_graph"), load_case(case).schedule, None, 0, ()), plain)
     assert main(["bisect", "loc_memo_capture", "--case", str(plain)]) == OK
     assert capsys.readouterr().out == clean
 
@@ -168,8 +168,8 @@ def test_what_fails_without_any_bug_is_explained_by_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A fault of the build itself: the sites are missing whatever is switched on."""
-    broken = broken_subject([BUGS[PAIR]], "cpu_graph", Era.MEMO)
-    monkeypatch.setattr("subjects.bugs.clean_subject", lambda *_: broken)
+    broken = broken_subject([BUGS[PAIR]], "cpu_graph", LocationScheme.MEMO)
+    monkeypatch.setattr("subjects.bugs.catalogue.clean_subject", lambda *_: broken)
     case = CORPUS / f"{PAIR}@cpu_graph.json"
     assert main(["bisect", "req_pool_pad", "--case", str(case)]) == FINDING
     assert "smallest set: none of them\n" in capsys.readouterr().out
@@ -195,11 +195,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("told", REFUSED)
+@pytest.mark.parametrize("message", REFUSED)
 def test_what_cannot_be_bisected_is_refused_in_one_sentence(
-    told: str, capsys: pytest.CaptureFixture[str]
+    message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words, sentence = REFUSED[told]
+    words, sentence = REFUSED[message]
     assert main(["bisect", *words]) == MALFORMED
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -14,11 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.case import Case, dump_json, load_case, write_case
-from harness.generate import schedules
-from harness.hunt import hunt
-from harness.lockstep import Lockstep
-from harness.schedule import (
+from harness.campaigns.case import Case, dump_json, load_case, write_case
+from harness.campaigns.hunt import hunt
+from harness.lockstep.config import TrialConfig, UnknownNameError
+from harness.lockstep.play import Lockstep
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.generate import schedules
+from harness.schedules.schedule import (
     REPEAT_LIMIT,
     STEPS,
     Admit,
@@ -38,8 +40,6 @@ from harness.schedule import (
     from_json,
     to_json,
 )
-from harness.trial import Trial, UnknownNameError
-from harness.world import World
 from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, SPECULATION, draft_config
 from reference.model import Output
@@ -52,7 +52,7 @@ ROWS = 8
 LARGEST = 2**31 - 1
 
 CASE = Case(
-    trial=Trial().with_bug("swa_pad"),
+    trial=TrialConfig().with_bug("swa_pad"),
     schedule=Schedule(
         (
             Admit(1, 16),
@@ -65,9 +65,9 @@ CASE = Case(
         ),
         seed=5,
     ),
-    sought="kv_parity",
+    target="kv_parity",
     seed=7,
-    violations=({"property": "kv_parity", "step": 3, "told": "a slot differs", "where": {}},),
+    violations=({"property": "kv_parity", "step": 3, "message": "a slot differs", "where": {}},),
 )
 
 WILD = st.integers(0, LARGEST)
@@ -121,7 +121,7 @@ def test_a_case_reads_back_and_is_written_again_byte_for_byte(tmp_path: Path) ->
 
 
 def test_a_case_without_bug_or_goal_reads_back(tmp_path: Path) -> None:
-    case = Case(Trial(page_size=4), Schedule(()), None, -1, ())
+    case = Case(TrialConfig(page_size=4), Schedule(()), None, -1, ())
     write_case(case, tmp_path / "case.json")
     assert load_case(tmp_path / "case.json") == case
 
@@ -164,16 +164,16 @@ MALFORMED: dict[str, Callable[[Data], None]] = {
     "no seed": without("seed"),
     "a seed that is a fraction": set_to("seed", value=1.5),
     "a seed that is nothing": set_to("seed", value=None),
-    "a goal that is a number": set_to("sought", value=3),
+    "a goal that is a number": set_to("target", value=3),
     "violations that are a number": set_to("violations", value=3),
     "violations that are nothing": set_to("violations", value=None),
     "violations that are numbers": set_to("violations", value=[1]),
     "a trial that is a list": set_to("trial", value=[]),
-    "a trial without its era": without("trial", "era"),
+    "a trial without its era": without("trial", "scheme"),
     "a trial with an extra key": set_to("trial", "extra", value=1),
     "a runner that is a list": set_to("trial", "runner", value=["decode"]),
-    "an era that is no text": set_to("trial", "era", value=2),
-    "a bug out of its era": set_to("trial", "era", value="memo"),
+    "an era that is no text": set_to("trial", "scheme", value=2),
+    "a bug out of its era": set_to("trial", "scheme", value="memo"),
     "a bug that the runner cannot have": set_to("trial", "runner", value="eagle_draft"),
     "a bug that is a number": set_to("trial", "bugs", value=[0]),
     "bugs that are one name": set_to("trial", "bugs", value="swa_pad"),
@@ -228,11 +228,11 @@ MALFORMED: dict[str, Callable[[Data], None]] = {
 }
 
 
-@pytest.mark.parametrize("told", MALFORMED)
-def test_a_malformed_case_is_refused_in_one_sentence(told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("message", MALFORMED)
+def test_a_malformed_case_is_refused_in_one_sentence(message: str, tmp_path: Path) -> None:
     data = deepcopy(CASE.to_json())
     data = json.loads(dump_json(data))
-    MALFORMED[told](data)
+    MALFORMED[message](data)
     assert not isinstance(refused(tmp_path, dump_json(data)), UnknownNameError)
 
 
@@ -248,9 +248,9 @@ NOT_JSON = {
 }
 
 
-@pytest.mark.parametrize("told", NOT_JSON)
-def test_a_file_that_is_no_case_is_refused_in_one_sentence(told: str, tmp_path: Path) -> None:
-    assert not isinstance(refused(tmp_path, NOT_JSON[told]), UnknownNameError)
+@pytest.mark.parametrize("message", NOT_JSON)
+def test_a_file_that_is_no_case_is_refused_in_one_sentence(message: str, tmp_path: Path) -> None:
+    assert not isinstance(refused(tmp_path, NOT_JSON[message]), UnknownNameError)
 
 
 UNKNOWN = {
@@ -258,9 +258,9 @@ UNKNOWN = {
     "preset": set_to("trial", "preset", value="gpt9"),
     "dtype": set_to("trial", "dtype", value="float8"),
     "device": set_to("trial", "device", value="tpu"),
-    "era": set_to("trial", "era", value="registry"),
+    "scheme": set_to("trial", "scheme", value="registry"),
     "bug": set_to("trial", "bugs", value=["swa_pud"]),
-    "property": set_to("sought", value="parity"),
+    "property": set_to("target", value="parity"),
 }
 
 
@@ -288,28 +288,28 @@ def refused(folder: Path, text: str) -> ValueError:
 
 
 @pytest.fixture(scope="module", params=[1, 4], ids=["page1", "page4"])
-def world(request: pytest.FixtureRequest) -> World:
+def world(request: pytest.FixtureRequest) -> Scheduler:
     """A world without a graph, on a CPU."""
     return lonely_world(PoolSizes(page_size=request.param), frozenset(Mode) - {Mode.FROZEN_DRAFT})
 
 
-def lonely_world(sizes: PoolSizes, modes: frozenset[Mode]) -> World:
+def lonely_world(sizes: PoolSizes, modes: frozenset[Mode]) -> Scheduler:
     """Return a world that nothing runs forwards for."""
     draft = draft_config(CONFIG)
     pools = KVPools(CONFIG, draft, sizes, torch.float32, torch.device("cpu"))
-    return World(CONFIG, pools, ROWS, modes)
+    return Scheduler(CONFIG, pools, ROWS, modes)
 
 
 @settings(max_examples=200)
 @given(schedule=st.one_of(WILD_SCHEDULES, LONG_SCHEDULES))
-def test_any_list_of_steps_is_a_valid_schedule(world: World, schedule: Schedule) -> None:
+def test_any_list_of_steps_is_a_valid_schedule(world: Scheduler, schedule: Schedule) -> None:
     play_alone(world, schedule)
     owned = [slot for each in world.running for slot in world.owned(each)[0]]
     assert len(owned) == len(set(owned))
     assert len(world.running) <= world.pools.sizes.rows
 
 
-def play_alone(world: World, schedule: Schedule) -> int:
+def play_alone(world: Scheduler, schedule: Schedule) -> int:
     """Plan every step, and settle it by a made-up output; return how many asked for a forward."""
     forwards = 0
     generator = torch.Generator().manual_seed(schedule.seed)
@@ -321,7 +321,7 @@ def play_alone(world: World, schedule: Schedule) -> int:
         forwards += 1
         if work.batch is not None:
             assert 0 < len(work.batch.spans) <= ROWS
-            world.settle(work.batch, made_up(work.batch, generator))
+            world.commit(work.batch, made_up(work.batch, generator))
     return forwards
 
 
@@ -358,7 +358,7 @@ def made_up(batch: ForwardBatch, generator: torch.Generator) -> Output:
     return {"logits": logits, "hidden": hidden, "topk_p": topk_p, "topk_index": topk_index}
 
 
-def test_a_shorter_list_of_steps_is_still_a_schedule(world: World) -> None:
+def test_a_shorter_list_of_steps_is_still_a_schedule(world: Scheduler) -> None:
     """Every step of a full life, each one left out in turn."""
     steps: tuple[Step, ...] = (
         Admit(11, 4),
@@ -392,11 +392,11 @@ def test_a_repeat_of_nothing_is_nothing() -> None:
 
 
 def test_the_same_seed_gives_the_same_case_byte_for_byte() -> None:
-    trial = Trial().with_bug("swa_int64")
+    trial = TrialConfig().with_bug("swa_int64")
 
     def text() -> str:
-        catch = hunt(Lockstep(trial), "index_contract", 0, 20)
-        assert catch.schedule is not None
-        return dump_json(Case(trial, catch.schedule, "index_contract", 0, ()).to_json())
+        hunt_result = hunt(Lockstep(trial), "index_contract", 0, 20)
+        assert hunt_result.schedule is not None
+        return dump_json(Case(trial, hunt_result.schedule, "index_contract", 0, ()).to_json())
 
     assert text() == text()

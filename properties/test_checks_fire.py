@@ -13,13 +13,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.arms import Watched, allocations
-from harness.lockstep import Lockstep, Outcome
-from harness.logs import LogTrap
-from harness.schedule import Admit, Decode, Draft, DraftExtend, Idle, Schedule, Step, Verify
-from harness.trace import Trace
-from harness.trial import SUBJECT_LOGGER, TWIN_LOGGER, Trial
-from harness.violation import PROPERTIES
+from harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
+from harness.lockstep.logs import LogTrap
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import CountingGraph, allocations
+from harness.lockstep.play import Lockstep, Outcome
+from harness.lockstep.violation import PROPERTIES
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Idle,
+    Schedule,
+    Step,
+    Verify,
+)
 from reference import oracle
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, Role
@@ -27,10 +36,10 @@ from reference.eager import EagerDecoder
 from reference.model import Output
 from reference.pool import Tables
 from reference.torch_ops import TorchOps
-from subjects.behaviour import Era
 from subjects.engine import Forward
 from subjects.runner import GraphRunner, Replay
-from subjects.runners import RUNNERS, lineup
+from subjects.runners import RUNNERS, engine_runners
+from subjects.toggles import LocationScheme
 
 SCHEDULE = Schedule(
     (
@@ -70,12 +79,14 @@ ReplayChange = Callable[[ForwardBatch | None, Replay], None]
 
 def engine_of(runner: str) -> str:
     """Return which of ENGINES has the runner."""
-    return next(each for each in ENGINES if RUNNERS[runner] in lineup(each))
+    return next(each for each in ENGINES if RUNNERS[runner] in engine_runners(each))
 
 
 def build(device: str, runner: str) -> Lockstep:
     """Return a new clean lockstep whose engine has the runner, with every property on."""
-    return Lockstep(Trial(engine_of(runner), device=device, era=Era.PRESET), PROPERTIES)
+    return Lockstep(
+        TrialConfig(engine_of(runner), device=device, scheme=LocationScheme.PRESET), PROPERTIES
+    )
 
 
 @cache
@@ -99,7 +110,7 @@ def play(
 def runners_named(lockstep: Lockstep, name: str) -> list[GraphRunner]:
     """Return the subject's runner of that name, and the twin's."""
     mode = RUNNERS[name].mode
-    return [arm.runners[mode] for arm in (lockstep.arms.subject, lockstep.arms.twin)]
+    return [arm.runners[mode] for arm in (lockstep.pair.subject, lockstep.pair.fresh_engine)]
 
 
 def on_forward(
@@ -107,7 +118,7 @@ def on_forward(
     monkeypatch: pytest.MonkeyPatch,
     change: ForwardChange,
     *,
-    twin: bool = False,
+    fresh_engine: bool = False,
 ) -> None:
     """Let `change` alter what each forward of the subject, and of its twin, left behind."""
 
@@ -119,7 +130,7 @@ def on_forward(
 
         return changed
 
-    for arm in (lockstep.arms.subject, lockstep.arms.twin)[: 1 + twin]:
+    for arm in (lockstep.pair.subject, lockstep.pair.fresh_engine)[: 1 + fresh_engine]:
         monkeypatch.setattr(arm.engine, "forward", after(arm.engine.forward))
 
 
@@ -129,7 +140,7 @@ def on_replay(
     monkeypatch: pytest.MonkeyPatch,
     change: ReplayChange,
     *,
-    twin: bool = False,
+    fresh_engine: bool = False,
 ) -> None:
     """Let `change` alter what each replay of one runner left behind."""
 
@@ -137,7 +148,7 @@ def on_replay(
         if result.replay is not None and result.replay.runner == runner:
             change(batch, result.replay)
 
-    on_forward(lockstep, monkeypatch, changed, twin=twin)
+    on_forward(lockstep, monkeypatch, changed, fresh_engine=fresh_engine)
 
 
 def on_eager(
@@ -146,14 +157,14 @@ def on_eager(
     change: Callable[[ForwardBatch, Output], None],
 ) -> None:
     """Let `change` alter what each forward of the eager arm left behind."""
-    forward = lockstep.arms.decoder.forward
+    forward = lockstep.pair.decoder.forward
 
     def changed(batch: ForwardBatch) -> Output:
         output = forward(batch)
         change(batch, output)
         return output
 
-    monkeypatch.setattr(lockstep.arms.decoder, "forward", changed)
+    monkeypatch.setattr(lockstep.pair.decoder, "forward", changed)
 
 
 def flip(values: Tensor, *place: int) -> None:
@@ -169,7 +180,7 @@ def first_of(output: Output) -> Tensor:
 
 def free_slot(lockstep: Lockstep) -> int:
     """Return a full slot that nobody owns."""
-    return lockstep.arms.graph.allocator.free_full[0]
+    return lockstep.pair.graph.allocator.free_full[0]
 
 
 def wrong_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,25 +190,25 @@ def wrong_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
         if batch is not None:
             flip(first_of(replay.live), -1, -1)
 
-    on_replay(lockstep, runner, monkeypatch, change, twin=True)
+    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
 
 def wrong_kv(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bit of one element in a slot that the step may write."""
     role = RUNNERS[runner].mode.written
     assert role is not None
-    arena = lockstep.arms.graph_pools[role].arena[Kind.FULL]
+    arena = lockstep.pair.graph_pools[role].arena[Kind.FULL]
 
     def change(batch: ForwardBatch | None, replay: Replay) -> None:
         if batch is not None:
             flip(arena, 0, 1, batch.spans[0].full_slots[-1], 0, 0)
 
-    on_replay(lockstep, runner, monkeypatch, change, twin=True)
+    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
 
 def rewritten(lockstep: Lockstep, role: Role, slot: int) -> None:
     """Rewrite one slot alike in both worlds."""
-    for pools in (lockstep.arms.graph_pools, lockstep.arms.eager_pools):
+    for pools in (lockstep.pair.graph_pools, lockstep.pair.eager_pools):
         pools[role].arena[Kind.FULL][0, 0, slot] = 1.5
 
 
@@ -212,7 +223,7 @@ def stray_in_both(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPat
 
 def thawed(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft over frozen KV that writes the reserved slot: everyone else may."""
-    arena = lockstep.arms.graph_pools[Role.TARGET].arena[Kind.FULL]
+    arena = lockstep.pair.graph_pools[Role.TARGET].arena[Kind.FULL]
 
     def change(batch: ForwardBatch | None, replay: Replay) -> None:
         arena[0, 0, 0] = 1.5
@@ -234,7 +245,7 @@ def padded_history(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
 
 def reads_free_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Live output that takes up the bytes of a slot nobody owns: too few to show, but for noise."""
-    pools = lockstep.arms.graph_pools
+    pools = lockstep.pair.graph_pools
 
     def change(batch: ForwardBatch | None, replay: Replay) -> None:
         if batch is not None:
@@ -242,7 +253,7 @@ def reads_free_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monkey
             read = sum(pools[role].arena[Kind.FULL][:, :, slot].sum() for role in Role)
             first_of(replay.live)[-1] += 1e-30 * read
 
-    on_replay(lockstep, runner, monkeypatch, change, twin=True)
+    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
 
 def moved_buffer(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,33 +278,33 @@ def unlisted_conversion(lockstep: Lockstep, runner: str, monkeypatch: pytest.Mon
 
 def eager_fallback(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mode that silently runs eagerly, with all the right bits, although it was captured."""
-    arms = lockstep.arms
-    decoder = EagerDecoder(arms.trial.ops(), arms.model, arms.draft, arms.graph_pools)
-    forward = arms.subject.engine.forward
+    pair = lockstep.pair
+    decoder = EagerDecoder(pair.trial.ops(), pair.model, pair.draft, pair.graph_pools)
+    forward = pair.subject.engine.forward
 
     def fallback(batch: ForwardBatch | None, idle: Mode) -> Forward:
         if batch is not None and batch.mode is RUNNERS[runner].mode:
             return Forward(decoder.forward(batch), None)
         return forward(batch, idle)
 
-    monkeypatch.setattr(arms.subject.engine, "forward", fallback)
+    monkeypatch.setattr(pair.subject.engine, "forward", fallback)
 
 
 def moved_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output with all the right bits that is not where it was captured."""
-    tried = runners_named(lockstep, runner)[0]
-    launch = tried.launch
+    under_test = runners_named(lockstep, runner)[0]
+    launch = under_test.launch
 
     def elsewhere(batch: ForwardBatch | None, bucket: int) -> Output:
         return {name: each.clone() for name, each in launch(batch, bucket).items()}
 
-    monkeypatch.setattr(tried, "launch", elsewhere)
+    monkeypatch.setattr(under_test, "launch", elsewhere)
 
 
 def allocating_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays around each of which the allocator handed out one block."""
     handed_out = count()
-    monkeypatch.setattr("harness.arms.allocations", lambda: next(handed_out))
+    monkeypatch.setattr("harness.lockstep.pair.allocations", lambda: next(handed_out))
 
 
 def failing_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,14 +337,14 @@ def warning(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def drifting(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, shared by both worlds, that drift from one playing to the next."""
-    arms = lockstep.arms
-    reset = arms.reset
+    pair = lockstep.pair
+    reset = pair.reset
 
     def drift(seed: int) -> None:
         reset(seed)
-        arms.model.head.add_(1e-3)
+        pair.model.head.add_(1e-3)
 
-    monkeypatch.setattr(arms, "reset", drift)
+    monkeypatch.setattr(pair, "reset", drift)
 
 
 def other_bits_alone(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,17 +375,17 @@ def hidden_states_off_by_one(
     ) -> ForwardBatch:
         return prepare(mode, spans, tokens, hidden_states.roll(1, 1), tables)
 
-    monkeypatch.setattr("harness.world.prepare", shifted)
+    monkeypatch.setattr("harness.lockstep.scheduler.prepare", shifted)
 
 
 def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens sampled by the last decode, which no step reads, that are not the most likely."""
-    world = lockstep.arms.graph
-    settle = world.settle
+    world = lockstep.pair.graph
+    commit = world.commit
 
     def unlikely(batch: ForwardBatch, output: Output) -> list[int]:
         last = batch.mode is Mode.DECODE and batch.raw_bs == 2
-        return settle(batch, {**output, "logits": -output["logits"]} if last else output)
+        return commit(batch, {**output, "logits": -output["logits"]} if last else output)
 
     monkeypatch.setattr(world, "settle", unlikely)
 
@@ -411,15 +422,21 @@ def test_the_schedule_is_clean_without_a_fault(engine: str, device: str) -> None
     seen: set[tuple[str, bool]] = set()
     eager_modes: set[Mode] = set()
 
-    def observer(place: int, step: Step, trace: Trace | None, violated: frozenset[str]) -> None:
-        if trace is not None and trace.replay is not None and trace.batch is not None:
-            seen.add((trace.replay.runner, trace.replay.padded))
-        elif trace is not None and trace.batch is not None:
-            eager_modes.add(trace.mode)
+    def observer(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        if (
+            observation is not None
+            and observation.replay is not None
+            and observation.batch is not None
+        ):
+            seen.add((observation.replay.runner, observation.replay.padded))
+        elif observation is not None and observation.batch is not None:
+            eager_modes.add(observation.mode)
 
     outcome = shared(device, engine).play(SCHEDULE, observer)
     assert outcome.violations == ()
-    names = {each.name for each in lineup(engine)}
+    names = {each.name for each in engine_runners(engine)}
     assert {name for name, padded in seen if padded} == names
     unpadded = {name for name, padded in seen if not padded}
     assert unpadded >= {name for name in names if not RUNNERS[name].token_buckets} - {
@@ -472,12 +489,12 @@ def test_a_static_buffer_that_two_runners_share_in_two_dtypes_is_told_before_any
 ) -> None:
     """Such an engine cannot be captured, whichever of its runners wants the other dtype."""
     for runner in ("decode", "frozen_kv_mtp", "piecewise"):
-        lockstep = Lockstep(Trial(runner, device=device).with_bug("shared_buffer_dtype"))
+        lockstep = Lockstep(TrialConfig(runner, device=device).with_bug("shared_buffer_dtype"))
         outcome = lockstep.play(SCHEDULE)
         assert [(each.property, each.step) for each in outcome.violations] == [
             ("index_contract", 0)
         ]
-        assert "static buffer positions is shared as" in outcome.violations[0].told
+        assert "static buffer positions is shared as" in outcome.violations[0].message
         assert outcome.steps == 0
 
 
@@ -492,8 +509,8 @@ def test_blocks_handed_out_around_a_replay_are_counted(monkeypatch: pytest.Monke
         def replay(self) -> None:
             handed_out[0] += 2
 
-    monkeypatch.setattr("harness.arms.allocations", lambda: handed_out[0])
-    graph = Watched(Allocating())
+    monkeypatch.setattr("harness.lockstep.pair.allocations", lambda: handed_out[0])
+    graph = CountingGraph(Allocating())
     graph.replay()
     assert graph.allocated == 2
 
@@ -508,7 +525,7 @@ def test_the_allocator_counts_blocks_on_cuda_alone(device: str) -> None:
 def test_only_the_subject_is_heard() -> None:
     """The twin's messages are not the subject's: it runs without a history of its own."""
     with LogTrap() as trap:
-        TWIN_LOGGER.warning("twin")
+        FRESH_LOGGER.warning("twin")
         SUBJECT_LOGGER.warning("subject")
         SUBJECT_LOGGER.info("quiet")
     SUBJECT_LOGGER.warning("afterwards")

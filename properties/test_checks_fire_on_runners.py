@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.arms import CapturedEngine
-from harness.bits import bits
-from harness.lockstep import Lockstep, Outcome
-from harness.schedule import Step
-from harness.trace import Noisy, Probed, Trace
-from harness.trial import SUBJECT_LOGGER
-from harness.violation import Violation
-from harness.world import Work
+from harness.lockstep.bits import bits
+from harness.lockstep.config import SUBJECT_LOGGER
+from harness.lockstep.observation import ExtraResults, Noisy, Observation
+from harness.lockstep.pair import CapturedEngine
+from harness.lockstep.play import Lockstep, Outcome
+from harness.lockstep.scheduler import Work
+from harness.lockstep.violation import Violation
+from harness.schedules.schedule import Step
 from properties.test_checks_fire import (
     ENGINES,
     FAULTS,
@@ -51,7 +51,7 @@ from subjects.engine import Forward
 from subjects.pool import TRANSLATE
 from subjects.prefill import PrefillRunner
 from subjects.runner import GraphRunner, Replay
-from subjects.runners import RUNNERS, lineup
+from subjects.runners import RUNNERS, engine_runners
 
 PREFILLS = tuple(n for n, each in RUNNERS.items() if issubclass(each, PrefillRunner))
 
@@ -70,17 +70,17 @@ def stray_into_the_other_pool(
     lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step's own slot rewritten alike in both worlds, but in the other model's pool."""
-    arms, other = lockstep.arms, other_model(runner)
+    pair, other = lockstep.pair, other_model(runner)
 
     def change(batch: ForwardBatch | None, replay: Replay) -> None:
         if batch is not None:
-            arms.graph_pools[other].arena[Kind.FULL][0, 0, own_slot(lockstep, batch)] = 1.5
+            pair.graph_pools[other].arena[Kind.FULL][0, 0, own_slot(lockstep, batch)] = 1.5
 
     def change_eagerly(batch: ForwardBatch, output: Output) -> None:
         if batch.mode is RUNNERS[runner].mode:
-            arms.eager_pools[other].arena[Kind.FULL][0, 0, own_slot(lockstep, batch)] = 1.5
+            pair.eager_pools[other].arena[Kind.FULL][0, 0, own_slot(lockstep, batch)] = 1.5
 
-    on_replay(lockstep, runner, monkeypatch, change, twin=True)
+    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
     on_eager(lockstep, monkeypatch, change_eagerly)
 
 
@@ -93,35 +93,37 @@ def own_slot(lockstep: Lockstep, batch: ForwardBatch) -> int:
     """Return a full slot that a step may write; one it reads if it writes none."""
     if batch.out_cache_loc.numel():
         return int(batch.out_cache_loc[0])
-    return int(lockstep.arms.graph_pools.tables.req_to_token[batch.spans[0].row, 0])
+    return int(lockstep.pair.graph_pools.tables.req_to_token[batch.spans[0].row, 0])
 
 
 def with_operations(change: Callable[[GraphRunner, list[str]], list[str]]) -> Plant:
     """Return a fault in the list of ops that a runner's graphs hold."""
 
     def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        tried, _ = runners_named(lockstep, runner)
-        operations = tried.operations
-        monkeypatch.setattr(tried, "operations", lambda bucket: change(tried, operations(bucket)))
+        under_test, _ = runners_named(lockstep, runner)
+        operations = under_test.operations
+        monkeypatch.setattr(
+            under_test, "operations", lambda bucket: change(under_test, operations(bucket))
+        )
 
     plant.__name__ = change.__name__
     return plant
 
 
-def one_translation_more(tried: GraphRunner, operations: list[str]) -> list[str]:
+def one_translation_more(under_test: GraphRunner, operations: list[str]) -> list[str]:
     """The slow path, in a layer that need not take it."""
     return [*operations, TRANSLATE]
 
 
-def one_translation_less(tried: GraphRunner, operations: list[str]) -> list[str]:
+def one_translation_less(under_test: GraphRunner, operations: list[str]) -> list[str]:
     """A translation that was never recorded: the graph writes where the capture wrote."""
     place = operations.index(TRANSLATE)
     return operations[:place] + operations[place + 1 :]
 
 
-def attention_out_of_place(tried: GraphRunner, operations: list[str]) -> list[str]:
+def attention_out_of_place(under_test: GraphRunner, operations: list[str]) -> list[str]:
     """Attention in the graphs of a prefill, or none in a full graph."""
-    if not tried.attention_captured:
+    if not under_test.attention_captured:
         return [*operations, "attention"]
     return [name for name in operations if name != "attention"]
 
@@ -130,17 +132,17 @@ def other_bits_in_the_largest_bucket(
     lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph, of a bucket that no step fills, that sums in another order."""
-    for tried in runners_named(lockstep, runner):
-        monkeypatch.setattr(tried, "replay", flipping(tried))
+    for under_test in runners_named(lockstep, runner):
+        monkeypatch.setattr(under_test, "replay", flipping(under_test))
 
 
-def flipping(tried: GraphRunner) -> Callable[..., Replay]:
+def flipping(under_test: GraphRunner) -> Callable[..., Replay]:
     """Return a runner's replay with one wrong bit in its largest bucket."""
-    run = tried.replay
+    run = under_test.replay
 
     def changed(batch: ForwardBatch | None, least: int = 0) -> Replay:
         result = run(batch, least)
-        if result.bucket == tried.buckets[-1]:
+        if result.bucket == under_test.buckets[-1]:
             flip(first_of(result.live), 0, 0)
         return result
 
@@ -149,7 +151,7 @@ def flipping(tried: GraphRunner) -> Callable[..., Replay]:
 
 def drifting_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner that gives other bits when the schedule is played again."""
-    reset, playings = lockstep.arms.reset, [0]
+    reset, playings = lockstep.pair.reset, [0]
 
     def counted(seed: int) -> None:
         reset(seed)
@@ -159,7 +161,7 @@ def drifting_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyP
         if batch is not None and playings[0] > 1:
             flip(first_of(replay.live), -1, -1)
 
-    monkeypatch.setattr(lockstep.arms, "reset", counted)
+    monkeypatch.setattr(lockstep.pair, "reset", counted)
     on_replay(lockstep, runner, monkeypatch, change)
 
 
@@ -238,7 +240,7 @@ def wrong_in_request_1(tensor: str) -> Plant:
     """Return a fault in a graph: the last bit of one element of a row of request 1."""
 
     def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = lockstep.arms.graph
+        world = lockstep.pair.graph
 
         def change(batch: ForwardBatch | None, replay: Replay) -> None:
             serials = [world.request_of(s.row).serial for s in batch.spans] if batch else []
@@ -246,7 +248,7 @@ def wrong_in_request_1(tensor: str) -> Plant:
                 each = len(replay.live[tensor]) // len(serials)
                 flip(replay.live[tensor], serials.index(1) * each + min(1, each - 1), 1)
 
-        on_replay(lockstep, runner, monkeypatch, change, twin=True)
+        on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
     return plant
 
@@ -265,19 +267,25 @@ def test_a_wrong_element_of_any_output_is_told_with_its_row_and_owner(
     assert where.items() >= {"tensor": tensor, "row": row, "element": 1}.items()
     assert where["owner"] == "request 1"
     assert int(where["eager_bits"], 16) ^ int(where["graph_bits"], 16) == 1
-    assert f"live row {row} (request 1), {tensor} 1:" in violation.told
+    assert f"live row {row} (request 1), {tensor} 1:" in violation.message
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_output_of_a_runner_is_left_out(engine: str, device: str) -> None:
     given: dict[str, set[str]] = {}
 
-    def observer(place: int, step: Step, trace: Trace | None, violated: frozenset[str]) -> None:
-        if trace is not None and trace.replay is not None and trace.graph_output is not None:
-            given.setdefault(trace.replay.runner, set()).update(trace.graph_output)
+    def observer(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        if (
+            observation is not None
+            and observation.replay is not None
+            and observation.graph_output is not None
+        ):
+            given.setdefault(observation.replay.runner, set()).update(observation.graph_output)
 
     shared(device, engine).play(SCHEDULE, observer)
-    assert given == {each.name: set(OUTPUTS[each.name]) for each in lineup(engine)}
+    assert given == {each.name: set(OUTPUTS[each.name]) for each in engine_runners(engine)}
 
 
 def violation_of(property_id: str, outcome: Outcome) -> Violation:
@@ -301,9 +309,9 @@ def test_a_wrong_element_of_either_pool_is_told_with_its_model_and_place(
             if batch is not None:
                 span = batch.spans[0]
                 written.append((span.full_slots if kind is Kind.FULL else span.swa_slots)[0])
-                flip(lockstep.arms.graph_pools[role].arena[kind], 0, plane, written[-1], 0, 3)
+                flip(lockstep.pair.graph_pools[role].arena[kind], 0, plane, written[-1], 0, 3)
 
-        on_replay(lockstep, runner, monkeypatch, change, twin=True)
+        on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
     _, outcome = play(device, runner, plant, monkeypatch)
     (violation,) = outcome.violations
@@ -313,7 +321,7 @@ def test_a_wrong_element_of_either_pool_is_told_with_its_model_and_place(
     place = {"model": role, "layer": layer, "kind": kind, "tensor": "KV"[plane], "slot": slot}
     assert violation.where.items() >= {**place, "head": 0, "element": 3}.items()
     assert violation.where["differing_slots"] == [slot]
-    assert f"{role} layer {layer} ({kind}), {'KV'[plane]}, slot {slot}" in violation.told
+    assert f"{role} layer {layer} ({kind}), {'KV'[plane]}, slot {slot}" in violation.message
 
 
 def test_a_wrong_element_of_the_draft_pool_is_told_with_its_owner(
@@ -346,11 +354,11 @@ def test_a_frozen_draft_that_writes_is_told_with_pool_and_slot(
     written: list[int] = []
 
     def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        arms = lockstep.arms
-        pools = arms.graph_pools if world == "graph" else arms.eager_pools
+        pair = lockstep.pair
+        pools = pair.graph_pools if world == "graph" else pair.eager_pools
 
         def change(batch: ForwardBatch | None, replay: Replay) -> None:
-            written.append(0 if reserved else arms.graph.allocator.free_swa[0])
+            written.append(0 if reserved else pair.graph.allocator.free_swa[0])
             pools[role].arena[Kind.SWA][-1, 1, written[-1]] = 1.5
 
         on_replay(lockstep, runner, monkeypatch, change)
@@ -365,21 +373,21 @@ def test_a_frozen_draft_that_writes_is_told_with_pool_and_slot(
 def reads_a_padded_mask(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Live logits of a verify that take up mask bits of padded requests, where any is cleared."""
 
-    def reading(tried: GraphRunner) -> Callable[..., Replay]:
-        run = tried.replay
+    def reading(under_test: GraphRunner) -> Callable[..., Replay]:
+        run = under_test.replay
 
         def changed(batch: ForwardBatch | None, least: int = 0) -> Replay:
             result = run(batch, least)
             # Further buckets are replayed over buffers just captured, their mask all clear.
             if batch is not None and not least:
-                tail = tried.inputs.buffers["custom_mask"][-100:]
+                tail = under_test.inputs.buffers["custom_mask"][-100:]
                 first_of(result.live)[-1] += 1e-3 * (~tail).sum()
             return result
 
         return changed
 
-    for tried in runners_named(lockstep, runner):
-        monkeypatch.setattr(tried, "replay", reading(tried))
+    for under_test in runners_named(lockstep, runner):
+        monkeypatch.setattr(under_test, "replay", reading(under_test))
 
 
 def test_a_verify_that_reads_a_padded_mask_is_interfered_with(
@@ -396,22 +404,22 @@ def uninitialised(contents: tuple[float, float], *, folded: bool) -> Plant:
     """
 
     def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for tried, held in zip(runners_named(lockstep, runner), contents, strict=True):
-            assert isinstance(tried, PrefillRunner)
-            monkeypatch.setattr(tried, "attend", holding(tried, held, folded=folded))
+        for under_test, held in zip(runners_named(lockstep, runner), contents, strict=True):
+            assert isinstance(under_test, PrefillRunner)
+            monkeypatch.setattr(under_test, "attend", allocation(under_test, held, folded=folded))
 
     return plant
 
 
-def holding(tried: PrefillRunner, held: float, *, folded: bool) -> Callable[..., None]:
+def allocation(under_test: PrefillRunner, held: float, *, folded: bool) -> Callable[..., None]:
     """Return a runner's attention after which padded rows hold one value."""
-    attend = tried.attend
+    attend = under_test.attend
 
     def changed(layer: int, heads: Heads, mixed: Tensor) -> None:
         attend(layer, heads, mixed)
-        mixed[tried.tokens :] = held
+        mixed[under_test.tokens :] = held
         if folded:
-            mixed[0] += mixed[tried.tokens :].sum(0)
+            mixed[0] += mixed[under_test.tokens :].sum(0)
 
     return changed
 
@@ -471,7 +479,7 @@ def test_an_unlisted_conversion_of_metadata_is_named(
 
     _, outcome = play(device, "target_verify", plant, monkeypatch)
     assert outcome.violated == {"index_contract"}
-    assert outcome.violations[0].told == (
+    assert outcome.violations[0].message == (
         f"{wide} is converted on copy from torch.int64 to torch.int32, which is not listed"
     )
 
@@ -486,12 +494,12 @@ TOLD_OF_PATH = [
 ]
 
 
-@pytest.mark.parametrize(("runner", "plant", "told"), TOLD_OF_PATH)
+@pytest.mark.parametrize(("runner", "plant", "message"), TOLD_OF_PATH)
 def test_what_left_the_captured_path_is_told(
-    runner: str, plant: Plant, told: str, device: str, monkeypatch: pytest.MonkeyPatch
+    runner: str, plant: Plant, message: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, outcome = play(device, runner, plant, monkeypatch)
-    assert told in violation_of("captured_path", outcome).told
+    assert message in violation_of("captured_path", outcome).message
 
 
 def test_a_warning_is_told_with_the_path_that_logged_it(
@@ -509,14 +517,14 @@ def test_a_warning_is_told_with_the_path_that_logged_it(
     for plant, path in ((warning, "graph replay"), (of_an_eager_forward, "eager forward")):
         with monkeypatch.context() as patch:
             _, outcome = play(device, "eagle_draft_extend", plant, patch)
-            assert [each.told for each in outcome.violations] == [f"{path}: something is odd"]
+            assert [each.message for each in outcome.violations] == [f"{path}: something is odd"]
 
 
 def other_bits(comes: Callable[[list[int]], bool]) -> Plant:
     """Return a reference with other bits for batches whose requests come in some orders."""
 
     def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = lockstep.arms.eager
+        world = lockstep.pair.eager
 
         def change(batch: ForwardBatch, output: Output) -> None:
             serials = [world.request_of(span.row).serial for span in batch.spans]
@@ -562,7 +570,7 @@ def test_draft_logits_that_only_the_eager_path_has_wrong_disagree_with_the_oracl
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        forward = lockstep.arms.decoder.forward
+        forward = lockstep.pair.decoder.forward
 
         def shifted(batch: ForwardBatch) -> Output:
             if batch.mode is Mode.DRAFT_EXTEND:
@@ -570,12 +578,12 @@ def test_draft_logits_that_only_the_eager_path_has_wrong_disagree_with_the_oracl
                 batch = replace(batch, spec_info={**batch.spec_info, "hidden_states": hidden})
             return forward(batch)
 
-        monkeypatch.setattr(lockstep.arms.decoder, "forward", shifted)
+        monkeypatch.setattr(lockstep.pair.decoder, "forward", shifted)
 
     _, outcome = play(device, "eagle_draft_extend", plant, monkeypatch)
     assert outcome.violated >= {"logits_parity", "kv_parity", "dense_agreement"}
-    off = [each.told for each in outcome.violations if each.property == "dense_agreement"]
-    assert all("eager draft logits are off the dense oracle" in told for told in off)
+    off = [each.message for each in outcome.violations if each.property == "dense_agreement"]
+    assert all("eager draft logits are off the dense oracle" in message for message in off)
 
 
 def buffers_of(arm: CapturedEngine) -> dict[str, Tensor]:
@@ -591,8 +599,8 @@ def bytes_of(lockstep: Lockstep, arm: CapturedEngine) -> dict[str, Tensor]:
     """Return a copy of all bytes of both worlds' pools and of one arm's static buffers."""
     found = buffers_of(arm)
     for world, pools in (
-        ("eager", lockstep.arms.eager_pools),
-        ("graph", lockstep.arms.graph_pools),
+        ("eager", lockstep.pair.eager_pools),
+        ("graph", lockstep.pair.graph_pools),
     ):
         found |= {
             f"{world}: storage": pools.storage,
@@ -614,25 +622,25 @@ def test_probes_leave_no_byte_behind(
 ) -> None:
     """Neither noise, nor the twin, nor a further eager run, in any mode."""
     lockstep = shared(device, engine)
-    subject, twin = lockstep.arms.subject, lockstep.arms.twin
-    run, modes = lockstep.probes.run, set[Mode]()
+    subject, fresh_engine = lockstep.pair.subject, lockstep.pair.fresh_engine
+    run, modes = lockstep.extra_runs.run, set[Mode]()
 
-    def watched(properties: Collection[str], eager: Work, graph: Work, seed: int) -> Probed:
-        twin.recapture()
-        before = bytes_of(lockstep, subject), bytes_of(lockstep, twin)
+    def watched(properties: Collection[str], eager: Work, graph: Work, seed: int) -> ExtraResults:
+        fresh_engine.recapture()
+        before = bytes_of(lockstep, subject), bytes_of(lockstep, fresh_engine)
         states = [pool.state for pool in subject.engine.pools.values()]
-        probed = run(properties, eager, graph, seed)
-        if probed.noisy is not None and probed.fresh_output is not None:
+        extra = run(properties, eager, graph, seed)
+        if extra.noisy is not None and extra.fresh_output is not None:
             modes.add(graph.mode)
         assert changed_since(before[0], bytes_of(lockstep, subject)) == set()
         assert states == [pool.state for pool in subject.engine.pools.values()]
-        twin.recapture()
-        assert changed_since(before[1], bytes_of(lockstep, twin)) == set()
-        return probed
+        fresh_engine.recapture()
+        assert changed_since(before[1], bytes_of(lockstep, fresh_engine)) == set()
+        return extra
 
-    monkeypatch.setattr(lockstep.probes, "run", watched)
+    monkeypatch.setattr(lockstep.extra_runs, "run", watched)
     assert lockstep.play(SCHEDULE).violations == ()
-    assert modes == set(lockstep.arms.subject.runners)
+    assert modes == set(lockstep.pair.subject.runners)
 
 
 LENGTHS = (
@@ -649,40 +657,40 @@ def test_noise_reaches_whatever_nobody_owns(
 ) -> None:
     """Both pools, the cells of both tables that are free, static buffers; no byte of the batch."""
     lockstep = shared(device, engine)
-    arms, probes = lockstep.arms, lockstep.probes
-    noisy, forward = probes.noisy, arms.twin.engine.forward
+    pair, extra_runs = lockstep.pair, lockstep.extra_runs
+    noisy, forward = extra_runs.noisy, pair.fresh_engine.engine.forward
     before: dict[str, Tensor] = {}
     reached: set[str] = set()
 
     def watched(work: Work, seed: int) -> Noisy:
-        arms.twin.recapture()
-        before.update(bytes_of(lockstep, arms.twin))
+        pair.fresh_engine.recapture()
+        before.update(bytes_of(lockstep, pair.fresh_engine))
         found = noisy(work, seed)
         before.clear()
         return found
 
     def spied(batch: ForwardBatch | None, idle: Mode) -> Forward:
         if before:
-            storage, owned = arms.graph_pools.storage, probes.noise.owned(arms.graph, batch)
+            storage, owned = pair.graph_pools.storage, extra_runs.noise.owned(pair.graph, batch)
             changed = bits(storage) != bits(before["graph: storage"])
             assert not (changed & owned).any()
-            for _, _, arena in arms.graph_pools.arenas_of(changed | owned):
+            for _, _, arena in pair.graph_pools.arenas_of(changed | owned):
                 assert arena.float().mean() > 0.999
-            reached.update(changed_since(before, bytes_of(lockstep, arms.twin)))
-            for request in arms.graph.running:
-                assert request.holding is not None
-                row, held = request.holding.row, len(request.holding.full_pages)
+            reached.update(changed_since(before, bytes_of(lockstep, pair.fresh_engine)))
+            for request in pair.graph.running:
+                assert request.allocation is not None
+                row, held = request.allocation.row, len(request.allocation.full_pages)
                 for name, place in (
                     ("req_to_token", (row, slice(held))),
-                    ("full_to_swa_index_mapping", request.holding.full_pages),
+                    ("full_to_swa_index_mapping", request.allocation.full_pages),
                 ):
-                    table = getattr(arms.graph_pools.tables, name)
+                    table = getattr(pair.graph_pools.tables, name)
                     assert torch.equal(table[place], before[f"graph: {name}"][place])
         return forward(batch, idle)
 
-    monkeypatch.setattr(probes, "noisy", watched)
-    monkeypatch.setattr(arms.twin.engine, "forward", spied)
+    monkeypatch.setattr(extra_runs, "noisy", watched)
+    monkeypatch.setattr(pair.fresh_engine.engine, "forward", spied)
     assert lockstep.play(SCHEDULE).violations == ()
     tables = {"graph: storage", "graph: req_to_token", "graph: full_to_swa_index_mapping"}
-    filled = {name for name in buffers_of(arms.twin) if name.split(": ")[1] not in LENGTHS}
+    filled = {name for name in buffers_of(pair.fresh_engine) if name.split(": ")[1] not in LENGTHS}
     assert reached == tables | filled

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from harness.case import Case, write_case
-from harness.explain import explanation
-from harness.hunt import Catch, hunt, survey, sweep
-from harness.lockstep import Lockstep
-from harness.schedule import Schedule
-from harness.timeline import observe
-from harness.traffic import traffic_schedules
-from harness.trial import Trial
-from harness.violation import PROPERTIES, STEP_PROPERTIES
+from harness.campaigns.case import Case, write_case
+from harness.campaigns.hunt import HuntResult, first_failure, hunt, play_all
+from harness.explain.cause import explanation
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.play import Lockstep
+from harness.lockstep.timeline import observe
+from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
+from harness.schedules.schedule import Schedule
+from harness.schedules.traffic import traffic_schedules
 from properties.trials import name
 from reference.batch import Mode
 from reference.config import PRESETS
-from subjects.runners import lineup
+from subjects.runners import engine_runners
 
 pytestmark = pytest.mark.clean
 
@@ -34,9 +34,9 @@ TRAFFIC_SEEDS = 97
 class Survey:
     """What the schedules of one trial gave, with every property on."""
 
-    trial: Trial
-    generated: Catch
-    traffic: Catch
+    trial: TrialConfig
+    generated: HuntResult
+    traffic: HuntResult
 
     @property
     def violated(self) -> Counter[str]:
@@ -44,10 +44,10 @@ class Survey:
         return self.generated.violated + self.traffic.violated
 
 
-SURVEYS: dict[Trial, Survey] = {}
+SURVEYS: dict[TrialConfig, Survey] = {}
 
 
-def traffic_of(trial: Trial, seed: int) -> list[Schedule]:
+def traffic_of(trial: TrialConfig, seed: int) -> list[Schedule]:
     """Return the piece of traffic that a trial is surveyed on: decoding, or speculation."""
     speculates = Mode.TARGET_VERIFY in trial.modes
     return traffic_schedules(
@@ -60,12 +60,12 @@ def traffic_of(trial: Trial, seed: int) -> list[Schedule]:
     )
 
 
-def surveyed(trial: Trial, seed: int, played: Counter[str]) -> Survey:
+def surveyed(trial: TrialConfig, seed: int, played: Counter[str]) -> Survey:
     """Return the survey of a trial, made and counted in `played` on first use."""
     if trial not in SURVEYS:
         lockstep = Lockstep(trial, frozenset(PROPERTIES))
-        generated = survey(lockstep, seed, settings().max_examples)
-        traffic = Catch()
+        generated = play_all(lockstep, seed, settings().max_examples)
+        traffic = HuntResult()
         for piece in traffic_of(trial, seed):
             traffic.add(lockstep.play(piece))
         SURVEYS[trial] = Survey(trial, generated, traffic)
@@ -78,7 +78,7 @@ def surveyed(trial: Trial, seed: int, played: Counter[str]) -> Survey:
 @pytest.mark.parametrize("property_id", PROPERTIES)
 def test_a_clean_subject_keeps(
     property_id: str,
-    clean_trial: Trial,
+    clean_trial: TrialConfig,
     hunter_seed: int,
     artifacts: Path,
     played: Counter[str],
@@ -90,12 +90,12 @@ def test_a_clean_subject_keeps(
 
 
 def test_a_survey_is_not_vacuous(
-    clean_trial: Trial, hunter_seed: int, played: Counter[str]
+    clean_trial: TrialConfig, hunter_seed: int, played: Counter[str]
 ) -> None:
     """Every runner of the engine replayed, with padding too, and both sources asked the oracle."""
     survey_of = surveyed(clean_trial, hunter_seed, played)
     events = survey_of.generated.events + survey_of.traffic.events
-    for runner in lineup(clean_trial.runner):
+    for runner in engine_runners(clean_trial.runner):
         assert events[f"{runner.name}: replay"] > 0
         assert events[f"{runner.name}: padded replay"] > 0
     for source in (survey_of.generated, survey_of.traffic):
@@ -103,12 +103,12 @@ def test_a_survey_is_not_vacuous(
 
 
 def test_several_buckets_were_replayed(
-    clean_trial: Trial, hunter_seed: int, played: Counter[str]
+    clean_trial: TrialConfig, hunter_seed: int, played: Counter[str]
 ) -> None:
     """Of the two runners that every engine has work for: those that decode and that prefill."""
     survey_of = surveyed(clean_trial, hunter_seed, played)
     events = survey_of.generated.events + survey_of.traffic.events
-    for runner in lineup(clean_trial.runner):
+    for runner in engine_runners(clean_trial.runner):
         buckets = clean_trial.token_buckets if runner.token_buckets else clean_trial.buckets
         if runner.mode in {Mode.DECODE, Mode.EXTEND}:
             assert sum(events[f"{runner.name}: bucket {bucket}"] > 0 for bucket in buckets) > 1
@@ -118,21 +118,21 @@ def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> 
     """Shrink a schedule that violates a property, write its case, and tell of it."""
     trial = survey_of.trial
     lockstep = Lockstep(trial, STEP_PROPERTIES | {property_id})
-    catch = hunt(lockstep, property_id, seed, settings().max_examples)
-    if catch.schedule is None:
-        catch = sweep(lockstep, traffic_of(trial, seed), property_id)
-    if catch.schedule is None:
+    hunt_result = hunt(lockstep, property_id, seed, settings().max_examples)
+    if hunt_result.schedule is None:
+        hunt_result = first_failure(lockstep, traffic_of(trial, seed), property_id)
+    if hunt_result.schedule is None:
         return f"{property_id} was violated in the survey, but not when hunted: is it flaky?"
     lockstep.watch(PROPERTIES)
-    outcome, timeline = observe(lockstep, catch.schedule)
-    cause = explanation(lockstep, catch.schedule, outcome, timeline, property_id)
+    outcome, timeline = observe(lockstep, hunt_result.schedule)
+    cause = explanation(lockstep, hunt_result.schedule, outcome, timeline, property_id)
     proof = "".join(f"{sentence}\n" for sentence in cause["proof"]) if cause is not None else ""
     violations = tuple(each.to_json() for each in outcome.violations)
     path = artifacts / f"{property_id}-{name(trial)}.json"
-    write_case(Case(trial, catch.schedule, property_id, seed, violations), path)
-    told = next(each for each in outcome.violations if each.property == property_id)
+    write_case(Case(trial, hunt_result.schedule, property_id, seed, violations), path)
+    message = next(each for each in outcome.violations if each.property == property_id)
     return (
-        f"{property_id}: step {told.step} of {len(catch.schedule.steps)}: {told.told}\n"
+        f"{property_id}: step {message.step} of {len(hunt_result.schedule.steps)}: {message.message}\n"
         f"{proof}case: {path.name}, to be found in reports/out/pytest/cases;"
         f" replay with: paritybit replay reports/out/pytest/cases/{path.name}"
     )

@@ -22,21 +22,21 @@ import pytest
 import torch
 
 from harness.__main__ import main
-from harness.bench import workload
-from harness.case import VERSION as CASE_VERSION
-from harness.case import Case, dump_json, load_case, write_case
-from harness.commands.folders import shown
-from harness.commands.regress import hunts_of
-from harness.lockstep import Lockstep
-from harness.record import FORMAT, VERSION
-from harness.regress import Settings, all_hunts, plan
-from harness.schedule import Admit, Decode, Schedule
-from harness.tasks import Task
-from harness.trial import Trial
-from harness.violation import PROPERTIES
+from harness.campaigns.bench import workload
+from harness.campaigns.case import VERSION as CASE_VERSION
+from harness.campaigns.case import Case, dump_json, load_case, write_case
+from harness.campaigns.record import FORMAT, VERSION
+from harness.campaigns.regress import RunConfig, all_hunts, plan
+from harness.campaigns.task import Task
+from harness.cli.folders import shown
+from harness.cli.regress import hunts_of
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.play import Lockstep
+from harness.lockstep.violation import PROPERTIES
+from harness.schedules.schedule import Admit, Decode, Schedule
 from reference.config import PRESETS
-from subjects.bugs import BUGS, runners_of
-from subjects.runners import RUNNERS, lineup
+from subjects.bugs.catalogue import BUGS, runners_of
+from subjects.runners import RUNNERS, engine_runners
 
 ROOT = Path(__file__).parent.parent
 OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 125, 130
@@ -67,7 +67,7 @@ def case_file(tmp_path: Path) -> Path:
     """A case of swa_pad that differs at step 3."""
     path = tmp_path / "case.json"
     schedule = Schedule((Admit(1, 16), Admit(1, 16), Decode((0, 1)), Decode((0,))))
-    write_case(Case(Trial().with_bug("swa_pad"), schedule, "kv_parity", 0, ()), path)
+    write_case(Case(TrialConfig().with_bug("swa_pad"), schedule, "kv_parity", 0, ()), path)
     return path
 
 
@@ -85,8 +85,8 @@ NAMES = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS, "device": ("auto", "
 
 @pytest.mark.parametrize("option", NAMES)
 def test_a_name_that_no_build_has_is_refused_with_the_valid_ones(option: str, refused: Any) -> None:
-    told = refused(MALFORMED, "regress", f"--{option}", "nonsense")
-    assert f"unknown {option} 'nonsense'; valid: {', '.join(NAMES[option])}" in told
+    message = refused(MALFORMED, "regress", f"--{option}", "nonsense")
+    assert f"unknown {option} 'nonsense'; valid: {', '.join(NAMES[option])}" in message
 
 
 def test_one_wrong_name_among_right_ones_is_refused(refused: Any) -> None:
@@ -117,9 +117,9 @@ MALFORMED_LINES = {
 }
 
 
-@pytest.mark.parametrize("told", MALFORMED_LINES)
-def test_a_malformed_command_line_is_refused_in_one_sentence(told: str, refused: Any) -> None:
-    assert "--help" in refused(MALFORMED, *MALFORMED_LINES[told])
+@pytest.mark.parametrize("message", MALFORMED_LINES)
+def test_a_malformed_command_line_is_refused_in_one_sentence(message: str, refused: Any) -> None:
+    assert "--help" in refused(MALFORMED, *MALFORMED_LINES[message])
 
 
 def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
@@ -132,9 +132,9 @@ def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
 
 
 def test_a_bug_on_a_runner_that_lacks_what_it_is_about_is_refused(refused: Any) -> None:
-    told = refused(MALFORMED, "regress", "--bug", "swa_pad@frozen_kv_mtp")
-    assert "swa_pad cannot be switched on in frozen_kv_mtp: it has no static input" in told
-    assert "valid: decode, target_verify, piecewise, breakable" in told
+    message = refused(MALFORMED, "regress", "--bug", "swa_pad@frozen_kv_mtp")
+    assert "swa_pad cannot be switched on in frozen_kv_mtp: it has no static input" in message
+    assert "valid: decode, target_verify, piecewise, breakable" in message
     assert "unknown runner" in refused(MALFORMED, "regress", "--bug", "swa_pad@nonsense")
     assert "unknown bug" in refused(MALFORMED, "regress", "--bug", "nonsense@decode")
 
@@ -173,9 +173,9 @@ def test_a_case_of_what_this_build_lacks_cannot_run(
     what: str, case_file: Path, refused: Any
 ) -> None:
     edit(case_file, "trial", what, value=["nonsense"] if what == "bugs" else "nonsense")
-    told = refused(CANNOT_RUN, "replay", case_file)
+    message = refused(CANNOT_RUN, "replay", case_file)
     named = what.removesuffix("s")
-    assert f"case.json names what this build lacks: unknown {named} 'nonsense'; valid: " in told
+    assert f"case.json names what this build lacks: unknown {named} 'nonsense'; valid: " in message
 
 
 def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refused: Any) -> None:
@@ -197,8 +197,8 @@ def test_a_malformed_case_is_refused(case_file: Path, refused: Any) -> None:
     case_file.write_text(text)
     for other in (CASE_VERSION - 1, CASE_VERSION + 1):
         edit(case_file, "version", value=other)
-        told = refused(MALFORMED, "replay", case_file)
-        assert f"version {other}; this build reads {CASE_VERSION}" in told
+        message = refused(MALFORMED, "replay", case_file)
+        assert f"version {other}; this build reads {CASE_VERSION}" in message
     for sizes in ("buckets", "token_buckets"):
         case_file.write_text(text)
         edit(case_file, "trial", sizes, value=[0])
@@ -209,8 +209,8 @@ def test_a_malformed_case_is_refused(case_file: Path, refused: Any) -> None:
 
 def test_a_report_folder_that_cannot_be_written_is_refused(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "file").write_text("")
-    told = refused(MALFORMED, "regress", "--device", "cpu", "--out", tmp_path / "file" / "out")
-    assert "cannot be written" in told
+    message = refused(MALFORMED, "regress", "--device", "cpu", "--out", tmp_path / "file" / "out")
+    assert "cannot be written" in message
 
 
 def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
@@ -219,8 +219,8 @@ def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
     (tmp_path / "file").write_text("")
     for command in ("soak", "bench", "timeline"):
         for path in (tmp_path / "file" / "record.json", tmp_path):
-            told = refused(MALFORMED, command, "--device", "cpu", "--record", path)
-            assert "cannot be written" in told
+            message = refused(MALFORMED, command, "--device", "cpu", "--record", path)
+            assert "cannot be written" in message
 
 
 FOREIGN_RECORDS = {
@@ -232,12 +232,12 @@ FOREIGN_RECORDS = {
 }
 
 
-@pytest.mark.parametrize("told", FOREIGN_RECORDS)
-def test_a_foreign_record_makes_no_page(told: str, tmp_path: Path, refused: Any) -> None:
-    (tmp_path / "run.json").write_text(FOREIGN_RECORDS[told])
+@pytest.mark.parametrize("message", FOREIGN_RECORDS)
+def test_a_foreign_record_makes_no_page(message: str, tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "run.json").write_text(FOREIGN_RECORDS[message])
     sentence = refused(MALFORMED, "report", tmp_path / "run.json")
     assert re.search(r"run\.json (is not whole JSON|is not a paritybit-run|has version)", sentence)
-    assert ("this build reads" in sentence) is ("version" in told)
+    assert ("this build reads" in sentence) is ("version" in message)
     assert not (tmp_path / "index.html").exists()
 
 
@@ -258,8 +258,8 @@ def test_a_record_that_lacks_something_makes_no_page(
     rest: Data, tmp_path: Path, refused: Any
 ) -> None:
     (tmp_path / "run.json").write_text(dump_json({"format": FORMAT, "version": VERSION, **rest}))
-    told = refused(MALFORMED, "report", tmp_path / "run.json")
-    assert "run.json is not a whole run record" in told
+    message = refused(MALFORMED, "report", tmp_path / "run.json")
+    assert "run.json is not a whole run record" in message
     assert not (tmp_path / "index.html").exists()
 
 
@@ -271,9 +271,9 @@ def test_a_case_replays_as_a_finding_and_without_its_bug_as_clean(
     case_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(case_file)]) == FINDING
-    told = capsys.readouterr().out
-    assert re.search(r"^step 3: kv_parity: .*slot \d+ of request", told, re.M)
-    assert "4 steps, 2 replays, 1 padded: differs" in told
+    message = capsys.readouterr().out
+    assert re.search(r"^step 3: kv_parity: .*slot \d+ of request", message, re.M)
+    assert "4 steps, 2 replays, 1 padded: differs" in message
     edit(case_file, "trial", "bugs", value=[])
     assert main(["replay", str(case_file)]) == OK
     assert capsys.readouterr().out == "4 steps, 2 replays, 1 padded: clean\n"
@@ -291,7 +291,7 @@ def copies(case_file: Path, *names: str) -> list[Path]:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replay in this process: another takes seconds to start."""
-    monkeypatch.setattr("harness.commands.replay.default_workers", lambda _: 1)
+    monkeypatch.setattr("harness.cli.replay.default_workers", lambda _: 1)
 
 
 def test_many_cases_are_each_held_against_what_they_say(
@@ -301,18 +301,18 @@ def test_many_cases_are_each_held_against_what_they_say(
     broken, clean, wrong = copies(case_file, "a", "b", "c")
     for path in (clean, wrong):
         edit(path, "trial", "bugs", value=[])
-    edit(clean, "sought", value=None)
+    edit(clean, "target", value=None)
     assert main(["replay", str(broken), str(clean)]) == OK
-    told = capsys.readouterr().out
-    assert re.findall(r"^(as it says|otherwise) +(\w+: \w+)", told, re.M) == [
+    message = capsys.readouterr().out
+    assert re.findall(r"^(as it says|otherwise) +(\w+: \w+)", message, re.M) == [
         ("as it says", "a: kv_parity"),
         ("as it says", "b: clean"),
     ]
-    assert told.endswith("2 cases: 2 as they say, 0 otherwise, 0 cannot run here\n")
+    assert message.endswith("2 cases: 2 as they say, 0 otherwise, 0 cannot run here\n")
     assert main(["replay", str(broken.parent)]) == FINDING
-    told = capsys.readouterr().out
-    assert re.search(r"^otherwise +c: clean, expected kv_parity$", told, re.M)
-    assert told.endswith("3 cases: 2 as they say, 1 otherwise, 0 cannot run here\n")
+    message = capsys.readouterr().out
+    assert re.search(r"^otherwise +c: clean, expected kv_parity$", message, re.M)
+    assert message.endswith("3 cases: 2 as they say, 1 otherwise, 0 cannot run here\n")
 
 
 @pytest.mark.usefixtures("one_process")
@@ -321,12 +321,12 @@ def test_a_case_of_nothing_sought_wants_all_that_it_violated(
 ) -> None:
     first, second = copies(case_file, "a", "b")
     for path, seen in ((first, ["kv_parity"]), (second, ["kv_parity", "log_hygiene"])):
-        edit(path, "sought", value=None)
+        edit(path, "target", value=None)
         edit(path, "violations", value=[{"property": each} for each in seen])
     assert main(["replay", str(first), str(second)]) == FINDING
-    told = capsys.readouterr().out
-    assert re.search(r"^as it says +a: kv_parity", told, re.M)
-    assert re.search(r"^otherwise +b: kv_parity.*, expected kv_parity, log_hygiene$", told, re.M)
+    message = capsys.readouterr().out
+    assert re.search(r"^as it says +a: kv_parity", message, re.M)
+    assert re.search(r"^otherwise +b: kv_parity.*, expected kv_parity, log_hygiene$", message, re.M)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -337,9 +337,9 @@ def test_a_case_that_cannot_run_here_is_told_among_others(
     able, unable = copies(case_file, "a", "b")
     edit(unable, "trial", "bugs", value=["nonsense"])
     assert main(["replay", str(able.parent)]) == CANNOT_RUN
-    told = capsys.readouterr().out
-    assert "cannot run b.json names what this build lacks: unknown bug 'nonsense'" in told
-    assert told.endswith("1 cases: 1 as they say, 0 otherwise, 1 cannot run here\n")
+    message = capsys.readouterr().out
+    assert "cannot run b.json names what this build lacks: unknown bug 'nonsense'" in message
+    assert message.endswith("1 cases: 1 as they say, 0 otherwise, 1 cannot run here\n")
     edit(able, "trial", "bugs", value=[])
     assert main(["replay", str(able.parent)]) == FINDING
 
@@ -357,7 +357,7 @@ def test_a_case_that_proves_nothing_does_otherwise(
     """A schedule without a forward: alone it cannot run, among others it is not what it says."""
     vacuous, able = copies(case_file, "a", "b")
     edit(vacuous, "schedule", "steps", value=[])
-    edit(vacuous, "sought", value=None)
+    edit(vacuous, "target", value=None)
     assert main(["replay", str(vacuous)]) == CANNOT_RUN
     assert main(["replay", str(vacuous), str(able)]) == FINDING
     assert "a: runs no forward, so it proves nothing" in capsys.readouterr().out
@@ -368,7 +368,7 @@ def test_a_build_that_is_refused_is_a_finding_of_its_case(
 ) -> None:
     """No forward runs, since the engine is not built: that is what the case shows."""
     edit(case_file, "trial", "bugs", value=["shared_buffer_dtype"])
-    edit(case_file, "sought", value="index_contract")
+    edit(case_file, "target", value="index_contract")
     assert main(["replay", str(case_file)]) == FINDING
     assert "step 0: index_contract: " in capsys.readouterr().out
 
@@ -386,7 +386,7 @@ def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) 
     assert {kind: list(entries) for kind, entries in listed.items()} == {
         kind: list(entries) for kind, entries in names.items()
     }
-    assert all(told for entries in listed.values() for told in entries.values())
+    assert all(message for entries in listed.values() for message in entries.values())
     assert main(["list"]) == OK
     plain = capsys.readouterr().out
     assert all(re.search(rf"^  {re.escape(each)} ", plain, re.M) for each in BUGS)
@@ -404,7 +404,7 @@ def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert shown("/somewhere/out/latest/cases", keep=3) == "out/latest/cases"
 
 
-def the_bug_alone(settings: Settings) -> list[Task]:
+def the_bug_alone(settings: RunConfig) -> list[Task]:
     """Return the generated hunts of a plan's bugs, and no clean trial."""
     tasks = [task for task in plan(settings) if task.bug is not None]
     return [task for task in tasks if task.source == "generated"]
@@ -414,8 +414,8 @@ def test_a_second_run_swaps_the_link_and_writes_the_same_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clean trials are left out, so these short runs are red."""
-    monkeypatch.setattr("harness.commands.regress.plan", the_bug_alone)
-    monkeypatch.setattr("harness.regress.plan", the_bug_alone)
+    monkeypatch.setattr("harness.cli.regress.plan", the_bug_alone)
+    monkeypatch.setattr("harness.campaigns.regress.plan", the_bug_alone)
     words = ["regress", "--bug", "swa_int64@decode", "--preset", "gpt_oss", "--device", "cpu"]
     folders = []
     for _ in range(2):
@@ -470,7 +470,7 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(tmp_path:
     ]
     for row in record["bugs"]:
         case = load_case(latest / row["finding"]["case_file"])
-        assert (case.sought, case.trial.runner) == ("hermetic_replay", row["runner"])
+        assert (case.target, case.trial.runner) == ("hermetic_replay", row["runner"])
         assert row["finding"]["reproduce"].startswith("paritybit replay out/latest/cases/")
     assert "<title>" in (latest / "index.html").read_text()
     written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
@@ -572,7 +572,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_leaves_no_process(
     assert "Traceback" not in run.shown
     record = json.loads((run.out / "latest" / "run.json").read_text())
     assert record["verdict"] == "interrupted"
-    asked = Settings("cpu", hunts_of(("swa_pad", "req_pool_pad"), ()), presets=("gpt_oss",))
+    asked = RunConfig("cpu", hunts_of(("swa_pad", "req_pool_pad"), ()), presets=("gpt_oss",))
     assert 1 <= len(record["clean"]) + len(record["bugs"]) < len(plan(asked))
     assert all(row["status"] == "green" for row in record["clean"])
     assert "<title>" in (run.out / "latest" / "index.html").read_text()
@@ -601,9 +601,9 @@ def short_soak(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Each line-up has two trials, one after the other, so every other seed is another's.
     """
-    monkeypatch.setattr("harness.soak.CHUNK_STEPS", 2)
-    monkeypatch.setattr("harness.soak.EXAMPLES", 12)
-    monkeypatch.setattr("harness.soak.BUGS", {"swa_int64": BUGS["swa_int64"]})
+    monkeypatch.setattr("harness.campaigns.soak.CHUNK_STEPS", 2)
+    monkeypatch.setattr("harness.campaigns.soak.EXAMPLES", 12)
+    monkeypatch.setattr("harness.campaigns.soak.BUGS", {"swa_int64": BUGS["swa_int64"]})
 
 
 @pytest.mark.usefixtures("short_soak")
@@ -633,33 +633,33 @@ def test_a_soak_that_left_a_runner_out_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One trial of one line-up says nothing of the others' runners, however clean it is."""
-    monkeypatch.setattr("harness.soak.BUGS", {})
+    monkeypatch.setattr("harness.campaigns.soak.BUGS", {})
     path = tmp_path / "soak.json"
     assert main([*SOAK, "--steps", "2", "--record", str(path)]) == FINDING
     assert " 0 false alarms" in capsys.readouterr().out
     figures = evidence(path, "soak")
     assert figures["as_hoped"] is False
     replayed = {name for name in RUNNERS if figures["clean"].get(f"{name}: padded replay")}
-    assert replayed == {each.name for each in lineup("decode")}
+    assert replayed == {each.name for each in engine_runners("decode")}
     assert (figures["clean"]["false_alarms"], figures["bugs"]) == (0, [])
 
 
 def test_a_soak_that_is_not_as_hoped_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = {"as_hoped": False, "told": "missed: swa_int64"}
-    monkeypatch.setattr("harness.commands.measure.soak", lambda *_: told)
+    message = {"as_hoped": False, "message": "missed: swa_int64"}
+    monkeypatch.setattr("harness.cli.measure.soak", lambda *_: message)
     path = tmp_path / "soak.json"
     assert main(["soak", "--device", "cpu", "--record", str(path)]) == FINDING
     assert capsys.readouterr().out == "missed: swa_int64\n"
-    assert evidence(path, "soak") == told
+    assert evidence(path, "soak") == message
 
 
 def test_a_bench_records_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One measured repetition a preset."""
-    monkeypatch.setattr("harness.bench.REPEATS", 1)
+    monkeypatch.setattr("harness.campaigns.bench.REPEATS", 1)
     path = tmp_path / "bench.json"
     assert main(["bench", "--device", "cpu", "--record", str(path)]) == OK
     shown_rows = capsys.readouterr().out.splitlines()
@@ -672,7 +672,9 @@ def test_a_bench_records_its_figures(
 
 
 def test_the_benchmark_plays_clean_with_every_property_on(device: str) -> None:
-    lockstep = Lockstep(Trial(device=device, full_slots=320, swa_slots=192), frozenset(PROPERTIES))
+    lockstep = Lockstep(
+        TrialConfig(device=device, full_slots=320, swa_slots=192), frozenset(PROPERTIES)
+    )
     outcome = lockstep.play(workload())
     assert outcome.violations == ()
     assert outcome.replays > outcome.padded_replays > 0

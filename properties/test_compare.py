@@ -79,7 +79,7 @@ def elsewhere(finding: Record) -> None:
 
 def otherwise(finding: Record) -> None:
     """Let a finding's first violation be told with other words."""
-    finding["violations"][0]["told"] += "!"
+    finding["violations"][0]["message"] += "!"
 
 
 def unexplained(finding: Record) -> None:
@@ -93,7 +93,7 @@ def fewer(finding: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (shorter, "schedule"),
         (elsewhere, "step"),
@@ -103,13 +103,13 @@ def fewer(finding: Record) -> None:
     ],
 )
 def test_a_finding_that_differs_in_anything_is_changed(
-    change: Callable[[Record], None], told: str
+    change: Callable[[Record], None], message: str
 ) -> None:
     after = green()
     change(after["bugs"][0]["finding"])
     comparison = compare_runs(green(), after)
     assert [each.kind for each in comparison.changes] == ["changed"]
-    assert comparison.changes[0].differs == told
+    assert comparison.changes[0].differs == message
     assert comparison.alarming
 
 
@@ -175,10 +175,10 @@ def test_the_terminal_names_what_is_new_and_what_was_never_reached() -> None:
     after = green()
     for trial in after["clean"]:
         trial["events"].pop("pool full", None)
-    told = printed(compare_runs(without_finding(green(), 2), after))
-    assert re.search(r"new +loc_memo_capture@decode \(.*\) +missed +caught: ", told)
-    assert re.search(r"pool full +3 +0", told)
-    assert "padded replay" not in told
+    message = printed(compare_runs(without_finding(green(), 2), after))
+    assert re.search(r"new +loc_memo_capture@decode \(.*\) +missed +caught: ", message)
+    assert re.search(r"pool full +3 +0", message)
+    assert "padded replay" not in message
 
 
 def test_hostile_texts_are_shown_in_a_comparison_and_do_nothing() -> None:
@@ -220,9 +220,9 @@ def test_the_command_refuses_a_record_that_lacks_something(
     after = green()
     del after[key]
     assert main(files(tmp_path, green(), after)) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "is not a whole run record" in told
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "is not a whole run record" in message
 
 
 def test_the_command_refuses_what_is_no_record(
@@ -247,7 +247,7 @@ def test_the_command_prints_a_summary(
 def test_a_summary_begins_with_the_verdict_and_what_needs_attention() -> None:
     lines = summarise(red()).splitlines()
     assert lines[0] == "## ✕ paritybit: red"
-    assert lines[2] == red()["told"]
+    assert lines[2] == red()["message"]
     attention = [line for line in lines if line.startswith("- ")]
     assert any("swa\\_int64\\@decode \\(generated\\): missed" in line for line in attention)
     assert not [line for line in summarise(green()).splitlines() if line.startswith("- ")]
@@ -272,9 +272,9 @@ def test_a_summary_of_very_many_faults_is_cut_short() -> None:
 
 
 def test_hostile_texts_make_no_markup_in_a_summary() -> None:
-    told = summarise(hostile())
-    assert not re.search(r"(?<!\\)[<>&`\[\]]", told)
-    heads = [line for line in told.splitlines() if line.startswith("#")]
+    message = summarise(hostile())
+    assert not re.search(r"(?<!\\)[<>&`\[\]]", message)
+    heads = [line for line in message.splitlines() if line.startswith("#")]
     assert heads == [line for line in summarise(red()).splitlines() if line.startswith("#")]
 
 

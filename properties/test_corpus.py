@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.case import Case, load_case
-from harness.lockstep import Lockstep
-from harness.trial import Trial
-from harness.violation import PROPERTIES
-from properties.test_detection import HARMED, MOST_STEPS
-from subjects.bugs import BUGS, runners_of
+from harness.campaigns.case import Case, load_case
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.play import Lockstep
+from harness.lockstep.violation import PROPERTIES
+from properties.test_detection import AFFECTED, MOST_STEPS
+from subjects.bugs.catalogue import BUGS, runners_of
 
 CORPUS = Path(__file__).parent / "corpus"
 CASES = {path.stem: load_case(path) for path in sorted(CORPUS.glob("*.json"))}
@@ -25,22 +25,22 @@ CLEAN = sorted({case.trial.clean for case in CASES.values()}, key=str)
 def test_the_corpus_has_a_case_of_every_bug_on_every_runner_it_can_harm() -> None:
     pairs = [f"{name}@{runner}" for name, bug in BUGS.items() for runner in runners_of(bug)]
     assert sorted(CASES) == sorted(pairs)
-    assert {f"{name}@{runner}" for name, runner in HARMED} <= CASES.keys()
+    assert {f"{name}@{runner}" for name, runner in AFFECTED} <= CASES.keys()
     for name, case in CASES.items():
         assert name == f"{case.trial.bug}@{case.trial.runner}"
         assert case.trial.bug is not None
-        assert case.sought == BUGS[case.trial.bug].caught_by
+        assert case.target == BUGS[case.trial.bug].detected_by
         assert (case.trial.device, case.seed) == ("cpu", 0)
         assert len(case.schedule.steps) <= MOST_STEPS[case.trial.bug]
 
 
-def trial_name(trial: Trial) -> str:
+def trial_name(trial: TrialConfig) -> str:
     """Return a clean trial in a test id."""
-    return f"{trial.runner}-{trial.era}"
+    return f"{trial.runner}-{trial.scheme}"
 
 
 @pytest.mark.parametrize("clean", CLEAN, ids=trial_name)
-def test_a_case_shows_its_bug_and_nothing_without_it(clean: Trial, device: str) -> None:
+def test_a_case_shows_its_bug_and_nothing_without_it(clean: TrialConfig, device: str) -> None:
     """With every property on, on this session's device."""
     right = Lockstep(replace(clean, device=device), PROPERTIES)
     cases = {name: case for name, case in CASES.items() if case.trial.clean == clean}
@@ -48,15 +48,17 @@ def test_a_case_shows_its_bug_and_nothing_without_it(clean: Trial, device: str) 
     for name, case in cases.items():
         broken = Lockstep(replace(case.trial, device=device), PROPERTIES)
         outcome = broken.play(case.schedule)
-        assert case.sought in outcome.violated, name
+        assert case.target in outcome.violated, name
         if device == case.trial.device:
-            assert [(each.property, each.step) for each in outcome.violations] == told(case), name
+            assert [(each.property, each.step) for each in outcome.violations] == message(case), (
+                name
+            )
         outcome = right.play(case.schedule)
         assert outcome.violations == (), name
         assert outcome.steps > 0, name
 
 
-def told(case: Case) -> list[tuple[str, int]]:
+def message(case: Case) -> list[tuple[str, int]]:
     """Return what a case violated when it was found, and when."""
     return [(each["property"], each["step"]) for each in case.violations]
 
@@ -70,7 +72,7 @@ def test_the_corpus_is_made_again_for_the_bugs_named(
     (made,) = (tmp_path / "new").iterdir()
     assert made.name == "loc_memo_warning@cpu_graph.json"
     made_again, committed = load_case(made), CASES["loc_memo_warning@cpu_graph"]
-    assert (made_again.trial, made_again.sought) == (committed.trial, committed.sought)
+    assert (made_again.trial, made_again.target) == (committed.trial, committed.target)
 
 
 def test_a_corpus_of_bugs_that_harm_nothing_is_refused(
@@ -84,6 +86,6 @@ def test_a_corpus_of_bugs_that_harm_nothing_is_refused(
 def test_a_bug_that_is_not_caught_is_no_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.commands.measure.make_corpus", lambda *_: ["swa_pad@decode"])
+    monkeypatch.setattr("harness.cli.measure.make_corpus", lambda *_: ["swa_pad@decode"])
     assert main(["corpus", "--bug", "swa_pad@decode", "--out", str(tmp_path)]) == 1
     assert "not caught: swa_pad@decode" in capsys.readouterr().out

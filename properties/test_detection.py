@@ -9,21 +9,21 @@ from functools import cache
 
 import pytest
 
-from harness.hunt import Catch, hunt, sweep
-from harness.lockstep import Lockstep
-from harness.schedule import Admit, Decode, Idle, Schedule
-from harness.tasks import Source, Status, Task, pieces_of, run_task
-from harness.trial import Trial
-from harness.violation import PROPERTIES, STEP_PROPERTIES
+from harness.campaigns.hunt import HuntResult, first_failure, hunt
+from harness.campaigns.task import Source, Status, Task, pieces_of, run_task
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.play import Lockstep
+from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
+from harness.schedules.schedule import Admit, Decode, Idle, Schedule
 from properties.trials import bug_trial, every_pair
-from subjects.bugs import BUGS, missing_inputs, runners_of, unharmed_by
+from subjects.bugs.catalogue import BUGS, missing_inputs, runners_of, unaffected_reason
 from subjects.runners import RUNNERS
 
 PAIRS = [pair for pair in every_pair() if "." not in pair[0]]
 """What the suite hunts; the memo's sites one by one are tried on all runners by the main job."""
 
-HARMED = [pair for pair in PAIRS if unharmed_by(BUGS[pair[0]], pair[1]) is None]
-UNHARMED = [pair for pair in PAIRS if pair not in HARMED]
+AFFECTED = [pair for pair in PAIRS if unaffected_reason(BUGS[pair[0]], pair[1]) is None]
+UNAFFECTED = [pair for pair in PAIRS if pair not in AFFECTED]
 ONE_RUNNER_EACH = [
     (name, runners_of(bug)[place % len(runners_of(bug))])
     for place, (name, bug) in enumerate(BUGS.items())
@@ -61,61 +61,61 @@ def pair_name(pair: tuple[str, str]) -> str:
 
 
 @cache
-def hunted(trial: Trial, seed: int) -> tuple[Lockstep, Catch]:
+def hunted(trial: TrialConfig, seed: int) -> tuple[Lockstep, HuntResult]:
     """Return the hunt of one bug, done once."""
     assert trial.bug is not None
     lockstep = Lockstep(trial)
-    return lockstep, hunt(lockstep, BUGS[trial.bug].caught_by, seed, EXAMPLES)
+    return lockstep, hunt(lockstep, BUGS[trial.bug].detected_by, seed, EXAMPLES)
 
 
 @pytest.fixture
-def trial(pair: tuple[str, str], device: str, request: pytest.FixtureRequest) -> Trial:
+def trial(pair: tuple[str, str], device: str, request: pytest.FixtureRequest) -> TrialConfig:
     """The trial of a bug on a runner, on the preset that was asked for or on the pair's own."""
     return bug_trial(*pair, device, request.config.getoption("--preset"))
 
 
 @pytest.mark.parametrize("pair", ONE_RUNNER_EACH, ids=pair_name)
 def test_what_shows_a_bug_shrinks_and_is_green_without_it(
-    pair: tuple[str, str], trial: Trial, hunter_seed: int
+    pair: tuple[str, str], trial: TrialConfig, hunter_seed: int
 ) -> None:
     """Caught within 50 schedules, near minimal, seen with every property on, green without it."""
-    lockstep, catch = hunted(trial, hunter_seed)
-    assert catch.schedule is not None
-    assert len(catch.schedule.steps) <= MOST_STEPS[pair[0]]
-    assert sum(step.name == "admit" for step in catch.schedule.steps) <= MOST_REQUESTS
+    lockstep, hunt_result = hunted(trial, hunter_seed)
+    assert hunt_result.schedule is not None
+    assert len(hunt_result.schedule.steps) <= MOST_STEPS[pair[0]]
+    assert sum(step.name == "admit" for step in hunt_result.schedule.steps) <= MOST_REQUESTS
     lockstep.watch(PROPERTIES)
-    assert BUGS[pair[0]].caught_by in lockstep.play(catch.schedule).violated
+    assert BUGS[pair[0]].detected_by in lockstep.play(hunt_result.schedule).violated
     clean = Lockstep(trial.clean, PROPERTIES)
-    assert clean.play(catch.schedule).violations == ()
+    assert clean.play(hunt_result.schedule).violations == ()
 
 
 @pytest.mark.parametrize("pair", IN_TRAFFIC, ids=pair_name)
-def test_a_bug_is_caught_on_real_traffic(pair: tuple[str, str], trial: Trial) -> None:
+def test_a_bug_is_caught_on_real_traffic(pair: tuple[str, str], trial: TrialConfig) -> None:
     lockstep = Lockstep(trial)
     pieces = pieces_of(trial, 4, 0)
-    assert sweep(lockstep, pieces, BUGS[pair[0]].caught_by).schedule is not None
+    assert first_failure(lockstep, pieces, BUGS[pair[0]].detected_by).schedule is not None
 
 
-@pytest.mark.parametrize("pair", UNHARMED, ids=pair_name)
+@pytest.mark.parametrize("pair", UNAFFECTED, ids=pair_name)
 def test_a_bug_that_cannot_harm_a_runner_shows_in_no_step(
-    pair: tuple[str, str], trial: Trial, hunter_seed: int
+    pair: tuple[str, str], trial: TrialConfig, hunter_seed: int
 ) -> None:
     """No property sees it, over schedules that replay with padding."""
     result = run_task(Task(trial, Source.GENERATED, hunter_seed, FEW))
-    assert result.status is Status.UNHARMED
+    assert result.status is Status.UNAFFECTED
 
 
 def test_every_bug_and_runner_is_decided_once() -> None:
     """A pair is harmed, or there is a reason; no runner names a bug that there is not."""
     for name, bug in BUGS.items():
         for runner, kind in RUNNERS.items():
-            reason = unharmed_by(bug, runner)
+            reason = unaffected_reason(bug, runner)
             assert (reason is None) == (runner in runners_of(bug))
             assert reason is None or len(reason) > 10
             assert not (reason is None and missing_inputs(bug, runner))
-            assert not (name in kind.harmed_by and name in kind.unharmed)
+            assert not (name in kind.affected_by and name in kind.unaffected)
     for kind in RUNNERS.values():
-        assert kind.harmed_by | kind.unharmed.keys() <= BUGS.keys()
+        assert kind.affected_by | kind.unaffected.keys() <= BUGS.keys()
 
 
 def test_every_bug_but_a_masked_site_harms_a_runner() -> None:
@@ -127,7 +127,7 @@ def test_every_bug_but_a_masked_site_harms_a_runner() -> None:
 
 def test_the_memo_warns_in_a_replay_that_no_allocation_precedes(device: str) -> None:
     """Two idle steps: what the window of one left is there when the next translates its own."""
-    lockstep = Lockstep(Trial(device=device).with_bug("loc_memo_warning"))
+    lockstep = Lockstep(TrialConfig(device=device).with_bug("loc_memo_warning"))
     outcome = lockstep.play(Schedule((Idle(0), Idle(0))))
     assert [each.property for each in outcome.violations] == ["log_hygiene"]
     assert outcome.violations[0].where["path"] == "graph replay"
@@ -137,17 +137,17 @@ def test_the_memo_warns_in_a_replay_that_no_allocation_precedes(device: str) -> 
 def test_a_masked_site_is_caught_together_with_what_masks_it() -> None:
     masked = {bug.without for bug in BUGS.values() if bug.masked_by is not None}
     assert masked == {("entry",), ("before_window",)}
-    assert BUGS["loc_memo_warning.entry+before_window"].caught_by == "log_hygiene"
+    assert BUGS["loc_memo_warning.entry+before_window"].detected_by == "log_hygiene"
 
 
 @pytest.mark.parametrize("runner", runners_of(BUGS["loc_memo_capture"]))
 def test_a_stale_capture_is_silent(runner: str, device: str, hunter_seed: int) -> None:
     """The harmful memo hit warns nowhere: neither while capturing nor in any step."""
     trial = bug_trial("loc_memo_capture", runner, device, None)
-    lockstep, catch = hunted(trial, hunter_seed)
-    assert catch.schedule is not None
+    lockstep, hunt_result = hunted(trial, hunter_seed)
+    assert hunt_result.schedule is not None
     lockstep.watch(PROPERTIES)
-    outcome = lockstep.play(catch.schedule)
+    outcome = lockstep.play(hunt_result.schedule)
     assert "kv_parity" in outcome.violated
     assert "log_hygiene" not in outcome.violated
     assert lockstep.capture_warnings == ()
@@ -155,9 +155,9 @@ def test_a_stale_capture_is_silent(runner: str, device: str, hunter_seed: int) -
 
 def test_a_bug_of_one_runner_leaves_the_others_of_its_engine_right(device: str) -> None:
     """The stale rows of decode show nowhere while other runners replay, with padding too."""
-    trial = Trial(runner="decode", device=device).with_bug("req_pool_pad")
+    trial = TrialConfig(runner="decode", device=device).with_bug("req_pool_pad")
     lockstep = Lockstep(trial, PROPERTIES)
-    engine = lockstep.arms.subject.engine
+    engine = lockstep.pair.subject.engine
     policies = {
         runner.name: runner.inputs.rows["req_pool_indices"].padding
         for runner in engine.runners.values()
@@ -169,17 +169,17 @@ def test_a_bug_of_one_runner_leaves_the_others_of_its_engine_right(device: str) 
 
 def test_a_bug_of_the_wrong_property_is_red(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that names another property is found out."""
-    wrong = replace(BUGS["swa_pad"], caught_by="log_hygiene")
-    monkeypatch.setattr("harness.tasks.BUGS", {**BUGS, "swa_pad": wrong})
-    task = Task(Trial(device=device).with_bug("swa_pad"), Source.GENERATED, 0, 20)
+    wrong = replace(BUGS["swa_pad"], detected_by="log_hygiene")
+    monkeypatch.setattr("harness.campaigns.task.BUGS", {**BUGS, "swa_pad": wrong})
+    task = Task(TrialConfig(device=device).with_bug("swa_pad"), Source.GENERATED, 0, 20)
     assert run_task(task).status is Status.WRONG_PROPERTY
 
 
 def test_a_bug_that_changes_nothing_is_missed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inert = replace(BUGS["swa_pad"], rows={})
-    monkeypatch.setattr("harness.tasks.BUGS", {**BUGS, "swa_pad": inert})
-    monkeypatch.setattr("harness.trial.BUGS", {**BUGS, "swa_pad": inert})
-    task = Task(Trial(device=device).with_bug("swa_pad"), Source.GENERATED, 0, 5)
+    monkeypatch.setattr("harness.campaigns.task.BUGS", {**BUGS, "swa_pad": inert})
+    monkeypatch.setattr("harness.lockstep.config.BUGS", {**BUGS, "swa_pad": inert})
+    task = Task(TrialConfig(device=device).with_bug("swa_pad"), Source.GENERATED, 0, 5)
     assert run_task(task).status is Status.MISSED
 
 
@@ -188,21 +188,23 @@ def test_a_bug_that_harms_where_it_should_not_is_red(
 ) -> None:
     """A runner's table that calls a bug harmless is found out."""
     kind = RUNNERS["decode"]
-    monkeypatch.setattr(kind, "harmed_by", kind.harmed_by - {"swa_pad"})
-    monkeypatch.setattr(kind, "unharmed", {**kind.unharmed, "swa_pad": "it is said to be right"})
-    task = Task(Trial(device=device).with_bug("swa_pad"), Source.GENERATED, 0, 20)
-    assert run_task(task).status is Status.HARMED_AFTER_ALL
+    monkeypatch.setattr(kind, "affected_by", kind.affected_by - {"swa_pad"})
+    monkeypatch.setattr(
+        kind, "unaffected", {**kind.unaffected, "swa_pad": "it is said to be right"}
+    )
+    task = Task(TrialConfig(device=device).with_bug("swa_pad"), Source.GENERATED, 0, 20)
+    assert run_task(task).status is Status.AFFECTED_AFTER_ALL
 
 
 def test_every_property_that_must_catch_is_checked_at_every_step() -> None:
-    assert {BUGS[name].caught_by for name, _ in HARMED} <= STEP_PROPERTIES
+    assert {BUGS[name].detected_by for name, _ in AFFECTED} <= STEP_PROPERTIES
 
 
 def test_the_decode_line_up_replays_all_its_runners_on_one_buffer_pool(device: str) -> None:
     """What a runner leaves in a shared buffer is another's stale tail."""
-    lockstep = Lockstep(Trial(device=device))
+    lockstep = Lockstep(TrialConfig(device=device))
     lockstep.play(Schedule((Admit(3, 9), Admit(2, 9), Decode((0, 1)))))
-    runners = lockstep.arms.subject.runners.values()
+    runners = lockstep.pair.subject.runners.values()
     sharing = [r for r in runners if "positions" in r.inputs.buffers]
     addresses = {r.inputs.buffers["positions"].data_ptr() for r in sharing}
     assert len(addresses) < len(sharing)

@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from harness import engine_record, engines
 from harness.__main__ import main
-from harness.engine_case import EngineCase, cases_of
-from harness.engine_display import changes
-from harness.engine_faults import FAULTS, Observed, Verdict, overall
-from harness.engine_trial import SHRINKING
-from harness.schedule import to_json
-from harness.trial import CannotRunError, Trial, UnknownNameError
+from harness.cli.engine_display import changes
+from harness.engines import fetch as engines
+from harness.engines import record as engine_record
+from harness.engines.case import EngineCase, cases_of
+from harness.engines.faults import FAULTS, Observed, Verdict, overall
+from harness.engines.trial import SHRINKING
+from harness.lockstep.config import CannotRunError, TrialConfig, UnknownNameError
+from harness.schedules.schedule import to_json
 from reference.config import PRESETS
 from reference.model import Model
 from reference.oracle import dense_logits
 from reference.torch_ops import TorchOps
 from reports.engine_page import render
-from subjects.released.graphs import CpuGraph, recording, whole
-from subjects.released.loading import STUBS, StubFinder, named, package_folder
+from subjects.engines.sglang.graphs import CpuGraph, recording, whole
+from subjects.engines.sglang.loading import STUBS, StubFinder, named, package_folder
 
 ROOT = Path(__file__).parent.parent
 OK, FINDING, MALFORMED, CANNOT_RUN = 0, 1, 2, 125
@@ -154,10 +155,10 @@ def test_a_bug_that_behaviour_does_not_tell_cannot_be_decided() -> None:
 
 def answer(**faults: str) -> dict[str, Any]:
     """Return an answer with verdicts on the decode runner."""
-    told = {"observations": 3, "told": "seen"}
+    message = {"observations": 3, "message": "seen"}
     return {
         "faults": [
-            {"fault": fault, "runner": "decode", "verdict": verdict, **told}
+            {"fault": fault, "runner": "decode", "verdict": verdict, **message}
             for fault, verdict in faults.items()
         ]
     }
@@ -279,7 +280,7 @@ def shrinking_case(version: str) -> EngineCase:
     """Return a case of stray writes on a release that lies here."""
     if package_folder(engines.folder() / f"sglang-{version}") is None:
         pytest.skip(f"engine trials were not run: `make engine VERSION={version}` fetches one")
-    settings, schedule = Trial().to_json(), to_json(SHRINKING)
+    settings, schedule = TrialConfig().to_json(), to_json(SHRINKING)
     return EngineCase(f"sglang=={version}", "decode", settings, schedule, 0, "write_frame", "")
 
 
@@ -296,11 +297,11 @@ def test_a_case_of_an_engine_replays_there_and_is_clean_where_the_fault_was_mend
 
 
 def test_a_trial_keeps_a_case_of_each_property_by_leg() -> None:
-    each = {"runner": "decode", "trial": Trial().to_json(), "schedule": to_json(SHRINKING)}
-    found = cases_of("sglang==1", 3, {"cases": [{**each, "sought": "kv_parity", "told": "x"}]})
+    each = {"runner": "decode", "trial": TrialConfig().to_json(), "schedule": to_json(SHRINKING)}
+    found = cases_of("sglang==1", 3, {"cases": [{**each, "target": "kv_parity", "message": "x"}]})
     assert list(found) == ["kv_parity-decode-gpt_oss.json"]
     (case,) = found.values()
-    assert (case.engine, case.seed, case.sought) == ("sglang==1", 3, "kv_parity")
+    assert (case.engine, case.seed, case.target) == ("sglang==1", 3, "kv_parity")
 
 
 @pytest.mark.parametrize(
@@ -317,7 +318,7 @@ def test_a_malformed_case_of_an_engine_is_told_in_one_sentence(
     key: str, value: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "case.json"
-    settings, schedule = Trial().to_json(), to_json(SHRINKING)
+    settings, schedule = TrialConfig().to_json(), to_json(SHRINKING)
     EngineCase("sglang==1", "decode", settings, schedule, 0, "kv_parity", "").write(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     assert main(["replay", str(path)]) == MALFORMED

@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.bits import hex_bits
-from harness.case import Case, load_case
-from harness.explain import explain, explanation
-from harness.lockstep import Lockstep, Outcome
-from harness.schedule import Admit, Decode, Idle, Schedule, Step
-from harness.timeline import observe
-from harness.trace import Trace
-from harness.trial import Trial
-from harness.violation import PROPERTIES, STEP_PROPERTIES
-from harness.witness import witness
+from harness.campaigns.case import Case, load_case
+from harness.explain.cause import explain, explanation
+from harness.explain.recorded import witness
+from harness.lockstep.bits import hex_bits
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.observation import Observation
+from harness.lockstep.play import Lockstep, Outcome
+from harness.lockstep.timeline import observe
+from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
+from harness.schedules.schedule import Admit, Decode, Idle, Schedule, Step
 from reference.config import Kind, Role
-from subjects.behaviour import Era
 from subjects.contracts import Policy
 from subjects.engine import Subject, override
 from subjects.pool import TRANSLATE
+from subjects.toggles import LocationScheme
 
 CORPUS = Path(__file__).parent / "corpus"
 CASES = {path.stem: load_case(path) for path in sorted(CORPUS.glob("*.json"))}
@@ -44,7 +44,7 @@ TRUTH: dict[str, Data] = {
         "buffer": "swa_page_table",
         "stale": False,
     },
-    "shared_buffer_dtype": {"blame": "build", "told": "positions"},
+    "shared_buffer_dtype": {"blame": "build", "message": "positions"},
 }
 """What each bug's mechanism implies, by its name up to the first dot."""
 
@@ -71,17 +71,19 @@ class Watch:
     lockstep: Lockstep
     forwards: list[Seen] = field(default_factory=list)
 
-    def __call__(self, place: int, step: Step, trace: Trace | None, red: frozenset[str]) -> None:
+    def __call__(
+        self, place: int, step: Step, observation: Observation | None, red: frozenset[str]
+    ) -> None:
         """See one step."""
-        if trace is None:
+        if observation is None:
             return
-        arms = self.lockstep.arms
+        pair = self.lockstep.pair
         owners: dict[tuple[Kind, int], int] = {}
-        for request in arms.graph.running:
-            for kind, slots in zip((Kind.FULL, Kind.SWA), arms.graph.owned(request), strict=True):
+        for request in pair.graph.running:
+            for kind, slots in zip((Kind.FULL, Kind.SWA), pair.graph.owned(request), strict=True):
                 owners |= {(kind, slot): request.serial for slot in slots}
-        for span in trace.batch.spans if trace.batch is not None else ():
-            serial = arms.graph.request_of(span.row).serial
+        for span in observation.batch.spans if observation.batch is not None else ():
+            serial = pair.graph.request_of(span.row).serial
             owners |= {(Kind.FULL, slot): serial for slot in span.full_slots}
             owners |= {(Kind.SWA, slot): serial for slot in span.swa_slots}
         self.forwards.append(
@@ -89,13 +91,13 @@ class Watch:
                 step=place,
                 static={
                     (runner.name, name): each.clone()
-                    for runner in arms.subject.runners.values()
+                    for runner in pair.subject.runners.values()
                     for name, each in runner.static_buffers().items()
                 },
                 owners=owners,
-                rows={r.holding.row: r.serial for r in arms.graph.running if r.holding},
-                eager=arms.eager_pools.storage.clone(),
-                graph=arms.graph_pools.storage.clone(),
+                rows={r.allocation.row: r.serial for r in pair.graph.running if r.allocation},
+                eager=pair.eager_pools.storage.clone(),
+                graph=pair.graph_pools.storage.clone(),
             )
         )
 
@@ -121,13 +123,13 @@ def told_of(case: Case, device: str) -> Told:
     watch = Watch(lockstep)
     if lockstep.refused is None:
         lockstep.play(case.schedule, watch)
-    facts = explanation(lockstep, case.schedule, *observe(lockstep, case.schedule), case.sought)
+    facts = explanation(lockstep, case.schedule, *observe(lockstep, case.schedule), case.target)
     assert facts is not None
     return Told(case, lockstep, watch.forwards, facts)
 
 
 @pytest.fixture(scope="module")
-def told(request: pytest.FixtureRequest, device: str) -> Told:
+def message(request: pytest.FixtureRequest, device: str) -> Told:
     """What is told of one case of the corpus."""
     return told_of(CASES[request.param], device)
 
@@ -135,7 +137,7 @@ def told(request: pytest.FixtureRequest, device: str) -> Told:
 def cases_of(*bugs: str) -> pytest.MarkDecorator:
     """Run a test on the cases of some bugs, told of."""
     chosen = [name for name in CASES if name.partition("@")[0].partition(".")[0] in bugs]
-    return pytest.mark.parametrize("told", chosen, indirect=True)
+    return pytest.mark.parametrize("message", chosen, indirect=True)
 
 
 STALE = cases_of("swa_pad", "req_pool_pad")
@@ -152,17 +154,17 @@ REPLAYED = cases_of("swa_pad", "swa_int64", "req_pool_pad", "loc_memo_capture", 
 
 
 @cases_of(*TRUTH, "loc_memo_warning")
-def test_what_is_told_is_what_the_mechanism_implies(told: Told) -> None:
+def test_what_is_told_is_what_the_mechanism_implies(message: Told) -> None:
     """The buffer, whether it was stale, and what is to blame; or the site of a warning."""
-    facts, bug = told.facts, str(told.case.trial.bug).partition(".")[0]
-    assert facts["property"] == told.case.sought
+    facts, bug = message.facts, str(message.case.trial.bug).partition(".")[0]
+    assert facts["property"] == message.case.target
     assert facts["proof"][0].startswith("Let ")
     assert facts["proof"][-1].startswith("So ")
     if bug == "loc_memo_warning":
         assert facts["blame"] == "call site"
         assert facts["site"]["function"] in MEMO_SITES
         assert facts["site"]["file"].startswith("subjects/")
-        assert "invalidate_loc_cache" in facts["site"]["told"]
+        assert "invalidate_loc_cache" in facts["site"]["message"]
         return
     truth = TRUTH[bug]
     index, site = facts["index"] or {}, facts["site"] or {}
@@ -171,21 +173,21 @@ def test_what_is_told_is_what_the_mechanism_implies(told: Told) -> None:
         key: truth[key] for key in ("buffer", "stale") if key in truth
     }
     assert site.get("function") == truth.get("function", site.get("function"))
-    assert truth.get("told", "") in site.get("told", "")
+    assert truth.get("message", "") in site.get("message", "")
 
 
 @STALE
-def test_a_stale_element_was_seen_where_it_is_told_to_have_been_left(told: Told) -> None:
+def test_a_stale_element_was_seen_where_it_is_told_to_have_been_left(message: Told) -> None:
     """It held the value from the step that left it until the step that was told of."""
-    index, facts = told.facts["index"], told.facts
+    index, facts = message.facts["index"], message.facts
     left_by, key = index["left_by"], (facts["runner"], index["buffer"])
-    values = {seen.step: int(seen.static[key].flatten()[index["element"]]) for seen in told.seen}
+    values = {seen.step: int(seen.static[key].flatten()[index["element"]]) for seen in message.seen}
     since = [value for step, value in values.items() if left_by["step"] <= step <= facts["step"]]
     assert len(since) > 1
     assert set(since) == {index["value"]}
     assert index["value"] != index["right"]
     assert left_by["step"] < facts["step"]
-    then = next(seen for seen in told.seen if seen.step == left_by["step"])
+    then = next(seen for seen in message.seen if seen.step == left_by["step"])
     owner = {
         "out_cache_loc_swa": then.owners.get((Kind.SWA, index["value"])),
         "req_pool_indices": then.rows.get(index["value"]),
@@ -195,18 +197,18 @@ def test_a_stale_element_was_seen_where_it_is_told_to_have_been_left(told: Told)
 
 
 @ABOUT_SLOTS
-def test_the_slot_told_of_was_seen_with_its_owner(told: Told) -> None:
-    slot = told.facts["slot"]
-    owner = told.last.owners.get((Kind(slot["kind"]), slot["slot"]))
+def test_the_slot_told_of_was_seen_with_its_owner(message: Told) -> None:
+    slot = message.facts["slot"]
+    owner = message.last.owners.get((Kind(slot["kind"]), slot["slot"]))
     assert slot["owner"] == ("nobody" if owner is None else f"request {owner}")
-    shown = told_map(told, Role(slot["model"]), Kind(slot["kind"]))
+    shown = told_map(message, Role(slot["model"]), Kind(slot["kind"]))
     assert shown["owners"][slot["slot"]] == (-1 if owner is None else owner)
 
 
 @PARTED
-def test_the_bits_told_of_a_slot_were_seen_in_both_worlds(told: Told) -> None:
-    difference = told.facts["difference"]
-    pools = told.lockstep.arms.graph_pools
+def test_the_bits_told_of_a_slot_were_seen_in_both_worlds(message: Told) -> None:
+    difference = message.facts["difference"]
+    pools = message.lockstep.pair.graph_pools
     role, kind = Role(difference["model"]), Kind(difference["kind"])
     layer = pools[role].config.layers_of(kind).index(difference["layer"])
     place = (
@@ -217,41 +219,41 @@ def test_the_bits_told_of_a_slot_were_seen_in_both_worlds(told: Told) -> None:
         difference["element"],
     )
     for world, bits in (("eager", "eager_bits"), ("graph", "graph_bits")):
-        storage = getattr(told.last, world)
+        storage = getattr(message.last, world)
         arena = {(r, k): each for r, k, each in pools.arenas_of(storage)}[role, kind]
         assert hex_bits(arena[place]) == difference[bits]
     assert difference["eager_bits"] != difference["graph_bits"]
-    assert difference["slot"] in told_map(told, role, kind)["differs"]
+    assert difference["slot"] in told_map(message, role, kind)["differs"]
 
 
-def told_map(told: Told, role: Role, kind: Kind) -> Data:
+def told_map(message: Told, role: Role, kind: Kind) -> Data:
     """Return what is told of one sub-pool's slots."""
-    maps: list[Data] = told.facts["slots"]
+    maps: list[Data] = message.facts["slots"]
     return next(m for m in maps if (m["model"], m["kind"]) == (str(role), str(kind)))
 
 
 @REPLAYED
-def test_the_static_inputs_told_are_those_seen(told: Told) -> None:
+def test_the_static_inputs_told_are_those_seen(message: Told) -> None:
     """Values as they were, marked stale where this step did not write them."""
-    assert told.facts["static_inputs"]
-    runner = told.lockstep.arms.subject.engine.runners
-    named = next(each for each in runner.values() if each.name == told.facts["runner"])
-    for row in told.facts["static_inputs"]:
-        seen = told.last.static[named.name, row["name"]]
+    assert message.facts["static_inputs"]
+    runner = message.lockstep.pair.subject.engine.runners
+    named = next(each for each in runner.values() if each.name == message.facts["runner"])
+    for row in message.facts["static_inputs"]:
+        seen = message.last.static[named.name, row["name"]]
         view = named.inputs.rows[row["name"]].head(
             seen, len(row["values"]) // (3 if row["axis"].startswith("3") else 1)
         )
         assert row["values"] == view.flatten().int().tolist()
         assert len(row["left_by"]) == len(row["values"])
-        assert all(row["left_by"][each] < told.facts["step"] for each in row["stale"])
-        assert all(step <= told.facts["step"] for step in row["left_by"])
+        assert all(row["left_by"][each] < message.facts["step"] for each in row["stale"])
+        assert all(step <= message.facts["step"] for step in row["left_by"])
 
 
 DECODES = Schedule((Admit(3, 9), Admit(3, 9), Admit(5, 9), Decode((0, 1, 2)), Decode((0,))))
 
 
 def test_a_clean_play_has_nothing_to_explain(device: str) -> None:
-    lockstep = Lockstep(Trial(device=device), STEP_PROPERTIES, witnessed=True)
+    lockstep = Lockstep(TrialConfig(device=device), STEP_PROPERTIES, witnessed=True)
     assert explanation(lockstep, DECODES, *observe(lockstep, DECODES), None) is None
     for property_id in PROPERTIES:
         if property_id != "captured_path":
@@ -260,14 +262,14 @@ def test_a_clean_play_has_nothing_to_explain(device: str) -> None:
 
 def test_the_captured_function_run_eagerly_gives_the_graphs_bits(device: str) -> None:
     """And so does a further replay with nothing changed."""
-    lockstep = Lockstep(Trial(device=device), witnessed=True)
+    lockstep = Lockstep(TrialConfig(device=device), witnessed=True)
     with torch.inference_mode():
-        scene = witness(lockstep.arms, DECODES, 4)
+        recorded = witness(lockstep.pair, DECODES, 4)
         for captured in (True, False):
-            again = scene.again(captured=captured)
-            assert torch.equal(again.storage, scene.run.storage)
-            assert torch.equal(again.output["logits"], scene.run.output["logits"])
-            assert [call.name for call in again.calls] == [call.name for call in scene.run.calls]
+            again = recorded.again(captured=captured)
+            assert torch.equal(again.storage, recorded.run.storage)
+            assert torch.equal(again.output["logits"], recorded.run.output["logits"])
+            assert [call.name for call in again.calls] == [call.name for call in recorded.run.calls]
 
 
 def test_a_play_goes_on_as_before_once_it_was_explained(device: str) -> None:
@@ -296,10 +298,10 @@ def test_a_fault_of_no_catalogue_is_traced_to_its_element(
 ) -> None:
     """A stale location of the full pool is another request's; a stale length reads further."""
     change, schedule = FAULTS[name]
-    right = Trial(era=Era.PER_LAYER, device=device)
+    right = TrialConfig(scheme=LocationScheme.PER_LAYER, device=device)
     subject = right.subject()
-    broken = Subject(subject.runner, override(subject.contract, {name: change}), subject.behaviour)
-    monkeypatch.setattr(Trial, "subject", lambda _: broken)
+    broken = Subject(subject.runner, override(subject.contract, {name: change}), subject.toggles)
+    monkeypatch.setattr(TrialConfig, "subject", lambda _: broken)
     lockstep = Lockstep(right, STEP_PROPERTIES, witnessed=True)
     outcome, timeline = observe(lockstep, schedule)
     assert outcome.violations
@@ -312,26 +314,26 @@ def test_a_fault_of_no_catalogue_is_traced_to_its_element(
 
 
 @cases_of("spec_page_table_untranslated")
-def test_a_page_table_of_full_slots_is_told_by_what_a_live_row_reads(told: Told) -> None:
+def test_a_page_table_of_full_slots_is_told_by_what_a_live_row_reads(message: Told) -> None:
     """On some schedules the slot lies beyond the SWA sub-pool: where that fails, it is told."""
-    facts, index = told.facts, told.facts["index"]
-    mapping = told.lockstep.arms.graph_pools.tables.full_to_swa_index_mapping
+    facts, index = message.facts, message.facts["index"]
+    mapping = message.lockstep.pair.graph_pools.tables.full_to_swa_index_mapping
     assert facts["difference"]["live"]
     assert (facts["difference"]["op"], facts["difference"]["kind"]) == ("attention", "swa")
     assert index["left_by"]["step"] == facts["step"]
     assert index["read_right"] == int(mapping[index["read"]]) != index["read"]
-    swa_slots = told.case.trial.swa_slots + told.case.trial.page_size
+    swa_slots = message.case.trial.swa_slots + message.case.trial.page_size
     assert (facts["failed"] is not None) >= (index["read"] >= swa_slots)
 
 
 def test_a_violation_of_more_than_one_forward_is_left_unexplained(device: str) -> None:
-    lockstep = Lockstep(Trial(device=device), witnessed=True)
+    lockstep = Lockstep(TrialConfig(device=device), witnessed=True)
     for property_id in ("determinism", "dense_agreement", "token_trajectory", "batch_invariance"):
         assert explain(lockstep, DECODES, property_id, 0) is None
     assert explanation(lockstep, DECODES, Outcome(), [], None) is None
 
 
 def test_a_forward_that_the_schedule_lacks_cannot_be_witnessed(device: str) -> None:
-    lockstep = Lockstep(Trial(device=device), witnessed=True)
+    lockstep = Lockstep(TrialConfig(device=device), witnessed=True)
     with pytest.raises(ValueError, match="has 5 forwards, and no number 5"):
-        witness(lockstep.arms, DECODES, 5)
+        witness(lockstep.pair, DECODES, 5)

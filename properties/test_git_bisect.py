@@ -12,18 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from harness.case import Case, write_case
-from harness.schedule import Admit, Decode, Schedule
-from harness.trial import Trial
-from subjects.behaviour import Era
+from harness.campaigns.case import Case, write_case
+from harness.lockstep.config import TrialConfig
+from harness.schedules.schedule import Admit, Decode, Schedule
+from subjects.toggles import LocationScheme
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("harness", "reference", "reports", "subjects")
 
 CASE = Case(
-    trial=Trial(dtype="bfloat16", era=Era.PRESET, buckets=(2,), token_buckets=(4,)),
+    trial=TrialConfig(
+        dtype="bfloat16", scheme=LocationScheme.PRESET, buckets=(2,), token_buckets=(4,)
+    ),
     schedule=Schedule((Admit(1, 16), Admit(1, 16), Decode((0, 1)), Decode((0,)))),
-    sought="kv_parity",
+    target="kv_parity",
     seed=0,
     violations=(),
 )
@@ -31,10 +33,10 @@ CASE = Case(
 
 HISTORY = (
     ("A list of what there is", "NOTES", "", "reference, subjects, harness\n"),
-    ("One dtype for now", "harness/trial.py", ', "bfloat16": torch.bfloat16', ""),
+    ("One dtype for now", "harness/lockstep/config.py", ', "bfloat16": torch.bfloat16', ""),
     (
         "Both dtypes again",
-        "harness/trial.py",
+        "harness/lockstep/config.py",
         '"float32": torch.float32}',
         '"float32": torch.float32, "bfloat16": torch.bfloat16}',
     ),
@@ -63,18 +65,18 @@ def repository(tmp_path: Path) -> Path:
     (root / "NOTES").touch()
     git(root, "init", "--quiet")
     commit(root, "The tree as it is")
-    for told, path, before, after in HISTORY:
+    for message, path, before, after in HISTORY:
         text = (root / path).read_text()
         assert text.count(before) == 1
         (root / path).write_text(text.replace(before, after))
-        commit(root, told)
+        commit(root, message)
     return root
 
 
-def commit(root: Path, told: str) -> None:
+def commit(root: Path, message: str) -> None:
     """Commit all that there is."""
     git(root, "add", "--all")
-    git(root, "commit", "--quiet", "--message", told)
+    git(root, "commit", "--quiet", "--message", message)
 
 
 def git(root: Path, *words: str) -> str:
@@ -101,14 +103,14 @@ def test_git_bisect_names_the_commit_that_plants_a_fault(repository: Path, tmp_p
     commits = git(repository, "rev-list", "--reverse", "HEAD").split()
     assert len(commits) == 1 + len(HISTORY)
     git(repository, "bisect", "start", commits[-1], commits[0])
-    told = git(
+    message = git(
         repository,
         *("bisect", "run", sys.executable, "-m", "harness", "replay"),
         str(tmp_path / "case.json"),
     )
-    assert f"{commits[FAULT]} is the first bad commit" in told
+    assert f"{commits[FAULT]} is the first bad commit" in message
     log = git(repository, "bisect", "log")
     assert f"git bisect skip {commits[UNABLE]}" in log
     assert f"git bisect bad {commits[FAULT]}" in log
     assert f"git bisect good {commits[FAULT - 1]}" in log
-    assert "4 steps, 2 replays, 1 padded: differs" in told
+    assert "4 steps, 2 replays, 1 padded: differs" in message

@@ -14,18 +14,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.arms import Arms
-from harness.bits import bits
-from harness.schedule import Admit, Decode, Draft, DraftExtend, Idle, Step, Verify
-from harness.trial import DTYPES, Trial
+from harness.lockstep.bits import bits
+from harness.lockstep.config import DTYPES, TrialConfig
+from harness.lockstep.pair import Pair
+from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Idle, Step, Verify
 from reference.config import PRESETS
 from reference.model import Output
 from reference.ops import Ops
 from reference.torch_ops import TorchOps
-from subjects.behaviour import Era
-from subjects.graphs import Capture, UncapturableError
+from subjects.graphs.capture import Capture, UncapturableError
 from subjects.runner import GraphRunner
-from subjects.runners import RUNNERS, lineup
+from subjects.runners import RUNNERS, engine_runners
+from subjects.toggles import LocationScheme
 
 Function = Callable[[], Tensor]
 
@@ -50,7 +50,7 @@ def capture(function: Function, ops: Ops, device: str) -> Capture[Tensor]:
 
 def ops_of(device: str) -> Ops:
     """Return the op set of a device."""
-    return Trial(device=device).ops()
+    return TrialConfig(device=device).ops()
 
 
 def counting(device: str) -> Tensor:
@@ -482,43 +482,54 @@ FORWARDS: tuple[Step, ...] = (
 """Every runner of a line-up, on a full bucket and on a padded one, within and past the window."""
 
 ENGINES = [
-    pytest.param(tried, preset, list(DTYPES)[place % 2], era, id=f"{tried}-{preset}-{era}")
-    for place, (tried, preset, era) in enumerate(product(("decode", "frozen_kv_mtp"), PRESETS, Era))
+    pytest.param(
+        under_test, preset, list(DTYPES)[place % 2], scheme, id=f"{under_test}-{preset}-{scheme}"
+    )
+    for place, (under_test, preset, scheme) in enumerate(
+        product(("decode", "frozen_kv_mtp"), PRESETS, LocationScheme)
+    )
 ]
 """Both line-ups, which between them have every runner that captures."""
 
 
 def run_eagerly(runner: GraphRunner, bucket: int) -> Output:
     """Run what a bucket captured, on the static inputs and the metadata as they are."""
-    preset = runner.behaviour.era is Era.PRESET and "out_cache_loc_swa" in runner.inputs.buffers
+    preset = (
+        runner.toggles.scheme is LocationScheme.PRESET
+        and "out_cache_loc_swa" in runner.inputs.buffers
+    )
     runner.pool.set_swa_loc(runner.view("out_cache_loc_swa", bucket) if preset else None)
     runner.pool.invalidate_loc_cache()
     return runner.forward(bucket)
 
 
 def test_the_line_ups_have_every_runner_that_captures() -> None:
-    tried = {each.name for name in ("decode", "frozen_kv_mtp") for each in lineup(name)}
-    assert tried == {name for name, runner in RUNNERS.items() if runner.captures}
+    under_test = {
+        each.name for name in ("decode", "frozen_kv_mtp") for each in engine_runners(name)
+    }
+    assert under_test == {name for name, runner in RUNNERS.items() if runner.captures}
 
 
 @pytest.mark.parametrize("inference", [True], indirect=True, ids=["inference"])
-@pytest.mark.parametrize(("tried", "preset", "dtype", "era"), ENGINES)
+@pytest.mark.parametrize(("tried", "preset", "dtype", "scheme"), ENGINES)
 def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
-    tried: str, preset: str, dtype: str, era: Era, device: str
+    under_test: str, preset: str, dtype: str, scheme: LocationScheme, device: str
 ) -> None:
     """Static output and all KV; of a prefill the live rows, for no one writes its others."""
-    trial = Trial(tried, preset, dtype, device, era, buckets=(2, 4), token_buckets=(4, 16))
-    arms = Arms(trial)
-    storage = arms.graph_pools.storage
+    trial = TrialConfig(
+        under_test, preset, dtype, device, scheme, buckets=(2, 4), token_buckets=(4, 16)
+    )
+    pair = Pair(trial)
+    storage = pair.graph_pools.storage
     compared: set[tuple[str, bool]] = set()
     for step in FORWARDS:
-        work = arms.graph.plan(step)
+        work = pair.graph.plan(step)
         assert work is not None
         before = storage.clone()
-        forward = arms.subject.forward(work)
+        forward = pair.subject.forward(work)
         replay = forward.replay
         if replay is not None:
-            runner = arms.subject.runner_of(replay)
+            runner = pair.subject.runner_of(replay)
             rows = slice(None) if runner.attention_captured else slice(replay.rows)
             output = {name: each[rows].clone() for name, each in replay.output.items()}
             written = storage.clone()
@@ -530,5 +541,7 @@ def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
             assert torch.equal(bits(storage), bits(written)), step
             compared.add((replay.runner, replay.padded))
         if work.batch is not None:
-            arms.graph.settle(work.batch, forward.output)
-    assert compared == {(each.name, padded) for each in lineup(tried) for padded in (True, False)}
+            pair.graph.commit(work.batch, forward.output)
+    assert compared == {
+        (each.name, padded) for each in engine_runners(under_test) for padded in (True, False)
+    }

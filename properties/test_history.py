@@ -12,15 +12,23 @@ import pytest
 from rich.console import Console
 
 from harness.__main__ import main
-from harness.case import load_json
-from harness.display import history_table
-from harness.history import CONSEQUENCES, DECODE, HISTORY, PREFILL, Point, play_history, watch
-from harness.hunt import Catch
-from harness.record import VERSION
-from harness.violation import STEP_PROPERTIES
-from subjects.behaviour import Era
-from subjects.bugs import BUGS, missing_inputs, unharmed_by
+from harness.campaigns.case import load_json
+from harness.campaigns.history import (
+    CONSEQUENCES,
+    DECODE,
+    HISTORY,
+    PREFILL,
+    Point,
+    play_history,
+    watch,
+)
+from harness.campaigns.hunt import HuntResult
+from harness.campaigns.record import VERSION
+from harness.cli.display import history_table
+from harness.lockstep.violation import STEP_PROPERTIES
+from subjects.bugs.catalogue import BUGS, missing_inputs, unaffected_reason
 from subjects.runners import RUNNERS
+from subjects.toggles import LocationScheme
 
 POINTS = {point.name: point for point in HISTORY}
 PAIRS = [
@@ -46,9 +54,9 @@ def test_the_points_follow_one_another_and_end_without_a_fault() -> None:
         "after 26292",
     ]
     assert [point.merged for point in HISTORY] == sorted(point.merged for point in HISTORY)
-    eras = [point.era for point in HISTORY]
-    assert eras == sorted(eras, key=list(Era).index)
-    assert set(eras) == set(Era)
+    schemes = [point.scheme for point in HISTORY]
+    assert schemes == sorted(schemes, key=list(LocationScheme).index)
+    assert set(schemes) == set(LocationScheme)
     assert not HISTORY[-1].bugs
     assert not HISTORY[-1].red
 
@@ -56,18 +64,18 @@ def test_the_points_follow_one_another_and_end_without_a_fault() -> None:
 def test_a_bug_is_where_it_can_live_and_must_be_seen_there_or_is_hidden() -> None:
     for point, bug, runner in PAIRS:
         assert runner in point.runners
-        assert point.era in BUGS[bug].eras
+        assert point.scheme in BUGS[bug].schemes
         assert not missing_inputs(BUGS[bug], runner)
-        assert unharmed_by(BUGS[bug], runner) is None
-        caught_by = BUGS[bug].caught_by
-        assert caught_by is not None
-        seen = [*point.red.get(caught_by, ()), *point.hidden.get(caught_by, ())]
+        assert unaffected_reason(BUGS[bug], runner) is None
+        detected_by = BUGS[bug].detected_by
+        assert detected_by is not None
+        seen = [*point.red.get(detected_by, ()), *point.hidden.get(detected_by, ())]
         assert runner in seen, (point.name, bug, runner)
 
 
 def test_nothing_must_be_red_or_is_hidden_without_a_bug_behind_it() -> None:
     """An int64 location is read wrongly by the store: what it stores differs, too."""
-    wanted = {(point.name, BUGS[bug].caught_by, runner) for point, bug, runner in PAIRS}
+    wanted = {(point.name, BUGS[bug].detected_by, runner) for point, bug, runner in PAIRS}
     wanted |= {(each.name, "kv_parity", runner) for each, bug, runner in PAIRS if "64" in bug}
     assert wanted == {
         (point.name, name, runner)
@@ -115,17 +123,21 @@ def test_points_that_a_runner_went_through_unchanged_are_played_once(device: str
 def test_what_is_hidden_shows_without_what_hides_it(device: str) -> None:
     """Decode after 23552, its locations int32: the stale rows of both buffers show."""
     trial = POINTS["after 23552"].trial("decode", device)
-    catch = watch(replace(trial, bugs=tuple(each for each in trial.bugs if each != "swa_int64")))
-    assert {"kv_parity", "hermetic_replay"} <= catch.violated.keys()
-    assert "index_contract" not in catch.violated
+    hunt_result = watch(
+        replace(trial, bugs=tuple(each for each in trial.bugs if each != "swa_int64"))
+    )
+    assert {"kv_parity", "hermetic_replay"} <= hunt_result.violated.keys()
+    assert "index_contract" not in hunt_result.violated
 
 
-def seen(padded: int = 1, **violated: int) -> Catch:
+def seen(padded: int = 1, **violated: int) -> HuntResult:
     """Return what a survey might have seen."""
-    return Catch(schedules=9, steps=9, replays=9, padded_replays=padded, violated=Counter(violated))
+    return HuntResult(
+        schedules=9, steps=9, replays=9, padded_replays=padded, violated=Counter(violated)
+    )
 
 
-ODD: Mapping[str, tuple[Catch, str]] = {
+ODD: Mapping[str, tuple[HuntResult, str]] = {
     "what must be red is not": (seen(), "decode: hermetic_replay is not red"),
     "what must be green is red": (
         seen(hermetic_replay=3, log_hygiene=1),
@@ -142,23 +154,23 @@ ODD: Mapping[str, tuple[Catch, str]] = {
 }
 
 
-@pytest.mark.parametrize("told", ODD)
+@pytest.mark.parametrize("message", ODD)
 def test_what_is_not_as_the_table_says_is_told(
-    told: str, device: str, monkeypatch: pytest.MonkeyPatch
+    message: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catch, sentence = ODD[told]
-    monkeypatch.setattr("harness.history.watch", lambda _: catch)
+    hunt_result, sentence = ODD[message]
+    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
     figures = play_history(device, 1, [alone(POINTS["after 26152"], "decode")])
     assert figures["points"][0]["odd"] == [sentence]
     assert not figures["as_hoped"]
-    assert figures["told"] == "1 points; not as the reports say: after 26152"
+    assert figures["message"] == "1 points; not as the reports say: after 26152"
 
 
 def test_a_consequence_may_be_red_where_its_cause_must_be(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catch = seen(index_contract=9, kv_parity=9, **dict.fromkeys(CONSEQUENCES, 1))
-    monkeypatch.setattr("harness.history.watch", lambda _: catch)
+    hunt_result = seen(index_contract=9, kv_parity=9, **dict.fromkeys(CONSEQUENCES, 1))
+    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
     figures = play_history(device, 1, [alone(POINTS["after 24743"], "breakable")])
     assert figures["as_hoped"], figures["points"][0]["odd"]
 
@@ -176,12 +188,12 @@ def playing(history: Sequence[Point]) -> Callable[[str, int], dict[str, Any]]:
 def test_a_timeline_is_shown_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.commands.measure.play_history", playing(short(HISTORY[-2:])))
+    monkeypatch.setattr("harness.cli.measure.play_history", playing(short(HISTORY[-2:])))
     path = tmp_path / "timeline.json"
     words = ["timeline", "--device", "cpu", "--workers", "1", "--record", str(path)]
     assert main(words) == 0
-    told = capsys.readouterr().out
-    assert "2 points; not as the reports say: none; " in told
+    message = capsys.readouterr().out
+    assert "2 points; not as the reports say: none; " in message
     figures = load_json(path, "paritybit-timeline", VERSION)["figures"]
     assert [point["red"].keys() for point in figures["points"]] == [{"hermetic_replay"}, set()]
     assert set(figures["properties"]) == STEP_PROPERTIES
@@ -191,11 +203,11 @@ def test_a_timeline_that_is_not_as_said_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = replace(alone(HISTORY[-1], "cpu_graph"), red={"log_hygiene": ["cpu_graph"]})
-    monkeypatch.setattr("harness.commands.measure.play_history", playing([wrong]))
+    monkeypatch.setattr("harness.cli.measure.play_history", playing([wrong]))
     assert main(["timeline", "--device", "cpu", "--workers", "1"]) == 1
-    told = capsys.readouterr().out
-    assert "after 26292: cpu_graph: log_hygiene is not red" in told
-    assert "✗" in told
+    message = capsys.readouterr().out
+    assert "after 26292: cpu_graph: log_hygiene is not red" in message
+    assert "✗" in message
 
 
 def test_the_table_has_a_letter_for_each_runner_that_was_red(device: str) -> None:

@@ -19,7 +19,7 @@ from properties.op_checks import (
     CONFIGS,
     FEW,
     Check,
-    Trial,
+    TrialConfig,
     check_batch_invariance,
     check_conformance,
     check_form_of_lists_changes_no_bit,
@@ -255,7 +255,7 @@ def test_torch_ops_keep_every_contract(
     check: Check, config: ModelConfig, dtype: torch.dtype
 ) -> None:
     """The CPU's op set passes each check."""
-    check(Trial(TorchOps(), "cpu", config, dtype))
+    check(TrialConfig(TorchOps(), "cpu", config, dtype))
 
 
 def test_triton_ops_keep_every_contract(device: str) -> None:
@@ -286,7 +286,7 @@ def test_triton_ops_keep_every_contract(device: str) -> None:
 def test_a_faulty_op_set_fails_its_check(faulty: type[Ops], check: Check) -> None:
     """A check that cannot fail proves nothing."""
     with pytest.raises(AssertionError):
-        check(Trial(faulty(), "cpu", CONFIGS[0], torch.float32))
+        check(TrialConfig(faulty(), "cpu", CONFIGS[0], torch.float32))
 
 
 def test_every_check_has_a_fault_that_it_finds() -> None:

@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.arms import Arms
-from harness.generate import schedules
-from harness.lockstep import Lockstep
-from harness.schedule import (
+from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair
+from harness.lockstep.play import Lockstep
+from harness.schedules.generate import schedules
+from harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -33,15 +35,13 @@ from harness.schedule import (
     Step,
     Verify,
 )
-from harness.trace import Trace
-from harness.trial import SUBJECT_LOGGER, Trial
 from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, Kind, Role
 from reference.pool import HybridKVPool, PoolSizes
-from subjects.behaviour import Era
-from subjects.bugs import BUGS, runners_of, unharmed_by
+from subjects.bugs.catalogue import BUGS, runners_of, unaffected_reason
 from subjects.pool import TRANSLATE, SubjectPool
-from subjects.runners import RUNNERS, lineup
+from subjects.runners import RUNNERS, engine_runners
+from subjects.toggles import LocationScheme
 
 CONFIG = PRESETS["gpt_oss"].tiny
 
@@ -63,9 +63,11 @@ def storage_pool(device: str) -> HybridKVPool:
     return pool
 
 
-def subject_pool(era: Era, device: str) -> SubjectPool:
+def subject_pool(scheme: LocationScheme, device: str) -> SubjectPool:
     """Return the engine's view of that pool."""
-    return SubjectPool(storage_pool(device), Trial(device=device).ops(), era, SUBJECT_LOGGER)
+    return SubjectPool(
+        storage_pool(device), TrialConfig(device=device).ops(), scheme, SUBJECT_LOGGER
+    )
 
 
 def locs(device: str, *values: int) -> Tensor:
@@ -73,11 +75,11 @@ def locs(device: str, *values: int) -> Tensor:
     return torch.tensor(values, device=device)
 
 
-@pytest.mark.parametrize("era", Era)
+@pytest.mark.parametrize("scheme", LocationScheme)
 def test_a_translation_is_int32_and_maps_minus_one_to_itself_and_unmapped_to_zero(
-    era: Era, device: str
+    scheme: LocationScheme, device: str
 ) -> None:
-    translated = subject_pool(era, device).translate_loc_from_full_to_swa(
+    translated = subject_pool(scheme, device).translate_loc_from_full_to_swa(
         locs(device, 1, 69, -1, 5, 0, 33)
     )
     assert translated.dtype is torch.int32
@@ -85,12 +87,12 @@ def test_a_translation_is_int32_and_maps_minus_one_to_itself_and_unmapped_to_zer
 
 
 @pytest.mark.parametrize("layer", range(len(CONFIG.layers)))
-@pytest.mark.parametrize("era", Era)
+@pytest.mark.parametrize("scheme", LocationScheme)
 def test_kv_is_stored_at_the_full_slot_or_at_its_swa_slot(
-    era: Era, layer: int, device: str
+    scheme: LocationScheme, layer: int, device: str
 ) -> None:
     kind = CONFIG.layers[layer]
-    assert stored_slots(subject_pool(era, device), layer, locs(device, 3, 30)) == (
+    assert stored_slots(subject_pool(scheme, device), layer, locs(device, 3, 30)) == (
         {3, 30} if kind is Kind.FULL else {67, 40}
     )
 
@@ -99,7 +101,7 @@ def test_kv_is_stored_at_the_full_slot_or_at_its_swa_slot(
 def test_a_preset_location_stands_in_for_the_translation_on_swa_layers(
     layer: int, device: str
 ) -> None:
-    pool = subject_pool(Era.PRESET, device)
+    pool = subject_pool(LocationScheme.PRESET, device)
     pool.set_swa_loc(locs(device, 50, 51).int())
     pool.ops.log = []
     slots = stored_slots(pool, layer, locs(device, 3, 30))
@@ -160,33 +162,37 @@ ENGINES = ("decode", "frozen_kv_mtp", "cpu_graph")
 
 
 @cache
-def arms_of(engine: str, preset: str, era: Era, device: str) -> Arms:
+def arms_of(engine: str, preset: str, scheme: LocationScheme, device: str) -> Pair:
     """Return the arms of a right build, two sizes captured."""
-    return Arms(
-        Trial(engine, preset, era=era, device=device, buckets=(1, 4), token_buckets=(4, 16))
+    return Pair(
+        TrialConfig(
+            engine, preset, scheme=scheme, device=device, buckets=(1, 4), token_buckets=(4, 16)
+        )
     )
 
 
 def test_the_line_ups_have_every_runner() -> None:
-    found = {each.name for name in ENGINES for each in lineup(name)}
+    found = {each.name for name in ENGINES for each in engine_runners(name)}
     assert found == RUNNERS.keys() == TRANSLATED.keys() == STORED.keys()
 
 
-@pytest.mark.parametrize("era", Era)
+@pytest.mark.parametrize("scheme", LocationScheme)
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_graph_holds_the_translations_of_its_era(
-    engine: str, preset: str, era: Era, device: str
+    engine: str, preset: str, scheme: LocationScheme, device: str
 ) -> None:
     """And says so, and stores and attends as often as its model has layers."""
     swa_layers, full_layers = LAYERS[preset]
-    for runner in arms_of(engine, preset, era, device).subject.runners.values():
+    for runner in arms_of(engine, preset, scheme, device).subject.runners.values():
         assert len(runner.buckets) == 2
-        wanted = (COUNTS | {"each layer": swa_layers})[TRANSLATED[runner.name][[*Era].index(era)]]
+        wanted = (COUNTS | {"each layer": swa_layers})[
+            TRANSLATED[runner.name][[*LocationScheme].index(scheme)]
+        ]
         counts = COUNTS | {"each layer": swa_layers + full_layers}
         for bucket in runner.buckets:
             operations = Counter(runner.operations(bucket))
-            assert operations[TRANSLATE] == wanted == runner.translations(era), runner.name
+            assert operations[TRANSLATE] == wanted == runner.translations(scheme), runner.name
             assert operations["store_kv"] == counts[STORED[runner.name]], runner.name
             assert operations["attention"] == counts[ATTENDED[runner.name]], runner.name
 
@@ -196,10 +202,10 @@ def test_a_capture_that_finds_the_memo_of_its_warm_up_holds_no_translation(
     runner: str, device: str
 ) -> None:
     """The harmful case of the memo, which the invalidation at the top of a run prevents."""
-    arms = Arms(Trial(runner, device=device, buckets=(1, 4)).with_bug("loc_memo_capture"))
-    for each in arms.subject.runners.values():
+    pair = Pair(TrialConfig(runner, device=device, buckets=(1, 4)).with_bug("loc_memo_capture"))
+    for each in pair.subject.runners.values():
         for bucket in each.buckets:
-            wanted = 0 if each.name == runner else each.translations(Era.MEMO)
+            wanted = 0 if each.name == runner else each.translations(LocationScheme.MEMO)
             assert each.operations(bucket).count(TRANSLATE) == wanted, each.name
 
 
@@ -214,10 +220,10 @@ def test_the_catalogue_names_the_runners_whose_capture_the_memo_can_spoil() -> N
 
 def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
     """Captures leave a static buffer, full graphs keep what is there, prefills set their own."""
-    arms = arms_of("decode", "gpt_oss", Era.PRESET, device)
-    arms.reset(seed=0)
-    runners = {each.name: each for each in arms.subject.runners.values()}
-    pool = arms.subject.engine.pools[Role.TARGET]
+    pair = arms_of("decode", "gpt_oss", LocationScheme.PRESET, device)
+    pair.reset(seed=0)
+    runners = {each.name: each for each in pair.subject.runners.values()}
+    pool = pair.subject.engine.pools[Role.TARGET]
     static = {name: each.inputs.buffers.get("out_cache_loc_swa") for name, each in runners.items()}
     assert {name for name, each in static.items() if each is not None} == {
         "decode",
@@ -229,50 +235,50 @@ def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
     assert captured is not None and verify is not None and prefill is not None
     assert captured.data_ptr() == verify.data_ptr()
     assert captured.shape == (4,), "four drafts of the smallest bucket, the last one captured"
-    for place, _ in enumerate(arms.graph.idle_modes):
-        run(arms, Idle(place))
+    for place, _ in enumerate(pair.graph.idle_modes):
+        run(pair, Idle(place))
     pool.invalidate_loc_cache()
     assert pool.state.swa_loc is captured
-    run(arms, Admit(5, chunk=5))
+    run(pair, Admit(5, chunk=5))
     replayed = pool.state.swa_loc
     assert replayed is not None
     assert (replayed.data_ptr(), replayed.shape) == (prefill.data_ptr(), (16,))
-    long = run(arms, Admit(17, chunk=17))
+    long = run(pair, Admit(17, chunk=17))
     eager = pool.state.swa_loc
     assert eager is not None and long is not None
     assert eager.tolist() == list(long.spans[0].swa_slots)
-    run(arms, Decode((0, 1)))
-    run(arms, Verify((0, 1), accept=0))
+    run(pair, Decode((0, 1)))
+    run(pair, Verify((0, 1), accept=0))
     assert pool.state.swa_loc is eager
-    assert arms.subject.engine.pools[Role.DRAFT].state.swa_loc is None
+    assert pair.subject.engine.pools[Role.DRAFT].state.swa_loc is None
     pool.set_swa_loc(None)
     assert pool.state.swa_loc is None
 
 
 def test_a_compiled_decode_has_no_preset_location(device: str) -> None:
     """It drops the one that an eager prefill has left, and translates in each layer."""
-    arms = arms_of("cpu_graph", "gpt_oss", Era.PRESET, device)
-    arms.reset(seed=0)
-    pool = arms.subject.engine.pools[Role.TARGET]
-    run(arms, Admit(3, chunk=3))
+    pair = arms_of("cpu_graph", "gpt_oss", LocationScheme.PRESET, device)
+    pair.reset(seed=0)
+    pool = pair.subject.engine.pools[Role.TARGET]
+    run(pair, Admit(3, chunk=3))
     assert pool.state.swa_loc is not None
-    run(arms, Decode((0,)))
+    run(pair, Decode((0,)))
     assert pool.state.swa_loc is None
 
 
-def run(arms: Arms, step: Step) -> ForwardBatch | None:
+def run(pair: Pair, step: Step) -> ForwardBatch | None:
     """Run one step in the graph world; return its batch, None for an idle step."""
-    work = arms.graph.plan(step)
+    work = pair.graph.plan(step)
     assert work is not None
-    forward = arms.subject.forward(work)
+    forward = pair.subject.forward(work)
     if work.batch is not None:
-        arms.graph.settle(work.batch, forward.output)
+        pair.graph.commit(work.batch, forward.output)
     return work.batch
 
 
 def memo(device: str) -> SubjectPool:
     """Return a pool that memoises, its memo empty."""
-    return subject_pool(Era.MEMO, device)
+    return subject_pool(LocationScheme.MEMO, device)
 
 
 def test_the_memo_warns_at_each_true_change(device: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -334,11 +340,11 @@ def test_the_memo_knows_a_tensor_by_its_address_and_element_count(
     assert len(caplog.messages) == 2
 
 
-@pytest.mark.parametrize("era", [Era.PER_LAYER, Era.PRESET])
+@pytest.mark.parametrize("scheme", [LocationScheme.PER_LAYER, LocationScheme.PRESET])
 def test_without_a_memo_every_translation_is_made_anew(
-    era: Era, device: str, caplog: pytest.LogCaptureFixture
+    scheme: LocationScheme, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool, loc = subject_pool(era, device), locs(device, 1, 2)
+    pool, loc = subject_pool(scheme, device), locs(device, 1, 2)
     assert pool.translate_loc_from_full_to_swa(loc).tolist() == [69, 68]
     loc.add_(10)
     assert pool.translate_loc_from_full_to_swa(loc).tolist() == [59, 58]
@@ -399,7 +405,7 @@ PATHS: Mapping[str, By] = {
 
 def paths_of(runner: str) -> By:
     """Return what the steps ask of the engine that a runner is tried in."""
-    modes = {each.mode for each in lineup(runner)}
+    modes = {each.mode for each in engine_runners(runner)}
     drafting = "frozen_kv_mtp" if Mode.FROZEN_DRAFT in modes else "decode"
     return PATHS[drafting if len(modes) > 1 else "cpu_graph"]
 
@@ -408,40 +414,46 @@ def loud_steps(lockstep: Lockstep, schedule: Schedule) -> tuple[By, By]:
     """Play a schedule; return how many forwards, and how many warnings, each path had."""
     forwards, warnings = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
 
-    def observe(place: int, step: Step, trace: Trace | None, violated: frozenset[str]) -> None:
-        if trace is not None:
-            path = str(trace.mode), "eager" if trace.replay is None else "replay"
+    def observe(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        if observation is not None:
+            path = str(observation.mode), "eager" if observation.replay is None else "replay"
             forwards[path] += 1
-            warnings[path] += len(trace.warnings)
+            warnings[path] += len(observation.warnings)
 
     lockstep.play(schedule, observe)
     return dict(forwards), dict(+warnings)
 
 
 @cache
-def quiet_lockstep(trial: Trial) -> Lockstep:
+def quiet_lockstep(trial: TrialConfig) -> Lockstep:
     """Return a lockstep that watches the log alone."""
     return Lockstep(trial, {"log_hygiene"})
 
 
-def small(runner: str, device: str, name: str | None = None) -> Trial:
+def small(runner: str, device: str, name: str | None = None) -> TrialConfig:
     """Return a trial of few captured sizes, which the steps pad and exceed, with a bug or none."""
     buckets = (2, 4) if name == "loc_memo_warning.before_window" else (4,)
-    trial = Trial(runner, device=device, buckets=buckets, token_buckets=(16,))
+    trial = TrialConfig(runner, device=device, buckets=buckets, token_buckets=(16,))
     return trial.with_bug(name) if name else trial
 
 
 @pytest.mark.parametrize(
-    ("engine", "preset", "era"),
+    ("engine", "preset", "scheme"),
     [
-        (engine, preset, era)
+        (engine, preset, scheme)
         for turn, engine in enumerate(ENGINES)
-        for preset, era in zip([*PRESETS, *PRESETS][turn:], Era, strict=False)
+        for preset, scheme in zip([*PRESETS, *PRESETS][turn:], LocationScheme, strict=False)
     ],
 )
-def test_a_clean_subject_logs_nothing(engine: str, preset: str, era: Era, device: str) -> None:
+def test_a_clean_subject_logs_nothing(
+    engine: str, preset: str, scheme: LocationScheme, device: str
+) -> None:
     """Neither when its graphs are captured nor in any step."""
-    lockstep = Lockstep(replace(small(engine, device), preset=preset, era=era), {"log_hygiene"})
+    lockstep = Lockstep(
+        replace(small(engine, device), preset=preset, scheme=scheme), {"log_hygiene"}
+    )
     assert lockstep.capture_warnings == ()
     assert loud_steps(lockstep, Schedule(STEPS)) == (paths_of(engine), {})
 
@@ -453,7 +465,9 @@ def test_the_catalogue_has_these_masked_bugs() -> None:
     """And says of no runner that one of them harms it."""
     assert [name for name, bug in BUGS.items() if bug.masked_by] == MASKED
     for name in MASKED:
-        assert {unharmed_by(BUGS[name], runner) for runner in RUNNERS} == {BUGS[name].masked_by}
+        assert {unaffected_reason(BUGS[name], runner) for runner in RUNNERS} == {
+            BUGS[name].masked_by
+        }
         assert runners_of(BUGS[name]) == ()
 
 
@@ -542,4 +556,4 @@ def test_a_site_that_is_not_masked_warns_where_python_translates(
     lockstep = quiet_lockstep(small(runner, device, name))
     wanted = LOUD[name].get(runner, {})
     assert loud_steps(lockstep, Schedule(STEPS)) == (paths_of(runner), wanted)
-    assert (unharmed_by(BUGS[name], runner) is None) == bool(wanted)
+    assert (unaffected_reason(BUGS[name], runner) is None) == bool(wanted)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.difference import (
+from harness.explain.first_difference import (
     Index,
     Side,
     address_of,
@@ -15,11 +15,11 @@ from harness.difference import (
     keys_of,
     read_again,
 )
-from harness.provenance import SlotLedger, StaticLedger, Turn, row_requests
-from harness.schedule import Admit
-from harness.trial import SUBJECT_LOGGER, Trial
-from harness.witness import SiteTrap, calls_of
-from harness.world import World
+from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
+from harness.explain.recorded import SiteTrap, calls_of
+from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.schedule import Admit
 from reference.batch import Mode
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.ops import OpCall
@@ -27,13 +27,13 @@ from reference.pool import LOC_DTYPE, KVPools
 from reference.torch_ops import TorchOps
 
 CONFIG = PRESETS["gpt_oss"].tiny
-FIRST, SECOND = Turn(0, 3, "decode", (7, 9), (7, 9)), Turn(1, 5, "decode", (9,), (9,))
+FIRST, SECOND = ForwardId(0, 3, "decode", (7, 9), (7, 9)), ForwardId(1, 5, "decode", (9,), (9,))
 
 
 @pytest.fixture
 def pools() -> KVPools:
     """A small pair of pools on the CPU."""
-    sizes = Trial().sizes
+    sizes = TrialConfig().sizes
     return KVPools(CONFIG, draft_config(CONFIG), sizes, torch.float32, torch.device("cpu"))
 
 
@@ -195,16 +195,18 @@ def test_ops_are_paired_by_name_and_turn() -> None:
         OpCall("a", (), torch.zeros(3, 1)),
         OpCall("b", (), torch.tensor([[0.0], [1.0], [5.0]])),
     ]
-    pools = KVPools(CONFIG, draft_config(CONFIG), Trial().sizes, torch.float32, torch.device("cpu"))
+    pools = KVPools(
+        CONFIG, draft_config(CONFIG), TrialConfig().sizes, torch.float32, torch.device("cpu")
+    )
     found = first_difference(side(pools, left), side(pools, right))
     assert found is not None
     assert (found.op, found.row, found.element, found.slot) == ("b", 1, 0, None)
 
 
 def test_the_rows_of_a_draft_are_its_branches() -> None:
-    trial = Trial(runner="eagle_draft")
+    trial = TrialConfig(runner="eagle_draft")
     pools = KVPools(CONFIG, draft_config(CONFIG), trial.sizes, torch.float32, torch.device("cpu"))
-    world = World(CONFIG, pools, 4)
+    world = Scheduler(CONFIG, pools, 4)
     work = world.plan(Admit(3, 9))
     assert work is not None and work.batch is not None and work.mode is Mode.EXTEND
     assert row_requests(work.batch, (4,)) == (4, 4, 4)

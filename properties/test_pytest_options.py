@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import conftest
-from harness.case import load_case
-from harness.trial import DTYPES
-from harness.violation import PROPERTIES
+from harness.campaigns.case import load_case
+from harness.lockstep.config import DTYPES
+from harness.lockstep.violation import PROPERTIES
 from properties.trials import PAGE_SIZES
 from reference.config import PRESETS
-from subjects.bugs import BUGS, runners_of
+from subjects.bugs.catalogue import BUGS, runners_of
 from subjects.runners import RUNNERS
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +50,7 @@ def suite(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return python("-m", "pytest", *settings, *words, folder=folder)
 
 
-HARMED = runners_of(BUGS["swa_pad"])
+AFFECTED = runners_of(BUGS["swa_pad"])
 """The runners that a clean suite with this bug is red on."""
 
 NAMES: dict[str, Iterable[str]] = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS}
@@ -109,7 +109,7 @@ def test_the_header_tells_device_seed_and_schedules(
 @pytest.mark.parametrize(
     ("words", "runners"),
     [
-        ([], HARMED),
+        ([], AFFECTED),
         (["--runner", "piecewise"], ["piecewise"]),
     ],
     ids=["without a runner", "with a runner"],
@@ -145,7 +145,7 @@ def test_the_clean_suite_goes_red_on_a_broken_subject_and_tells_how_to_replay_it
     )
     assert done.returncode == TESTS_FAILED, done.stdout
     assert "with bug swa_pad switched on: expect red" in done.stdout
-    for runner in HARMED:
+    for runner in AFFECTED:
         assert re.search(
             rf"^FAILED .*test_a_clean_subject_keeps\[{runner}-.*kv_parity", done.stdout, re.M
         )
@@ -158,7 +158,7 @@ def assert_only_kv_parity_is_red(junit: Path) -> None:
     """Read two results of each runner; none is of a test that knows nothing of `--bug`."""
     results = ElementTree.parse(junit).getroot().iter("testcase")
     red = {str(each.get("name")): each.find("failure") is not None for each in results}
-    assert sorted(red.values()) == [False] * len(HARMED) + [True] * len(HARMED)
+    assert sorted(red.values()) == [False] * len(AFFECTED) + [True] * len(AFFECTED)
     assert all(name.startswith("test_a_clean_subject_keeps[") for name in red)
     assert all("kv_parity" in name for name, failed in red.items() if failed)
 
@@ -166,14 +166,14 @@ def assert_only_kv_parity_is_red(junit: Path) -> None:
 def assert_its_cases_replay(shown: str, folder: Path) -> None:
     """Take each command shown as it stands: it finds the bug again, and nothing is left over."""
     commands = re.findall(r"^replay with: paritybit (replay \S+)$", shown, re.M)
-    assert len(commands) == len(HARMED)
+    assert len(commands) == len(AFFECTED)
     paths = [command.split()[1] for command in commands]
     assert sorted(each.name for each in (folder / "reports/out/pytest/cases").iterdir()) == sorted(
         Path(path).name for path in paths
     )
     assert list(folder.glob("reports/out/pytest/worker-*/*")) == []
     trials = [load_case(folder / path).trial for path in paths]
-    assert sorted(trial.runner for trial in trials) == sorted(HARMED)
+    assert sorted(trial.runner for trial in trials) == sorted(AFFECTED)
     assert all(trial.bugs == ("swa_pad",) for trial in trials)
     for path in paths:
         again = python("-m", "harness", "replay", path, folder=folder)
@@ -307,8 +307,8 @@ def test_there_are_as_many_workers_as_gpus_or_else_cores(monkeypatch: pytest.Mon
 
 def worker(name: str, device: str) -> pytest.Config:
     """Return the configuration of a worker, as the controlling process hands it down."""
-    told = {"workerid": name, "paritybit_device": device, "paritybit_seed": 42}
-    return asked("auto", told)
+    message = {"workerid": name, "paritybit_device": device, "paritybit_seed": 42}
+    return asked("auto", message)
 
 
 @pytest.mark.parametrize(("name", "gpu"), [("gw0", "2"), ("gw1", "5"), ("gw2", "2"), ("gw11", "5")])

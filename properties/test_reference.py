@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.arms import DRAFT_SEED
-from harness.bits import bits
-from harness.end_checks import DENSE_BOUND
-from harness.trial import DTYPES, Trial
-from reference.allocator import Allocator, Holding
+from harness.checks.schedules import DENSE_BOUND
+from harness.lockstep.bits import bits
+from harness.lockstep.config import DTYPES, TrialConfig
+from harness.lockstep.pair import DRAFT_SEED
+from reference.allocator import Allocator, PageAllocation
 from reference.batch import TRACK_INTERVAL, DraftState, Mode, Span, prepare
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.eager import EagerDecoder
@@ -63,7 +63,7 @@ class Request:
     """A request of the bench: its tokens are row `serial` of the token table."""
 
     serial: int
-    holding: Holding
+    allocation: PageAllocation
     length: int = 0
 
     @property
@@ -91,7 +91,7 @@ class Bench:
     """Requests of the same tokens on pools of a seed's bytes and order, without a scheduler."""
 
     def __init__(self, preset: str, dtype: str, page_size: int, device: str, seed: int = 0) -> None:
-        self.trial = Trial(preset=preset, dtype=dtype, page_size=page_size, device=device)
+        self.trial = TrialConfig(preset=preset, dtype=dtype, page_size=page_size, device=device)
         self.config = PRESETS[preset].tiny
         place = torch.device(device)
         draft = draft_config(self.config)
@@ -111,21 +111,21 @@ class Bench:
         self.requests = [self._admit(serial) for serial in range(REQUESTS)]
 
     def _admit(self, serial: int) -> Request:
-        holding = self.allocator.alloc_row()
-        assert holding is not None
-        return Request(serial, holding)
+        allocation = self.allocator.alloc_row()
+        assert allocation is not None
+        return Request(serial, allocation)
 
     def span(self, request: Request, begin: int, end: int) -> Span:
         """Return tokens of a request as a span, with slots for all of them."""
         short = max(0, end - max(begin, request.length))
-        assert self.allocator.extend(request.holding, end - short, short) is not None
+        assert self.allocator.extend(request.allocation, end - short, short) is not None
         return Span(
-            row=request.holding.row,
+            row=request.allocation.row,
             token_row=request.serial,
             begin=begin,
             end=end,
-            full_slots=self.allocator.full_slots(request.holding, begin, end),
-            swa_slots=self.allocator.swa_slots(request.holding, begin, end),
+            full_slots=self.allocator.full_slots(request.allocation, begin, end),
+            swa_slots=self.allocator.swa_slots(request.allocation, begin, end),
             mrope_delta=request.mrope_delta,
             track_index=request.track_index,
             tracked=request.tracked,
@@ -193,7 +193,7 @@ class Bench:
         """Free what no later query can see, and fill what is free; return how many pages."""
         unseen = [max(0, each.length - self.config.window + 1) for each in self.requests]
         pairs = zip(self.requests, unseen, strict=True)
-        pages = sum(self.allocator.evict(each.holding, tokens) for each, tokens in pairs)
+        pages = sum(self.allocator.evict(each.allocation, tokens) for each, tokens in pairs)
         self.fill_unowned(torch.nan)
         return pages
 
@@ -208,10 +208,10 @@ class Bench:
     def slots(self, request: Request, kind: Kind) -> list[int]:
         """Return the slots of a sub-pool that hold a request's tokens, in their order."""
         if kind is Kind.FULL:
-            return self.allocator.full_slots(request.holding, 0, request.length)
-        pages, size = request.holding.swa_pages, self.trial.page_size
+            return self.allocator.full_slots(request.allocation, 0, request.length)
+        pages, size = request.allocation.swa_pages, self.trial.page_size
         kept = [token for token in range(request.length) if pages[token // size] is not None]
-        return [self.allocator.swa_slots(request.holding, t, t + 1)[0] for t in kept]
+        return [self.allocator.swa_slots(request.allocation, t, t + 1)[0] for t in kept]
 
     def kv(self, serial: int, kind: Kind, role: Role = Role.TARGET) -> Tensor:
         """Return the bits of the K and V of a request's tokens on all layers of a kind."""
@@ -700,7 +700,7 @@ def test_the_candidates_of_a_draft_follow_from_their_definition(seed: int, devic
     """Of each forward, the best `topk` of the branches' `topk` likeliest; the first of equals."""
     vocab, requests, topk = 6, 3, SPECULATION.topk
     drawn = torch.Generator().manual_seed(100 + seed)
-    ops = Trial(device=device).ops()
+    ops = TrialConfig(device=device).ops()
     script = Scripted(vocab, device, seed)
     given = torch.randint(1, 4, (requests, topk), generator=drawn).float() / 4
     first = torch.randint(vocab, (requests, topk), generator=drawn)

@@ -14,21 +14,19 @@ from typing import Any, NamedTuple
 import pytest
 from jinja2 import UndefinedError
 
-from harness import record as records
-from harness import regress
-from harness.case import load_case
-from harness.hunt import Catch
-from harness.schedule import Admit, Schedule
-from harness.tasks import Finding, Result, Status, Task
-from harness.timeline import Moment
-from harness.violation import PROPERTIES as ALL_PROPERTIES
-from harness.violation import Violation
+from harness.campaigns import record as records
+from harness.campaigns import regress
+from harness.campaigns.case import load_case
+from harness.campaigns.hunt import HuntResult
+from harness.campaigns.task import Finding, Result, Status, Task
+from harness.lockstep.timeline import TimelineEntry
+from harness.lockstep.violation import PROPERTIES, Violation
+from harness.schedules.schedule import Admit, Schedule
 from properties.sample_records import (
     BUGS,
     HIDDEN,
     HOSTILE,
     LACKS_SWA,
-    PROPERTIES,
     PULL,
     SAMPLES,
     Record,
@@ -146,13 +144,13 @@ def test_nothing_is_loaded_from_elsewhere(name: str) -> None:
 def test_the_verdict_comes_first_in_words(name: str, word: str) -> None:
     record = SAMPLES[name]()
     text = Page(render(record)).text
-    assert text.index(f"{word} {record['told']}") < text.index("Environment")
+    assert text.index(f"{word} {record['message']}") < text.index("Environment")
 
 
 def test_an_interrupted_run_says_that_it_was_cut_short() -> None:
-    told = "The run was cut short. What stands here is what was found until then."
-    assert told in Page(render(interrupted())).text
-    assert told not in Page(render(green())).text
+    message = "The run was cut short. What stands here is what was found until then."
+    assert message in Page(render(interrupted())).text
+    assert message not in Page(render(green())).text
 
 
 def test_a_green_page_asks_for_no_attention() -> None:
@@ -162,7 +160,7 @@ def test_a_green_page_asks_for_no_attention() -> None:
 def test_a_red_page_lists_what_is_wrong_before_anything_else() -> None:
     text = Page(render(red())).text
     attention = text[text.index("Needs attention") : text.index("Seed 0")]
-    for told in (
+    for message in (
         "(generated): violates kv_parity",
         "swa_int64@decode (generated): missed",
         "req_pool_pad@decode (generated): wrong property",
@@ -171,7 +169,7 @@ def test_a_red_page_lists_what_is_wrong_before_anything_else() -> None:
         "no padded replay, so it proves nothing",
         "Never reached: pool full",
     ):
-        assert told in attention
+        assert message in attention
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -190,7 +188,7 @@ def test_the_matrix_tells_expected_from_seen() -> None:
     record = red()
     record["bugs"] = [
         bug("swa_pad", "caught", seen=["kv_parity", "write_frame"]),
-        bug("swa_int64", "missed", caught_by="index_contract"),
+        bug("swa_int64", "missed", detected_by="index_contract"),
     ]
     text = render(record)
     assert [each[0] for each in marks_of(text, "swa_pad")] == [
@@ -218,7 +216,7 @@ def test_the_matrix_counts_the_hunts_that_saw_a_bug() -> None:
     record["bugs"] = [
         bug("swa_pad", "caught", seen=["kv_parity", "write_frame"]),
         bug("swa_pad", "caught", "target_verify"),
-        bug("swa_pad", "unharmed", "piecewise", caught_by=None, unharmed="nobody reads them"),
+        bug("swa_pad", "unaffected", "piecewise", detected_by=None, unaffected="nobody reads them"),
     ]
     text = render(record)
     assert marks_of(text, "swa_pad")[1:3] == [("caught", "●2"), ("also", "○1")]
@@ -237,7 +235,7 @@ class Cell(NamedTuple):
     """One bug on one runner, as the page shows it; `href` is "" where nothing is linked."""
 
     mark: tuple[str, str]
-    told: str
+    message: str
     href: str
 
 
@@ -267,10 +265,10 @@ def _data(row: str) -> list[str]:
 
 
 def _cell(markup: str) -> Cell:
-    (told,) = re.findall(r'<span class="unseen">(.*?)</span>', markup, re.DOTALL)
+    (message,) = re.findall(r'<span class="unseen">(.*?)</span>', markup, re.DOTALL)
     links = re.findall(r'<a href="(.*?)" title="(.*?)">', markup, re.DOTALL)
-    assert all(title == told for _, title in links)
-    return Cell(_marks(markup)[0], unescape(told), links[0][0] if links else "")
+    assert all(title == message for _, title in links)
+    return Cell(_marks(markup)[0], unescape(message), links[0][0] if links else "")
 
 
 def _marks(markup: str) -> list[tuple[str, str]]:
@@ -303,10 +301,10 @@ def test_each_bug_that_was_tried_has_one_cell_for_each_runner(name: str) -> None
 def test_each_pair_that_was_tried_leads_to_a_card_of_its_own(name: str) -> None:
     record = SAMPLES[name]()
     titles = card_titles(record)
-    tried = {(each["bug"], each["runner"]) for each in record["bugs"]}
+    under_test = {(each["bug"], each["runner"]) for each in record["bugs"]}
     for bug_name, cells in rows_of_runners(record).items():
         for runner, cell in zip(columns_of_runners(record), cells, strict=True):
-            if (bug_name, runner) in tried:
+            if (bug_name, runner) in under_test:
                 assert titles[cell.href] == f"{bug_name}@{runner}"
             else:
                 assert cell.href == ""
@@ -314,14 +312,14 @@ def test_each_pair_that_was_tried_leads_to_a_card_of_its_own(name: str) -> None:
 
 def test_a_cell_says_that_the_bug_was_caught() -> None:
     cell = cell_of(green(), "swa_pad", "decode")
-    told = "caught after 6/2 schedules (generated/traffic)"
-    assert cell == (("caught", "6/2"), told, "#bug-swa_pad-decode-generated")
+    message = "caught after 6/2 schedules (generated/traffic)"
+    assert cell == (("caught", "6/2"), message, "#bug-swa_pad-decode-generated")
 
 
 def test_a_cell_says_why_a_bug_that_was_tried_cannot_harm_the_runner() -> None:
     cell = cell_of(green(), "loc_memo_warning.entry", "decode")
     assert cell.mark[1] == "○"
-    assert cell.told == f"tried, cannot harm it: {HIDDEN}"
+    assert cell.message == f"tried, cannot harm it: {HIDDEN}"
     assert cell.href == "#bug-loc_memo_warning.entry-decode-generated"
 
 
@@ -337,7 +335,7 @@ def test_a_cell_says_that_nobody_asked_for_it(name: str, runner: str) -> None:
     """Of a harmful bug as of one that cannot harm the runner: the runner lacks nothing."""
     cell = cell_of(green(), name, runner)
     assert cell.mark == ("none", "·")
-    assert cell.told.startswith("not asked for")
+    assert cell.message.startswith("not asked for")
     assert cell.href == ""
 
 
@@ -345,8 +343,8 @@ def test_a_cell_says_that_nobody_asked_for_it(name: str, runner: str) -> None:
 def test_a_cell_is_red_if_any_of_its_hunts_did_not_end_well(status: str) -> None:
     record = green()
     record["bugs"][1] |= {"status": status}
-    told = f"{status}: {STATUSES[status][1]}"
-    red_cell = (("missed", "✕"), told, "#bug-swa_pad-decode-traffic")
+    message = f"{status}: {STATUSES[status][1]}"
+    red_cell = (("missed", "✕"), message, "#bug-swa_pad-decode-traffic")
     assert cell_of(record, "swa_pad", "decode") == red_cell
     assert cell_of(record, "loc_memo_capture", "decode").mark == ("caught", "5")
 
@@ -354,15 +352,15 @@ def test_a_cell_is_red_if_any_of_its_hunts_did_not_end_well(status: str) -> None
 def test_a_cell_is_red_for_a_bug_that_harmed_after_all() -> None:
     cell = cell_of(red(), "loc_memo_warning.before_window", "decode")
     assert cell.mark == ("missed", "✕")
-    assert cell.told.startswith("harmed after all: ")
+    assert cell.message.startswith("harmed after all: ")
 
 
 def test_hunts_of_one_bug_on_two_runners_have_cells_of_their_own() -> None:
     record = green()
-    unharmed = BUGS["swa_pad"]["piecewise"]
+    unaffected = BUGS["swa_pad"]["piecewise"]
     record["bugs"] += [
         bug("swa_pad", "missed", "target_verify"),
-        bug("swa_pad", "unharmed", "piecewise", caught_by=None, unharmed=unharmed),
+        bug("swa_pad", "unaffected", "piecewise", detected_by=None, unaffected=unaffected),
     ]
     cells = rows_of_runners(record)["swa_pad"]
     assert [cell.mark[1] for cell in cells] == ["6/2", "✕", "–", "○"]
@@ -390,9 +388,9 @@ def test_every_reason_why_a_bug_cannot_harm_a_runner_is_listed(name: str) -> Non
     section = section_of_runners(record)
     listed = re.findall(r'<dt class="mono">(.*?)</dt><dd>(.*?)</dd>', section, re.DOTALL)
     assert [(unescape(title), unescape(reason)) for title, reason in listed] == [
-        (f"{pair['bug']}@{pair['runner']}", pair["unharmed"])
+        (f"{pair['bug']}@{pair['runner']}", pair["unaffected"])
         for pair in record["pairs"]
-        if pair["unharmed"] is not None
+        if pair["unaffected"] is not None
     ]
     assert len(listed) > 5
 
@@ -442,16 +440,18 @@ def test_a_clean_trial_without_a_finding_may_still_need_attention(
 
 def real_result(task: Task, status: Status, violations: tuple[Violation, ...]) -> Result:
     """Return a result of a task that found something."""
-    moment = Moment(0, "admit", "extend", None, None, (0,), 0, (), 1)
+    timeline_entry = TimelineEntry(0, "admit", "extend", None, None, (0,), 0, (), 1)
     schedule = Schedule((Admit(1, 16),), seed=0)
-    told = tuple(each.to_json() for each in violations)
-    catch = Catch(schedules=1, steps=1, replays=1, padded_replays=1, schedule=schedule)
-    return Result(task, status, catch, Finding(schedule, told, (asdict(moment),)), 0, 1.0)
+    message = tuple(each.to_json() for each in violations)
+    hunt_result = HuntResult(schedules=1, steps=1, replays=1, padded_replays=1, schedule=schedule)
+    return Result(
+        task, status, hunt_result, Finding(schedule, message, (asdict(timeline_entry),)), 0, 1.0
+    )
 
 
 def real(folder: Path, violations: tuple[Violation, ...]) -> Record:
     """Return the record that the harness itself makes of a run of one bug on one runner."""
-    run = regress.Run(regress.Settings("cpu", hunts=(("swa_pad", "decode"),)))
+    run = regress.Run(regress.RunConfig("cpu", hunts=(("swa_pad", "decode"),)))
     for task in regress.plan(run.settings):
         status = Status.RED if task.bug is None else Status.CAUGHT
         run.results.append(real_result(task, status, violations))
@@ -468,25 +468,25 @@ def shape(value: Any) -> Any:
     return None
 
 
-BY_NAME = ("events", "lineups", "properties", "where", "steps", "explanation")
+BY_NAME = ("events", "engine_runners", "properties", "where", "steps", "explanation")
 """Parts of a record whose keys are names of something, or which have many shapes."""
 
 
 def test_the_records_made_here_are_shaped_like_a_real_one(tmp_path: Path) -> None:
-    made, recorded = green(), real(tmp_path, (Violation("kv_parity", 0, "told", {}),))
+    made, recorded = green(), real(tmp_path, (Violation("kv_parity", 0, "message", {}),))
     made["clean"][0]["finding"] = swa_pad_finding()
     assert shape(made) == shape(recorded)
     assert BY_NAME[1] in made.keys() & recorded.keys()
-    assert list(PROPERTIES) == list(ALL_PROPERTIES) == list(recorded["properties"])
+    assert list(PROPERTIES) == list(PROPERTIES) == list(recorded["properties"])
 
 
-@pytest.mark.parametrize("violations", [(), (Violation("kv_parity", 0, "told", {}),)])
+@pytest.mark.parametrize("violations", [(), (Violation("kv_parity", 0, "message", {}),)])
 def test_a_real_record_can_be_shown(tmp_path: Path, violations: tuple[Violation, ...]) -> None:
     record = real(tmp_path, violations)
     page = Page(render(record))
     assert page.open == []
     assert cell_of(record, "swa_pad", "decode").mark == ("caught", "1/1")
-    assert len(rows_of_runners(record)["swa_pad"]) == len(record["lineups"])
+    assert len(rows_of_runners(record)["swa_pad"]) == len(record["engine_runners"])
 
 
 def test_every_status_of_a_hunt_has_its_words() -> None:
@@ -544,7 +544,7 @@ def test_a_time_line_stays_within_its_frame_and_names_what_is_violated() -> None
         assert all(cell.y + 20 <= line.height for column in line.columns for cell in column.cells)
         assert all(0 < mark.x <= line.width and mark.y < line.height for mark in line.marks)
         assert [mark.text for mark in line.marks] == steps[-1]["violated"]
-        assert f"step {steps[-1]['place']}" in line.told
+        assert f"step {steps[-1]['place']}" in line.message
 
 
 def test_the_bucket_edge_lies_below_the_last_row_of_the_bucket() -> None:
@@ -601,7 +601,7 @@ def test_the_case_on_the_page_holds_the_recorded_schedule_and_violations(name: s
 
 
 def test_the_case_on_the_page_is_the_case_file(tmp_path: Path) -> None:
-    record = real(tmp_path, (Violation("kv_parity", 0, "told", {"slot": 3}),))
+    record = real(tmp_path, (Violation("kv_parity", 0, "message", {"slot": 3}),))
     found = [each for each in [*record["clean"], *record["bugs"]] if each["finding"] is not None]
     for hunt, case in zip(found, cases_on(render(record)), strict=True):
         path = tmp_path / Path(hunt["finding"]["case_file"]).name
@@ -627,7 +627,7 @@ def test_differing_digits_are_marked() -> None:
         ("30", True),
     ]
     assert (comparison.left.side, comparison.right.side) == ("eager", "graph")
-    assert comparison.told == "8 of 32 bits differ"
+    assert comparison.message == "8 of 32 bits differ"
     for explained in (False, True):
         text = _page_with_bits("0xbda4e730", "0xbf30e77e", explained)
         assert "<mark>da4</mark>e7<mark>30</mark>" in text
@@ -704,7 +704,9 @@ def test_a_run_without_bugs_and_one_without_clean_trials_are_told_as_such() -> N
     assert "Nothing was found, and no bug was sought." in Page(render(record)).text
 
 
-@pytest.mark.parametrize("key", sorted(green().keys() - {"lineups"}))  # The page shows no line-up.
+@pytest.mark.parametrize(
+    "key", sorted(green().keys() - {"engine_runners"})
+)  # The page shows no line-up.
 def test_a_record_that_lacks_something_is_refused(key: str) -> None:
     record = green()
     del record[key]

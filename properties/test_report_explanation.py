@@ -45,18 +45,18 @@ def explained(**changes: Any) -> Record:
 
 
 def test_the_card_tells_the_proof_in_order_and_what_is_to_blame() -> None:
-    told = words_of(card(explained(), "bug-swa_pad-decode-generated"))
+    message = words_of(card(explained(), "bug-swa_pad-decode-generated"))
     proof = explanation()["proof"]
-    places = [told.index(sentence) for sentence in proof]
+    places = [message.index(sentence) for sentence in proof]
     assert places == sorted(places)
-    assert "To blame: inputs." in told
-    assert THIRD_ARM["as the graph"] in told
+    assert "To blame: inputs." in message
+    assert THIRD_ARM["as the graph"] in message
 
 
 @pytest.mark.parametrize("arm", [arm for arm in THIRD_ARM if arm is not None])
 def test_the_third_arm_is_told_in_words(arm: str) -> None:
-    told = words_of(card(explained(third_arm=arm), "bug-swa_pad-decode-generated"))
-    assert [other for other in THIRD_ARM.values() if other and other in told] == [THIRD_ARM[arm]]
+    message = words_of(card(explained(third_arm=arm), "bug-swa_pad-decode-generated"))
+    assert [other for other in THIRD_ARM.values() if other and other in message] == [THIRD_ARM[arm]]
 
 
 def test_the_chain_leads_from_the_stale_element_to_the_first_difference() -> None:
@@ -90,9 +90,10 @@ def test_an_index_that_leads_to_another_number_says_so() -> None:
 
 @pytest.mark.parametrize("key", ["index", "slot", "difference", "third_arm", "site"])
 def test_an_explanation_may_lack_a_part(key: str) -> None:
-    whole = explain(explanation(site={"function": "f", "file": "a.py", "told": "t"}), STEPS)
+    whole = explain(explanation(site={"function": "f", "file": "a.py", "message": "t"}), STEPS)
     part = explain(
-        explanation(**{"site": {"function": "f", "file": "a.py", "told": "t"}} | {key: None}), STEPS
+        explanation(**{"site": {"function": "f", "file": "a.py", "message": "t"}} | {key: None}),
+        STEPS,
     )
     assert whole is not None
     assert part is not None
@@ -104,18 +105,18 @@ def test_an_explanation_may_lack_a_part(key: str) -> None:
 def test_a_finding_without_an_explanation_still_shows_what_was_seen() -> None:
     record = green()
     record["bugs"][0]["finding"]["explanation"] = None
-    told = words_of(card(record, "bug-swa_pad-decode-generated"))
-    assert "Step 3 violates" in told
-    assert "12 of 32 bits differ" in told
-    assert "To blame" not in told
-    assert "Static inputs" not in told
+    message = words_of(card(record, "bug-swa_pad-decode-generated"))
+    assert "Step 3 violates" in message
+    assert "12 of 32 bits differ" in message
+    assert "To blame" not in message
+    assert "Static inputs" not in message
 
 
 def test_a_build_fault_shows_neither_inputs_nor_slots() -> None:
-    record = explained(bucket=None, raw=None, static_inputs=[], slots=[])
-    told = words_of(card(record, "bug-swa_pad-decode-generated"))
-    assert "Static inputs at" not in told
-    assert "Slots after" not in told
+    record = explained(bucket=None, live_size=None, static_inputs=[], slots=[])
+    message = words_of(card(record, "bug-swa_pad-decode-generated"))
+    assert "Static inputs at" not in message
+    assert "Slots after" not in message
 
 
 def test_each_element_says_whether_it_is_live_stale_and_who_left_it() -> None:
@@ -167,7 +168,7 @@ def test_a_map_draws_each_slot_once_in_the_state_of_its_owner() -> None:
     assert [each.text for each in drawn.owners["live"]] == ["0", "0"]
     assert [each.text for each in drawn.owners["parked"]] == ["1"]
     assert [row.text for row in drawn.rows] == ["0", "16", "32"]
-    assert "differing: 9 (request 1’s)" in drawn.told
+    assert "differing: 9 (request 1’s)" in drawn.message
     assert pool["owners"].count(NOBODY) == 37
 
 
@@ -194,7 +195,7 @@ def hunts() -> list[Record]:
         bug("swa_pad", "caught", "target_verify", schedules_to_detection=1),
         bug("swa_pad", "caught", source="traffic", schedules_to_detection=50),
         bug("swa_int64", "missed"),
-        bug("loc_memo_warning.entry", "unharmed", caught_by=None),
+        bug("loc_memo_warning.entry", "unaffected", detected_by=None),
     ]
 
 
@@ -207,8 +208,8 @@ def test_a_plot_has_a_dot_for_all_hunts_that_drew_equally_many() -> None:
     assert (early.count, late.count, missed.count) == (2, 1, 1)
     assert (early.kind, late.kind, missed.kind) == ("generated", "traffic", "missed")
     assert plot.left == early.x < late.x < missed.x < plot.width
-    assert plot.told == "3 of 4 hunts caught their bug"
-    assert early.told == "generated, after 1: swa_pad@decode, swa_pad@target_verify"
+    assert plot.message == "3 of 4 hunts caught their bug"
+    assert early.message == "generated, after 1: swa_pad@decode, swa_pad@target_verify"
 
 
 def test_a_plot_of_bugs_that_need_not_be_caught_is_not_drawn() -> None:
@@ -221,13 +222,13 @@ def test_a_hunt_of_one_schedule_can_be_plotted() -> None:
 
 
 def test_the_page_says_what_was_stubbed_or_skipped() -> None:
-    told = {fact.name: fact.value for fact in skipped(green())}
-    assert "a graph is a tape" in told["CUDA graphs"]
-    assert "Triton kernels" in told
-    assert told["cannot be switched on"].startswith("3 of 32 pairs")
-    assert "swa_pad@target_verify" in told["hunts not asked for, or not reached"]
-    assert "swa_pad@cpu_graph" not in told["hunts not asked for, or not reached"]
-    assert told["runners not on trial"] == "target_verify, cpu_graph, piecewise"
+    message = {fact.name: fact.value for fact in skipped(green())}
+    assert "a graph is a tape" in message["CUDA graphs"]
+    assert "Triton kernels" in message
+    assert message["cannot be switched on"].startswith("3 of 32 pairs")
+    assert "swa_pad@target_verify" in message["hunts not asked for, or not reached"]
+    assert "swa_pad@cpu_graph" not in message["hunts not asked for, or not reached"]
+    assert message["runners not on trial"] == "target_verify, cpu_graph, piecewise"
 
 
 def test_a_gpu_run_of_everything_skips_what_the_runners_lack_alone() -> None:
@@ -251,11 +252,11 @@ def test_engine_releases_are_shown_where_the_record_has_them() -> None:
             "faults": {"swa_pad@decode": "present"},
             "stubbed": ["a kernel"],
             "emulated": ["a backend"],
-            "told": "one fault of one is present",
+            "message": "one fault of one is present",
         }
     ]
-    told = words_of(render(record))
-    assert "0.5.11 swa_pad@decode present one fault of one is present a kernel a backend" in told
+    message = words_of(render(record))
+    assert "0.5.11 swa_pad@decode present one fault of one is present a kernel a backend" in message
 
 
 def test_findings_can_be_filtered_by_what_tells_them_apart() -> None:

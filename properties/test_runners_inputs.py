@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.arms import Arms
-from harness.bits import bits
-from harness.schedule import Admit, Decode, Draft, DraftExtend, Extend, Step, Verify
-from harness.trial import Trial
-from harness.world import Work
+from harness.lockstep.bits import bits
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.pair import Pair
+from harness.lockstep.scheduler import Work
+from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Extend, Step, Verify
 from properties.test_static_inputs import TOKENS, Row, table
 from reference.batch import (
     ForwardBatch,
@@ -25,13 +25,13 @@ from reference.batch import (
     Span,
 )
 from reference.config import SPECULATION, Kind, Role
-from subjects.behaviour import Era
 from subjects.contracts import Axis
 from subjects.engine import Forward
-from subjects.runners import RUNNERS, lineup
+from subjects.runners import RUNNERS, engine_runners
+from subjects.toggles import LocationScheme
 
 ENGINES = ("frozen_kv_mtp", "cpu_graph", "decode")
-ENGINE = {each.name: name for name in ENGINES for each in lineup(name)}
+ENGINE = {each.name: name for name in ENGINES for each in engine_runners(name)}
 """The engine that a runner is run in here: whose runner on trial is which."""
 
 REQUESTS = 3
@@ -87,43 +87,47 @@ def nothing() -> None:
 
 
 @cache
-def arms_of(engine: str, preset: str, era: Era, device: str, *, full: bool = False) -> Arms:
+def arms_of(
+    engine: str, preset: str, scheme: LocationScheme, device: str, *, full: bool = False
+) -> Pair:
     """Return the arms of an engine, captured once for all scenes, that three requests fill or not.
 
     Of the prefill batch of a scene either bucket is the one that it falls into.
     """
     buckets, tokens = ((REQUESTS, 8), (15, 40)) if full else ((REQUESTS + 1, 8), (24, 40))
-    trial = Trial(engine, preset, era=era, device=device, buckets=buckets, token_buckets=tokens)
+    trial = TrialConfig(
+        engine, preset, scheme=scheme, device=device, buckets=buckets, token_buckets=tokens
+    )
     with torch.inference_mode():
-        return Arms(trial)
+        return Pair(trial)
 
 
-class Scene:
+class RecordedForward:
     """Three live requests about to be run by a runner, in a bucket that they fill or not.
 
     Request 1 alone is longer than the window. Scenes that share their arms take turns: each
     brings its own KV and tables back before it runs its batch.
     """
 
-    def __init__(self, runner: str, arms: Arms, steps: tuple[Step, ...] | None = None) -> None:
+    def __init__(self, runner: str, pair: Pair, steps: tuple[Step, ...] | None = None) -> None:
         self.name = runner
-        self.arms = arms
-        self.runner = next(each for each in arms.subject.runners.values() if each.name == runner)
-        self.rows = table(runner, arms.trial.era)
-        arms.reset(seed=0)
+        self.pair = pair
+        self.runner = next(each for each in pair.subject.runners.values() if each.name == runner)
+        self.rows = table(runner, pair.trial.scheme)
+        pair.reset(seed=0)
         if runner in PREFILLS:
             self.batch = self._prefill()
         else:
-            for prompt in (5, arms.config.window + 3, 4):
+            for prompt in (5, pair.config.window + 3, 4):
                 self._run(Admit(prompt, chunk=prompt))
             *before, last = steps or BEFORE[runner]
             for step in before:
                 self._run(step)
             self.batch = self._plan(last)
         assert self.batch.raw_bs == REQUESTS
-        allocator = arms.graph.allocator
+        allocator = pair.graph.allocator
         self.free = {Kind.FULL: allocator.free_full[0], Kind.SWA: allocator.free_swa[0]}
-        pools = arms.graph_pools
+        pools = pair.graph_pools
         tables = pools.tables.full_to_swa_index_mapping, pools.tables.req_to_token
         self.kept = [(each, each.clone()) for each in (pools.storage, *tables)]
 
@@ -134,22 +138,22 @@ class Scene:
 
     def _prefill(self) -> ForwardBatch:
         """Return a batch that goes on with a long prompt between two short ones."""
-        window = self.arms.config.window
+        window = self.pair.config.window
         self._run(Admit(window + 3, chunk=4))
         long = self._plan(Extend(0, tokens=window))
         short = [self._plan(Admit(prompt, chunk=prompt)) for prompt in (5, 3)]
         spans = [*short[0].spans, *long.spans, *short[1].spans]
-        return self.arms.graph.batch_of(Mode.EXTEND, spans)
+        return self.pair.graph.batch_of(Mode.EXTEND, spans)
 
     def _plan(self, step: Step) -> ForwardBatch:
-        work = self.arms.graph.plan(step)
+        work = self.pair.graph.plan(step)
         assert work is not None and work.batch is not None
         return work.batch
 
     def _run(self, step: Step) -> None:
         batch = self._plan(step)
-        forward = self.arms.subject.forward(Work(batch.mode, batch))
-        self.arms.graph.settle(batch, forward.output)
+        forward = self.pair.subject.forward(Work(batch.mode, batch))
+        self.pair.graph.commit(batch, forward.output)
 
     def buffer(self, name: str) -> Tensor:
         """Return a static buffer."""
@@ -199,7 +203,7 @@ class Scene:
         """Run the batch through the engine, and see that the runner of the scene replays it."""
         for tensor, kept in self.kept:
             tensor.copy_(kept)
-        forward = self.arms.subject.engine.forward(self.batch)
+        forward = self.pair.subject.engine.forward(self.batch)
         assert forward.replay is not None and forward.replay.runner == self.name
         return forward
 
@@ -210,14 +214,14 @@ class Scene:
 
         `at_populate` runs once the heads are copied, `at_launch` once the metadata is written.
         """
-        self.arms.subject.recapture()
-        self.arms.subject.level_kept_tails(Work(self.batch.mode, self.batch))
-        populate, launch, moments = self.runner.inputs.populate, self.runner.launch, [at_populate]
+        self.pair.subject.recapture()
+        self.pair.subject.equalize_padding(Work(self.batch.mode, self.batch))
+        populate, launch, entries = self.runner.inputs.populate, self.runner.launch, [at_populate]
 
         def populate_meddled(heads: Mapping[str, Tensor], **padded: Any) -> None:
             populate(heads, **padded)
-            if moments:  # A prefill populates once more, with what it makes of these heads.
-                moments.pop()()
+            if entries:  # A prefill populates once more, with what it makes of these heads.
+                entries.pop()()
 
         def launch_meddled(*arguments: Any) -> Any:
             at_launch()
@@ -232,7 +236,7 @@ class Scene:
         (storage, before), *_ = self.kept
         written = {
             (role, kind): set(arena.any(dim=(0, 1, 3, 4)).nonzero().flatten().tolist()) - {0}
-            for role, kind, arena in self.arms.graph_pools.arenas_of(bits(storage) != bits(before))
+            for role, kind, arena in self.pair.graph_pools.arenas_of(bits(storage) != bits(before))
         }
         return Launched(output, written, self.batch.token_requests.tolist())
 
@@ -245,27 +249,27 @@ def slots_of(span: Span, kind: Kind) -> list[int]:
 # What a replay populates.
 
 
-def heads_of(scene: Scene) -> dict[str, Tensor]:
+def heads_of(recorded: RecordedForward) -> dict[str, Tensor]:
     """Return what the live part of each static input must be, read off the batch."""
-    batch, model = scene.batch, scene.arms.model
+    batch, model = recorded.batch, recorded.pair.model
     requests = batch.token_requests
     swa_slots = [slot for span in batch.spans for slot in slots_of(span, Kind.SWA)]
-    bucket = next(each for each in scene.runner.buckets if each >= REQUESTS)
-    named = {name: value for name in scene.rows if (value := batch.value(name)) is not None}
+    bucket = next(each for each in recorded.runner.buckets if each >= REQUESTS)
+    named = {name: value for name in recorded.rows if (value := batch.value(name)) is not None}
     named["out_cache_loc_swa"] = torch.tensor(swa_slots)
-    named["extend_seq_lens_cpu"] = torch.tensor(scene.counts())
-    named["global_num_tokens"] = torch.tensor([bucket * TOKENS.get(scene.name, 0)])
+    named["extend_seq_lens_cpu"] = torch.tensor(recorded.counts())
+    named["global_num_tokens"] = torch.tensor([bucket * TOKENS.get(recorded.name, 0)])
     named["input_embeds"] = model.payload(
-        scene.runner.ops,
+        recorded.runner.ops,
         batch.positions,
         batch.mamba_track_indices[requests],
         batch.mamba_track_mask[requests],
         batch.encoder_lens[requests],
     )
-    if scene.name == "frozen_kv_mtp":
+    if recorded.name == "frozen_kv_mtp":
         for name in ("seq_lens", "seq_lens_cpu", "req_pool_indices"):
             named[name] = named[name].repeat_interleave(SPECULATION.topk)
-    return {name: named[name] for name, row in scene.rows.items() if row.populated}
+    return {name: named[name] for name, row in recorded.rows.items() if row.populated}
 
 
 def stain(row: Row) -> int:
@@ -273,15 +277,15 @@ def stain(row: Row) -> int:
     return 1 if row.dtype is torch.bool else 3
 
 
-def check_populated(scene: Scene, *, device_reset: bool, host_reset: bool) -> None:
+def check_populated(recorded: RecordedForward, *, device_reset: bool, host_reset: bool) -> None:
     """Replay over stained static inputs; see every head, and every tail reset or as it was."""
-    heads = heads_of(scene)
-    scene.arms.subject.recapture()
-    for name, row in scene.rows.items():
-        scene.buffer(name).fill_(stain(row))
-    scene.forward()
-    for name, row in scene.rows.items():
-        flat = scene.buffer(name).T if row.axis is Axis.MROPE else scene.buffer(name)
+    heads = heads_of(recorded)
+    recorded.pair.subject.recapture()
+    for name, row in recorded.rows.items():
+        recorded.buffer(name).fill_(stain(row))
+    recorded.forward()
+    for name, row in recorded.rows.items():
+        flat = recorded.buffer(name).T if row.axis is Axis.MROPE else recorded.buffer(name)
         live = 0
         if name in heads:
             head = heads[name].T if row.axis is Axis.MROPE else heads[name]
@@ -307,7 +311,7 @@ RESETS = [
 
 @pytest.mark.parametrize(
     ("runner", "full", "steps", "resets"),
-    [pytest.param(name, *rest, id=f"{name} {told}") for name, told, *rest in RESETS],
+    [pytest.param(name, *rest, id=f"{name} {message}") for name, message, *rest in RESETS],
 )
 def test_a_replay_copies_every_head_and_resets_what_the_table_says(
     runner: str,
@@ -317,15 +321,19 @@ def test_a_replay_copies_every_head_and_resets_what_the_table_says(
     device: str,
 ) -> None:
     """Of a draft the inputs that are never populated stay as they were, heads and all."""
-    arms = arms_of(ENGINE[runner], "gpt_oss", Era.PRESET, device, full=full)
+    pair = arms_of(ENGINE[runner], "gpt_oss", LocationScheme.PRESET, device, full=full)
     on_device, on_host = resets
-    check_populated(Scene(runner, arms, steps), device_reset=on_device, host_reset=on_host)
+    check_populated(
+        RecordedForward(runner, pair, steps), device_reset=on_device, host_reset=on_host
+    )
 
 
 def test_a_compiled_batch_of_a_captured_size_goes_past_the_static_inputs(device: str) -> None:
     """And what it gives has the bits of the padded one."""
     padded, captured = (
-        Scene("cpu_graph", arms_of("cpu_graph", "gpt_oss", Era.PRESET, device, full=full))
+        RecordedForward(
+            "cpu_graph", arms_of("cpu_graph", "gpt_oss", LocationScheme.PRESET, device, full=full)
+        )
         for full in (False, True)
     )
     for name, row in captured.rows.items():
@@ -339,8 +347,10 @@ def test_a_compiled_batch_of_a_captured_size_goes_past_the_static_inputs(device:
 
 def test_a_kept_tail_holds_the_tokens_of_another_runner(device: str) -> None:
     """A draft-extend after a verify, which left its own tokens in the buffer they share."""
-    arms = arms_of("decode", "gpt_oss", Era.PRESET, device)
-    verify, extend = (Scene(name, arms) for name in ("target_verify", "eagle_draft_extend"))
+    pair = arms_of("decode", "gpt_oss", LocationScheme.PRESET, device)
+    verify, extend = (
+        RecordedForward(name, pair) for name in ("target_verify", "eagle_draft_extend")
+    )
     live, left = extend.batch.raw_num_token, verify.batch.input_ids.tolist()
     assert 0 < live < len(left)
     verify.forward()

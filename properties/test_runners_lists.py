@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.trial import SUBJECT_LOGGER, Trial
+from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from reference.batch import Mode, Span, prepare
 from reference.config import PRESETS
 from reference.pool import HybridKVPool, PoolSizes
-from subjects.behaviour import Behaviour, Era, Invalidation
 from subjects.buffers import BufferPool
-from subjects.metadata import (
+from subjects.key_lists import (
     KeyLists,
     Keys,
     StaticLists,
@@ -37,6 +36,7 @@ from subjects.metadata import (
     verify_sizes,
 )
 from subjects.pool import SubjectPool
+from subjects.toggles import LocationScheme, MemoResets, Toggles
 
 CONFIG = PRESETS["gpt_oss"].tiny
 WINDOW, CONTEXT, ROWS = CONFIG.window, CONFIG.max_context, 16
@@ -47,7 +47,7 @@ TOPK, STEPS, FORWARDS, DRAFTS, EXTEND_TOKENS = 2, 3, 2, 4, 4
 PAGE_SIZES = (1, 4)
 
 each_pool = pytest.mark.parametrize("page_size", PAGE_SIZES, ids=["page1", "page4"])
-each_era = pytest.mark.parametrize("era", Era)
+each_era = pytest.mark.parametrize("scheme", LocationScheme)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -102,10 +102,10 @@ def tabled(page_size: int, device: str) -> Tabled:
     return Tabled(pool, table, mapping)
 
 
-def subject_pool(page_size: int, era: Era, device: str) -> SubjectPool:
+def subject_pool(page_size: int, scheme: LocationScheme, device: str) -> SubjectPool:
     """Return the engine's view of that pool."""
     return SubjectPool(
-        tabled(page_size, device).pool, Trial(device=device).ops(), era, SUBJECT_LOGGER
+        tabled(page_size, device).pool, TrialConfig(device=device).ops(), scheme, SUBJECT_LOGGER
     )
 
 
@@ -163,7 +163,7 @@ buckets = st.integers(1, BS)
 
 
 def written_rows(
-    queries: Sequence[tuple[int, int]], page_size: int, era: Era, device: str
+    queries: Sequence[tuple[int, int]], page_size: int, scheme: LocationScheme, device: str
 ) -> Listed:
     """Write the static lists of rows whose last key is at a position; return what they hold."""
     lengths = [position + 1 for _, position in queries]
@@ -174,8 +174,8 @@ def written_rows(
             ints(lengths, device),
             ints(lengths, "cpu"),
             WINDOW,
-            subject_pool(page_size, era, device),
-            Invalidation(),
+            subject_pool(page_size, scheme, device),
+            MemoResets(),
         )
     )
     return listed(row_keys(lists.buffers, 0, len(queries)))
@@ -185,11 +185,11 @@ def written_rows(
 @each_era
 @given(live=st.lists(st.tuples(rows, st.integers(0, CONTEXT - 1)), max_size=BS), bucket=buckets)
 def test_a_row_lists_its_prefix_and_itself(
-    device: str, page_size: int, era: Era, live: list[tuple[int, int]], bucket: int
+    device: str, page_size: int, scheme: LocationScheme, live: list[tuple[int, int]], bucket: int
 ) -> None:
     """Padded rows list row 0's one key: slot 0."""
     padded = max(0, bucket - len(live))
-    found = written_rows(live + [(0, 0)] * padded, page_size, era, device)
+    found = written_rows(live + [(0, 0)] * padded, page_size, scheme, device)
     wanted = of_queries(live, tabled(page_size, device))
     assert found.full == wanted.full + [[0]] * padded
     assert found.swa == wanted.swa + [[0]] * padded
@@ -200,7 +200,7 @@ def test_a_query_sees_exactly_the_window(device: str, page_size: int) -> None:
     """Itself included: its SWA list holds W keys from position W - 1 on, and all keys before."""
     tables = tabled(page_size, device)
     for position in range(CONTEXT):
-        (swa,) = written_rows([(3, position)], page_size, Era.MEMO, device).swa
+        (swa,) = written_rows([(3, position)], page_size, LocationScheme.MEMO, device).swa
         assert len(swa) == min(WINDOW, position + 1)
         assert [swa[0], swa[-1]] == tables.swa(3, [max(0, position - WINDOW + 1), position])
 
@@ -209,7 +209,7 @@ def test_a_query_sees_exactly_the_window(device: str, page_size: int) -> None:
 def test_a_part_of_the_rows_is_listed_by_itself(device: str, page_size: int) -> None:
     """Row lists lie one after the other, so that a forward may read any run of them."""
     queries = [(row, 3 * row) for row in range(1, 9)]
-    written_rows(queries, page_size, Era.MEMO, device)
+    written_rows(queries, page_size, LocationScheme.MEMO, device)
     for first, count in ((0, 8), (2, 3), (7, 1)):
         found = listed(row_keys(static("rows", device).buffers, first, count))
         assert found == of_queries(queries[first : first + count], tabled(page_size, device))
@@ -222,7 +222,11 @@ extended = st.tuples(rows, st.integers(0, CONTEXT - 4), st.integers(1, EXTEND_TO
 @each_era
 @given(live=st.lists(extended, max_size=BS, unique_by=lambda each: each[0]), bucket=buckets)
 def test_a_token_of_a_draft_extend_lists_its_prefix_and_itself(
-    device: str, page_size: int, era: Era, live: list[tuple[int, int, int]], bucket: int
+    device: str,
+    page_size: int,
+    scheme: LocationScheme,
+    live: list[tuple[int, int, int]],
+    bucket: int,
 ) -> None:
     """Of a padded request, which claims more tokens than keys, the last sees slot 0.
 
@@ -243,8 +247,8 @@ def test_a_token_of_a_draft_extend_lists_its_prefix_and_itself(
             ints(counts, "cpu"),
             tokens,
             WINDOW,
-            subject_pool(page_size, era, device),
-            Invalidation(),
+            subject_pool(page_size, scheme, device),
+            MemoResets(),
         )
     )
     queries = [(row, begin + i) for row, begin, count in live for i in range(count)]
@@ -266,7 +270,7 @@ def test_a_token_of_a_draft_extend_lists_its_prefix_and_itself(
     )
 )
 def test_a_token_of_an_extend_lists_its_prefix_and_itself(
-    device: str, page_size: int, era: Era, spans: list[tuple[int, int, int]]
+    device: str, page_size: int, scheme: LocationScheme, spans: list[tuple[int, int, int]]
 ) -> None:
     """Afresh, with as many tokens of each request as the batch says."""
     tables = tabled(page_size, device)
@@ -274,7 +278,7 @@ def test_a_token_of_an_extend_lists_its_prefix_and_itself(
     tokens = torch.zeros((1, CONTEXT), dtype=torch.int64, device=device)
     batch = prepare(Mode.EXTEND, parts, tokens, tokens[..., None].float(), tables.pool.tables)
     queries = [(span.row, each) for span in parts for each in range(span.begin, span.end)]
-    keys = fresh_span_keys(batch, WINDOW, subject_pool(page_size, era, device), Invalidation())
+    keys = fresh_span_keys(batch, WINDOW, subject_pool(page_size, scheme, device), MemoResets())
     assert listed(keys) == of_queries(queries, tables)
 
 
@@ -302,7 +306,7 @@ drafted = st.tuples(rows, st.integers(1, CONTEXT - TOPK * STEPS))
 @each_era
 @given(live=st.lists(drafted, max_size=BS), bucket=buckets)
 def test_a_branch_of_a_draft_lists_the_request_and_its_own_slots(
-    device: str, page_size: int, era: Era, live: list[tuple[int, int]], bucket: int
+    device: str, page_size: int, scheme: LocationScheme, live: list[tuple[int, int]], bucket: int
 ) -> None:
     """Branch b's lie in columns L + b * steps on, one more of them at each forward.
 
@@ -318,8 +322,8 @@ def test_a_branch_of_a_draft_lists_the_request_and_its_own_slots(
             ints(seq_lens, device),
             ints(seq_lens, "cpu"),
             WINDOW,
-            subject_pool(page_size, era, device),
-            Invalidation(),
+            subject_pool(page_size, scheme, device),
+            MemoResets(),
         )
     )
     for step in range(FORWARDS):
@@ -347,7 +351,13 @@ def ancestors(above: Sequence[int], node: int) -> set[int]:
 
 
 def written_verify(
-    live: Sequence[Verified], bucket: int, page_size: int, era: Era, device: str, *, right: bool
+    live: Sequence[Verified],
+    bucket: int,
+    page_size: int,
+    scheme: LocationScheme,
+    device: str,
+    *,
+    right: bool,
 ) -> KeyLists:
     """Write the static lists of a padded verify; return them with the mask of its trees."""
     padded = bucket - len(live)
@@ -370,8 +380,8 @@ def written_verify(
             ints(seq_lens, "cpu"),
             ints(positions + [0] * (padded * DRAFTS), device, torch.int64),
             WINDOW,
-            subject_pool(page_size, era, device),
-            Behaviour(era, translate_page_table=right),
+            subject_pool(page_size, scheme, device),
+            Toggles(scheme, translate_page_table=right),
         )
     )
     custom_mask = torch.tensor(mask, device=device)
@@ -394,7 +404,7 @@ def masks(keys: Keys, mask: Tensor | None) -> list[list[bool]]:
     bucket=buckets,
 )
 def test_a_draft_to_verify_lists_every_draft_and_sees_its_ancestors(
-    device: str, page_size: int, era: Era, live: list[Verified], bucket: int
+    device: str, page_size: int, scheme: LocationScheme, live: list[Verified], bucket: int
 ) -> None:
     """Beside its window of the past. A padded request's drafts list slot 0 for each key."""
     live = live[:bucket]
@@ -412,7 +422,7 @@ def test_a_draft_to_verify_lists_every_draft_and_sees_its_ancestors(
             tree = [other in mine for other in range(DRAFTS)]
             full_seen.append([True] * len(past) + tree)
             swa_seen.append([True] * len(near) + tree)
-    keys = written_verify(live, bucket, page_size, era, device, right=True)
+    keys = written_verify(live, bucket, page_size, scheme, device, right=True)
     nothing = [[0] * (1 + DRAFTS)] * ((bucket - len(live)) * DRAFTS)
     assert listed(keys) == Listed(wanted.full + nothing, wanted.swa + nothing)
     tokens = len(live) * DRAFTS
@@ -424,7 +434,8 @@ def test_an_untranslated_page_table_lists_full_slots_on_swa_layers(device: str) 
     """The historical fault: slots of the right tokens, in the wrong sub-pool."""
     live = [(3, 20, (0, 0, 2)), (5, 4, (0, 1, 1))]
     right, wrong = (
-        listed(written_verify(live, 3, 1, Era.MEMO, device, right=each)) for each in (True, False)
+        listed(written_verify(live, 3, 1, LocationScheme.MEMO, device, right=each))
+        for each in (True, False)
     )
     mapping = tabled(1, device).mapping
     assert wrong.full == right.full
@@ -437,8 +448,8 @@ def test_the_longest_lists_fit_their_buffers(device: str, page_size: int) -> Non
     tables = tabled(page_size, device)
     held = range(1, BS + 1)
     last = [(row, CONTEXT - 1) for row in held for _ in range(TOPK * FORWARDS)]
-    assert written_rows(last, page_size, Era.MEMO, device) == of_queries(last, tables)
+    assert written_rows(last, page_size, LocationScheme.MEMO, device) == of_queries(last, tables)
     longest = [(row, CONTEXT - DRAFTS, (0, 0, 0)) for row in held]
-    keys = written_verify(longest, BS, page_size, Era.MEMO, device, right=True)
+    keys = written_verify(longest, BS, page_size, LocationScheme.MEMO, device, right=True)
     every = [tables.full(row, range(CONTEXT)) for row in held for _ in range(DRAFTS)]
     assert listed(keys).full == every

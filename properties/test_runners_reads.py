@@ -17,61 +17,63 @@ from properties.test_runners_inputs import (
     ENGINES,
     PREFILLS,
     REQUESTS,
-    Scene,
+    RecordedForward,
     arms_of,
     slots_of,
 )
 from properties.test_static_inputs import TABLE
 from reference.batch import ENCODER_ROWS, MROPE_SECTIONS, TRACK_INTERVAL, TRACK_ROWS
 from reference.config import PRESETS, SPECULATION, Kind, Role
-from subjects.behaviour import Era
 from subjects.contracts import LISTED_CONVERSIONS
 from subjects.runners import RUNNERS
+from subjects.toggles import LocationScheme
 
 EVERY = range(REQUESTS)
 
-Change = Callable[[Scene, int], None]
+Change = Callable[[RecordedForward, int], None]
 """A change of what stands in the static buffers for one live request."""
 
-Moved = Callable[[Scene, int], set[int]]
+Moved = Callable[[RecordedForward, int], set[int]]
 
 
-def itself(scene: Scene, request: int) -> set[int]:
+def itself(recorded: RecordedForward, request: int) -> set[int]:
     """Return the request."""
     return {request}
 
 
-def from_it_on(scene: Scene, request: int) -> set[int]:
+def from_it_on(recorded: RecordedForward, request: int) -> set[int]:
     """Return the live requests from this one on."""
     return set(range(request, REQUESTS))
 
 
-def the_last(scene: Scene, request: int) -> set[int]:
+def the_last(recorded: RecordedForward, request: int) -> set[int]:
     """Return the last live request."""
     return {REQUESTS - 1}
 
 
-def the_last_if_long(scene: Scene, request: int) -> set[int]:
+def the_last_if_long(recorded: RecordedForward, request: int) -> set[int]:
     """Return the last live request, if this one is the one whose window is full."""
     return {REQUESTS - 1} if request == 1 else set()
 
 
-def at_interval(scene: Scene, request: int) -> set[int]:
+def at_interval(recorded: RecordedForward, request: int) -> set[int]:
     """Return the request if one of its tokens ends an interval of state tracking."""
-    mine = scene.batch.positions[scene.batch.token_requests == request].tolist()
+    mine = recorded.batch.positions[recorded.batch.token_requests == request].tolist()
     ends = any(position % TRACK_INTERVAL == TRACK_INTERVAL - 1 for position in mine)
     return {request} if ends else set()
 
 
-def tracked(scene: Scene, request: int) -> set[int]:
+def tracked(recorded: RecordedForward, request: int) -> set[int]:
     """Return the request if its state is tracked in this step: no other reads its index."""
-    return at_interval(scene, request) if bool(scene.batch.mamba_track_mask[request]) else set()
+    return (
+        at_interval(recorded, request) if bool(recorded.batch.mamba_track_mask[request]) else set()
+    )
 
 
-def beside(scene: Scene, request: int) -> set[int]:
+def beside(recorded: RecordedForward, request: int) -> set[int]:
     """Return the live requests of a request's first token and of the token after it."""
-    after = scene.first(request) + 1
-    owners = scene.batch.token_requests.tolist()
+    after = recorded.first(request) + 1
+    owners = recorded.batch.token_requests.tolist()
     return {request, *owners[after : after + 1]}
 
 
@@ -91,9 +93,9 @@ class Flip:
 def bump(buffer: str, modulus: int, section: int | None = None) -> Change:
     """Return a change of a request's first element to the next valid value."""
 
-    def change(scene: Scene, request: int) -> None:
-        values = scene.buffer(buffer) if section is None else scene.buffer(buffer)[section]
-        at = scene.at(buffer, request)
+    def change(recorded: RecordedForward, request: int) -> None:
+        values = recorded.buffer(buffer) if section is None else recorded.buffer(buffer)[section]
+        at = recorded.at(buffer, request)
         values[at : at + 1] = (values[at : at + 1] + 1) % modulus
 
     return change
@@ -102,8 +104,8 @@ def bump(buffer: str, modulus: int, section: int | None = None) -> Change:
 def scale(buffer: str) -> Change:
     """Return a change of the first number of a request's first row."""
 
-    def change(scene: Scene, request: int) -> None:
-        scene.buffer(buffer)[scene.at(buffer, request), 0] *= 0.5
+    def change(recorded: RecordedForward, request: int) -> None:
+        recorded.buffer(buffer)[recorded.at(buffer, request), 0] *= 0.5
 
     return change
 
@@ -111,24 +113,24 @@ def scale(buffer: str) -> Change:
 def negate(buffer: str) -> Change:
     """Return a change of a request's first bit to the other one."""
 
-    def change(scene: Scene, request: int) -> None:
-        at = scene.at(buffer, request)
-        scene.buffer(buffer)[at : at + 1].logical_not_()
+    def change(recorded: RecordedForward, request: int) -> None:
+        at = recorded.at(buffer, request)
+        recorded.buffer(buffer)[at : at + 1].logical_not_()
 
     return change
 
 
-def follow_another(scene: Scene, request: int) -> None:
+def follow_another(recorded: RecordedForward, request: int) -> None:
     """Point a request at the slots of the longest one, or that one at those of the first."""
-    rows = scene.buffer("req_pool_indices")
-    other = scene.at("req_pool_indices", 0 if request == 1 else 1)
-    rows[scene.at("req_pool_indices", request)] = rows[other].clone()
+    rows = recorded.buffer("req_pool_indices")
+    other = recorded.at("req_pool_indices", 0 if request == 1 else 1)
+    rows[recorded.at("req_pool_indices", request)] = rows[other].clone()
 
 
-def see_one_key_less(scene: Scene, request: int) -> None:
+def see_one_key_less(recorded: RecordedForward, request: int) -> None:
     """Shorten a request, on the device and on the host."""
-    for name in {"seq_lens", "seq_lens_cpu"} & scene.rows.keys():
-        scene.buffer(name)[scene.at(name, request)] -= 1
+    for name in {"seq_lens", "seq_lens_cpu"} & recorded.rows.keys():
+        recorded.buffer(name)[recorded.at(name, request)] -= 1
 
 
 def shorten(buffer: str, by: int) -> Change:
@@ -137,8 +139,8 @@ def shorten(buffer: str, by: int) -> Change:
     What is then not written is the padded request's and the last of the last live request.
     """
 
-    def change(scene: Scene, request: int) -> None:
-        scene.buffer(buffer)[scene.at(buffer, request)] -= by
+    def change(recorded: RecordedForward, request: int) -> None:
+        recorded.buffer(buffer)[recorded.at(buffer, request)] -= by
 
     return change
 
@@ -146,8 +148,8 @@ def shorten(buffer: str, by: int) -> Change:
 def stop_at(buffer: str) -> Change:
     """Return a change that makes a request's first token the first that does not count."""
 
-    def change(scene: Scene, request: int) -> None:
-        scene.buffer(buffer).fill_(scene.first(request))
+    def change(recorded: RecordedForward, request: int) -> None:
+        recorded.buffer(buffer).fill_(recorded.first(request))
 
     return change
 
@@ -158,8 +160,8 @@ def move_boundary(buffer: str) -> Change:
     Request 1 gives: its window is full.
     """
 
-    def change(scene: Scene, request: int) -> None:
-        scene.buffer(buffer)[scene.first(request) + 1] += -1 if request == 1 else 1
+    def change(recorded: RecordedForward, request: int) -> None:
+        recorded.buffer(buffer)[recorded.first(request) + 1] += -1 if request == 1 else 1
 
     return change
 
@@ -167,8 +169,8 @@ def move_boundary(buffer: str) -> Change:
 def nudge(buffer: str, by: int) -> Change:
     """Return a change of where something of a request's last token begins or ends."""
 
-    def change(scene: Scene, request: int) -> None:
-        scene.buffer(buffer)[scene.last(request)] += by
+    def change(recorded: RecordedForward, request: int) -> None:
+        recorded.buffer(buffer)[recorded.last(request)] += by
 
     return change
 
@@ -176,9 +178,9 @@ def nudge(buffer: str, by: int) -> Change:
 def list_a_free_slot(starts: str, slots: str, kind: Kind) -> Change:
     """Return a change of the slot that a request's first row lists first to one nobody owns."""
 
-    def change(scene: Scene, request: int) -> None:
-        first = int(scene.buffer(starts)[scene.first(request)])
-        scene.buffer(slots)[first] = scene.free[kind]
+    def change(recorded: RecordedForward, request: int) -> None:
+        first = int(recorded.buffer(starts)[recorded.first(request)])
+        recorded.buffer(slots)[first] = recorded.free[kind]
 
     return change
 
@@ -186,8 +188,8 @@ def list_a_free_slot(starts: str, slots: str, kind: Kind) -> Change:
 def write_elsewhere(buffer: str, kind: Kind) -> Change:
     """Return a change of a request's first write location to a slot that nobody owns."""
 
-    def change(scene: Scene, request: int) -> None:
-        scene.buffer(buffer)[scene.at(buffer, request)] = scene.free[kind]
+    def change(recorded: RecordedForward, request: int) -> None:
+        recorded.buffer(buffer)[recorded.at(buffer, request)] = recorded.free[kind]
 
     return change
 
@@ -327,24 +329,24 @@ INERT = {
 """The static buffers that a graph does not read, each with the reason."""
 
 SCENES = [
-    (runner, preset, era)
+    (runner, preset, scheme)
     for runner, engine in ENGINE.items()
-    for turn, (preset, era) in enumerate(product(PRESETS, Era))
+    for turn, (preset, scheme) in enumerate(product(PRESETS, LocationScheme))
     if runner == "decode" or (turn // 3 + ENGINES.index(engine)) % 3 == turn % 3
 ]
 """Every runner in every era, each era on another preset; decode on all of them."""
 
 
-def exists(name: str, era: Era) -> bool:
+def exists(name: str, scheme: LocationScheme) -> bool:
     """Whether an era has a static buffer."""
-    return name != "out_cache_loc_swa" or era is Era.PRESET
+    return name != "out_cache_loc_swa" or scheme is LocationScheme.PRESET
 
 
 CASES = [
-    pytest.param((runner, preset, era), name, id=f"{runner}-{preset}-{era}-{name}")
-    for runner, preset, era in SCENES
+    pytest.param((runner, preset, scheme), name, id=f"{runner}-{preset}-{scheme}-{name}")
+    for runner, preset, scheme in SCENES
     for name, flip in FLIPS[runner].items()
-    if exists(flip.buffer, era)
+    if exists(flip.buffer, scheme)
 ]
 """Every flip of every buffer that a scene's era has."""
 
@@ -357,57 +359,64 @@ def inference() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def scenes(inference: None, device: str) -> Callable[[tuple[str, str, Era]], Scene]:
+def scenes(
+    inference: None, device: str
+) -> Callable[[tuple[str, str, LocationScheme]], RecordedForward]:
     """Return a function that makes the scene of a runner, preset and era, once."""
 
     @cache
-    def made(named: tuple[str, str, Era]) -> Scene:
+    def made(named: tuple[str, str, LocationScheme]) -> RecordedForward:
         runner, *shape = named
-        return Scene(runner, arms_of(ENGINE[runner], *shape, device))
+        return RecordedForward(runner, arms_of(ENGINE[runner], *shape, device))
 
     return made
 
 
 @pytest.fixture(params=SCENES, ids=["-".join(each) for each in SCENES])
-def scene(request: pytest.FixtureRequest, scenes: Callable[[tuple[str, str, Era]], Scene]) -> Scene:
+def recorded(
+    request: pytest.FixtureRequest,
+    scenes: Callable[[tuple[str, str, LocationScheme]], RecordedForward],
+) -> RecordedForward:
     """Return one scene."""
     return scenes(request.param)
 
 
 def test_every_runner_has_a_scene_in_every_era() -> None:
-    assert {(runner, era) for runner, _, era in SCENES} == set(product(RUNNERS, Era))
+    assert {(runner, scheme) for runner, _, scheme in SCENES} == set(
+        product(RUNNERS, LocationScheme)
+    )
     assert TABLE.keys() == FLIPS.keys()
 
 
-def test_every_static_buffer_has_a_flip_or_a_reason(scene: Scene) -> None:
-    era = scene.arms.trial.era
-    flipped = {flip.buffer for flip in FLIPS[scene.name].values() if exists(flip.buffer, era)}
-    inert = {name for runner, name in INERT if runner == scene.name}
-    inert |= set(attention_outputs(scene))
+def test_every_static_buffer_has_a_flip_or_a_reason(recorded: RecordedForward) -> None:
+    scheme = recorded.pair.trial.scheme
+    flipped = {flip.buffer for flip in FLIPS[recorded.name].values() if exists(flip.buffer, scheme)}
+    inert = {name for runner, name in INERT if runner == recorded.name}
+    inert |= set(attention_outputs(recorded))
     assert not flipped & inert
-    assert scene.runner.static_buffers().keys() == flipped | inert
+    assert recorded.runner.static_buffers().keys() == flipped | inert
 
 
-def test_the_same_launch_twice_gives_the_same_bits(scene: Scene) -> None:
+def test_the_same_launch_twice_gives_the_same_bits(recorded: RecordedForward) -> None:
     """Else a flip would move outputs by doing nothing. It writes its own slots and no others."""
-    again = scene.launch()
-    assert again.moved(scene.plain) == set()
+    again = recorded.launch()
+    assert again.moved(recorded.plain) == set()
     written = {(role, kind): set[int]() for role in Role for kind in Kind}
-    if scene.batch.mode.written is not None:
-        written |= {(scene.batch.mode.written, kind): set(scene.owned(kind)) for kind in Kind}
-    assert again.written == scene.plain.written == written
+    if recorded.batch.mode.written is not None:
+        written |= {(recorded.batch.mode.written, kind): set(recorded.owned(kind)) for kind in Kind}
+    assert again.written == recorded.plain.written == written
 
 
 @pytest.mark.parametrize(("scene", "name"), CASES, indirect=["scene"])
-def test_no_static_buffer_is_inert(scene: Scene, name: str) -> None:
+def test_no_static_buffer_is_inert(recorded: RecordedForward, name: str) -> None:
     """A live element changed under the replay moves the output of its request, and no other's."""
-    flip = FLIPS[scene.name][name]
-    moment = "at_populate" if flip.early else "at_launch"
+    flip = FLIPS[recorded.name][name]
+    timeline_entry = "at_populate" if flip.early else "at_launch"
     moved, wanted = {}, {}
     for request in EVERY:
-        launched = scene.launch(**{moment: partial(flip.change, scene, request)})
-        moved[request] = launched.moved(scene.plain)
-        wanted[request] = flip.moved(scene, request)
+        launched = recorded.launch(**{timeline_entry: partial(flip.change, recorded, request)})
+        moved[request] = launched.moved(recorded.plain)
+        wanted[request] = flip.moved(recorded, request)
     assert moved == wanted
     assert any(wanted.values())
 
@@ -422,20 +431,22 @@ def test_no_static_buffer_is_inert(scene: Scene, name: str) -> None:
     ],
     indirect=["scene"],
 )
-def test_a_buffer_named_as_inert_is(scene: Scene, name: str) -> None:
+def test_a_buffer_named_as_inert_is(recorded: RecordedForward, name: str) -> None:
     """Whatever it holds at the launch, no bit of a live output or of KV follows it."""
 
     def fill() -> None:
-        scene.buffer(name).fill_(3)
+        recorded.buffer(name).fill_(3)
 
-    launched = scene.launch(at_launch=fill)
-    assert launched.moved(scene.plain) == set()
-    assert launched.written == scene.plain.written
+    launched = recorded.launch(at_launch=fill)
+    assert launched.moved(recorded.plain) == set()
+    assert launched.written == recorded.plain.written
 
 
-def attention_outputs(scene: Scene) -> list[str]:
+def attention_outputs(recorded: RecordedForward) -> list[str]:
     """Return the buffers in which attention leaves what the next segment reads."""
-    return [name for name in scene.runner.static_buffers() if name.startswith("attention_output")]
+    return [
+        name for name in recorded.runner.static_buffers() if name.startswith("attention_output")
+    ]
 
 
 PREFILLING = [each for each in SCENES if each[0] in PREFILLS]
@@ -444,51 +455,51 @@ PREFILLING = [each for each in SCENES if each[0] in PREFILLS]
 @pytest.mark.parametrize(
     "scene", PREFILLING, ids=["-".join(each) for each in PREFILLING], indirect=True
 )
-def test_no_live_token_reads_what_stood_in_an_attention_output(scene: Scene) -> None:
+def test_no_live_token_reads_what_stood_in_an_attention_output(recorded: RecordedForward) -> None:
     """Attention writes the live part before a segment reads it; the rest is the padding's."""
-    names = attention_outputs(scene)
-    layers = len(scene.arms.config.layers)
-    assert len(names) == layers * len(scene.runner.buckets)
+    names = attention_outputs(recorded)
+    layers = len(recorded.pair.config.layers)
+    assert len(names) == layers * len(recorded.runner.buckets)
 
     def fill() -> None:
         for name in names:
-            scene.buffer(name).fill_(torch.nan)
+            recorded.buffer(name).fill_(torch.nan)
 
-    launched = scene.launch(at_launch=fill)
-    assert launched.moved(scene.plain) == set()
-    assert launched.written == scene.plain.written
+    launched = recorded.launch(at_launch=fill)
+    assert launched.moved(recorded.plain) == set()
+    assert launched.written == recorded.plain.written
 
 
 STORING = [each for each in SCENES if "out_cache_loc" in TABLE[each[0]]]
 
 
-def moved_slot(scene: Scene, request: int, kind: Kind) -> dict[Kind, set[int]]:
+def moved_slot(recorded: RecordedForward, request: int, kind: Kind) -> dict[Kind, set[int]]:
     """Return the slots written once a request's first one of a kind is another, by kind.
 
     An era without a static SWA location follows the full one through the mapping: to the
     reserved slot, for the free one is unmapped.
     """
-    wanted = {each: set(scene.owned(each)) for each in Kind}
-    followed = [kind, *([Kind.SWA] if "out_cache_loc_swa" not in scene.rows else [])]
+    wanted = {each: set(recorded.owned(each)) for each in Kind}
+    followed = [kind, *([Kind.SWA] if "out_cache_loc_swa" not in recorded.rows else [])]
     for each in dict.fromkeys(followed):
-        wanted[each] -= {slots_of(scene.batch.spans[request], each)[0]}
-    wanted[kind] |= {scene.free[kind]}
+        wanted[each] -= {slots_of(recorded.batch.spans[request], each)[0]}
+    wanted[kind] |= {recorded.free[kind]}
     return wanted
 
 
-@pytest.mark.parametrize("scene", STORING, ids=["-".join(each) for each in STORING], indirect=True)
-def test_kv_is_written_where_the_static_location_points(scene: Scene) -> None:
-    role = scene.batch.mode.written
+@pytest.mark.parametrize("recorded", STORING, ids=["-".join(each) for each in STORING], indirect=True)
+def test_kv_is_written_where_the_static_location_points(recorded: RecordedForward) -> None:
+    role = recorded.batch.mode.written
     assert role is not None
     for request in EVERY:
         for name, kind in (("out_cache_loc", Kind.FULL), ("out_cache_loc_swa", Kind.SWA)):
-            if name not in scene.rows:
+            if name not in recorded.rows:
                 continue
-            change = partial(write_elsewhere(name, kind), scene, request)
-            early = scene.name == "cpu_graph"
-            launched = scene.launch(**{"at_populate" if early else "at_launch": change})
+            change = partial(write_elsewhere(name, kind), recorded, request)
+            early = recorded.name == "cpu_graph"
+            launched = recorded.launch(**{"at_populate" if early else "at_launch": change})
             found = {each: launched.written[role, each] for each in Kind}
-            assert found == moved_slot(scene, request, kind), (name, request)
+            assert found == moved_slot(recorded, request, kind), (name, request)
 
 
 I64_TO_I32 = (torch.int64, torch.int32)
@@ -508,10 +519,10 @@ CONVERTED = {
 """What a replay of each runner converts on copy: (buffer, from, to)."""
 
 
-def test_a_replay_converts_exactly_what_is_listed(scene: Scene) -> None:
-    scene.runner.forget_conversions()
-    scene.forward()
-    assert scene.runner.conversions == CONVERTED[scene.name]
+def test_a_replay_converts_exactly_what_is_listed(recorded: RecordedForward) -> None:
+    recorded.runner.forget_conversions()
+    recorded.forward()
+    assert recorded.runner.conversions == CONVERTED[recorded.name]
 
 
 def test_every_listed_conversion_is_some_runner_s() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.generate import schedules
-from harness.schedule import (
+from harness.schedules.generate import schedules
+from harness.schedules.schedule import (
     STEPS,
     Admit,
     Decode,
@@ -25,7 +25,7 @@ from harness.schedule import (
     Step,
     Verify,
 )
-from harness.shrink import Fails, cut, shrink, simpler_steps, simplify
+from harness.schedules.shrink import Fails, cut, shrink, simpler_steps, simplify
 from reference.batch import Mode
 from reference.config import PRESETS
 
@@ -291,8 +291,8 @@ def test_a_simpler_step_differs_in_one_field_that_is_lower(step: Step) -> None:
         assert len(changed) == 1
     for one in fields(step):
         value = getattr(step, one.name)
-        tried = [getattr(each, one.name) for each in simpler]
-        assert all(tried) if isinstance(value, tuple) else 0 in tried or value == 0
+        under_test = [getattr(each, one.name) for each in simpler]
+        assert all(under_test) if isinstance(value, tuple) else 0 in under_test or value == 0
 
 
 @pytest.mark.parametrize(

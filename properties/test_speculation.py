@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.arms import DRAFT_SEED
-from harness.bits import bits
-from harness.end_checks import DENSE_BOUND
-from harness.schedule import (
+from harness.checks.schedules import DENSE_BOUND
+from harness.lockstep.bits import bits
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.pair import DRAFT_SEED
+from harness.lockstep.scheduler import Request, Scheduler
+from harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -31,8 +33,6 @@ from harness.schedule import (
     Step,
     Verify,
 )
-from harness.trial import Trial
-from harness.world import Request, World
 from properties.test_cases import WILD_STEPS, made_up
 from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode, Span
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
@@ -184,7 +184,7 @@ FORK = ((7, -1), (1, 0), (2, 0), (3, 2))
 
 
 @pytest.mark.parametrize(
-    ("told", "said", "at_least", "path"),
+    ("message", "said", "at_least", "path"),
     [
         ("nothing fits", [9, 9, 9, 9], 0, [0]),
         ("the first branch fits", [1, 9, 9, 9], 0, [0, 1]),
@@ -200,9 +200,9 @@ FORK = ((7, -1), (1, 0), (2, 0), (3, 2))
     ],
 )
 def test_what_fits_is_accepted_and_what_is_forced(
-    told: str, said: list[int], at_least: int, path: list[int]
+    message: str, said: list[int], at_least: int, path: list[int]
 ) -> None:
-    assert accepted_path(FORK, said, at_least) == path, told
+    assert accepted_path(FORK, said, at_least) == path, message
 
 
 def test_of_two_children_that_fit_the_first_is_accepted() -> None:
@@ -281,9 +281,9 @@ class Play:
         self.draft = Model(draft, torch.float32, place, DRAFT_SEED)
         sizes = PoolSizes(slots, slots, page_size)
         self.pools = KVPools(self.config, draft, sizes, torch.float32, place)
-        ops = Trial(device=device).ops()
+        ops = TrialConfig(device=device).ops()
         self.decoder = EagerDecoder(ops, self.model, self.draft, self.pools)
-        self.world = World(self.config, self.pools, 8, modes)
+        self.world = Scheduler(self.config, self.pools, 8, modes)
 
     def __call__(self, *steps: Step) -> Output:
         """Play steps, each of which must ask for a forward if it can; return the last output."""
@@ -292,7 +292,7 @@ class Play:
             work = self.world.plan(step)
             if work is not None and work.batch is not None:
                 output = self.decoder.forward(work.batch)
-                self.world.settle(work.batch, output)
+                self.world.commit(work.batch, output)
             else:
                 assert isinstance(step, Evict | Finish | Retract), step
         assert output is not None or isinstance(steps[-1], Evict | Finish | Retract)
@@ -309,7 +309,7 @@ class Play:
         work = self.world.plan(step)
         if work is None or work.batch is None:
             return False
-        self.world.settle(work.batch, self.decoder.forward(work.batch))
+        self.world.commit(work.batch, self.decoder.forward(work.batch))
         return True
 
     def request(self, place: int = 0) -> Request:
@@ -414,27 +414,27 @@ def test_a_verified_request_is_as_if_it_had_decoded_the_tokens_accepted(
     assert play.tokens(request) == [*before, *drafts, greedy[path[-1]]]
     assert request.length == window - 2 + len(path)
     assert request.known == request.length + 1
-    holding = request.holding
-    assert holding is not None
+    allocation = request.allocation
+    assert allocation is not None
     pages = -(-request.length // page_size)
-    assert len(holding.full_pages) == len(holding.swa_pages) == pages
+    assert len(allocation.full_pages) == len(allocation.swa_pages) == pages
     held = pages + -(-beside.length // page_size)
     assert [len(each) for each in play.free()] == [80 // page_size - held] * 2
     for kind, kv in zip(Kind, other, strict=True):
         assert torch.equal(bits(play.kv(beside, kind)), kv)
 
-    twin = plain.request(1)
-    for position in range(twin.length, request.length):
-        plain.world.tokens[twin.token_row, position] = play.tokens(request)[position]
+    fresh_engine = plain.request(1)
+    for position in range(fresh_engine.length, request.length):
+        plain.world.tokens[fresh_engine.token_row, position] = play.tokens(request)[position]
         plain(Decode((1,)))
-    assert twin.length == request.length
+    assert fresh_engine.length == request.length
     for kind in Kind:
         torch.testing.assert_close(
-            play.kv(request, kind), plain.kv(twin, kind), rtol=1e-3, atol=1e-4
+            play.kv(request, kind), plain.kv(fresh_engine, kind), rtol=1e-3, atol=1e-4
         )
     hidden, wanted = (
         each.world.hidden_states[found.token_row, : found.length]
-        for each, found in ((play, request), (plain, twin))
+        for each, found in ((play, request), (plain, fresh_engine))
     )
     torch.testing.assert_close(hidden, wanted, rtol=1e-3, atol=1e-4)
     play.poison()
@@ -459,7 +459,7 @@ def test_what_a_draft_proposed_is_verified_with_the_root_the_request_stands_at(
         batch = play.planned(Verify((0, 1), accept))
         assert [span.tree for span in batch.spans] == found
         output = play.decoder.forward(batch)
-        rows = play.world.settle(batch, output)
+        rows = play.world.commit(batch, output)
         said = output["logits"].argmax(-1).tolist()
         for place, (tree, row) in enumerate(zip(found, rows, strict=True)):
             first = place * NODES
@@ -496,15 +496,15 @@ def test_drafting_gives_every_slot_back_and_leaves_the_target_alone(
     assert len(batch.out_cache_loc) == taken
     assert (list(map(sorted, play.free())) != free) is (taken > 0)
     lost = play.world.freed_slots.copy()
-    play.world.settle(batch, play.decoder.forward(batch))
+    play.world.commit(batch, play.decoder.forward(batch))
     assert list(map(sorted, play.free())) == free
     assert torch.equal(bits(play.pools[Role.TARGET].storage), before)
     held = {
         slot
         for each in play.world.running
-        if each.holding is not None
+        if each.allocation is not None
         for slot in play.world.allocator.full_slots(
-            each.holding, 0, page_size * len(each.holding.full_pages)
+            each.allocation, 0, page_size * len(each.allocation.full_pages)
         )
     }
     drafted_in = set(batch.out_cache_loc.tolist()) - held
@@ -573,7 +573,7 @@ def test_only_a_draft_model_that_has_caught_up_can_draft(
         assert torch.equal(bits(batch.spec_info["hidden_states"]), bits(wanted))
         assert batch.spec_info["extend_seq_lens"].tolist() == [end - since]
         output = play.decoder.forward(batch)
-        assert play.world.settle(batch, output) == []
+        assert play.world.commit(batch, output) == []
         assert request.drafted == request.length == end
         assert agree(output["logits"][0], play.dense_draft(request))
         assert request.state is not None
@@ -594,8 +594,8 @@ def test_eviction_leaves_what_a_draft_model_that_lags_will_see(
     request, window = play.request(), play.config.window
     play(*[Decode((0,))] * 9, Evict(0))
     assert request.drafted == 20
-    assert request.holding is not None
-    evicted = request.holding.swa_pages.count(None)
+    assert request.allocation is not None
+    evicted = request.allocation.swa_pages.count(None)
     assert 0 < (20 - window) // page_size <= evicted <= (20 - window + 1) // page_size
     play.poison()
     assert agree(play(DraftExtend((0,)))["logits"][0], play.dense_draft(request))
@@ -611,8 +611,8 @@ def test_eviction_leaves_what_the_next_draft_will_see(
     play, kept = (caught_up(device, page_size, modes, (19, 15)) for _ in range(2))
     play(Evict(0), Evict(1))
     for each in play.world.running:
-        assert each.holding is not None
-        assert None in each.holding.swa_pages
+        assert each.allocation is not None
+        assert None in each.allocation.swa_pages
     play.poison()
     found, wanted = play(Draft((0, 1))), kept(Draft((0, 1)))
     for name, values in wanted.items():
@@ -629,8 +629,8 @@ def test_eviction_waits_for_no_draft_model_that_never_ran(device: str) -> None:
     request, window = play.request(), play.config.window
     assert request.length == 19
     play(Evict(0))
-    assert request.holding is not None
-    assert request.holding.swa_pages.count(None) == 19 - window + 1
+    assert request.allocation is not None
+    assert request.allocation.swa_pages.count(None) == 19 - window + 1
     assert not play.asks(DraftExtend((0,)))
     play(Retract(0), Resume(0), DraftExtend((0,)))
     assert play.request().drafted == 20
@@ -645,7 +645,7 @@ def test_a_request_that_leaves_takes_its_drafts_along(modes: frozenset[Mode], de
     known = first.known
     play(Retract(0), Finish(0))
     for each in (first, second):
-        assert (each.drafted, each.state, each.tree, each.holding) == (0, None, (), None)
+        assert (each.drafted, each.state, each.tree, each.allocation) == (0, None, (), None)
     assert [len(each) for each in play.free()] == [80, 80]
     assert first.known == known
     assert play.world.running == []
@@ -713,7 +713,7 @@ def test_a_pool_without_room_stops_what_needs_slots(
     assert play.free() == free
     batch = play.planned(Verify((0, 1), 0))
     assert [play.world.request_of(span.row) for span in batch.spans] == [play.request(0)]
-    play.world.settle(batch, play.decoder.forward(batch))
+    play.world.commit(batch, play.decoder.forward(batch))
     while play.asks(Admit(1, 1)):
         assert len(play.world.running) < 8
     free, held = play.free(), [(each.length, each.known) for each in play.world.running]
@@ -751,10 +751,10 @@ SCHEDULES = st.builds(
 """Any steps with any numbers, and among them admissions and whole rounds of speculation."""
 
 
-def check_ledger(world: World) -> None:
+def check_ledger(world: Scheduler) -> None:
     """Every page and row is one request's, or free; and every request is what it says it is."""
     sizes, free = world.pools.sizes, world.allocator
-    held = [each.holding for each in world.running if each.holding is not None]
+    held = [each.allocation for each in world.running if each.allocation is not None]
     assert len(held) == len(world.running)
     pages = {
         "full": ([page for each in held for page in each.full_pages], free.free_full),
@@ -775,10 +775,10 @@ def check_ledger(world: World) -> None:
         assert each.drafted <= each.length <= each.known <= world.config.max_context
         assert each.state is None or each.drafted == each.length == each.known - 1
         assert not each.tree or each.state is not None
-    assert all(each.holding is None and each.drafted == 0 for each in world.retracted)
+    assert all(each.allocation is None and each.drafted == 0 for each in world.retracted)
 
 
-def check_settled(world: World) -> None:
+def check_settled(world: Scheduler) -> None:
     """Nobody holds a page of no token, and each token in the pool is mapped, if not evicted."""
     mapping, tables = world.pools.tables.full_to_swa_index_mapping, world.pools.tables
     owned = [world.owned(each) for each in world.running]
@@ -786,10 +786,10 @@ def check_settled(world: World) -> None:
         flat = [slot for of_request in slots for slot in of_request]
         assert len(set(flat)) == len(flat)
     for each, (full, swa) in zip(world.running, owned, strict=True):
-        assert each.holding is not None
+        assert each.allocation is not None
         pages = -(-each.length // world.pools.sizes.page_size)
-        assert len(each.holding.full_pages) == len(each.holding.swa_pages) == pages
-        assert tables.req_to_token[each.holding.row, : each.length].tolist() == full
+        assert len(each.allocation.full_pages) == len(each.allocation.swa_pages) == pages
+        assert tables.req_to_token[each.allocation.row, : each.length].tolist() == full
         assert [slot for slot in mapping[full].tolist() if slot] == swa
 
 
@@ -805,7 +805,7 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
         torch.float32,
         torch.device("cpu"),
     )
-    world = World(config, pools, 4, modes)
+    world = Scheduler(config, pools, 4, modes)
     events: Counter[str] = Counter()
 
     @settings(max_examples=100)
@@ -818,7 +818,7 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
             check_ledger(world)
             if work is not None and work.batch is not None:
                 assert 1 <= len(work.batch.spans) <= world.max_bs
-                world.settle(work.batch, made_up(work.batch, generator))
+                world.commit(work.batch, made_up(work.batch, generator))
                 check_ledger(world)
             check_settled(world)
         events.update(world.events)
@@ -867,7 +867,7 @@ def test_no_forward_reads_what_holds_no_token(
                 play.poison()
                 output = play.decoder.forward(work.batch)
                 assert all(bool(each.isfinite().all()) for each in output.values()), step
-                play.world.settle(work.batch, output)
+                play.world.commit(work.batch, output)
                 forwards[work.mode] += 1
     assert set(forwards) == modes
     assert min(forwards.values()) >= 10

@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.arms import Arms
-from harness.trial import Trial
-from subjects.behaviour import Era
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.pair import Pair
 from subjects.buffers import BufferPool, SharedBufferError, StaticInputs
-from subjects.bugs import BUGS, broken_subject, missing_inputs, runners_of
+from subjects.bugs.catalogue import BUGS, broken_subject, missing_inputs, runners_of
 from subjects.contracts import (
     HIDDEN,
     Axis,
@@ -29,7 +28,8 @@ from subjects.contracts import (
 )
 from subjects.engine import contract
 from subjects.runner import GraphRunner
-from subjects.runners import RUNNERS, lineup
+from subjects.runners import RUNNERS, engine_runners
+from subjects.toggles import LocationScheme
 
 T, B, M = Axis.TOKEN, Axis.REQUEST, Axis.MROPE
 I64, I32, F32, BOOL = torch.int64, torch.int32, torch.float32, torch.bool
@@ -55,12 +55,12 @@ class Row:
     width: int | None = None
     host: bool = False
     populated: bool = True
-    era: Era | None = None
+    scheme: LocationScheme | None = None
 
 
 SEQ_LENS = Row(B, I32, 1, 1)
 SEQ_LENS_CPU = Row(B, I32, 1, 1, host=True)
-SWA_LOC = Row(T, I32, 0, era=Era.PRESET)
+SWA_LOC = Row(T, I32, 0, scheme=LocationScheme.PRESET)
 
 DECODE = {
     "input_ids": Row(T, I64),
@@ -151,13 +151,13 @@ TOKENS = {
 }
 """Rows of a bucket on the token axis, for each request it holds."""
 
-EACH = list(product(RUNNERS, Era))
-each_runner_and_era = pytest.mark.parametrize(("runner", "era"), EACH)
+EACH = list(product(RUNNERS, LocationScheme))
+each_runner_and_era = pytest.mark.parametrize(("runner", "scheme"), EACH)
 
 
-def table(runner: str, era: Era) -> dict[str, Row]:
+def table(runner: str, scheme: LocationScheme) -> dict[str, Row]:
     """Return the static inputs that a runner has in an era."""
-    return {name: row for name, row in TABLE[runner].items() if row.era in {None, era}}
+    return {name: row for name, row in TABLE[runner].items() if row.scheme in {None, scheme}}
 
 
 def as_row(row: StaticInput, *, populated: bool) -> Row:
@@ -170,7 +170,7 @@ def as_row(row: StaticInput, *, populated: bool) -> Row:
         row.width,
         row.host,
         populated,
-        None if row.eras == frozenset(Era) else next(iter(row.eras)),
+        None if row.schemes == frozenset(LocationScheme) else next(iter(row.schemes)),
     )
 
 
@@ -179,11 +179,11 @@ def test_the_table_has_every_runner() -> None:
 
 
 @each_runner_and_era
-def test_the_rows_of_a_contract_are_those_of_the_table(runner: str, era: Era) -> None:
-    wanted = table(runner, era)
+def test_the_rows_of_a_contract_are_those_of_the_table(runner: str, scheme: LocationScheme) -> None:
+    wanted = table(runner, scheme)
     found = {
         row.name: as_row(row, populated=wanted[row.name].populated)
-        for row in contract(RUNNERS[runner], era)
+        for row in contract(RUNNERS[runner], scheme)
     }
     assert found == wanted
 
@@ -255,10 +255,10 @@ def part(row: StaticInput, buffer: Tensor, first: int, last: int | None) -> list
 @pytest.mark.parametrize("on_host", [None, True, False], ids=["alike", "host too", "host not"])
 @each_runner_and_era
 def test_populating_a_padded_batch_resets_what_the_table_says_and_nothing_else(
-    runner: str, era: Era, on_host: bool | None, device: str
+    runner: str, scheme: LocationScheme, on_host: bool | None, device: str
 ) -> None:
     """Host rows follow a condition of their own, where the runner gives one."""
-    rows, wanted = contract(RUNNERS[runner], era), table(runner, era)
+    rows, wanted = contract(RUNNERS[runner], scheme), table(runner, scheme)
     inputs = stained(rows, device)
     inputs.populate(heads_of(rows, device), padded=True, padded_on_host=on_host)
     tailed = set()
@@ -273,8 +273,10 @@ def test_populating_a_padded_batch_resets_what_the_table_says_and_nothing_else(
 
 
 @each_runner_and_era
-def test_populating_a_full_batch_resets_nothing(runner: str, era: Era, device: str) -> None:
-    rows = contract(RUNNERS[runner], era)
+def test_populating_a_full_batch_resets_nothing(
+    runner: str, scheme: LocationScheme, device: str
+) -> None:
+    rows = contract(RUNNERS[runner], scheme)
     inputs = stained(rows, device)
     inputs.populate(heads_of(rows, device), padded=False)
     for row in rows:
@@ -284,8 +286,10 @@ def test_populating_a_full_batch_resets_nothing(runner: str, era: Era, device: s
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @each_runner_and_era
-def test_every_head_is_copied(runner: str, era: Era, padded: bool, device: str) -> None:
-    rows = contract(RUNNERS[runner], era)
+def test_every_head_is_copied(
+    runner: str, scheme: LocationScheme, padded: bool, device: str
+) -> None:
+    rows = contract(RUNNERS[runner], scheme)
     inputs, heads = stained(rows, device), heads_of(rows, device)
     inputs.populate(heads, padded=padded)
     for row in rows:
@@ -295,23 +299,25 @@ def test_every_head_is_copied(runner: str, era: Era, padded: bool, device: str) 
 
 @each_runner_and_era
 def test_a_row_without_a_head_keeps_or_resets_all_of_itself(
-    runner: str, era: Era, device: str
+    runner: str, scheme: LocationScheme, device: str
 ) -> None:
     """An idle step has no live values: what is reset is all padding, what is kept all stale."""
-    rows = contract(RUNNERS[runner], era)
+    rows = contract(RUNNERS[runner], scheme)
     inputs = stained(rows, device)
     inputs.populate({}, padded=True)
     for row in rows:
-        tail = table(runner, era)[row.name].tail
+        tail = table(runner, scheme)[row.name].tail
         wanted = stain(row.dtype) if tail is None else tail
         assert set(inputs.buffers[row.name].flatten().tolist()) == {wanted}, row.name
 
 
 @each_runner_and_era
-def test_a_new_buffer_holds_what_it_is_allocated_with(runner: str, era: Era, device: str) -> None:
-    rows = contract(RUNNERS[runner], era)
+def test_a_new_buffer_holds_what_it_is_allocated_with(
+    runner: str, scheme: LocationScheme, device: str
+) -> None:
+    rows = contract(RUNNERS[runner], scheme)
     inputs = StaticInputs(rows, WIDEST, BufferPool(torch.device(device)), torch.bfloat16, WIDTH)
-    for name, row in table(runner, era).items():
+    for name, row in table(runner, scheme).items():
         buffer = inputs.buffers[name]
         assert set(buffer.flatten().tolist()) == {row.new}, name
         assert buffer.dtype is (row.dtype or torch.bfloat16), name
@@ -403,15 +409,17 @@ def test_a_stale_tail_may_hold_the_bytes_of_another_runner(device: str) -> None:
 @cache
 def of_lineup(runner: str, device: str, bug: str | None = None) -> dict[str, GraphRunner]:
     """Return the runners of a captured engine, by name."""
-    trial = Trial(runner, era=Era.PRESET, device=device, buckets=(8,), token_buckets=(40,))
+    trial = TrialConfig(
+        runner, scheme=LocationScheme.PRESET, device=device, buckets=(8,), token_buckets=(40,)
+    )
     with torch.inference_mode():
-        arms = Arms(trial.with_bug(bug) if bug else trial)
-    return {each.name: each for each in arms.subject.runners.values()}
+        pair = Pair(trial.with_bug(bug) if bug else trial)
+    return {each.name: each for each in pair.subject.runners.values()}
 
 
 def engine_of(runner: str) -> str:
     """Return a runner whose line-up has this one, the same for all of a line-up."""
-    names = [each.name for each in lineup(runner)]
+    names = [each.name for each in engine_runners(runner)]
     return "frozen_kv_mtp" if "frozen_kv_mtp" in names else names[0]
 
 
@@ -458,9 +466,11 @@ breakable runner has its buffers to itself.
 """
 
 
-@pytest.mark.parametrize("tried", SHARED)
-def test_the_runners_of_one_engine_share_the_buffers_of_a_name(tried: str, device: str) -> None:
-    runners = of_lineup(tried, device)
+@pytest.mark.parametrize("under_test", SHARED)
+def test_the_runners_of_one_engine_share_the_buffers_of_a_name(
+    under_test: str, device: str
+) -> None:
+    runners = of_lineup(under_test, device)
     found: dict[str, dict[int, list[str]]] = {}
     for runner in runners.values():
         for name, buffer in runner.inputs.buffers.items():
@@ -470,16 +480,16 @@ def test_the_runners_of_one_engine_share_the_buffers_of_a_name(tried: str, devic
         for name, by_address in found.items()
         if sum(map(len, by_address.values())) > 1
     }
-    assert in_common == SHARED[tried]
+    assert in_common == SHARED[under_test]
 
 
 def test_a_shared_buffer_is_captured_with_what_its_maker_filled_in(device: str) -> None:
     """A draft-extend's own allocation shows only in what no runner before it has made."""
     names = ("extend_seq_lens", "out_cache_loc", "num_accept_tokens")
     found = {}
-    for tried in SHARED:
-        buffers = of_lineup(tried, device)["eagle_draft_extend"].inputs.buffers
-        found[tried] = {name: set(buffers[name].tolist()) for name in names}
+    for under_test in SHARED:
+        buffers = of_lineup(under_test, device)["eagle_draft_extend"].inputs.buffers
+        found[under_test] = {name: set(buffers[name].tolist()) for name in names}
     assert found == {
         "decode": {"extend_seq_lens": {0}, "out_cache_loc": {0}, "num_accept_tokens": {K}},
         "frozen_kv_mtp": {"extend_seq_lens": {K}, "out_cache_loc": {0}, "num_accept_tokens": {K}},
@@ -520,10 +530,10 @@ def test_a_row_of_a_bug_replaces_its_fields_alone(name: str, runner: str) -> Non
     bug = BUGS[name]
     if missing_inputs(bug, runner):
         with pytest.raises(KeyError, match="no static input called"):
-            broken_subject([bug], runner, bug.era)
+            broken_subject([bug], runner, bug.scheme)
         return
-    right = contract(RUNNERS[runner], bug.era)
-    broken = broken_subject([bug], runner, bug.era).contract
+    right = contract(RUNNERS[runner], bug.scheme)
+    broken = broken_subject([bug], runner, bug.scheme).contract
     changed = [pair for pair in zip(right, broken, strict=True) if pair[0] != pair[1]]
     assert [before.name for before, _ in changed] == list(bug.rows)
     ((before, after),) = changed

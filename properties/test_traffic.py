@@ -6,17 +6,26 @@ from itertools import pairwise
 
 import pytest
 
-from harness.lockstep import Lockstep
-from harness.schedule import Admit, Decode, Draft, DraftExtend, Finish, Idle, Schedule, Verify
-from harness.traffic import IDLE_STEPS, REQUESTS, load_trace, traffic_schedules
-from harness.trial import Trial
-from harness.violation import STEP_PROPERTIES
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.play import Lockstep
+from harness.lockstep.violation import STEP_PROPERTIES
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Finish,
+    Idle,
+    Schedule,
+    Verify,
+)
+from harness.schedules.traffic import IDLE_STEPS, REQUESTS, load_trace, traffic_schedules
 from reference.batch import Mode
 from reference.config import PRESETS, SPECULATION
 from subjects.runners import RUNNERS
 
 CONFIG = PRESETS["gpt_oss"].tiny
-ROOM = Trial().room
+ROOM = TrialConfig().room
 ROWS = 8
 PIECES = len(load_trace()) // REQUESTS
 SPECULATIVE = tuple(each for each in Mode if each not in {Mode.EXTEND, Mode.DECODE})
@@ -30,10 +39,10 @@ PLAYED = (
 """Where pieces are played: the preset and the runner on trial."""
 
 
-def every_piece(tried: Mode) -> list[Schedule]:
+def every_piece(under_test: Mode) -> list[Schedule]:
     """Return every piece of the trace, in order."""
     in_order: dict[int, Schedule] = {}
-    for piece in traffic_schedules(CONFIG, ROWS, ROOM, PIECES, 0, tried):
+    for piece in traffic_schedules(CONFIG, ROWS, ROOM, PIECES, 0, under_test):
         in_order[piece.seed] = piece
     return [in_order[place] for place in range(PIECES)]
 
@@ -85,7 +94,7 @@ def is_monotone(inputs: Sequence[int], outputs: Sequence[int]) -> bool:
 
 
 def test_the_committed_slice_is_small_and_says_whose_it_is() -> None:
-    text = files("harness").joinpath("data/azure_conv_2000.csv").read_text()
+    text = files("harness.schedules").joinpath("data/azure_conv_2000.csv").read_text()
     head = [line for line in text.splitlines() if line.startswith("#")]
     assert text.startswith("#")
     assert "CC-BY 4.0" in head[0]
@@ -95,10 +104,10 @@ def test_the_committed_slice_is_small_and_says_whose_it_is() -> None:
 
 
 def test_the_trace_is_in_order_of_arrival() -> None:
-    trace = load_trace()
-    assert trace[0].second == 0
-    assert all(one.second <= other.second for one, other in pairwise(trace))
-    assert all(each.context >= 1 and each.generated >= 1 for each in trace)
+    observation = load_trace()
+    assert observation[0].second == 0
+    assert all(one.second <= other.second for one, other in pairwise(observation))
+    assert all(each.context >= 1 and each.generated >= 1 for each in observation)
 
 
 def test_every_request_of_a_piece_is_admitted_and_finishes(
@@ -192,14 +201,14 @@ def test_the_same_seed_cuts_the_same_pieces() -> None:
 @pytest.mark.parametrize(("preset", "runner"), PLAYED)
 def test_a_piece_plays_clean_with_padded_replays(preset: str, runner: str, device: str) -> None:
     """The runner on trial replays, for a batch that fills its bucket and for one that does not."""
-    lockstep = Lockstep(Trial(runner, preset, device=device), STEP_PROPERTIES)
-    tried = RUNNERS[runner].mode
-    piece = traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 1, 4, tried)[0]
+    lockstep = Lockstep(TrialConfig(runner, preset, device=device), STEP_PROPERTIES)
+    under_test = RUNNERS[runner].mode
+    piece = traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 1, 4, under_test)[0]
     outcome = lockstep.play(piece)
     assert outcome.violations == ()
     assert outcome.replays >= outcome.padded_replays > 0
     assert outcome.events["replay without padding"] > 0
-    if tried in SPECULATIVE:
+    if under_test in SPECULATIVE:
         assert outcome.events["tree of a draft model"] > 0
 
 
@@ -208,9 +217,9 @@ def test_a_piece_plays_clean_with_padded_replays(preset: str, runner: str, devic
 )
 def test_the_pools_have_room_for_every_request_of_a_piece(preset: str, runner: str) -> None:
     """Nothing is dropped, or the steps that follow would act on other requests."""
-    lockstep = Lockstep(Trial(runner, preset, page_size=4), frozenset())
-    tried = RUNNERS[runner].mode
-    for piece in traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 2, 0, tried):
+    lockstep = Lockstep(TrialConfig(runner, preset, page_size=4), frozenset())
+    under_test = RUNNERS[runner].mode
+    for piece in traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 2, 0, under_test):
         lockstep.play(piece)
-        assert lockstep.arms.graph.admitted == REQUESTS
-        assert not lockstep.arms.graph.running
+        assert lockstep.pair.graph.admitted == REQUESTS
+        assert not lockstep.pair.graph.running

@@ -2,11 +2,11 @@
 
 from itertools import product
 
-from harness.trial import DTYPES, Trial
+from harness.lockstep.config import DTYPES, TrialConfig
 from reference.config import PRESETS
-from subjects.behaviour import Era
-from subjects.bugs import BUGS, missing_inputs, runners_of
+from subjects.bugs.catalogue import BUGS, missing_inputs, runners_of
 from subjects.runners import RUNNERS
+from subjects.toggles import LocationScheme
 
 PAGE_SIZES = (1, 4)
 
@@ -16,7 +16,7 @@ ENGINES = ("decode", "breakable", "cpu_graph")
 
 def clean_trials(
     device: str, runner: str | None, preset: str | None, bug: str | None
-) -> list[Trial]:
+) -> list[TrialConfig]:
     """Return the trials that a clean build must pass, or the same ones broken by `bug`.
 
     A bug takes the runner asked for, or each that it can harm.
@@ -27,19 +27,21 @@ def clean_trials(
     trials = []
     for place, (each_runner, each_preset, shape) in enumerate(product(runners, presets, shapes)):
         # Four shapes and three eras: over the runners each shape meets each era.
-        era = BUGS[bug].era if bug else list(Era)[(place + place // 12) % 3]
+        scheme = BUGS[bug].scheme if bug else list(LocationScheme)[(place + place // 12) % 3]
         dtype, page_size = shape
         bugs = (bug,) if bug else ()
-        trials.append(Trial(each_runner, each_preset, dtype, device, era, page_size, bugs=bugs))
+        trials.append(
+            TrialConfig(each_runner, each_preset, dtype, device, scheme, page_size, bugs=bugs)
+        )
     return trials
 
 
-def bug_trial(bug: str, runner: str, device: str, preset: str | None) -> Trial:
+def bug_trial(bug: str, runner: str, device: str, preset: str | None) -> TrialConfig:
     """Return a trial of a bug on a runner, each pair on another preset, page size and dtype."""
     place = every_pair().index((bug, runner))
     dtype, page_size = list(product(DTYPES, PAGE_SIZES))[place % 4]
     chosen = preset or list(PRESETS)[place % len(PRESETS)]
-    trial = Trial(runner, chosen, dtype, device, page_size=page_size)
+    trial = TrialConfig(runner, chosen, dtype, device, page_size=page_size)
     return trial.with_bug(bug)
 
 
@@ -53,7 +55,7 @@ def every_pair() -> list[tuple[str, str]]:
     ]
 
 
-def name(trial: Trial) -> str:
+def name(trial: TrialConfig) -> str:
     """Return a trial in a test id."""
-    parts = [trial.preset, str(trial.era), trial.dtype, f"page{trial.page_size}"]
+    parts = [trial.preset, str(trial.scheme), trial.dtype, f"page{trial.page_size}"]
     return "-".join([trial.runner, *parts, *([trial.bug] if trial.bug else [])])

@@ -15,7 +15,7 @@ from reference.pool import HybridKVPool
 
 
 @dataclass
-class Holding:
+class PageAllocation:
     """What one request owns: its row and, per page of its tokens, a full and a SWA page.
 
     A SWA page that left the window is None.
@@ -46,77 +46,78 @@ class Allocator:
             shuffle.shuffle(free)
         self.on_change()
 
-    def alloc_row(self) -> Holding | None:
+    def alloc_row(self) -> PageAllocation | None:
         """Return a holding with a request row of its own, or None if there is none."""
-        return Holding(self.free_rows.pop()) if self.free_rows else None
+        return PageAllocation(self.free_rows.pop()) if self.free_rows else None
 
-    def extend(self, holding: Holding, length: int, count: int) -> list[int] | None:
+    def extend(self, allocation: PageAllocation, length: int, count: int) -> list[int] | None:
         """Give `holding`, of `length` tokens, slots for `count` more; return their full slots.
 
         Returns None, and changes nothing, if either sub-pool has too few pages.
         """
-        pages = -(-(length + count) // self.page_size) - len(holding.full_pages)
+        pages = -(-(length + count) // self.page_size) - len(allocation.full_pages)
         if pages > min(len(self.free_full), len(self.free_swa)):
             return None
         for _ in range(pages):
-            holding.full_pages.append(self.free_full.pop())
-            holding.swa_pages.append(self.free_swa.pop())
+            allocation.full_pages.append(self.free_full.pop())
+            allocation.swa_pages.append(self.free_swa.pop())
         self.on_change()
-        return self.full_slots(holding, length, length + count)
+        return self.full_slots(allocation, length, length + count)
 
-    def full_slots(self, holding: Holding, begin: int, end: int) -> list[int]:
+    def full_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
         """Return the full slots of the tokens begin .. end-1."""
         size = self.page_size
         return [
-            holding.full_pages[token // size] * size + token % size for token in range(begin, end)
+            allocation.full_pages[token // size] * size + token % size
+            for token in range(begin, end)
         ]
 
-    def swa_slots(self, holding: Holding, begin: int, end: int) -> list[int]:
+    def swa_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
         """Return the SWA slots of the tokens begin .. end-1, none of which was evicted."""
         size = self.page_size
         slots = []
         for token in range(begin, end):
-            page = holding.swa_pages[token // size]
+            page = allocation.swa_pages[token // size]
             if page is None:
                 raise ValueError(f"token {token} has no SWA slot: its page left the window")
             slots.append(page * size + token % size)
         return slots
 
-    def evict(self, holding: Holding, tokens: int) -> int:
+    def evict(self, allocation: PageAllocation, tokens: int) -> int:
         """Free the SWA pages that lie wholly within the first `tokens` tokens; return how many."""
         pages = [
             index
-            for index, page in enumerate(holding.swa_pages[: tokens // self.page_size])
+            for index, page in enumerate(allocation.swa_pages[: tokens // self.page_size])
             if page is not None
         ]
-        self._free_swa(holding, pages)
+        self._free_swa(allocation, pages)
         return len(pages)
 
-    def truncate(self, holding: Holding, tokens: int) -> None:
+    def truncate(self, allocation: PageAllocation, tokens: int) -> None:
         """Take back the pages that hold nothing of the first `tokens` tokens, last page first."""
         kept = -(-tokens // self.page_size)
-        gone = range(kept, len(holding.full_pages))
-        self._free_swa(holding, [i for i in gone if holding.swa_pages[i] is not None])
-        self.free_full.extend(reversed(holding.full_pages[kept:]))
-        del holding.full_pages[kept:], holding.swa_pages[kept:]
+        gone = range(kept, len(allocation.full_pages))
+        self._free_swa(allocation, [i for i in gone if allocation.swa_pages[i] is not None])
+        self.free_full.extend(reversed(allocation.full_pages[kept:]))
+        del allocation.full_pages[kept:], allocation.swa_pages[kept:]
         self.on_change()
 
-    def free(self, holding: Holding) -> None:
+    def free(self, allocation: PageAllocation) -> None:
         """Take back the row and every page of `holding`."""
-        self.truncate(holding, 0)
-        self.free_rows.append(holding.row)
+        self.truncate(allocation, 0)
+        self.free_rows.append(allocation.row)
 
-    def _free_swa(self, holding: Holding, pages: Sequence[int]) -> None:
+    def _free_swa(self, allocation: PageAllocation, pages: Sequence[int]) -> None:
         """Free the SWA pages at the given places of `holding`, and unmap their tokens."""
         for index in reversed(pages):
-            page = holding.swa_pages[index]
+            page = allocation.swa_pages[index]
             if page is not None:
                 self.free_swa.append(page)
-            holding.swa_pages[index] = None
+            allocation.swa_pages[index] = None
         if pages:
             size = self.page_size
             unmapped = [
-                holding.full_pages[i] * size + offset for i in pages for offset in range(size)
+                allocation.full_pages[i] * size + offset for i in pages for offset in range(size)
             ]
             slots = torch.tensor(unmapped, device=self.pool.device)
             self.pool.full_to_swa_index_mapping[slots] = 0

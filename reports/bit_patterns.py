@@ -42,7 +42,7 @@ class Comparison:
 
     left: Pattern
     right: Pattern
-    told: str
+    message: str
 
 
 def compare(property_name: str, where: Mapping[str, Any]) -> Comparison | None:
@@ -71,8 +71,8 @@ def float_of(text: str) -> str:
     width = _width(text)
     if width not in (16, 32):
         return ""
-    raw = int(text, 16) << (32 - width)
-    (value,) = struct.unpack(">f", raw.to_bytes(4, "big"))
+    live_size = int(text, 16) << (32 - width)
+    (value,) = struct.unpack(">f", live_size.to_bytes(4, "big"))
     return f"{value:.9g}" if width == 32 else f"{value:.4g}"
 
 

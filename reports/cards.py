@@ -22,10 +22,10 @@ STATUSES: Mapping[str, tuple[bool, str]] = {
     "not reproduced": (False, "Caught in the hunt, but not when its shrunk schedule was played."),
     "failed": (False, "A process failed and told no more than its error."),
     "device lost": (False, "A step ended the device's context; what follows ran in a new process."),
-    "unharmed": (True, "It shows nowhere, as expected: it cannot harm this runner."),
+    "unaffected": (True, "It shows nowhere, as expected: it cannot harm this runner."),
     "missed": (False, "No schedule showed it."),
     "wrong property": (False, "Seen, but not by the property that must catch it."),
-    "harmed after all": (False, "It was expected to show nowhere, yet it was seen."),
+    "affected after all": (False, "It was expected to show nowhere, yet it was seen."),
     "vacuous": (False, "No replay could have shown it, so nothing was proved."),
 }
 """Of each status: whether it is as expected, and what it means."""
@@ -42,7 +42,7 @@ class Seen:
 
     property: str
     step: int
-    told: str
+    message: str
     comparison: Comparison | None
     facts: tuple[Fact, ...]
 
@@ -78,7 +78,7 @@ class Card:
     mechanism: str
     facts: tuple[Fact, ...]
     expected: str
-    unharmed: str
+    unaffected: str
     threads: tuple[Piece, ...]
     counts: tuple[Fact, ...]
     finding: Finding | None
@@ -110,11 +110,11 @@ def bug_cards(record: Data) -> Iterator[Card]:
             sound=sound,
             mechanism=bug["mechanism"],
             facts=tuple(_settings(bug["trial"])),
-            expected=bug["caught_by"] or "",
-            unharmed=bug["unharmed"] or "",
+            expected=bug["detected_by"] or "",
+            unaffected=bug["unaffected"] or "",
             threads=linked(bug["thread"]),
             counts=tuple(_bug_counts(bug)),
-            finding=_finding(bug, anchor, bug["caught_by"], _room(record)),
+            finding=_finding(bug, anchor, bug["detected_by"], _room(record)),
         )
 
 
@@ -149,7 +149,7 @@ def clean_cards(record: Data) -> Iterator[Card]:
             mechanism="",
             facts=tuple(_settings(trial["trial"])),
             expected="",
-            unharmed="",
+            unaffected="",
             threads=(),
             counts=tuple(_counts(trial)),
             finding=_finding(trial, anchor, None, _room(record)),
@@ -160,13 +160,13 @@ def setting(hunt: Data) -> str:
     """Name a clean trial by what tells it from the others."""
     trial = hunt["trial"]
     return (
-        f"clean {trial['runner']}, {trial['preset']}, {trial['era']},"
+        f"clean {trial['runner']}, {trial['preset']}, {trial['scheme']},"
         f" page size {trial['page_size']}, {trial['dtype']}"
     )
 
 
 def _settings(trial: Data) -> Iterator[Fact]:
-    for name in ("runner", "preset", "era", "dtype", "device"):
+    for name in ("runner", "preset", "scheme", "dtype", "device"):
         yield Fact(name, str(trial[name]))
     yield Fact("page size", str(trial["page_size"]))
     yield Fact("slots", f"{trial['full_slots']} full, {trial['swa_slots']} SWA")
@@ -201,7 +201,7 @@ def _seen(violation: Data) -> Seen:
     return Seen(
         property=violation["property"],
         step=violation["step"],
-        told=violation["told"],
+        message=violation["message"],
         comparison=comparison,
         facts=tuple(
             Fact(name.replace("_", " "), value_text(value))

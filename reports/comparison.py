@@ -17,7 +17,7 @@ Data = Mapping[str, Any]
 KINDS = ("new", "changed", "gone")
 """Of findings, the gravest first. What was not tried in both runs is never gone."""
 
-IDENTITY = ("runner", "preset", "era", "page_size", "dtype")
+IDENTITY = ("runner", "preset", "scheme", "page_size", "dtype")
 """What of a trial's settings, beside its bugs, makes two hunts the same hunt."""
 
 
@@ -49,7 +49,7 @@ class Row:
 class Comparison:
     """Both runs; `told` says it in a sentence. `untried` hunts are of one run alone."""
 
-    told: str
+    message: str
     changes: tuple[Change, ...]
     untried: tuple[str, ...]
     verdicts: Row
@@ -73,10 +73,10 @@ def compare_runs(before: Data, after: Data) -> Comparison:
         change for kind in KINDS for change in found if change is not None and change.kind == kind
     )
     counts = Counter(change.kind for change in changes)
-    told = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+    message = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
     untried = [_name(key) for each in hunts for key in each if key not in both]
     return Comparison(
-        told=f"{told}; {len(both)} hunts and clean trials in both runs, {len(untried)} in one",
+        message=f"{message}; {len(both)} hunts and clean trials in both runs, {len(untried)} in one",
         changes=changes,
         untried=tuple(untried),
         verdicts=Row("verdict", before["verdict"], after["verdict"]),
@@ -112,8 +112,10 @@ def _key(hunt: Data) -> Key:
 
 
 def _name(key: Key) -> str:
-    runner, preset, era, page_size, dtype, bugs, source = key
-    return f"{bugs or 'clean'}@{runner} ({preset}, {era}, page size {page_size}, {dtype}, {source})"
+    runner, preset, scheme, page_size, dtype, bugs, source = key
+    return (
+        f"{bugs or 'clean'}@{runner} ({preset}, {scheme}, page size {page_size}, {dtype}, {source})"
+    )
 
 
 def _change(
@@ -151,7 +153,7 @@ def _parts(hunt: Data | None) -> dict[str, Any]:
         "status": (hunt or {}).get("status"),
         "properties": [each["property"] for each in violations],
         "step": [each["step"] for each in violations],
-        "what was seen": [each["told"] for each in violations],
+        "what was seen": [each["message"] for each in violations],
         "schedule": finding.get("schedule"),
         "proof": explanation.get("proof"),
     }

@@ -35,7 +35,7 @@ class Dot:
     radius: int
     kind: str
     count: int
-    told: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Plot:
     """A whole plot; lengths are in pixels. `told` says in one sentence what it shows."""
 
     title: str
-    told: str
+    message: str
     left: int
     width: int
     height: int
@@ -73,23 +73,23 @@ def lay_out(hunts: Sequence[Mapping[str, Any]], key: str, examples: int) -> Plot
 
     Of each hunt that had to catch something: `examples` schedules are the most it could draw.
     """
-    sought = [hunt for hunt in hunts if hunt["caught_by"] is not None]
-    if not sought:
+    target = [hunt for hunt in hunts if hunt["detected_by"] is not None]
+    if not target:
         return None
-    names = list(dict.fromkeys(hunt[key] for hunt in sought))
+    names = list(dict.fromkeys(hunt[key] for hunt in target))
     left = int(max(len(name) for name in names) * LETTER) + GAP
     lines = tuple(
         Line(
             name,
             HEAD + LINE * place + LINE // 2,
-            tuple(_dots([each for each in sought if each[key] == name], left, place, examples)),
+            tuple(_dots([each for each in target if each[key] == name], left, place, examples)),
         )
         for place, name in enumerate(names)
     )
-    missed = sum(hunt["schedules_to_detection"] is None for hunt in sought)
+    missed = sum(hunt["schedules_to_detection"] is None for hunt in target)
     return Plot(
         title=f"Schedules to detection, by {key}",
-        told=f"{len(sought) - missed} of {len(sought)} hunts caught their bug",
+        message=f"{len(target) - missed} of {len(target)} hunts caught their bug",
         left=left,
         width=left + SPAN + MISSED + 2 * GAP,
         height=HEAD + LINE * len(lines),
@@ -118,7 +118,7 @@ def _dots(
             radius=4 if len(names) == 1 else 8,
             kind=source if caught else "missed",
             count=len(names),
-            told=f"{source}, {f'after {drawn}' if caught else 'never'}: {', '.join(names)}",
+            message=f"{source}, {f'after {drawn}' if caught else 'never'}: {', '.join(names)}",
         )
 
 

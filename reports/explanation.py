@@ -44,7 +44,7 @@ class Explanation:
     proof: tuple[Fact, ...]
     chain: tuple[Fact, ...]
     comparison: Comparison | None
-    moment: str
+    timeline_entry: str
     table: Table | None
     slots: tuple[SlotMap, ...]
 
@@ -61,7 +61,7 @@ def explain(
         proof=tuple(_sentence(each) for each in explanation["proof"]),
         chain=tuple(_chain(explanation)),
         comparison=compare(explanation["property"], explanation["difference"] or {}),
-        moment=_moment(explanation),
+        timeline_entry=_moment(explanation),
         table=static_inputs.tabulate(explanation, steps),
         slots=tuple(slot_map.lay_out(each) for each in explanation["slots"]),
     )
@@ -78,7 +78,7 @@ def _moment(explanation: Mapping[str, Any]) -> str:
         return f"step {explanation['step']}"
     return (
         f"step {explanation['step']}: {explanation['runner']},"
-        f" {explanation['raw']} live of bucket {explanation['bucket']}"
+        f" {explanation['live_size']} live of bucket {explanation['bucket']}"
     )
 
 
@@ -95,7 +95,7 @@ def _chain(explanation: Mapping[str, Any]) -> Iterator[Fact]:
         name = f"{slot['model']}, {slot['kind']} slot {slot['slot']}"
         yield Fact(name, f"{slot['owner']}’s; {by}")
     if site is not None:
-        yield Fact(f"{site['function']} in {site['file']}", site["told"])
+        yield Fact(f"{site['function']} in {site['file']}", site["message"])
     if difference is not None:
         yield Fact(_what(difference), _where(difference))
 
@@ -117,10 +117,12 @@ def _element(index: Mapping[str, Any]) -> str:
 
 
 def _right(index: Mapping[str, Any]) -> str:
-    told = ["stale" if index["stale"] else "written by this step"]
-    told += [] if index["right"] in (None, index["value"]) else [f"{index['right']} would be right"]
-    told += [] if index["read"] == index["value"] else [f"leads to slot {index['read']}"]
-    return ", ".join(told)
+    message = ["stale" if index["stale"] else "written by this step"]
+    message += (
+        [] if index["right"] in (None, index["value"]) else [f"{index['right']} would be right"]
+    )
+    message += [] if index["read"] == index["value"] else [f"leads to slot {index['read']}"]
+    return ", ".join(message)
 
 
 def _what(difference: Mapping[str, Any]) -> str:

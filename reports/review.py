@@ -55,7 +55,7 @@ class Mark:
 
     kind: str
     sign: str
-    told: str
+    message: str
     count: str = ""
 
 
@@ -65,7 +65,7 @@ class MatrixRow:
 
     name: str
     hunts: tuple[Piece, ...]
-    sought: int
+    target: int
     status: str
     sound: bool
     marks: tuple[Mark, ...]
@@ -77,7 +77,7 @@ class Pair:
 
     kind: str
     sign: str
-    told: str
+    message: str
     anchor: str
 
 
@@ -90,7 +90,7 @@ class RunnerRow:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialConfig:
     """One trial on the clean subject. `anchor` is its card's, '' if nothing was found."""
 
     facts: Mapping[str, Any]
@@ -136,7 +136,7 @@ class Review:
     legend: tuple[Mark, ...]
     runners: tuple[str, ...]
     runner_rows: tuple[RunnerRow, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialConfig, ...]
     property_sets: tuple[Fact, ...]
     events: tuple[Event, ...]
     clean_cards: tuple[Card, ...]
@@ -194,12 +194,12 @@ def _attention(
     """Yield what speaks against a green run, the gravest first."""
     for card in clean_cards:
         assert card.finding is not None
-        told = f"{card.title} ({card.source}): violates {card.finding.lead.property}"
-        yield Piece(told, card.anchor)
+        message = f"{card.title} ({card.source}): violates {card.finding.lead.property}"
+        yield Piece(message, card.anchor)
     for card in bug_cards:
         if not card.sound:
-            told = f"{card.title} ({card.source}): {card.status}. {card.status_told}"
-            yield Piece(told, card.anchor)
+            message = f"{card.title} ({card.source}): {card.status}. {card.status_told}"
+            yield Piece(message, card.anchor)
     for trial in record["clean"]:
         wrong = [] if trial["status"] in {"green", "red"} else [trial["status"]]
         wrong += [trial["error"]] if trial["error"] is not None else []
@@ -237,13 +237,13 @@ def _commit(commit: str | None, *, dirty: bool) -> str:
 def _matrix(record: Data, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
     """Yield a row for each group of hunts of one bug."""
     for name, hunts in groups.items():
-        sought = [hunt for hunt, _ in hunts if hunt["caught_by"] is not None]
-        bugs = sought or [hunt for hunt, _ in hunts]
+        target = [hunt for hunt, _ in hunts if hunt["detected_by"] is not None]
+        bugs = target or [hunt for hunt, _ in hunts]
         bad = [card for _, card in hunts if not card.sound]
         yield MatrixRow(
             name=name,
             hunts=tuple(_hunt(hunt, card) for hunt, card in hunts),
-            sought=len(sought),
+            target=len(target),
             status=bad[0].status if bad else bugs[0]["status"],
             sound=not bad,
             marks=tuple(_mark(bugs, each) for each in record["properties"]),
@@ -271,11 +271,11 @@ def _to_detection(hunts: Iterable[Data]) -> str:
 
 def _mark(hunts: Sequence[Data], name: str) -> Mark:
     """Return what the hunts of a bug on a runner saw by one property."""
-    expected = name == hunts[0]["caught_by"]
+    expected = name == hunts[0]["detected_by"]
     count = sum(name in hunt["seen"] for hunt in hunts)
-    kind, sign, told = MARKS[expected, count == len(hunts) if expected else count > 0]
+    kind, sign, message = MARKS[expected, count == len(hunts) if expected else count > 0]
     of_hunts = f"{count} of {len(hunts)} hunts"
-    return Mark(kind, sign, f"{told}: {of_hunts}", str(count) if count else "")
+    return Mark(kind, sign, f"{message}: {of_hunts}", str(count) if count else "")
 
 
 def _runner_rows(record: Data, cards: Sequence[Card]) -> Iterator[RunnerRow]:
@@ -293,10 +293,10 @@ def _pair(pair: Data, hunts: Hunts) -> Pair:
     bad = [card for _, card in hunts if not card.sound]
     if bad:
         return Pair("missed", "✕", f"{bad[0].status}: {bad[0].status_told}", bad[0].anchor)
-    if pair["unharmed"] is not None and hunts:
-        return Pair("also", "○", f"tried, cannot harm it: {pair['unharmed']}", anchor)
+    if pair["unaffected"] is not None and hunts:
+        return Pair("also", "○", f"tried, cannot harm it: {pair['unaffected']}", anchor)
     if not pair["can_be_switched_on"]:
-        return Pair("none", "–", f"cannot harm it: {pair['unharmed']}", "")
+        return Pair("none", "–", f"cannot harm it: {pair['unaffected']}", "")
     if not hunts:
         return Pair("none", "·", "not asked for", "")
     drawn = _to_detection([bug for bug, _ in hunts])
@@ -326,12 +326,12 @@ def _filters(cards: Sequence[Card]) -> Iterator[Filter]:
             yield Filter(name, different)
 
 
-def _trials(record: Data, cards: Sequence[Card]) -> Iterator[Trial]:
+def _trials(record: Data, cards: Sequence[Card]) -> Iterator[TrialConfig]:
     remaining = iter(cards)
     for trial in record["clean"]:
         card = next(remaining) if trial["finding"] is not None else None
         lead = card.finding.lead if card is not None and card.finding is not None else None
-        yield Trial(
+        yield TrialConfig(
             facts=trial["trial"],
             source=trial["source"],
             counts={name: trial[name] for name in (*COUNTS, "seconds")},

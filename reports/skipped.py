@@ -27,7 +27,7 @@ UNCOMPILED = Fact(
 def skipped(record: Mapping[str, Any]) -> Iterator[Fact]:
     """Yield what was stubbed, cannot be tried, or was not asked for."""
     pairs = record["pairs"]
-    tried = {(bug["bug"], bug["runner"]) for bug in record["bugs"]}
+    under_test = {(bug["bug"], bug["runner"]) for bug in record["bugs"]}
     on_trial = {hunt["trial"]["runner"] for hunt in [*record["clean"], *record["bugs"]]}
     if record["environment"]["device"] == "cpu":
         yield from ON_A_CPU
@@ -35,12 +35,12 @@ def skipped(record: Mapping[str, Any]) -> Iterator[Fact]:
         yield UNCOMPILED
     lacking = [pair for pair in pairs if not pair["can_be_switched_on"]]
     if lacking:
-        told = f"{len(lacking)} of {len(pairs)} pairs of bug and runner: the runner lacks"
-        yield Fact("cannot be switched on", f"{told} what the bug is about.")
+        message = f"{len(lacking)} of {len(pairs)} pairs of bug and runner: the runner lacks"
+        yield Fact("cannot be switched on", f"{message} what the bug is about.")
     left_out = [
         f"{pair['bug']}@{pair['runner']}"
         for pair in pairs
-        if pair["can_be_switched_on"] and (pair["bug"], pair["runner"]) not in tried
+        if pair["can_be_switched_on"] and (pair["bug"], pair["runner"]) not in under_test
     ]
     if left_out:
         yield Fact("hunts not asked for, or not reached", value_text(left_out))

@@ -36,7 +36,7 @@ class SlotMap:
     """
 
     name: str
-    told: str
+    message: str
     width: int
     height: int
     grid: str
@@ -60,7 +60,7 @@ def lay_out(pool: Mapping[str, Any]) -> SlotMap:
     lines = -(-len(owners) // COLUMNS)
     return SlotMap(
         name=f"{pool['model']}, {pool['kind']}",
-        told=_tell(pool, len(owned)),
+        message=_tell(pool, len(owned)),
         width=GUTTER + COLUMNS * CELL + 2,
         height=lines * CELL + 2,
         grid=_grid(len(owners)),
@@ -101,9 +101,9 @@ def _grid(count: int) -> str:
 def _tell(pool: Mapping[str, Any], owned: int) -> str:
     """Say in words what the map shows."""
     differs = [_named(slot, pool["owners"][slot]) for slot in pool["differs"]]
-    told = f"{owned} of {len(pool['owners'])} slots owned"
-    told += f"; this step wrote {words(pool['written'] or [NONE])}"
-    return f"{told}; differing: {words(differs or [NONE])}"
+    message = f"{owned} of {len(pool['owners'])} slots owned"
+    message += f"; this step wrote {words(pool['written'] or [NONE])}"
+    return f"{message}; differing: {words(differs or [NONE])}"
 
 
 def _named(slot: int, owner: int) -> str:

@@ -37,7 +37,7 @@ class StaticInput:
     """One static input, and in words what it is made of and what is not shown of it."""
 
     name: str
-    told: str
+    message: str
     elements: tuple[Element, ...]
     omitted: str
 
@@ -84,7 +84,7 @@ def _input(each: Mapping[str, Any], now: int, culprit: int | None) -> StaticInpu
     )
     return StaticInput(
         name=each["name"],
-        told=f"{each['dtype']}, {_per(each['axis'])}, {each['padding']}",
+        message=f"{each['dtype']}, {_per(each['axis'])}, {each['padding']}",
         elements=elements[:MOST_ELEMENTS],
         omitted=_omitted(len(elements), each["stale"]),
     )
@@ -114,7 +114,7 @@ def _sources(
     inputs: Sequence[Mapping[str, Any]], now: int, steps: Sequence[Mapping[str, Any]]
 ) -> Iterator[Fact]:
     """Tell of each earlier step that left an element what it was."""
-    told = {each["place"]: f"{each['step']} of requests {words(each['live'])}" for each in steps}
-    told[CAPTURE] = "never written since"
+    message = {each["place"]: f"{each['step']} of requests {words(each['live'])}" for each in steps}
+    message[CAPTURE] = "never written since"
     for step in sorted({step for each in inputs for step in each["left_by"]} - {now}):
-        yield Fact(source_text(step), told.get(step, "not drawn"))
+        yield Fact(source_text(step), message.get(step, "not drawn"))

@@ -19,24 +19,24 @@ def summarise(record: Mapping[str, Any]) -> str:
     return "\n".join(_lines(record, review(record))) + "\n"
 
 
-def _lines(record: Mapping[str, Any], told: Review) -> Iterator[str]:
-    yield f"## {told.sign} paritybit: {told.word.lower()}"
+def _lines(record: Mapping[str, Any], message: Review) -> Iterator[str]:
+    yield f"## {message.sign} paritybit: {message.word.lower()}"
     yield ""
-    yield text(record["told"])
+    yield text(record["message"])
     yield ""
-    if told.attention:
+    if message.attention:
         yield "### Needs attention"
         yield ""
-        yield from (f"- {text(piece.text)}" for piece in told.attention[:MOST_TOLD])
-        if len(told.attention) > MOST_TOLD:
-            yield f"- and {len(told.attention) - MOST_TOLD} more"
+        yield from (f"- {text(piece.text)}" for piece in message.attention[:MOST_TOLD])
+        if len(message.attention) > MOST_TOLD:
+            yield f"- and {len(message.attention) - MOST_TOLD} more"
         yield ""
-    if told.runner_rows:
+    if message.runner_rows:
         yield "### Bugs and runners"
         yield ""
         yield from _table(
-            ["bug", *map(text, told.runners)],
-            ([row.bug, *(pair.sign for pair in row.pairs)] for row in told.runner_rows),
+            ["bug", *map(text, message.runners)],
+            ([row.bug, *(pair.sign for pair in row.pairs)] for row in message.runner_rows),
         )
         yield ""
         yield (
@@ -48,7 +48,7 @@ def _lines(record: Mapping[str, Any], told: Review) -> Iterator[str]:
     yield ""
     yield from _table(
         ["figure", "value"],
-        ([fact.name, fact.value] for fact in (*told.figures, *told.environment)),
+        ([fact.name, fact.value] for fact in (*message.figures, *message.environment)),
     )
 
 

@@ -93,7 +93,7 @@ class Timeline:
     marks: tuple[Label, ...]
     tokens_y: int
     omitted: int
-    told: str
+    message: str
 
 
 def lay_out(steps: Sequence[Mapping[str, Any]], room: int) -> Timeline | None:
@@ -123,7 +123,7 @@ def lay_out(steps: Sequence[Mapping[str, Any]], room: int) -> Timeline | None:
         marks=marks,
         tokens_y=tokens_y,
         omitted=len(steps) - len(shown),
-        told=_tell(steps),
+        message=_tell(steps),
     )
 
 
@@ -189,9 +189,9 @@ def _width(columns: Sequence[Column], marks: Iterable[Label]) -> int:
 
 
 def _tell(steps: Sequence[Mapping[str, Any]]) -> str:
-    told = "1 step played" if len(steps) == 1 else f"{len(steps)} steps played"
+    message = "1 step played" if len(steps) == 1 else f"{len(steps)} steps played"
     for step in steps:
         if step["violated"]:
-            told += f"; step {step['place']} ({step['step']}, {_path(step)}"
-            told += f", {step['padded']} padded) violates {words(step['violated'])}"
-    return told
+            message += f"; step {step['place']} ({step['step']}, {_path(step)}"
+            message += f", {step['padded']} padded) violates {words(step['violated'])}"
+    return message

@@ -7,7 +7,7 @@ from torch import Tensor
 from reference.config import Kind
 from reference.model import Model, most_keys
 from reference.ops import Ops
-from subjects.metadata import KeyLists
+from subjects.key_lists import KeyLists
 from subjects.pool import SubjectPool
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reference.batch import MROPE_SECTIONS
-from subjects.behaviour import Era
+from subjects.toggles import LocationScheme
 
 SEQ_LEN_FILL_VALUE = 1
 """Length of a padded row: it attends to one position, so that its softmax is defined."""
@@ -66,7 +66,7 @@ class StaticInput:
     policy: Policy
     value: int = 0
     host: bool = False
-    eras: frozenset[Era] = frozenset(Era)
+    schemes: frozenset[LocationScheme] = frozenset(LocationScheme)
     width: int | None = None
     allocated: int | None = None
 

@@ -15,13 +15,13 @@ from reference.ops import Ops
 from reference.pool import KVPools
 from reference.speculative import likeliest
 from subjects.access import ListedKV
-from subjects.behaviour import Behaviour, Era
 from subjects.buffers import BufferPool
 from subjects.contracts import Contract
-from subjects.metadata import fresh_span_keys
+from subjects.key_lists import fresh_span_keys
 from subjects.pool import SubjectPool
-from subjects.runner import GraphRunner, Replay, Setting
-from subjects.runners import lineup
+from subjects.runner import GraphRunner, Replay, RunnerSpec
+from subjects.runners import engine_runners
+from subjects.toggles import LocationScheme, Toggles
 
 Changes = Mapping[str, Mapping[str, Any]]
 """Fields of contract rows to replace, by the row's name."""
@@ -36,7 +36,7 @@ class Subject:
 
     runner: str
     contract: Contract
-    behaviour: Behaviour
+    toggles: Toggles
     shared: Changes = field(default_factory=dict)
 
 
@@ -48,9 +48,9 @@ class Forward:
     replay: Replay | None
 
 
-def contract(runner: type[GraphRunner], era: Era) -> Contract:
+def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
     """Return the rows of `runner` that exist in `era`."""
-    return tuple(row for row in runner.rows if era in row.eras)
+    return tuple(row for row in runner.rows if scheme in row.schemes)
 
 
 def override(rows: Contract, changes: Changes) -> Contract:
@@ -76,31 +76,33 @@ class Engine:
     ) -> None:
         self.ops = ops
         self.models = models
-        era = subject.behaviour.era
-        self.clean = Behaviour(era)
-        self.pools = {role: SubjectPool(pools[role], ops, era, logger) for role in Role}
+        scheme = subject.toggles.scheme
+        self.clean = Toggles(scheme)
+        self.pools = {role: SubjectPool(pools[role], ops, scheme, logger) for role in Role}
         on_cuda = models[Role.TARGET].device.type == "cuda"
         memory_pool = torch.cuda.graph_pool_handle() if on_cuda else None
         buffers = BufferPool(models[Role.TARGET].device)
         self.runners: dict[Mode, GraphRunner] = {}
-        for runner in lineup(subject.runner):
-            tried = runner.name == subject.runner
-            changes = subject.shared if runner.shares else {}
+        for runner in engine_runners(subject.runner):
+            under_test = runner.name == subject.runner
+            changes = subject.shared if runner.shares_buffers else {}
             self.runners[runner.mode] = runner(
-                Setting(
+                RunnerSpec(
                     ops=ops,
                     models=models,
                     pools=self.pools,
                     contract=(
-                        subject.contract if tried else override(contract(runner, era), changes)
+                        subject.contract
+                        if under_test
+                        else override(contract(runner, scheme), changes)
                     ),
-                    behaviour=subject.behaviour if tried else self.clean,
+                    toggles=subject.toggles if under_test else self.clean,
                     buckets=token_buckets if runner.token_buckets else request_buckets,
-                    buffers=buffers if runner.shares else BufferPool(buffers.device),
+                    buffers=buffers if runner.shares_buffers else BufferPool(buffers.device),
                     memory_pool=memory_pool,
                 )
             )
-        self.tried = next(r for r in self.runners.values() if r.name == subject.runner)
+        self.under_test = next(r for r in self.runners.values() if r.name == subject.runner)
 
     def forward(self, batch: ForwardBatch | None, idle: Mode = Mode.DECODE) -> Forward:
         """Run one forward by graph where one can, else eagerly. `None` is an idle step of a mode.
@@ -108,32 +110,32 @@ class Engine:
         Raises LookupError for an idle step of a mode that has no runner.
         """
         runner = self.runners.get(idle if batch is None else batch.mode)
-        behaviour = runner.behaviour if runner is not None else self.clean
+        toggles = runner.toggles if runner is not None else self.clean
         pool = self.pools[Role.TARGET]
         if runner is not None:
             pool = runner.pool
-        if behaviour.invalidation.entry:
+        if toggles.memo_resets.entry:
             pool.invalidate_loc_cache()
         if runner is not None and (batch is None or runner.can_run(batch)):
             replay = runner.replay(batch)
             return Forward(replay.live, replay)
         if batch is None:
             raise LookupError(f"no runner for an idle step of mode {idle}")
-        return Forward(self._forward_eagerly(batch, behaviour), None)
+        return Forward(self._forward_eagerly(batch, toggles), None)
 
     def allocator_changed(self) -> None:
         """Follow a change of slot ownership, as the engine's allocator tells the target's pool."""
-        if self.tried.behaviour.invalidation.allocator:
+        if self.under_test.toggles.memo_resets.allocator:
             self.pools[Role.TARGET].invalidate_loc_cache()
 
-    def _forward_eagerly(self, batch: ForwardBatch, behaviour: Behaviour) -> Output:
+    def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Output:
         """Run a batch that extends requests, of the target or of the draft model."""
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
         model, pool = self.models[role], self.pools[role]
-        if behaviour.invalidation.eager_forward:
+        if toggles.memo_resets.eager_forward:
             pool.invalidate_loc_cache()
-        lists = fresh_span_keys(batch, model.config.window, pool, behaviour.invalidation)
-        if behaviour.era is Era.PRESET:
+        lists = fresh_span_keys(batch, model.config.window, pool, toggles.memo_resets)
+        if toggles.scheme is LocationScheme.PRESET:
             pool.set_swa_loc(pool.translate_loc_from_full_to_swa(batch.out_cache_loc))
         access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)
         rows = last_rows(batch)

@@ -13,7 +13,7 @@ from torch import Tensor
 from reference.config import Kind
 from reference.ops import Ops
 from reference.pool import LOC_DTYPE, HybridKVPool
-from subjects.behaviour import Era
+from subjects.toggles import LocationScheme
 
 TRANSLATE = "translate_loc_from_full_to_swa"
 """The name a translation has in the list of captured ops."""
@@ -36,10 +36,12 @@ class LocState:
 class SubjectPool:
     """Reads and writes a `HybridKVPool` the way the engine does in one era."""
 
-    def __init__(self, pool: HybridKVPool, ops: Ops, era: Era, logger: logging.Logger) -> None:
+    def __init__(
+        self, pool: HybridKVPool, ops: Ops, scheme: LocationScheme, logger: logging.Logger
+    ) -> None:
         self.pool = pool
         self.ops = ops
-        self.era = era
+        self.scheme = scheme
         self.logger = logger
         self.state = LocState()
 
@@ -57,7 +59,7 @@ class SubjectPool:
         The memo's key is (data_ptr, numel). A tensor rewritten in place keeps its key
         and gets the old translation, silently; two tensors taking turns warn each time.
         """
-        if self.era is not Era.MEMO:
+        if self.scheme is not LocationScheme.MEMO:
             return self._gather(loc)
         key = (loc.data_ptr(), loc.numel())
         cached = self.state.cached_loc

@@ -15,11 +15,11 @@ from reference.batch import ForwardBatch, Mode
 from reference.eager import last_rows
 from reference.model import Heads, Output
 from subjects.access import ListedKV
-from subjects.behaviour import Era
 from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticInput, keep, reset
-from subjects.graphs import Capture
-from subjects.metadata import fresh_span_keys
+from subjects.graphs.capture import Capture
+from subjects.key_lists import fresh_span_keys
 from subjects.runner import WARM_UP_RUNS, GraphRunner, Replay
+from subjects.toggles import LocationScheme
 
 MOST_REQUESTS = 8
 """Requests of one prefill batch at most."""
@@ -31,7 +31,7 @@ ROWS: Contract = (
         Axis.TOKEN,
         torch.int32,
         Policy.RESET,
-        eras=frozenset({Era.PRESET}),
+        schemes=frozenset({LocationScheme.PRESET}),
     ),
     reset("input_ids", Axis.TOKEN, torch.int64),
     reset("positions", Axis.TOKEN, torch.int64),
@@ -41,7 +41,7 @@ ROWS: Contract = (
     keep("mamba_track_mask", Axis.REQUEST, torch.bool),
 )
 
-HARMED_BY = frozenset(
+AFFECTED_BY = frozenset(
     {
         "swa_int64",
         "shared_buffer_dtype",
@@ -52,7 +52,7 @@ HARMED_BY = frozenset(
     }
 )
 
-UNHARMED = {
+UNAFFECTED = {
     "swa_pad": "attention is narrowed to the real tokens: nobody reads the padded locations",
     "swa_loc_unset": "swa_loc is set on each replay: no captured graph could hold the slow path",
     "loc_memo_capture": "KV is stored between the graphs: none of them holds a translation",
@@ -67,11 +67,11 @@ class PrefillRunner(GraphRunner):
 
     mode = Mode.EXTEND
     token_buckets = True
-    stores = 0
+    store_count = 0
     attention_captured = False
     rows = ROWS
-    harmed_by = HARMED_BY
-    unharmed = UNHARMED
+    affected_by = AFFECTED_BY
+    unaffected = UNAFFECTED
     live: ListedKV | None
 
     def extents(self, bucket: int) -> Extents:
@@ -87,7 +87,7 @@ class PrefillRunner(GraphRunner):
 
     def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
-        return {} if batch is None else self.batch_heads(batch)
+        return {} if batch is None else self.batch_inputs(batch)
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
         """Bring the static inputs up to date; the payload goes in as input embeddings."""
@@ -105,7 +105,7 @@ class PrefillRunner(GraphRunner):
 
     def launch(self, batch: ForwardBatch | None, bucket: int) -> Output:
         """Run the bucket's graphs, and attention between them."""
-        if self.behaviour.era is Era.PRESET:
+        if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
         self.live, self.tokens = None, 0
         if batch is not None:
@@ -116,7 +116,7 @@ class PrefillRunner(GraphRunner):
                 self.pool,
                 self.view("out_cache_loc", bucket)[: self.tokens],
                 fresh_span_keys(
-                    batch, self.target.config.window, self.pool, self.behaviour.invalidation
+                    batch, self.target.config.window, self.pool, self.toggles.memo_resets
                 ),
             )
         return super().launch(batch, bucket)
@@ -124,7 +124,7 @@ class PrefillRunner(GraphRunner):
     def replay(self, batch: ForwardBatch | None, least: int = 0) -> Replay:
         """Replay; the logits are made eagerly, of each request's last token."""
         replay = super().replay(batch, least)
-        hidden = replay.output["hidden"][: replay.raw]
+        hidden = replay.output["hidden"][: replay.live_size]
         live = {"hidden": hidden}
         if batch is not None:
             live["logits"] = self.target.logits(self.ops, hidden[last_rows(batch)])
@@ -132,10 +132,10 @@ class PrefillRunner(GraphRunner):
         return Replay(
             self.name,
             replay.bucket,
-            replay.raw,
+            replay.live_size,
             replay.padded,
             replay.output,
-            replay.raw,
+            replay.live_size,
             live,
             live,
         )

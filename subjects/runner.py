@@ -17,12 +17,12 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind, Role
 from reference.model import Model, Output
 from reference.ops import Ops
-from subjects.behaviour import Behaviour, Era
 from subjects.buffers import BufferPool, Conversions, StaticInputs
 from subjects.contracts import Axis, Contract, Extents
-from subjects.graphs import Capture, Graph
-from subjects.metadata import Lists, StaticLists
+from subjects.graphs.capture import Capture, Graph
+from subjects.key_lists import Lists, StaticLists
 from subjects.pool import LocState, SubjectPool
+from subjects.toggles import LocationScheme, Toggles
 
 WARM_UP_RUNS = 2
 
@@ -37,7 +37,7 @@ class Replay:
 
     runner: str
     bucket: int
-    raw: int
+    live_size: int
     padded: bool
     output: Output
     rows: int
@@ -46,14 +46,14 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunnerSpec:
     """What a runner is built from. `buckets` are the sizes it captures, in its own unit."""
 
     ops: Ops
     models: Mapping[Role, Model]
     pools: Mapping[Role, SubjectPool]
     contract: Contract
-    behaviour: Behaviour
+    toggles: Toggles
     buckets: tuple[int, ...]
     buffers: BufferPool
     memory_pool: Any | None
@@ -74,19 +74,19 @@ class GraphRunner(ABC):
     reads: ClassVar[Role] = Role.TARGET
     rows: ClassVar[Contract]
     token_buckets: ClassVar[bool] = False
-    shares: ClassVar[bool] = True
-    stores: ClassVar[int] = 1
+    shares_buffers: ClassVar[bool] = True
+    store_count: ClassVar[int] = 1
     captures: ClassVar[bool] = True
     attention_captured: ClassVar[bool] = True
-    harmed_by: ClassVar[frozenset[str]]
-    unharmed: ClassVar[Mapping[str, str]]
+    affected_by: ClassVar[frozenset[str]]
+    unaffected: ClassVar[Mapping[str, str]]
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RunnerSpec) -> None:
         self.ops = setting.ops
         self.target = setting.models[Role.TARGET]
         self.draft = setting.models[Role.DRAFT]
         self.pool = setting.pools[self.reads]
-        self.behaviour = setting.behaviour
+        self.toggles = setting.toggles
         self.buckets = tuple(sorted(setting.buckets))
         self.memory_pool = setting.memory_pool
         config = self.target.config
@@ -130,13 +130,13 @@ class GraphRunner(ABC):
         """Return whether a batch takes the padding branch."""
         return batch is None or self.size(batch) != bucket
 
-    def live_rows(self, raw: int) -> int:
+    def live_rows(self, live_size: int) -> int:
         """Return how many rows of the output are live."""
-        return raw
+        return live_size
 
-    def bucket(self, raw: int) -> int | None:
+    def bucket(self, live_size: int) -> int | None:
         """Return the smallest captured size that holds `raw`, or None."""
-        return next((bucket for bucket in self.buckets if bucket >= raw), None)
+        return next((bucket for bucket in self.buckets if bucket >= live_size), None)
 
     def can_run(self, batch: ForwardBatch) -> bool:
         """Whether a captured graph can run this batch."""
@@ -148,17 +148,17 @@ class GraphRunner(ABC):
         The bucket is the smallest that holds the batch and `least`. Raises ValueError if
         none does.
         """
-        raw = 0 if batch is None else self.size(batch)
-        bucket = self.bucket(max(raw, least))
+        live_size = 0 if batch is None else self.size(batch)
+        bucket = self.bucket(max(live_size, least))
         if bucket is None:
-            raise ValueError(f"no captured size holds {raw} rows; captured: {self.buckets}")
+            raise ValueError(f"no captured size holds {live_size} rows; captured: {self.buckets}")
         padded = self.padded(batch, bucket)
         self.populate(batch, bucket, padded=padded)
         self.plan(bucket)
         output = self.launch(batch, bucket)
-        rows = self.live_rows(raw)
+        rows = self.live_rows(live_size)
         live = {name: each[:rows] for name, each in output.items()}
-        return Replay(self.name, bucket, raw, padded, output, rows, live, output)
+        return Replay(self.name, bucket, live_size, padded, output, rows, live, output)
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
         """Bring the static inputs up to date."""
@@ -180,7 +180,7 @@ class GraphRunner(ABC):
                 self.view("seq_lens_cpu", bucket),
                 self.target.config.window,
                 self.pool,
-                self.behaviour.invalidation,
+                self.toggles.memo_resets,
             )
         )
 
@@ -210,13 +210,20 @@ class GraphRunner(ABC):
         """Return the ops that a bucket's graph runs."""
         return [name for graph in self.graphs(bucket) for name in graph.operations]
 
-    def translations(self, era: Era) -> int:
+    def translations(self, scheme: LocationScheme) -> int:
         """Return how many full-to-SWA translations a graph of this runner holds in an era."""
         layers = len(self.pool.pool.config.layers_of(Kind.SWA))
         preset = 0 if "out_cache_loc_swa" in self.inputs.buffers else layers
-        return self.stores * {Era.PER_LAYER: layers, Era.PRESET: preset, Era.MEMO: 1}[era]
+        return (
+            self.store_count
+            * {
+                LocationScheme.PER_LAYER: layers,
+                LocationScheme.PRESET: preset,
+                LocationScheme.MEMO: 1,
+            }[scheme]
+        )
 
-    def batch_heads(self, batch: ForwardBatch) -> dict[str, Tensor]:
+    def batch_inputs(self, batch: ForwardBatch) -> dict[str, Tensor]:
         """Return what a batch carries of the static inputs, SWA locations translated."""
         found = {name: batch.value(name) for name in self.inputs.buffers}
         if "out_cache_loc_swa" in self.inputs.buffers:
@@ -245,13 +252,13 @@ class GraphRunner(ABC):
 
     def run_once(self, bucket: int) -> Output:
         """Run what a bucket captures, as its warm-up and its capture do."""
-        if self.behaviour.invalidation.run_once:
+        if self.toggles.memo_resets.run_once:
             self.pool.invalidate_loc_cache()
         return self.forward(bucket)
 
     def preset_location(self, bucket: int) -> None:
         """Set the pool's `swa_loc` for a capture, where the runner has one of its own (era 2)."""
-        has_one = "out_cache_loc_swa" in self.inputs.buffers and self.behaviour.preset_at_capture
+        has_one = "out_cache_loc_swa" in self.inputs.buffers and self.toggles.preset_at_capture
         self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
 
 

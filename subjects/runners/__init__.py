@@ -26,7 +26,7 @@ RUNNERS: dict[str, type[GraphRunner]] = {runner.name: runner for runner, _ in TA
 """Every runner by name."""
 
 
-def lineup(runner: str) -> tuple[type[GraphRunner], ...]:
+def engine_runners(runner: str) -> tuple[type[GraphRunner], ...]:
     """Return the runners of the engine that `runner` is tried in: those of its first line-up."""
-    chosen = next(lineups[0] for each, lineups in TABLE if each.name == runner)
-    return tuple(each for each, lineups in TABLE if chosen in lineups)
+    chosen = next(engine_runners[0] for each, engine_runners in TABLE if each.name == runner)
+    return tuple(each for each, engine_runners in TABLE if chosen in engine_runners)

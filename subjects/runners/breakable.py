@@ -3,11 +3,11 @@
 from torch import Tensor
 
 from reference.model import Heads, Output, TokenInputs
-from subjects.graphs import Capture
+from subjects.graphs.capture import Capture
 from subjects.prefill import PrefillRunner
 
 
-class Breaking:
+class BreakingAttention:
     """KV access whose attention breaks the capture: it runs now, and again at each replay."""
 
     def __init__(self, runner: PrefillRunner, capture: Capture[Output] | None) -> None:
@@ -32,7 +32,7 @@ class BreakableRunner(PrefillRunner):
     """Prefill by segments of one captured forward, broken at attention."""
 
     name = "breakable"
-    shares = False
+    shares_buffers = False
 
     def forward(self, bucket: int, capture: Capture[Output] | None = None) -> Output:
         """Run the forward over the static inputs, breaking `capture` at attention."""
@@ -43,7 +43,7 @@ class BreakableRunner(PrefillRunner):
             mrope_positions=self.view("mrope_positions", bucket),
             live_tokens=self.scalar(bucket),
         )
-        access = Breaking(self, capture)
+        access = BreakingAttention(self, capture)
         return {"hidden": self.target.run_layers(self.ops, tokens, access)}
 
     def capture(self, bucket: int) -> Capture[Output]:

@@ -14,8 +14,8 @@ from reference.batch import ForwardBatch, Mode
 from reference.model import Output, TokenInputs
 from subjects.access import ListedKV
 from subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from subjects.graphs import Graph
-from subjects.metadata import row_keys, row_lists
+from subjects.graphs.capture import Graph
+from subjects.key_lists import row_keys, row_lists
 from subjects.runner import GraphRunner, request_extents
 
 
@@ -25,7 +25,7 @@ class CpuGraphRunner(GraphRunner):
     name = "cpu_graph"
     mode = Mode.DECODE
     captures = False
-    shares = False
+    shares_buffers = False
     rows = (
         keep("input_ids", Axis.TOKEN, torch.int64),
         keep("positions", Axis.TOKEN, torch.int64),
@@ -34,7 +34,7 @@ class CpuGraphRunner(GraphRunner):
         reset("out_cache_loc", Axis.TOKEN, torch.int64),
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
     )
-    harmed_by = frozenset(
+    affected_by = frozenset(
         {
             "req_pool_pad",
             "shared_buffer_dtype",
@@ -45,7 +45,7 @@ class CpuGraphRunner(GraphRunner):
             "loc_memo_warning.before_window+after_window",
         }
     )
-    unharmed = {"loc_memo_capture": "nothing is captured: each forward translates anew"}
+    unaffected = {"loc_memo_capture": "nothing is captured: each forward translates anew"}
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of requests."""
@@ -60,7 +60,7 @@ class CpuGraphRunner(GraphRunner):
 
     def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
-        return {} if batch is None else self.batch_heads(batch)
+        return {} if batch is None else self.batch_inputs(batch)
 
     def capture_all(self) -> None:
         """Run each size once, as its compilation does."""
@@ -103,7 +103,7 @@ class CpuGraphRunner(GraphRunner):
             seq_lens.cpu(),
             self.target.config.window,
             self.pool,
-            self.behaviour.invalidation,
+            self.toggles.memo_resets,
         )
         tokens = TokenInputs(
             input_ids=inputs["input_ids"],

@@ -9,7 +9,6 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output, TokenInputs
 from subjects.access import ListedKV
-from subjects.behaviour import Era
 from subjects.contracts import (
     ENCODER_LEN_FILL_VALUE,
     SEQ_LEN_FILL_VALUE,
@@ -21,8 +20,9 @@ from subjects.contracts import (
     keep,
     reset,
 )
-from subjects.metadata import KeyLists, row_keys, row_lists, row_sizes
+from subjects.key_lists import KeyLists, row_keys, row_lists, row_sizes
 from subjects.runner import GraphRunner, request_extents
+from subjects.toggles import LocationScheme
 
 ROWS: Contract = (
     keep("input_ids", Axis.TOKEN, torch.int64),
@@ -36,7 +36,7 @@ ROWS: Contract = (
         Axis.TOKEN,
         torch.int32,
         Policy.RESET,
-        eras=frozenset({Era.PRESET}),
+        schemes=frozenset({LocationScheme.PRESET}),
     ),
     keep("mrope_positions", Axis.MROPE, torch.int64),
     reset("mamba_track_indices", Axis.REQUEST, torch.int64),
@@ -56,7 +56,7 @@ class DecodeRunner(GraphRunner):
     mode = Mode.DECODE
     rows = ROWS
     tokens_per_request = 1
-    harmed_by = frozenset(
+    affected_by = frozenset(
         {
             "swa_pad",
             "swa_int64",
@@ -68,7 +68,7 @@ class DecodeRunner(GraphRunner):
             "loc_memo_capture",
         }
     )
-    unharmed = {
+    unaffected = {
         "loc_memo_warning.after_window": "Python translates nothing after it in a full graph",
         "loc_memo_warning.entry+after_window": "before_window hides what entry leaves",
         "loc_memo_warning.before_window+after_window": "entry hides what before_window leaves",
@@ -86,7 +86,7 @@ class DecodeRunner(GraphRunner):
     def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors and the two token counts."""
         heads = {"num_token_non_padded": self.scalar(0)} if batch is None else {}
-        heads |= self.batch_heads(batch) if batch is not None else {}
+        heads |= self.batch_inputs(batch) if batch is not None else {}
         return heads | {"global_num_tokens": self.scalar(bucket * self.tokens_per_request)}
 
     def plan(self, bucket: int) -> None:
@@ -97,9 +97,9 @@ class DecodeRunner(GraphRunner):
         """Return the static key lists that a bucket's graph reads."""
         return row_keys(self.metadata.buffers, 0, bucket)
 
-    def live_rows(self, raw: int) -> int:
+    def live_rows(self, live_size: int) -> int:
         """Return the live tokens."""
-        return raw * self.tokens_per_request
+        return live_size * self.tokens_per_request
 
     def forward(self, bucket: int) -> Output:
         """Return `logits` and `hidden` of every token of the bucket."""

@@ -14,7 +14,7 @@ from reference.model import Output
 from reference.speculative import propose
 from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from subjects.metadata import draft_lists, row_keys, row_sizes
+from subjects.key_lists import draft_lists, row_keys, row_sizes
 from subjects.runner import GraphRunner, request_extents
 
 
@@ -24,7 +24,7 @@ class EagleDraftRunner(GraphRunner):
     name = "eagle_draft"
     mode = Mode.DRAFT
     reads = Role.DRAFT
-    stores = SPECULATION.forwards
+    store_count = SPECULATION.forwards
     rows = (
         keep("input_ids", Axis.TOKEN, torch.int64),
         keep("mrope_positions", Axis.MROPE, torch.int64),
@@ -39,7 +39,7 @@ class EagleDraftRunner(GraphRunner):
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
     )
     never_populated = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
-    harmed_by = frozenset(
+    affected_by = frozenset(
         {
             "req_pool_pad",
             "shared_buffer_dtype",
@@ -47,7 +47,7 @@ class EagleDraftRunner(GraphRunner):
             "loc_memo_warning.entry+before_window",
         }
     )
-    unharmed = {
+    unaffected = {
         "loc_memo_warning.after_window": "Python translates nothing after it in a full graph",
         "loc_memo_warning.entry+after_window": "before_window hides what entry leaves",
         "loc_memo_warning.before_window+after_window": "entry hides what before_window leaves",
@@ -70,7 +70,7 @@ class EagleDraftRunner(GraphRunner):
 
     def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors, of those that are ever populated."""
-        found = {} if batch is None else self.batch_heads(batch)
+        found = {} if batch is None else self.batch_inputs(batch)
         return {name: each for name, each in found.items() if name not in self.never_populated}
 
     def plan(self, bucket: int) -> None:
@@ -85,7 +85,7 @@ class EagleDraftRunner(GraphRunner):
         by_step = slots.T.contiguous()
 
         def run(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
-            if self.behaviour.invalidation.run_once:
+            if self.toggles.memo_resets.run_once:
                 self.pool.invalidate_loc_cache()
             keys = row_keys(self.metadata.buffers, step * rows, rows)
             access = ListedKV(self.ops, self.draft, self.pool, by_step[step], keys)

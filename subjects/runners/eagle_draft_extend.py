@@ -14,7 +14,7 @@ from reference.model import Output
 from reference.speculative import likeliest
 from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from subjects.metadata import span_keys, span_lists, span_sizes
+from subjects.key_lists import span_keys, span_lists, span_sizes
 from subjects.runner import GraphRunner, request_extents
 
 K = SPECULATION.extend_tokens
@@ -39,7 +39,7 @@ class EagleDraftExtendRunner(GraphRunner):
         reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
         reset("extend_seq_lens_cpu", Axis.REQUEST, torch.int32, K, host=True),
     )
-    harmed_by = frozenset(
+    affected_by = frozenset(
         {
             "req_pool_pad",
             "shared_buffer_dtype",
@@ -51,7 +51,7 @@ class EagleDraftExtendRunner(GraphRunner):
             "loc_memo_capture",
         }
     )
-    unharmed = {}
+    unaffected = {}
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of requests with K tokens each."""
@@ -81,7 +81,7 @@ class EagleDraftExtendRunner(GraphRunner):
         if batch is None:
             return {}
         counts = torch.tensor([s.end - s.begin for s in batch.spans], dtype=torch.int32)
-        return {**self.batch_heads(batch), "extend_seq_lens_cpu": counts}
+        return {**self.batch_inputs(batch), "extend_seq_lens_cpu": counts}
 
     def plan(self, bucket: int) -> None:
         """List the keys of every token."""
@@ -95,7 +95,7 @@ class EagleDraftExtendRunner(GraphRunner):
                 bucket * K,
                 self.draft.config.window,
                 self.pool,
-                self.behaviour.invalidation,
+                self.toggles.memo_resets,
             )
         )
 

@@ -14,7 +14,7 @@ from reference.model import Output
 from reference.speculative import propose
 from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from subjects.metadata import row_keys, row_lists, row_sizes
+from subjects.key_lists import row_keys, row_lists, row_sizes
 from subjects.runner import GraphRunner, request_extents
 
 PER_BRANCH = ("seq_lens", "seq_lens_cpu", "req_pool_indices")
@@ -25,7 +25,7 @@ class FrozenKvMtpRunner(GraphRunner):
 
     name = "frozen_kv_mtp"
     mode = Mode.FROZEN_DRAFT
-    stores = 0
+    store_count = 0
     rows = (
         reset("seq_lens", Axis.TOKEN, torch.int32, SEQ_LEN_FILL_VALUE),
         reset("seq_lens_cpu", Axis.TOKEN, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
@@ -36,7 +36,7 @@ class FrozenKvMtpRunner(GraphRunner):
         keep("hidden_states", Axis.REQUEST, None, width=HIDDEN),
         keep("mrope_positions", Axis.MROPE, torch.int64),
     )
-    harmed_by = frozenset(
+    affected_by = frozenset(
         {
             "req_pool_pad",
             "shared_buffer_dtype",
@@ -44,7 +44,7 @@ class FrozenKvMtpRunner(GraphRunner):
             "loc_memo_warning.entry+before_window",
         }
     )
-    unharmed = {
+    unaffected = {
         "loc_memo_warning.after_window": "Python translates nothing after it in a full graph",
         "loc_memo_warning.entry+after_window": "before_window hides what entry leaves",
         "loc_memo_warning.before_window+after_window": "entry hides what before_window leaves",
@@ -62,7 +62,7 @@ class FrozenKvMtpRunner(GraphRunner):
 
     def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors, what is per request repeated for each branch."""
-        found = {} if batch is None else self.batch_heads(batch)
+        found = {} if batch is None else self.batch_inputs(batch)
         return {
             name: each[:, None].expand(-1, SPECULATION.topk).reshape(-1)
             if name in PER_BRANCH

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from reference.config import Kind
 from reference.model import Heads, Output
-from subjects.graphs import Capture
+from subjects.graphs.capture import Capture
 from subjects.prefill import PrefillRunner
 
 Rotary = dict[Kind, Tensor]
 
 
 @dataclass(frozen=True)
-class Between:
+class PieceOutput:
     """What one piece leaves for attention and for the pieces after it."""
 
     hidden: Tensor
@@ -51,38 +51,38 @@ class PiecewiseRunner(PrefillRunner):
         whole.segments += piece.segments
         return whole
 
-    def _captured(self, whole: Capture[Output], function: Callable[[], Between]) -> Between:
-        piece: Capture[Between] = Capture(self.ops, self.memory_pool)
+    def _captured(self, whole: Capture[Output], function: Callable[[], PieceOutput]) -> PieceOutput:
+        piece: Capture[PieceOutput] = Capture(self.ops, self.memory_pool)
         left = piece.run(function).output
         whole.segments += piece.segments
         return left
 
-    def _piece(self, bucket: int, layer: int, left: Between) -> Callable[[], Between]:
+    def _piece(self, bucket: int, layer: int, left: PieceOutput) -> Callable[[], PieceOutput]:
         return lambda: self._middle(bucket, layer, left)
 
-    def _attention(self, layer: int, left: Between) -> Callable[[], None]:
+    def _attention(self, layer: int, left: PieceOutput) -> Callable[[], None]:
         return lambda: self.attend(layer, left.heads, left.mixed)
 
-    def _first(self, bucket: int) -> Between:
+    def _first(self, bucket: int) -> PieceOutput:
         """Run all that comes before the first attention."""
         positions, mrope = self.view("positions", bucket), self.view("mrope_positions", bucket)
         embeds = self.view("input_embeds", bucket)
         hidden = self.target.embed(self.ops, self.view("input_ids", bucket), embeds)
         return self._before(0, hidden, self.target.rotary(self.ops, positions, mrope))
 
-    def _middle(self, bucket: int, layer: int, left: Between) -> Between:
+    def _middle(self, bucket: int, layer: int, left: PieceOutput) -> PieceOutput:
         """Run all between the attention of `layer` and the next one."""
         return self._before(layer + 1, self._after(bucket, layer, left), left.rotary)
 
-    def _last(self, bucket: int, left: Between) -> Output:
+    def _last(self, bucket: int, left: PieceOutput) -> Output:
         """Run all that comes after the last attention."""
         return {"hidden": self._after(bucket, len(self.target.layers) - 1, left)}
 
-    def _before(self, layer: int, hidden: Tensor, rotary: Rotary) -> Between:
+    def _before(self, layer: int, hidden: Tensor, rotary: Rotary) -> PieceOutput:
         heads = self.target.before_attention(self.ops, layer, hidden, rotary)
-        return Between(hidden, rotary, heads, self.output_buffer(heads.query))
+        return PieceOutput(hidden, rotary, heads, self.output_buffer(heads.query))
 
-    def _after(self, bucket: int, layer: int, left: Between) -> Tensor:
+    def _after(self, bucket: int, layer: int, left: PieceOutput) -> Tensor:
         return self.target.after_attention(
             self.ops, layer, left.hidden, left.mixed, self.scalar(bucket)
         )

@@ -6,7 +6,7 @@ from torch import Tensor
 from reference.batch import Mode
 from reference.config import SPECULATION
 from subjects.contracts import Axis, Extents, keep
-from subjects.metadata import KeyLists, verify_keys, verify_lists, verify_sizes
+from subjects.key_lists import KeyLists, verify_keys, verify_lists, verify_sizes
 from subjects.runners.decode import ROWS, DecodeRunner
 
 
@@ -17,7 +17,7 @@ class TargetVerifyRunner(DecodeRunner):
     mode = Mode.TARGET_VERIFY
     rows = (*ROWS, keep("custom_mask", Axis.MASK, torch.bool))
     tokens_per_request = SPECULATION.draft_tokens
-    harmed_by = DecodeRunner.harmed_by | {"spec_page_table_untranslated"}
+    affected_by = DecodeRunner.affected_by | {"spec_page_table_untranslated"}
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of requests, each with k rows of mask bits."""
@@ -39,7 +39,7 @@ class TargetVerifyRunner(DecodeRunner):
                 self.view("positions", bucket),
                 self.target.config.window,
                 self.pool,
-                self.behaviour,
+                self.toggles,
             )
         )
 

@@ -1,0 +1,132 @@
+"""Case files: one failing schedule as JSON that anyone can replay, independent of Hypothesis."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.lockstep.config import TrialConfig, known, trial_from_json
+from harness.lockstep.violation import PROPERTIES
+from harness.schedules.schedule import Schedule, from_json, to_json
+
+FORMAT = "paritybit-case"
+VERSION = 4
+RENAMED = {"sought": "target", "era": "scheme", "told": "message"}
+"""What keys of version 3 are called since version 4."""
+
+KEYS = frozenset({"format", "version", "trial", "schedule", "target", "seed", "violations"})
+MOST_SLOTS = 2**16
+MOST_ROWS = 2**10
+"""What a case may ask for, so that a wrong digit does not take all memory of the machine."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schedule, the trial it fails in, and what it violated when it was found.
+
+    `sought` is the property the hunt was for, None for any; `seed` is the hunter's.
+    """
+
+    trial: TrialConfig
+    schedule: Schedule
+    target: str | None
+    seed: int
+    violations: tuple[dict[str, Any], ...]
+
+    @property
+    def expected(self) -> frozenset[str]:
+        """What must be violated: what was sought, else all that was. Nothing is clean."""
+        if self.target is not None:
+            return frozenset({self.target})
+        return frozenset(each["property"] for each in self.violations)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the case as JSON data."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "trial": self.trial.to_json(),
+            "schedule": to_json(self.schedule),
+            "target": self.target,
+            "seed": self.seed,
+            "violations": list(self.violations),
+        }
+
+
+def dump_json(data: Any) -> str:
+    """Return JSON text that is the same, byte for byte, for the same data."""
+    return json.dumps(data, indent=1) + "\n"
+
+
+def write_case(case: Case, path: Path) -> None:
+    """Write a case file."""
+    path.write_text(dump_json(case.to_json()))
+
+
+def load_json(path: Path, file_format: str, *versions: int) -> dict[str, Any]:
+    """Return the JSON object of a file of this project, of one of some versions, newest first.
+
+    Raises ValueError, in one sentence, if it cannot be read, is not JSON, or has
+    another format or version.
+    """
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is not whole JSON text: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != file_format:
+        raise ValueError(f"{path.name} is not a {file_format} file")
+    found = data.get("version")
+    if type(found) is not int or found not in versions:
+        known_versions = " and ".join(map(str, versions))
+        raise ValueError(f"{path.name} has version {found!r}; this build reads {known_versions}")
+    return data
+
+
+def load_case(path: Path) -> Case:
+    """Return the case of a file. Raises ValueError, in one sentence, for a malformed one.
+
+    UnknownNameError, a ValueError too, tells a case of what this build lacks.
+    """
+    data = load_json(path, FORMAT, VERSION, 3)
+    if data["version"] == 3:
+        data = from_version_3(data)
+    if data.keys() != KEYS:
+        raise ValueError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+    target, seed, violations = data["target"], data["seed"], data["violations"]
+    if type(seed) is not int:
+        raise ValueError(f"{path.name}: the seed of a case cannot be {seed!r}")
+    if not isinstance(violations, list) or not all(isinstance(each, dict) for each in violations):
+        raise ValueError(f"{path.name}: the violations of a case are a list of objects")
+    if not isinstance(target, str | None):
+        raise ValueError(f"{path.name}: the property sought cannot be {target!r}")
+    if target is not None:
+        known("property", target, PROPERTIES)
+    trial = trial_from_json(data["trial"])
+    check_sizes(trial)
+    return Case(trial, from_json(data["schedule"]), target, seed, tuple(violations))
+
+
+def from_version_3(data: Any) -> Any:
+    """Return JSON data of a case of version 3 as version 4 has it: some keys were renamed."""
+    if isinstance(data, list):
+        return [from_version_3(value) for value in data]
+    if not isinstance(data, dict):
+        return data
+    return {RENAMED.get(key, key): from_version_3(value) for key, value in data.items()}
+
+
+def check_sizes(trial: TrialConfig) -> None:
+    """Raise ValueError unless a trial's sizes can be built at all."""
+    if not all(
+        trial.page_size <= each <= MOST_SLOTS for each in (trial.full_slots, trial.swa_slots)
+    ):
+        raise ValueError(f"a case's pools have at least one page and at most {MOST_SLOTS} slots")
+    if not all(
+        1 <= rows <= MOST_ROWS
+        for rows in (*trial.buckets, *trial.token_buckets, max(trial.rows, 1))
+    ):
+        raise ValueError(
+            f"a case's rows and buckets are at most {MOST_ROWS}, its buckets at least 1"
+        )

@@ -1,0 +1,223 @@
+"""The upstream history: what was wrong at each point of it, and which properties show it.
+
+The table is data, from the reports of the five changes. Playing it asks whether this
+build's properties are red where the reports say that something was wrong, and nowhere else.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rich.progress import Progress
+
+from harness.campaigns.hunt import HuntResult, play_all
+from harness.campaigns.regress import RunConfig, trial_of
+from harness.campaigns.task import pieces_of
+from harness.campaigns.workers import spreading
+from harness.lockstep.config import TrialConfig, catalogued
+from harness.lockstep.play import Lockstep
+from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
+from subjects.runners import RUNNERS
+from subjects.toggles import LocationScheme
+
+SEED = 0
+SCHEDULES = 3
+PIECES = 1
+"""Generated schedules and pieces of traffic that each runner plays at each point."""
+
+BUCKETS, TOKEN_BUCKETS = (4,), (12,)
+"""One captured size a runner, for the sake of time: every fault of the history shows on it."""
+
+CONSEQUENCES = frozenset({"write_frame", "logits_parity", "token_trajectory"})
+"""What may be red wherever kv_parity must be: the same wrong bytes, seen from other sides."""
+
+DECODE = ("decode", "target_verify")
+"""One class upstream, which the two share with all its faults."""
+
+PREFILL = ("piecewise", "breakable")
+
+PADDED = (*DECODE, "cpu_graph", "eagle_draft_extend")
+"""What 26292 mended, less `frozen_kv_mtp`, which was not there from the start."""
+
+EVERY = tuple(RUNNERS)
+
+
+@dataclass(frozen=True)
+class Point:
+    """The engine as one change left it.
+
+    `bugs` says on which runners each bug was then, `red` on which runners each property must
+    be violated; on those of `hidden` it would be, but another bug parts the worlds before it
+    can show. `absent` are runners that were not there yet.
+    """
+
+    name: str
+    merged: str
+    scheme: LocationScheme
+    bugs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    red: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    hidden: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    absent: Sequence[str] = ()
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        """The runners that were there."""
+        return tuple(name for name in RUNNERS if name not in self.absent)
+
+    def trial(self, runner: str, device: str) -> TrialConfig:
+        """Return the trial of a runner as it was then."""
+        bugs = catalogued(bug for bug, runners in self.bugs.items() if runner in runners)
+        trial = trial_of(RunConfig(device), runner, self.scheme)
+        return replace(trial, buckets=BUCKETS, token_buckets=TOKEN_BUCKETS, bugs=bugs)
+
+    def expected(self, runner: str) -> frozenset[str]:
+        """Return what must be violated on a runner."""
+        return frozenset(name for name, runners in self.red.items() if runner in runners)
+
+
+HISTORY = (
+    Point(
+        name="before 23552",
+        merged="",
+        scheme=LocationScheme.PER_LAYER,
+        bugs={"req_pool_pad": PADDED},
+        red={"hermetic_replay": PADDED},
+        absent=("frozen_kv_mtp",),
+    ),
+    Point(
+        name="after 23552",
+        merged="2026-04-24",
+        scheme=LocationScheme.PRESET,
+        bugs={
+            "swa_pad": DECODE,
+            "swa_int64": (*DECODE, *PREFILL),
+            "req_pool_pad": PADDED,
+        },
+        red={
+            "kv_parity": (*DECODE, *PREFILL),
+            "index_contract": (*DECODE, *PREFILL),
+            "hermetic_replay": ("cpu_graph", "eagle_draft_extend"),
+        },
+        hidden={"hermetic_replay": DECODE},
+        absent=("frozen_kv_mtp",),
+    ),
+    Point(
+        name="after 24743",
+        merged="2026-05-09",
+        scheme=LocationScheme.PRESET,
+        bugs={"swa_int64": ("breakable",), "req_pool_pad": (*PADDED, "frozen_kv_mtp")},
+        red={
+            "kv_parity": ("breakable",),
+            "index_contract": ("breakable",),
+            "hermetic_replay": (*PADDED, "frozen_kv_mtp"),
+        },
+    ),
+    Point(
+        name="after 25824",
+        merged="2026-05-20",
+        scheme=LocationScheme.MEMO,
+        bugs={"loc_memo_warning": EVERY, "req_pool_pad": (*PADDED, "frozen_kv_mtp")},
+        red={"log_hygiene": EVERY, "hermetic_replay": (*PADDED, "frozen_kv_mtp")},
+    ),
+    Point(
+        name="after 26152",
+        merged="2026-05-23",
+        scheme=LocationScheme.MEMO,
+        bugs={"req_pool_pad": (*PADDED, "frozen_kv_mtp")},
+        red={"hermetic_replay": (*PADDED, "frozen_kv_mtp")},
+    ),
+    Point(name="after 26292", merged="2026-05-25", scheme=LocationScheme.MEMO),
+)
+"""The engine before and after the five changes.
+
+`frozen_kv_mtp` is there with 24743: the first release that has the one has the other. The
+store of this build reinterprets an int64 location, so that swa_int64 parts the worlds in the
+first prefill and hides what the stale rows of decode do.
+"""
+
+
+def watch(trial: TrialConfig) -> HuntResult:
+    """Play a trial's schedules and pieces of traffic, whatever they violate."""
+    lockstep = Lockstep(trial, STEP_PROPERTIES)
+    hunt_result = play_all(lockstep, SEED, SCHEDULES)
+    for piece in pieces_of(trial, PIECES, SEED):
+        hunt_result.add(lockstep.play(piece))
+    return hunt_result
+
+
+def play_history(device: str, workers: int, history: Sequence[Point] = HISTORY) -> dict[str, Any]:
+    """Watch every runner at every point, and hold what was red against what must be.
+
+    Points that a runner went through unchanged are one trial, played once.
+    """
+    started = time.perf_counter()
+    trials = dict.fromkeys(
+        point.trial(runner, device) for point in history for runner in point.runners
+    )
+    seen: dict[TrialConfig, HuntResult] = {}
+    with Progress(transient=True) as progress, spreading(workers) as spread:
+        bar = progress.add_task("runners at the points of the history", total=len(trials))
+        for trial, hunt_result in zip(trials, spread(watch, list(trials)), strict=True):
+            seen[trial] = hunt_result
+            progress.advance(bar)
+    points = [_point(point, device, seen) for point in history]
+    wrong = [point["name"] for point in points if not point["as_said"]]
+    return {
+        "seed": SEED,
+        "schedules": SCHEDULES,
+        "pieces_of_traffic": PIECES,
+        "properties": [name for name in PROPERTIES if name in STEP_PROPERTIES],
+        "trials": len(trials),
+        "runners": list(RUNNERS),
+        "points": points,
+        "seconds": round(time.perf_counter() - started, 1),
+        "as_hoped": not wrong,
+        "message": f"{len(points)} points; not as the reports say: {', '.join(wrong) or 'none'}",
+    }
+
+
+def _point(point: Point, device: str, seen: Mapping[TrialConfig, HuntResult]) -> dict[str, Any]:
+    """Return what was seen at a point as JSON data."""
+    catches = {runner: seen[point.trial(runner, device)] for runner in point.runners}
+    red = {
+        name: {
+            runner: n
+            for runner, hunt_result in catches.items()
+            if (n := hunt_result.violated[name])
+        }
+        for name in PROPERTIES
+    }
+    message = {runner: _odd(point, runner, hunt_result) for runner, hunt_result in catches.items()}
+    odd = [f"{runner}: {each}" for runner, each in message.items() if each]
+    return {
+        "name": point.name,
+        "merged": point.merged,
+        "scheme": str(point.scheme),
+        "bugs": {name: list(runners) for name, runners in point.bugs.items()},
+        "absent": list(point.absent),
+        "must_be_red": {name: list(runners) for name, runners in point.red.items()},
+        "hidden": {name: list(runners) for name, runners in point.hidden.items()},
+        "red": {name: runners for name, runners in red.items() if runners},
+        "played": {
+            runner: {
+                "schedules": hunt_result.schedules,
+                "steps": hunt_result.steps,
+                "replays": hunt_result.replays,
+                "padded_replays": hunt_result.padded_replays,
+            }
+            for runner, hunt_result in catches.items()
+        },
+        "odd": odd,
+        "as_said": not odd,
+    }
+
+
+def _odd(point: Point, runner: str, hunt_result: HuntResult) -> str:
+    """Say how what a runner showed is not what the table says; nothing if it is."""
+    if not hunt_result.padded_replays:
+        return "no padded batch was replayed"
+    wanted, found = point.expected(runner), frozenset(hunt_result.violated)
+    allowed = wanted | CONSEQUENCES if "kv_parity" in wanted else wanted
+    message = [f"{name} is not red" for name in PROPERTIES if name in wanted - found]
+    return ", ".join(message + [f"{name} is red" for name in PROPERTIES if name in found - allowed])

@@ -1,0 +1,65 @@
+"""Bisecting over toggles."""
+
+import argparse
+from dataclasses import replace
+
+from rich.console import Console
+
+from harness.campaigns import record as run_record
+from harness.campaigns.bisect import Bisection, BugSet, hunted_case, likeliest_runner, with_goal
+from harness.campaigns.case import Case, write_case
+from harness.campaigns.replay import load_here
+from harness.cli import FINDING, OK
+from harness.lockstep.config import TrialConfig, catalogued, known, resolve_device
+from harness.lockstep.play import Outcome
+from harness.lockstep.violation import PROPERTIES
+from subjects.bugs.catalogue import BUGS
+from subjects.runners import RUNNERS
+
+
+def run_bisect(options: argparse.Namespace) -> int:
+    """Find the smallest set of bugs that explains a failing schedule."""
+    if not options.bugs:
+        raise ValueError("there is at least one bug to choose from (see paritybit bisect --help)")
+    for name in options.bugs:
+        known("bug", name, BUGS)
+    if options.property is not None:
+        known("property", options.property, PROPERTIES)
+    if options.case is not None and options.runner is not None:
+        raise ValueError("a case brings its own runner: name one of the two")
+    if options.out is not None:
+        run_record.require_writable(options.out)
+    console = Console(soft_wrap=True)
+    case = with_goal(case_to_bisect(options))
+    if case is None:
+        console.print("clean with all of them on: nothing to explain")
+        return OK
+    console.print(f"{case.target} on {case.trial.runner}, {len(case.schedule.steps)} steps")
+
+    def message(bug_set: BugSet, outcome: Outcome) -> None:
+        red = case.target in outcome.violated
+        seen = ", ".join(each for each in PROPERTIES if each in outcome.violated) or "nothing"
+        mark = "[bold red]red[/]  " if red else "[green]green[/]"
+        console.print(f"{mark} {' + '.join(bug_set) or 'no bug'}: {seen}")
+
+    explained = Bisection(case, message).explain()
+    if explained is None:
+        console.print("clean with all of them on: nothing to explain")
+        return OK
+    console.print(f"smallest set: [bold]{' + '.join(explained.trial.bugs) or 'none of them'}[/]")
+    if options.out is not None:
+        write_case(explained, options.out)
+    return FINDING
+
+
+def case_to_bisect(options: argparse.Namespace) -> Case | None:
+    """Return the case named, with the bugs asked for, or one hunted with all of them on."""
+    if options.case is not None:
+        case = load_here(options.case, options.device)
+        trial = replace(case.trial, bugs=catalogued(options.bugs))
+        return replace(case, trial=trial, target=options.property or case.target)
+    runner = options.runner or likeliest_runner(options.bugs)
+    known("runner", runner, RUNNERS)
+    trial = TrialConfig(runner, device=resolve_device(options.device or "auto"))
+    trial = trial.with_bug(*options.bugs)
+    return hunted_case(trial, options.property, options.seed, options.examples)

@@ -1,0 +1,183 @@
+"""What a person sees on the terminal: progress while a run goes on, and the matrix at its end."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
+from string import ascii_uppercase
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from harness.campaigns.task import GOOD, Result
+
+
+class Advance(Protocol):
+    """Told of each result as it comes."""
+
+    def __call__(self, result: Result) -> None:
+        """Take note of one result."""
+        ...
+
+
+@contextmanager
+def progress(console: Console, total: int) -> Iterator[Advance]:
+    """Show a bar over `total` tasks, and a line for every task that did not end well."""
+    columns = (
+        TextColumn("[progress.description]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        line = bar.add_task("starting", total=total)
+
+        def advance(result: Result) -> None:
+            bar.update(line, advance=1, description=f"{result.task.label}: {result.status}")
+            if result.status not in GOOD:
+                console.print(
+                    f"{result.task.label}: [bold red]{result.status}[/] {result.error or ''}"
+                )
+
+        yield advance
+
+
+def matrix(record: Mapping[str, Any]) -> Table:
+    """Return the bug × property matrix of a run record, over all runners that a bug can harm.
+
+    Columns are lettered as the properties are listed below it.
+    """
+    names = list(record["properties"])
+    table = _lettered("bug × property, on each shrunk schedule", names, LEGEND)
+    table.add_column("verdict", no_wrap=True)
+    for rows in _by(record["bugs"], "bug"):
+        affected = [row for row in rows if row["unaffected"] is None]
+        table.add_row(
+            rows[0]["bug"],
+            *(_cell(affected, name) if affected else "" for name in names),
+            _verdict([row["status"] for row in rows]),
+        )
+    return table
+
+
+def runner_matrix(record: Mapping[str, Any]) -> Table:
+    """Return the bug × runner matrix of a run record: schedules drawn until each was caught."""
+    runners = list(dict.fromkeys(pair["runner"] for pair in record["pairs"]))
+    table = _lettered("bug × runner", runners, RUNNER_LEGEND)
+    under_test = {row["bug"] for row in record["bugs"]}
+    hunted = sorted(record["bugs"], key=itemgetter("bug", "runner"))
+    rows = {(each[0]["bug"], each[0]["runner"]): each for each in _by(hunted, "bug", "runner")}
+    for pairs in _by(record["pairs"], "bug"):
+        bug = pairs[0]["bug"]
+        if bug in under_test:
+            cells = [_runner_cell(pair, rows.get((bug, pair["runner"]), [])) for pair in pairs]
+            table.add_row(bug, *cells)
+    return table
+
+
+def _runner_cell(pair: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    if any(row["status"] not in GOOD for row in rows):
+        return "[bold red]✗[/]"
+    if not pair["can_be_switched_on"]:
+        return "–"
+    if not rows:
+        return ""
+    return "○" if pair["unaffected"] else "/".join(str(row["schedules"]) for row in rows)
+
+
+def _lettered(title: str, names: Sequence[str], legend: str) -> Table:
+    """Return a table with a column per name, lettered as the names are listed below it."""
+    table = _table(title)
+    table.add_column("bug", overflow="fold", min_width=43)
+    for letter in LETTERS[: len(names)]:
+        table.add_column(letter, justify="center", no_wrap=True)
+    lettered = [f"{letter} {name}" for letter, name in zip(LETTERS, names, strict=False)]
+    table.caption = f"{', '.join(lettered)}\n{legend}"
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_style="bold", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+LETTERS = ascii_uppercase
+LEGEND = "● must see it and does, on every runner, ○ sees it too, ✗ must see it and does not"
+RUNNER_LEGEND = (
+    "schedules drawn until it was caught, generated/traffic; ○ tried, cannot harm;"
+    " – the runner lacks what it is about: see the page or `paritybit list` for why;"
+    " ✗ not as the table says; empty: not asked for"
+)
+
+
+def _by(rows: Iterable[Mapping[str, Any]], *keys: str) -> list[list[Mapping[str, Any]]]:
+    return [list(group) for _, group in groupby(rows, key=itemgetter(*keys))]
+
+
+def _cell(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    if name == rows[0]["detected_by"]:
+        return "●" if all(name in row["seen"] for row in rows) else "✗"
+    return "○" if any(name in row["seen"] for row in rows) else ""
+
+
+def _verdict(statuses: Sequence[str]) -> str:
+    """Return the first status that is not as it should be, or the one they share."""
+    bad = [status for status in statuses if status not in GOOD]
+    return f"[bold red]{bad[0]}[/]" if bad else f"[green]{statuses[0]}[/]"
+
+
+def clean_table(record: Mapping[str, Any]) -> Table:
+    """Return the clean trials of a run record, generated schedules and traffic together."""
+    table = _table("clean baseline, every property, generated schedules and traffic")
+    for name in ("runner", "preset", "scheme", "page", "dtype"):
+        table.add_column(name, no_wrap=True)
+    counts = ("schedules", "steps", "replays", "padded_replays")
+    for name in counts:
+        table.add_column(name.replace("_replays", ""), justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for rows in _by(record["clean"], "trial"):
+        trial = rows[0]["trial"]
+        table.add_row(
+            *(trial["runner"], trial["preset"], trial["scheme"]),
+            *(str(trial["page_size"]), trial["dtype"]),
+            *(str(sum(row[key] for row in rows)) for key in counts),
+            _verdict([row["status"] for row in rows]),
+        )
+    return table
+
+
+def history_table(figures: Mapping[str, Any]) -> Table:
+    """Return the points of a history × the properties that were, or must have been, red at one.
+
+    A cell holds the letters of the runners on which the property was violated; small letters
+    are those on which another bug hides it.
+    """
+    points = figures["points"]
+    letter = dict(zip(figures["runners"], LETTERS, strict=False))
+    ever = {name for point in points for name in (*point["red"], *point["must_be_red"])}
+    table = _table("the upstream history: runners on which a property was red")
+    table.add_column("point", no_wrap=True)
+    table.add_column("scheme", no_wrap=True)
+    names = [name for name in figures["properties"] if name in ever]
+    for name in names:
+        table.add_column(name.replace("_", "\n", 1))
+    table.add_column("")
+    for point in points:
+        cells = []
+        for name in names:
+            seen = "".join(letter[each] for each in point["red"].get(name, ()))
+            hidden = "".join(letter[each].lower() for each in point["hidden"].get(name, ()))
+            cells.append(seen + hidden)
+        verdict = "[green]✓[/]" if point["as_said"] else "[bold red]✗[/]"
+        table.add_row(point["name"], point["scheme"], *cells, verdict)
+    message = ", ".join(f"{each} {name}" for name, each in letter.items())
+    never = ", ".join(name for name in figures["properties"] if name not in ever)
+    table.caption = f"{message}\n{HISTORY_LEGEND}{never}"
+    return table
+
+
+HISTORY_LEGEND = (
+    "small: hidden by another bug, which parts the worlds first; ✗ not as the table says;"
+    " never red: "
+)

@@ -1,0 +1,105 @@
+"""An engine's trial, and a walk over releases, in the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from harness.engines.faults import FAULTS, Verdict
+
+MARKS = {Verdict.PRESENT: "● present", Verdict.ABSENT: "○ absent", Verdict.UNDECIDED: "? undecided"}
+
+
+def fault_table(record: Mapping[str, Any]) -> Table:
+    """Return faults by runner."""
+    table = Table(title=f"faults of {record['engine']}, by what it does", box=None)
+    for column in ("fault", "runner", "verdict", "seen", "how"):
+        table.add_column(column, justify="right" if column == "seen" else "left")
+    for each in record["answer"]["faults"]:
+        table.add_row(
+            each["fault"],
+            each["runner"],
+            MARKS[Verdict(each["verdict"])],
+            str(each["observations"]),
+            each["message"],
+        )
+    return table
+
+
+def padding_table(record: Mapping[str, Any]) -> Table:
+    """Return what the decode runner's padding holds, by buffer."""
+    table = Table(title="what padded rows hold, and who reads it", box=None)
+    for column in ("runner", "buffer", "dtype", "verdict", "tried"):
+        table.add_column(column, justify="right" if column == "tried" else "left")
+    merged: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for each in record["answer"]["padding"]:
+        merged.setdefault((each["runner"], each["buffer"]), []).append(each)
+    for (runner, buffer), entries in merged.items():
+        worst = max(entries, key=lambda each: (each["moved"] > 0, each["outlived"] > 0))
+        under_test = sum(each["disturbed"] for each in entries)
+        table.add_row(runner, buffer, worst["dtype"], worst["verdict"], str(under_test))
+    return table
+
+
+def notes(record: Mapping[str, Any]) -> list[str]:
+    """Return what else a reader must know: what ran, what was not the engine's, what has moved."""
+    answer = record["answer"]
+    replays = sum(each["replays"] for each in answer["legs"])
+    padded = sum(each["padded"] for each in answer["legs"])
+    return [
+        f"{replays} replays, {padded} padded, in {answer['seconds']:.0f} s",
+        *answer["findings"],
+        *(f"moved: {each}" for each in answer["moved"]),
+        f"stubbed: {', '.join(answer['stubs'])}",
+        *(f"emulated: {each}" for each in answer["emulated"]),
+    ]
+
+
+def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Table:
+    """Return faults on runners by release; a release that could not be tried says why below."""
+    under_test = [(name, record) for name, record in walked if not isinstance(record, str)]
+    pairs = sorted(
+        {
+            (list(FAULTS).index(each["fault"]), each["fault"], each["runner"])
+            for _, record in under_test
+            for each in record["answer"]["faults"]
+        }
+    )
+    table = Table(title="faults by release: ● present, ○ absent, ? undecided", box=None)
+    table.add_column("fault")
+    table.add_column("runner")
+    for name, _ in walked:
+        table.add_column(name, justify="center")
+    for _, fault, runner in pairs:
+        cells = []
+        for _, record in walked:
+            found = [] if isinstance(record, str) else record["answer"]["faults"]
+            verdicts = [
+                each["verdict"]
+                for each in found
+                if (each["fault"], each["runner"]) == (fault, runner)
+            ]
+            cells.append(MARKS[Verdict(verdicts[0])][0] if verdicts else "?")
+        table.add_row(fault, runner, *cells)
+    return table
+
+
+def changes(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> list[str]:
+    """Say of each fault and runner where it appears and where it disappears, in order."""
+    last: dict[tuple[str, str], tuple[str, str]] = {}
+    message: list[str] = []
+    for name, record in walked:
+        for each in [] if isinstance(record, str) else record["answer"]["faults"]:
+            key, verdict = (each["fault"], each["runner"]), each["verdict"]
+            if verdict == Verdict.UNDECIDED:
+                continue
+            before = last.get(key)
+            if before is None and verdict == Verdict.PRESENT:
+                message.append(
+                    f"{key[0]} on {key[1]}: present in {name}, the first that was decided"
+                )
+            elif before is not None and before[1] != verdict:
+                how = "appears" if verdict == Verdict.PRESENT else "is gone"
+                message.append(f"{key[0]} on {key[1]}: {how} in {name}, after {before[0]}")
+            last[key] = name, verdict
+    return message

@@ -1,0 +1,40 @@
+"""Every name of this build."""
+
+import argparse
+import json
+
+from harness.cli import OK
+from harness.lockstep.violation import PROPERTIES
+from reference.config import PRESETS
+from subjects.bugs.catalogue import BUGS, unaffected_reason
+from subjects.runners import RUNNERS
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """List every name of this build."""
+    listed: dict[str, dict[str, str]] = {
+        "bugs": {name: bug.mechanism for name, bug in BUGS.items()},
+        "runners": {
+            name: (runner.__doc__ or "").splitlines()[0] for name, runner in RUNNERS.items()
+        },
+        "bugs on runners": {
+            f"{name}@{runner}": message(unaffected_reason(bug, runner), bug.detected_by)
+            for name, bug in BUGS.items()
+            for runner in RUNNERS
+        },
+        "presets": {name: preset.source for name, preset in PRESETS.items()},
+        "properties": PROPERTIES,
+    }
+    if options.json:
+        print(json.dumps(listed, indent=1))
+        return OK
+    for kind, entries in listed.items():
+        print(kind)
+        for name, sentence in entries.items():
+            print(f"  {name:40} {sentence}")
+    return OK
+
+
+def message(unaffected: str | None, detected_by: str | None) -> str:
+    """Say what a bug does to a runner."""
+    return f"caught by {detected_by}" if unaffected is None else f"cannot harm it: {unaffected}"

@@ -1,0 +1,93 @@
+"""The main job."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.campaigns import record as run_record
+from harness.campaigns.regress import Run, RunConfig, all_hunts, execute, plan, record
+from harness.cli import FINDING, INTERRUPTED, OK, default_workers
+from harness.cli.display import clean_table, matrix, progress, runner_matrix
+from harness.cli.engines import try_engine
+from harness.cli.folders import new_folder, shown, swap_link
+from harness.lockstep.config import known, resolve_device
+from reference.config import PRESETS
+from reports.page import render
+from reports.page import write as write_page
+from subjects.bugs.catalogue import BUGS, missing_inputs, runners_of, unaffected_reason
+from subjects.runners import RUNNERS
+
+
+def run_regress(options: argparse.Namespace) -> int:
+    """Run the main job, or try an engine."""
+    if options.engine is not None:
+        return try_engine(options)
+    for name in options.preset:
+        known("preset", name, PRESETS)
+    settings = RunConfig(
+        device=resolve_device(options.device or "auto"),
+        hunts=hunts_of(options.bug, options.runner),
+        presets=options.preset or tuple(PRESETS),
+        seed=options.seed,
+        examples=options.examples,
+        command=shlex.join(["paritybit", *map(shown, options.typed)]),
+    )
+    folder = new_folder(options.out)
+    console, run, tasks = Console(), Run(settings), plan(settings)
+    workers = options.workers or default_workers(settings.device)
+    console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
+    try:
+        with progress(console, len(tasks)) as advance:
+
+            def on_result(result: Any) -> None:
+                run.results.append(result)
+                advance(result)
+
+            execute(tasks, min(workers, len(tasks)), on_result)
+    except KeyboardInterrupt:
+        run.interrupted = True
+    return finish(console, run, folder)
+
+
+def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the (bug, runner) asked for: a bug without a runner is tried on all it can harm.
+
+    Without bugs, all there are. Raises UnknownNameError for a bug or a runner that is not
+    known, ValueError for a bug on a runner that lacks what it is about.
+    """
+    for runner in runners:
+        known("runner", runner, RUNNERS)
+    if not bugs:
+        return all_hunts(runners or RUNNERS)
+    found: list[tuple[str, str]] = []
+    for each in bugs:
+        name, _, runner = each.partition("@")
+        known("bug", name, BUGS)
+        if runner:
+            known("runner", runner, RUNNERS)
+        wanted = [runner] if runner else runners or runners_of(BUGS[name]) or list(RUNNERS)
+        lacking = [one for one in wanted if missing_inputs(BUGS[name], one)]
+        if lacking:
+            reason = unaffected_reason(BUGS[name], lacking[0])
+            valid = ", ".join(one for one in RUNNERS if not missing_inputs(BUGS[name], one))
+            raise ValueError(
+                f"{name} cannot be switched on in {lacking[0]}: {reason}; valid: {valid}"
+            )
+        found += [(name, one) for one in wanted]
+    return tuple(dict.fromkeys(found))
+
+
+def finish(console: Console, run: Run, folder: Path) -> int:
+    """Write cases, record and page of a run, show them, and return the exit code."""
+    data = record(run, folder / "cases", shown(str(folder.parent / "latest" / "cases"), keep=3))
+    run_record.write(data, folder / "run.json")
+    write_page(render(run_record.load(folder / "run.json")), folder / "index.html")
+    swap_link(folder)
+    console.print(clean_table(data), matrix(data), runner_matrix(data))
+    console.print(f"[bold]{data['verdict']}[/]: {data['message']}")
+    console.print(f"{data['seconds']:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
+    return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data["verdict"]]

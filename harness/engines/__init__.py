@@ -1,0 +1,1 @@
+"""Released engines: fetching one, and its trial in a process of its own."""

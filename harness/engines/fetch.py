@@ -1,0 +1,198 @@
+"""Engines by name or by folder: fetched apart, and tried each in a process of its own.
+
+Knows where engines lie and how to ask for a trial. What an engine does is found out in
+`harness.engines.trial`.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.engines.case import EngineCase
+from harness.lockstep.config import CannotRunError
+from subjects.engines.sglang.loading import PACKAGE, package_folder
+
+ROOT = Path(__file__).parents[2]
+FOLDER_VARIABLE = "PARITYBIT_ENGINES"
+"""Names the folder of fetched engines, where it is not `.engines` of this tree."""
+
+DEPENDENCIES = "dependencies"
+NAMED = re.compile(rf"{PACKAGE}==([0-9][0-9a-z.]*)")
+TRIAL_SECONDS = 600
+"""After this long a trial is given up."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An engine that lies here: what it is called, and its package's folder."""
+
+    name: str
+    package: Path
+
+
+def folder() -> Path:
+    """Return where engines are kept."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or ROOT / ".engines")
+
+
+def find(spec: str) -> Found:
+    """Return the engine of `sglang==VERSION`, fetched if need be, or of a folder.
+
+    Raises ValueError for what is neither, and for a release that does not exist;
+    CannotRunError for one that cannot be had here.
+    """
+    named = NAMED.fullmatch(spec)
+    if named is None:
+        package = package_folder(Path(spec))
+        if package is None:
+            raise ValueError(
+                f"{spec!r} is no engine: neither {PACKAGE}==VERSION nor a folder with"
+                f" {PACKAGE}/srt or python/{PACKAGE}/srt"
+            )
+        return Found(f"{PACKAGE} in {Path(spec).name or spec}", package.resolve())
+    return fetch(named[1])
+
+
+def fetch(version: str) -> Found:
+    """Return a release, unpacked; fetch it and what it imports with the package client first.
+
+    Raises as `find` does.
+    """
+    home = folder() / f"{PACKAGE}-{version}"
+    package = package_folder(home)
+    if package is None:
+        with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+            wheel = _download(version, Path(scratch))
+            unpacked = Path(scratch) / "unpacked"
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(unpacked)
+            package = package_folder(unpacked)
+            if package is None:
+                raise CannotRunError(f"{PACKAGE} {version} has no {PACKAGE}/srt in its wheel")
+            _move(unpacked, home)
+        package = package_folder(home)
+        assert package is not None
+    _require_dependencies()
+    return Found(f"{PACKAGE} {version}", package)
+
+
+def newest() -> str:
+    """Return the newest release on the index. Raises CannotRunError where there is no index."""
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+        wheel = _download(None, Path(scratch))
+        return wheel.name.split("-")[1]
+
+
+def fetched() -> list[str]:
+    """Return the releases that lie here, in order."""
+    names = [each.name.removeprefix(f"{PACKAGE}-") for each in folder().glob(f"{PACKAGE}-*")]
+    return sorted(names, key=in_order)
+
+
+def in_order(version: str) -> list[int]:
+    """Return what versions sort by."""
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def trial(
+    engine: Found, device: str, seed: int, log: Path, case: EngineCase | None = None
+) -> dict[str, Any]:
+    """Try an engine in a process of its own and return its answer; what it says goes to `log`.
+
+    With a case, that alone is played.
+
+    Raises CannotRunError if it cannot be imported here or does not finish.
+    """
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+        request, answer = Path(scratch) / "request.json", Path(scratch) / "answer.json"
+        request.write_text(
+            json.dumps(
+                {
+                    "package": str(engine.package),
+                    "dependencies": str(folder() / DEPENDENCIES),
+                    "device": device,
+                    "seed": seed,
+                    "case": None if case is None else vars(case),
+                }
+            )
+        )
+        command = [sys.executable, "-m", "harness.engines.trial", str(request), str(answer)]
+        with log.open("w") as output:
+            try:
+                done = subprocess.run(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},
+                    timeout=TRIAL_SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise CannotRunError(
+                    f"the trial of {engine.name} did not end within {TRIAL_SECONDS} s"
+                ) from error
+        if not answer.exists():
+            lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
+            raise CannotRunError(
+                f"the trial of {engine.name} ended with {done.returncode}: {lines[-1]}"
+            )
+        found: dict[str, Any] = json.loads(answer.read_text())
+    if not found["legs"] and found["moved"]:
+        raise CannotRunError(f"{engine.name} cannot be tried here: {found['moved'][0]}")
+    return found
+
+
+def _download(version: str | None, into: Path) -> Path:
+    """Return the wheel of a release, the newest for None. Raises as `find` does."""
+    wanted = PACKAGE if version is None else f"{PACKAGE}=={version}"
+    said = _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), wanted)
+    wheels = list(into.glob("*.whl"))
+    if wheels:
+        return wheels[0]
+    listed = re.search(r"from versions: (.*)\)", said)
+    if version is not None and listed is not None and listed[1].strip() not in {"", "none"}:
+        raise ValueError(f"there is no release {version} of {PACKAGE} for this Python on the index")
+    raise CannotRunError(f"{wanted} is not here and could not be fetched: no index answers")
+
+
+def _require_dependencies() -> None:
+    """Install what engines import, apart from the main environment, unless it is there."""
+    home = folder() / DEPENDENCIES
+    if home.exists():
+        return
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+        target = Path(scratch) / DEPENDENCIES
+        said = _pip(
+            "install",
+            "--no-deps",
+            "--target",
+            str(target),
+            "-r",
+            str(ROOT / "engine-dependencies.txt"),
+        )
+        if not target.exists():
+            last = (said.strip().splitlines() or ["no output"])[-1]
+            raise CannotRunError(f"what engines import could not be installed: {last}")
+        _move(target, home)
+
+
+def _move(source: Path, home: Path) -> None:
+    """Put a whole folder in its place in one move."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    beside = home.with_name(f".{home.name}-{os.getpid()}")
+    subprocess.run(["cp", "-r", str(source), str(beside)], check=True)
+    beside.rename(home)
+
+
+def _pip(*arguments: str) -> str:
+    """Run the package client and return all it says."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr

@@ -1,0 +1,68 @@
+"""The record of an engine's trial, and what its verdicts come to."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.campaigns.case import dump_json
+from harness.campaigns.record import environment
+from harness.engines.faults import FAULTS, Verdict, overall
+from harness.lockstep.config import CannotRunError, known
+from subjects.bugs.catalogue import BUGS
+from subjects.runners import RUNNERS
+
+FORMAT = "paritybit-engine"
+VERSION = 1
+
+
+def faults_of(asked: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Return the (fault, runner or None) asked about; all faults if none are named.
+
+    Raises UnknownNameError for a name no build has, CannotRunError for a bug that an
+    engine's behaviour does not tell.
+    """
+    found: list[tuple[str, str | None]] = []
+    for each in asked:
+        name, _, runner = each.partition("@")
+        known("bug", name, BUGS)
+        if runner:
+            known("runner", runner, RUNNERS)
+        if name not in FAULTS:
+            raise CannotRunError(
+                f"the trial of an engine cannot tell {name}; it tells {', '.join(FAULTS)}"
+            )
+        found.append((name, runner or None))
+    return found or [(name, None) for name in FAULTS]
+
+
+def judge(answer: dict[str, Any], asked: Sequence[tuple[str, str | None]]) -> Verdict:
+    """Return what an answer says of the faults asked about: one that is present decides."""
+    verdicts = {overall(answer["faults"], fault, runner) for fault, runner in asked}
+    for each in (Verdict.PRESENT, Verdict.UNDECIDED, Verdict.ABSENT):
+        if each in verdicts:
+            return each
+    return Verdict.UNDECIDED
+
+
+def make(
+    name: str,
+    device: str,
+    command: str,
+    asked: Sequence[tuple[str, str | None]],
+    answer: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the record of one trial."""
+    return {
+        "environment": environment(device),
+        "command": command,
+        "engine": name,
+        "asked": [f"{fault}@{runner}" if runner else fault for fault, runner in asked],
+        "verdict": judge(answer, asked),
+        "faults": {fault: FAULTS[fault] for fault in FAULTS},
+        "answer": answer,
+    }
+
+
+def write(record: dict[str, Any], path: Path) -> None:
+    """Write the record of a trial."""
+    path.write_text(dump_json({"format": FORMAT, "version": VERSION, **record}))

@@ -1,0 +1,248 @@
+"""The first difference between two runs of one forward, op by op, in execution order.
+
+Ops are paired by name and turn: both worlds run one model. Stores are compared by what
+the caches hold after them, all other ops by the rows they give.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+from torch import Tensor
+
+from harness.checks.differences import first_index
+from harness.explain.provenance import Store, layers_by_address, store_of
+from harness.lockstep.bits import bits, hex_bits
+from reference.config import Kind, Role
+from reference.ops import OpCall
+from reference.pool import KVPools
+
+ROWS_SECOND = frozenset({"rotary"})
+"""Ops whose result has its rows along the second axis."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index that was read: `value`, where the other run read `right`.
+
+    By op `call` of the forward, for its row `row`; `key` is the place in that row's list of
+    keys, None for a location to store at. `right` is None where the other run has no such row.
+    """
+
+    call: int
+    row: int
+    key: int | None
+    value: int
+    right: int | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first bits that differ, and the index that led there, if one did.
+
+    `row` is the op's, None where no row wrote the slot; `slot` is None for what lies in no
+    cache, `head` for what has none.
+    """
+
+    op: str
+    model: Role | None
+    layer: int | None
+    kind: Kind | None
+    tensor: str
+    row: int | None
+    slot: int | None
+    head: int | None
+    element: int
+    left_bits: str
+    right_bits: str
+    index: Index | None
+
+
+class Caches:
+    """All KV of one run as the stores of a forward leave it, one after the other."""
+
+    def __init__(self, pools: KVPools, storage: Tensor) -> None:
+        self.pools = pools
+        self.arenas = {
+            (role, kind): arena for role, kind, arena in pools.arenas_of(storage.clone())
+        }
+
+    def cache(self, role: Role, layer: int) -> Tensor:
+        """Return K and V of one layer, [2, slots, kv_heads, head_dim]."""
+        config = self.pools[role].config
+        kind = config.layers[layer]
+        return self.arenas[role, kind][config.layers_of(kind).index(layer)]
+
+    def store(self, call: OpCall) -> Store:
+        """Carry out a store, row by row: the highest row wins."""
+        store = store_of(call, self.pools)
+        cache = self.cache(store.role, store.layer)
+        for row, slot in enumerate(store.slots):
+            cache[0, slot], cache[1, slot] = store.key[row], store.value[row]
+        return store
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run of a forward: its pools, all KV before it, and its ops."""
+
+    pools: KVPools
+    before: Tensor
+    calls: Sequence[OpCall]
+
+
+def first_difference(left: Side, right: Side) -> Difference | None:
+    """Return where `right` first differs from `left`, of whose rows alone other ops are compared.
+
+    Returns None where no op shows a difference. Slot 0 is compared nowhere.
+    """
+    caches = Caches(left.pools, left.before), Caches(right.pools, right.before)
+    for number, one, other in paired(left.calls, right.calls):
+        if other.name == "store_kv":
+            found = _stored(number, one, other, caches)
+        else:
+            found = None if one is None else _gave(number, one, other, right.pools)
+        if found is not None:
+            return found
+    return None
+
+
+def paired(
+    left: Sequence[OpCall], right: Sequence[OpCall]
+) -> Iterator[tuple[int, OpCall | None, OpCall]]:
+    """Yield each op of `right` with its place and the op of `left` of the same name and turn."""
+    turns: Counter[str] = Counter()
+    by_turn: dict[tuple[str, int], OpCall] = {}
+    for call in left:
+        by_turn[call.name, turns[call.name]] = call
+        turns[call.name] += 1
+    turns.clear()
+    for number, call in enumerate(right):
+        yield number, by_turn.get((call.name, turns[call.name])), call
+        turns[call.name] += 1
+
+
+def _stored(
+    number: int, left: OpCall | None, right: OpCall, caches: tuple[Caches, Caches]
+) -> Difference | None:
+    """Compare what a layer's cache holds after a store."""
+    expected, found = (caches[0].store(left) if left is not None else None), caches[1].store(right)
+    slots = expected.slots if expected is not None else []
+    touched = sorted({*slots, *found.slots} - {0})
+    one, other = (each.cache(found.role, found.layer)[:, touched] for each in caches)
+    different = bits(one) != bits(other)
+    if not different.any():
+        return None
+    plane, place, head, element = first_index(different)
+    slot = touched[place]
+    row = _last(found.slots, slot)
+    return Difference(
+        op="store_kv",
+        model=found.role,
+        layer=found.layer,
+        kind=found.kind,
+        tensor="KV"[plane],
+        row=row,
+        slot=slot,
+        head=head,
+        element=element,
+        left_bits=hex_bits(one[plane, place, head, element]),
+        right_bits=hex_bits(other[plane, place, head, element]),
+        index=_location(number, slots, found.slots, slot),
+    )
+
+
+def _location(number: int, left: list[int], right: list[int], slot: int) -> Index | None:
+    """Return the location that made two stores differ in `slot`; None if both wrote it alike."""
+    wrote, should = _last(right, slot), _last(left, slot)
+    if wrote == should:
+        return None
+    row = wrote if wrote is not None else should
+    assert row is not None
+    return Index(number, row, None, right[row], left[row] if row < len(left) else None)
+
+
+def _last(slots: Sequence[int], slot: int) -> int | None:
+    """Return the row that wrote `slot`: the highest that names it."""
+    return max((row for row, each in enumerate(slots) if each == slot), default=None)
+
+
+def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Difference | None:
+    """Compare the rows that two ops gave: those of `left`, the first ones of `right`."""
+    pairs = zip(_results(left), _results(right), strict=True)
+    for turn, (one, other) in enumerate(pairs):
+        rows = min(len(one), len(other))
+        different = bits(one[:rows]) != bits(other[:rows])
+        if different.any():
+            place = first_index(different)
+            row = place[0]
+            role, layer, kind = None, None, None
+            index = None
+            if right.name == "attention":
+                role, layer, kind = layers_by_address(pools)[right.inputs[1].data_ptr()]
+                index = _key(number, row, keys_of(left, row), keys_of(right, row))
+            return Difference(
+                op=right.name,
+                model=role,
+                layer=layer,
+                kind=kind,
+                tensor=f"result {turn}" if isinstance(right.result, tuple) else "result",
+                row=row,
+                slot=None,
+                head=place[1] if len(place) > 2 else None,
+                element=place[-1],
+                left_bits=hex_bits(one[place]),
+                right_bits=hex_bits(other[place]),
+                index=index,
+            )
+    return None
+
+
+def _results(call: OpCall) -> list[Tensor]:
+    """Return the tensors that an op gave, rows first."""
+    results = call.result if isinstance(call.result, tuple) else (call.result,)
+    if call.name in ROWS_SECOND:
+        return [each.transpose(0, 1) for each in results]
+    return list(results)
+
+
+def keys_of(call: OpCall, row: int) -> list[int]:
+    """Return the slots that take part in the attention of one row, in list order."""
+    slots: list[int] = call.inputs[4][key_places(call, row)].tolist()
+    return slots
+
+
+def key_places(call: OpCall, row: int) -> list[int]:
+    """Return the places in the op's slot list of the keys that take part in one row's attention."""
+    _, _, begin, end, _, _, _, mask, mask_start = (*call.inputs, None, None)[:9]
+    places = range(int(begin[row]), int(end[row]))
+    if mask is None or mask_start is None:
+        return list(places)
+    start = int(mask_start[row])
+    return list(compress(places, mask[start : start + len(places)].tolist()))
+
+
+def _key(number: int, row: int, left: list[int], right: list[int]) -> Index | None:
+    """Return the first key in which two rows' lists differ, if one does."""
+    for place, value in enumerate(right):
+        expected = left[place] if place < len(left) else None
+        if value != expected:
+            return Index(number, row, place, value, expected)
+    return None
+
+
+def read_again(index: Index, calls: Sequence[OpCall], pools: KVPools) -> int | None:
+    """Return what another run of the same forward read where `index` was read."""
+    call = calls[index.call]
+    if index.key is None:
+        return store_of(call, pools).slots[index.row]
+    keys = keys_of(call, index.row)
+    return keys[index.key] if index.key < len(keys) else None
+
+
+def address_of(index: Index, call: OpCall) -> tuple[Tensor, int]:
+    """Return the tensor that an index was read from, and which element of it."""
+    if index.key is None:
+        return call.inputs[1], index.row
+    return call.inputs[4], key_places(call, index.row)[index.key]

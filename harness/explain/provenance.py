@@ -1,0 +1,160 @@
+"""Who wrote what last: each element of the static buffers, each slot of the pools.
+
+Told by the writes themselves, as they happen, and not from any knowledge of a bug.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch
+from reference.config import SPECULATION, Kind, Role
+from reference.ops import OpCall
+from reference.pool import KVPools
+from subjects.graphs.capture import UncompiledMode
+
+RESETS = frozenset({"aten::zero_", "aten::fill_", "aten::_foreach_zero_"})
+
+
+@dataclass(frozen=True)
+class ForwardId:
+    """One forward: its number in the play, the schedule's step it is of, and who ran it.
+
+    `requests` are those of its batch, `rows` that of each live row of its ops, in order.
+    """
+
+    forward: int
+    step: int
+    runner: str | None
+    requests: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+
+
+CAPTURE = ForwardId(-1, -1, None)
+
+
+@dataclass(frozen=True)
+class StaticWrite:
+    """What wrote an element last. `how` is capture, levelled, reset or copied."""
+
+    turn: ForwardId
+    how: str
+
+
+class StaticLedger(UncompiledMode):
+    """Follows every write into some static buffers while it is entered."""
+
+    def __init__(self, buffers: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._written: dict[int, Tensor] = {}
+        for buffer in buffers:
+            storage = buffer.untyped_storage()
+            elements = storage.nbytes() // buffer.element_size()
+            self._written.setdefault(storage._cdata, torch.zeros(elements, dtype=torch.int64))
+        self._writes = [StaticWrite(CAPTURE, "capture")]
+
+    def during(self, turn: ForwardId, *, levelling: bool = False) -> "StaticLedger":
+        """Credit what is written from now on to `turn`, or to the harness that levels tails."""
+        self._first = len(self._writes)
+        hows = ("levelled", "levelled") if levelling else ("copied", "reset")
+        self._writes += [StaticWrite(turn, how) for how in hows]
+        return self
+
+    def of(self, buffer: Tensor) -> list[StaticWrite]:
+        """Return what wrote each element of a contiguous buffer last."""
+        written = self._written[buffer.untyped_storage()._cdata]
+        first = buffer.storage_offset()
+        return [self._writes[i] for i in written[first : first + buffer.numel()].tolist()]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        value = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            number = self._first + (func._schema.name in RESETS)
+            for argument, given in zip(func._schema.arguments, args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for each in [given] if isinstance(given, Tensor) else given:
+                        self._mark(each, number)
+        return value
+
+    def _mark(self, tensor: Tensor, number: int) -> None:
+        written = self._written.get(tensor.untyped_storage()._cdata)
+        if written is not None:
+            place = tensor.size(), tensor.stride(), tensor.storage_offset()
+            torch.as_strided(written, *place).fill_(number)
+
+
+@dataclass(frozen=True)
+class Store:
+    """One `store_kv` call: which cache, and the slot that each of its rows was written to."""
+
+    role: Role
+    layer: int
+    kind: Kind
+    slots: list[int]
+    key: Tensor
+    value: Tensor
+
+
+def layers_by_address(pools: KVPools) -> dict[int, tuple[Role, int, Kind]]:
+    """Return the model, layer and kind of every layer's cache, by the cache's address."""
+    return {
+        pool.cache(layer).data_ptr(): (role, layer, kind)
+        for role, pool in pools.pools.items()
+        for layer, kind in enumerate(pool.config.layers)
+    }
+
+
+def store_of(call: OpCall, pools: KVPools) -> Store:
+    """Return what a `store_kv` call did, its locations read as the store reads them."""
+    cache, loc, dtype, key, value = call.inputs
+    slots: list[int] = loc.view(dtype)[: key.shape[0]].tolist()
+    return Store(*layers_by_address(pools)[cache.data_ptr()], slots, key, value)
+
+
+@dataclass(frozen=True)
+class SlotWrite:
+    """What wrote a slot last: a row of a forward, live for a request or padding."""
+
+    turn: ForwardId
+    row: int
+    request: int | None
+
+
+class SlotLedger:
+    """Who wrote each slot of the graph world's pools last."""
+
+    def __init__(self, pools: KVPools) -> None:
+        self.pools = pools
+        self._writes: dict[tuple[Role, Kind, int], SlotWrite] = {}
+
+    def follow(self, turn: ForwardId, calls: Iterable[OpCall]) -> None:
+        """Follow the stores of a forward."""
+        for call in calls:
+            if call.name == "store_kv":
+                store = store_of(call, self.pools)
+                for row, slot in enumerate(store.slots):
+                    request = turn.rows[row] if row < len(turn.rows) else None
+                    self._writes[store.role, store.kind, slot] = SlotWrite(turn, row, request)
+
+    def of(self, role: Role, kind: Kind, slot: int) -> SlotWrite | None:
+        """Return what wrote a slot last, or None if nothing did."""
+        return self._writes.get((role, kind, slot))
+
+
+def row_requests(batch: ForwardBatch, serials: Sequence[int]) -> tuple[int, ...]:
+    """Return the request of each live row that a forward's ops have, in row order.
+
+    `serials` are those of the batch's requests. A draft runs `topk` rows of each.
+    """
+    if batch.mode.drafts:
+        return tuple(serial for serial in serials for _ in range(SPECULATION.topk))
+    return tuple(serials[request] for request in batch.token_requests.tolist())

@@ -1,0 +1,199 @@
+"""A trial's settings: which subject, on which model, pool and device."""
+
+import importlib
+import logging
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from harness.schedules.schedule import is_count
+from reference.batch import ForwardBatch, Mode
+from reference.config import PRESETS, SPECULATION
+from reference.ops import Ops
+from reference.pool import PoolSizes
+from reference.torch_ops import TorchOps
+from subjects.bugs.catalogue import BUGS, broken_subject, common_scheme, missing_inputs
+from subjects.engine import Subject
+from subjects.runners import RUNNERS, engine_runners
+from subjects.toggles import LocationScheme
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DEVICES = ("cpu", "cuda")
+BUCKETS = (2, 4, 8)
+TOKEN_BUCKETS = (4, 12, 24)
+
+
+class CannotRunError(Exception):
+    """Well-formed, but cannot run here. The message says what is missing."""
+
+
+class UnknownNameError(ValueError):
+    """A name that no build has. The message lists the valid ones."""
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """One subject on trial. `bugs` are names of the catalogue, in its order; none is clean.
+
+    Bugs bring their era. Sizes are in slots, `buckets` in requests, `token_buckets` in
+    tokens.
+    """
+
+    runner: str = "decode"
+    preset: str = "gpt_oss"
+    dtype: str = "float32"
+    device: str = "cpu"
+    scheme: LocationScheme = LocationScheme.MEMO
+    page_size: int = 1
+    full_slots: int = 80
+    swa_slots: int = 72
+    rows: int = 16
+    buckets: tuple[int, ...] = BUCKETS
+    token_buckets: tuple[int, ...] = TOKEN_BUCKETS
+    bugs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse names that this build lacks, and a bug out of its era or runner."""
+        known("runner", self.runner, RUNNERS)
+        known("preset", self.preset, PRESETS)
+        known("dtype", self.dtype, DTYPES)
+        known("device", self.device, DEVICES)
+        known("scheme", self.scheme, list(LocationScheme))
+        for name in self.bugs:
+            known("bug", name, BUGS)
+            if self.scheme not in BUGS[name].schemes or missing_inputs(BUGS[name], self.runner):
+                raise ValueError(f"bug {name} does not live in era {self.scheme} of {self.runner}")
+        if self.bugs != catalogued(self.bugs):
+            raise ValueError("the bugs of a trial are in the catalogue's order, each once")
+        if not (
+            self.page_size
+            > 0
+            == self.full_slots % self.page_size
+            == self.swa_slots % self.page_size
+        ):
+            raise ValueError("both pool sizes are whole numbers of pages")
+
+    def with_bug(self, *names: str) -> "TrialConfig":
+        """Return this trial with bugs switched on, in the era that they are tried in together.
+
+        Raises ValueError for bugs that no era has together.
+        """
+        for name in names:
+            known("bug", name, BUGS)
+        chosen = catalogued(names)
+        return replace(self, bugs=chosen, scheme=common_scheme(BUGS[name] for name in chosen))
+
+    @property
+    def bug(self) -> str | None:
+        """The one bug switched on, None for the clean subject. Raises ValueError for several."""
+        if len(self.bugs) > 1:
+            raise ValueError(f"there are several bugs: {', '.join(self.bugs)}")
+        return self.bugs[0] if self.bugs else None
+
+    @property
+    def clean(self) -> "TrialConfig":
+        """The same trial without bugs."""
+        return replace(self, bugs=())
+
+    @property
+    def sizes(self) -> PoolSizes:
+        """The sizes of both worlds' pools."""
+        return PoolSizes(self.full_slots, self.swa_slots, self.page_size, self.rows)
+
+    @property
+    def room(self) -> int:
+        """How many tokens fit into either sub-pool."""
+        return min(self.full_slots, self.swa_slots)
+
+    def subject(self) -> Subject:
+        """Return what is on trial."""
+        return broken_subject([BUGS[name] for name in self.bugs], self.runner, self.scheme)
+
+    @property
+    def modes(self) -> frozenset[Mode]:
+        """What the engine on trial can do: what it has runners for."""
+        return frozenset(each.mode for each in engine_runners(self.runner))
+
+    def expects_graph(self, batch: ForwardBatch) -> bool:
+        """Whether a captured graph must run a batch: there is a runner and a bucket for it."""
+        if batch.mode not in self.modes:
+            return False
+        if batch.mode is Mode.EXTEND:
+            return batch.raw_num_token <= max(self.token_buckets)
+        longest = max(span.end - span.begin for span in batch.spans)
+        too_long = batch.mode is Mode.DRAFT_EXTEND and longest > SPECULATION.extend_tokens
+        return batch.raw_bs <= max(self.buckets) and not too_long
+
+    def ops(self) -> Ops:
+        """Return the op set of the trial's device. Raises CannotRunError where it has none."""
+        if self.device == "cpu":
+            return TorchOps()
+        require_cuda()
+        # Imported late: importing Triton decides whether its interpreter is used.
+        ops: Ops = importlib.import_module("reference.triton_ops").TritonOps()
+        return ops
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON data."""
+        return asdict(self)
+
+
+def trial_from_json(data: Any) -> TrialConfig:
+    """Return the settings of JSON data. Raises ValueError, saying what is wrong, for any other."""
+    expected = asdict(TrialConfig())
+    if not isinstance(data, dict) or data.keys() != expected.keys():
+        raise ValueError(f"a trial has exactly the keys {', '.join(expected)}")
+    for key, value in data.items():
+        right = (
+            is_count(value)
+            if isinstance(expected[key], int)
+            else isinstance(value, list) and value and all(map(is_count, value))
+            if key.endswith("buckets")
+            else isinstance(value, list) and all(isinstance(each, str) for each in value)
+            if key == "bugs"
+            else isinstance(value, str)
+        )
+        if not right:
+            raise ValueError(f"{key} of a trial cannot be {value!r}")
+    known("scheme", data["scheme"], list(LocationScheme))
+    return TrialConfig(
+        **{
+            **data,
+            "scheme": LocationScheme(data["scheme"]),
+            **{key: tuple(data[key]) for key in ("buckets", "token_buckets", "bugs")},
+        }
+    )
+
+
+def catalogued(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of bugs in the catalogue's order, each once."""
+    wanted = set(names)
+    return tuple(name for name in BUGS if name in wanted)
+
+
+def known(what: str, name: str, names: Any) -> None:
+    """Raise UnknownNameError, listing `names`, unless `name` is one of them."""
+    if name not in names:
+        raise UnknownNameError(f"unknown {what} {name!r}; valid: {', '.join(names)}")
+
+
+def require_cuda() -> None:
+    """Raise CannotRunError unless a CUDA device is usable."""
+    if not torch.cuda.is_available():
+        raise CannotRunError("device cuda was asked for, but no usable CUDA device is here")
+
+
+def resolve_device(asked: str) -> str:
+    """Return cpu or cuda for auto, cpu or cuda. Raises as `Trial` and `require_cuda` do."""
+    known("device", asked, ("auto", *DEVICES))
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda":
+        require_cuda()
+    return asked
+
+
+SUBJECT_LOGGER = logging.getLogger("paritybit.subject")
+FRESH_LOGGER = logging.getLogger("paritybit.twin")

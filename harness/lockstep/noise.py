@@ -1,0 +1,109 @@
+"""Noise where nobody in the batch owns a byte: any float bits, indices over valid values.
+
+Padded rows execute, so index-typed bytes stay valid: an embedding id out of range
+would be a device assert, not a finding.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from harness.lockstep.scheduler import Scheduler
+from reference.batch import ENCODER_ROWS, TRACK_ROWS, ForwardBatch
+from reference.config import SPECULATION, Kind, ModelConfig
+from reference.pool import KVPools, PoolSizes
+
+
+def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
+    """Return, per static buffer of indices that noise may fill, the first value not valid."""
+    return {
+        "input_ids": config.vocab,
+        "topk_index": config.vocab,
+        "custom_mask": 2,
+        "swa_page_table": sizes.slots(Kind.SWA),
+        "positions": config.max_context,
+        "mrope_positions": config.max_context,
+        "req_pool_indices": sizes.rows + 1,
+        "seq_lens": config.window,
+        "seq_lens_cpu": config.window,
+        "out_cache_loc": sizes.slots(Kind.FULL),
+        "out_cache_loc_swa": sizes.slots(Kind.SWA),
+        "mamba_track_indices": TRACK_ROWS,
+        "mamba_track_mask": 2,
+        "encoder_lens": ENCODER_ROWS,
+        "kv_indices": sizes.slots(Kind.FULL),
+        "window_kv_indices": sizes.slots(Kind.SWA),
+    }
+
+
+COUNTS = frozenset(
+    {"num_correct_drafts", "num_accept_tokens", "extend_seq_lens", "extend_seq_lens_cpu"}
+)
+"""Static buffers of token counts, of which a request has at least one."""
+
+
+class Noise:
+    """Noise for one pool and its static buffers, the same for the same seed."""
+
+    def __init__(self, config: ModelConfig, pools: KVPools) -> None:
+        self.pools = pools
+        self.bounds = index_bounds(config, pools.sizes)
+        self.generator = torch.Generator()
+
+    def owned(self, world: Scheduler, batch: ForwardBatch | None) -> Tensor:
+        """Return a bool tensor of the storage's layout: true where a request of `batch` owns."""
+        storage = self.pools.storage
+        mask = torch.zeros(storage.shape, dtype=torch.bool, device=storage.device)
+        slots: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
+        for span in batch.spans if batch is not None else ():
+            full, swa = world.owned(world.request_of(span.row))
+            slots[Kind.FULL] += [*full, *span.full_slots]
+            slots[Kind.SWA] += [*swa, *span.swa_slots]
+        for _, kind, arena in self.pools.arenas_of(mask):
+            arena[:, :, slots[kind]] = True
+        return mask
+
+    def fill_buffers(self, buffers: Mapping[str, Tensor], seed: int) -> None:
+        """Fill every buffer drawn from `seed`: of floats with any, of indices with valid ones."""
+        self.generator.manual_seed(seed)
+        for name, buffer in buffers.items():
+            if buffer.dtype.is_floating_point:
+                buffer.copy_(self._any_bits(buffer).view(buffer.shape))
+            elif name in COUNTS:
+                buffer.copy_(1 + self._draw(SPECULATION.extend_tokens, buffer.shape))
+            elif name in self.bounds:
+                buffer.copy_(self._draw(self.bounds[name], buffer.shape))
+
+    def fill_pool(self, world: Scheduler, owned: Tensor, seed: int) -> None:
+        """Fill unowned storage with any bits, NaN too, and unused index cells with valid slots."""
+        self.generator.manual_seed(seed)
+        storage, tables = self.pools.storage, self.pools.tables
+        storage.copy_(torch.where(owned, storage, self._any_bits(storage)))
+        used_rows, used_slots = torch.zeros_like(tables.req_to_token, dtype=torch.bool), set()
+        used_rows[0] = True
+        for request in world.running:
+            if request.allocation is not None:
+                held = len(request.allocation.full_pages) * self.pools.sizes.page_size
+                used_rows[request.allocation.row, :held] = True
+                used_slots.update(world.allocator.full_slots(request.allocation, 0, held))
+        self._fill_unused(tables.req_to_token, used_rows, Kind.FULL)
+        mapping = tables.full_to_swa_index_mapping
+        used = torch.zeros_like(mapping, dtype=torch.bool)
+        used[: self.pools.sizes.page_size] = True  # Padding writes through slot 0.
+        used[-1] = True
+        used[list(used_slots)] = True
+        self._fill_unused(mapping, used, Kind.SWA)
+
+    def _fill_unused(self, table: Tensor, used: Tensor, kind: Kind) -> None:
+        drawn = self._draw(self.pools.sizes.slots(kind), table.shape).to(table)
+        table.copy_(torch.where(used, table, drawn))
+
+    def _any_bits(self, like: Tensor) -> Tensor:
+        """Return noise of any bits, NaN too, with the elements of `like`, flat."""
+        words = (-(-like.nbytes // 4),)
+        noise = torch.randint(-(2**31), 2**31, words, generator=self.generator).to(torch.int32)
+        return noise.view(like.dtype)[: like.numel()].to(like.device)
+
+    def _draw(self, bound: int, shape: torch.Size) -> Tensor:
+        return torch.randint(bound, shape, generator=self.generator)

@@ -1,0 +1,145 @@
+"""Speculation, as the scheduler sees it: what is drafted, verified, accepted and given back.
+
+Both worlds do it alike, each with what its own forwards gave.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from reference.batch import DraftState, ForwardBatch, Mode, Span
+from reference.config import SPECULATION, Kind, Role
+from reference.model import Output
+from reference.speculative import Tree, accepted_path, tree_of
+
+if TYPE_CHECKING:
+    from harness.lockstep.scheduler import Request, Scheduler, Work
+
+
+def draft(world: "Scheduler", picks: Sequence[int]) -> "Work | None":
+    """Plan drafting for the requests picked of those that the draft model has caught up on."""
+    if world.draft_mode is None:
+        return None
+    count = SPECULATION.slots if world.draft_mode is Mode.DRAFT else 0
+    ready = world.ready(
+        lambda each: each.state is not None and each.length + count <= world.config.max_context
+    )
+    spans = [
+        replace(span, state=each.state)
+        for each in world.some(ready, picks)
+        if (span := world.span(each, count)) is not None
+    ]
+    return world.work(world.draft_mode, spans)
+
+
+def verify(world: "Scheduler", picks: Sequence[int], accept: int) -> "Work | None":
+    """Plan to verify the trees of the requests picked; at least `accept` drafts will pass."""
+    if Mode.TARGET_VERIFY not in world.modes:
+        return None
+    count = SPECULATION.draft_tokens
+    ready = world.ready(lambda each: each.known + count <= world.config.max_context)
+    spans = []
+    for request in world.some(ready, picks):
+        span = world.span(request, count)
+        if span is not None:
+            world.events["tree of the harness"] += not request.tree
+            world.events["tree of a draft model"] += bool(request.tree)
+            tree = request.tree or _tree_of_the_harness(world, request)
+            spans.append(replace(span, tree=tree, accept=accept))
+    return world.work(Mode.TARGET_VERIFY, spans)
+
+
+def draft_extend(world: "Scheduler", picks: Sequence[int]) -> "Work | None":
+    """Plan to let the draft model catch up on the requests picked of those that it may."""
+    if Mode.DRAFT_EXTEND not in world.modes:
+        return None
+    ready = world.ready(lambda each: _may_catch_up(world, each))
+    spans = [
+        world.held_span(each, each.drafted, min(each.length, each.known - 1))
+        for each in world.some(ready, picks)
+    ]
+    return world.work(Mode.DRAFT_EXTEND, spans)
+
+
+def accept(world: "Scheduler", batch: ForwardBatch, output: Output) -> list[int]:
+    """Keep each request's accepted path: its tokens, its KV moved up, the other slots freed.
+
+    Returns the row of the logits that say each request's next token.
+    """
+    said = []
+    drafts = SPECULATION.draft_tokens
+    greedy = output["logits"].argmax(-1).tolist()
+    for place, span in enumerate(batch.spans):
+        request, first = world.request_of(span.row), place * drafts
+        path = accepted_path(span.tree, greedy[first : first + drafts], span.accept)
+        _move_kv(world, span, path)
+        known = [span.tree[node][0] for node in path] + [greedy[first + path[-1]]]
+        end = span.begin + len(path)
+        row = world.tokens[request.token_row]
+        row[span.begin : end + 1] = torch.tensor(known, device=row.device)
+        nodes = [first + node for node in path]
+        world.hidden_states[request.token_row, span.begin : end] = output["hidden"][nodes]
+        world.advance(request, end)
+        request.known = end + 1
+        world.free_unused(request)
+        world.events["draft accepted"] += len(path) > 1
+        world.events["draft rejected"] += len(path) < drafts
+        world.events["accepted beside the first branch"] += path != list(range(len(path)))
+        said.append(first + path[-1])
+    return said
+
+
+def propose(world: "Scheduler", batch: ForwardBatch, output: Output) -> list[int]:
+    """Keep each request's tree, and free the slots that it was drafted in. It says no token."""
+    lists = [output[name].tolist() for name in ("scores", "tokens", "chosen")]
+    for span, scores, tokens, chosen in zip(batch.spans, *lists, strict=True):
+        request = world.request_of(span.row)
+        root = int(world.tokens[request.token_row, request.length])
+        request.tree = tree_of(root, scores, tokens, chosen)
+        world.free_unused(request)
+    return []
+
+
+def catch_up(world: "Scheduler", batch: ForwardBatch, output: Output) -> list[int]:
+    """Keep what the draft model makes of each request it has caught up on. It says no token."""
+    for place, span in enumerate(batch.spans):
+        request = world.request_of(span.row)
+        world.events["draft caught up in several steps"] += request.drafted > 0
+        request.drafted = span.end
+        if span.end == request.length:
+            request.state = DraftState(
+                output["topk_p"][place].clone(),
+                output["topk_index"][place].clone(),
+                output["hidden"][place].clone(),
+            )
+    return []
+
+
+def _move_kv(world: "Scheduler", span: Span, path: Sequence[int]) -> None:
+    """Move the KV of an accepted path to the columns that its tokens now have."""
+    moved = [(node, column) for column, node in enumerate(path) if node != column]
+    pool = world.pools[Role.TARGET]
+    for kind, slots in ((Kind.FULL, span.full_slots), (Kind.SWA, span.swa_slots)):
+        if moved:
+            pool.move(kind, [slots[node] for node, _ in moved], [slots[to] for _, to in moved])
+
+
+def _may_catch_up(world: "Scheduler", request: "Request") -> bool:
+    """Whether the draft model lags, and all that its windows need still has SWA slots."""
+    end, size = min(request.length, request.known - 1), world.pools.sizes.page_size
+    needed = max(0, request.drafted - world.config.window + 1)
+    assert request.allocation is not None
+    pages = request.allocation.swa_pages[needed // size : -(-end // size)]
+    return request.drafted < end and None not in pages
+
+
+def _tree_of_the_harness(world: "Scheduler", request: "Request") -> Tree:
+    """Return a tree of random drafts, two branches of which the second is longer."""
+    draw = random.Random(world.seed * 100_003 + request.serial * 1009 + request.length)
+    root = int(world.tokens[request.token_row, request.length])
+    parents = [0 if i <= SPECULATION.topk else i - 1 for i in range(SPECULATION.draft_tokens)]
+    drafts = [(draw.randrange(world.config.vocab), parent) for parent in parents[1:]]
+    return ((root, -1), *drafts)

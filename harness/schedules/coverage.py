@@ -1,0 +1,92 @@
+"""Which states schedules reached: counted at every step, so that a toothless generator shows."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from harness.lockstep.observation import Observation
+from reference.batch import Mode
+from subjects.runners import RUNNERS, engine_runners
+
+ALWAYS_REQUIRED = (
+    "padded replay",
+    "several padded rows",
+    "replay without padding",
+    "idle replay",
+    "batch of several rows",
+    "batch shrank in its bucket",
+    "batch grew again in its bucket",
+    "smaller bucket after a larger",
+    "larger bucket after a smaller",
+    "requests parked",
+    "prompt of one token",
+    "prompt beyond the window",
+    "prompt in chunks",
+    "length window - 1",
+    "length window",
+    "length window + 1",
+    "evicted",
+    "finished",
+    "retracted",
+    "resumed",
+    "slot issued again",
+    "SWA sub-pool nearly full",
+    "full sub-pool nearly full",
+    "pool full",
+)
+"""What generated schedules must reach, taken together, whatever runner is on trial."""
+
+SPECULATION_REQUIRED = (
+    "draft accepted",
+    "draft rejected",
+    "accepted beside the first branch",
+    "tree of the harness",
+    "tree of a draft model",
+    "draft caught up in several steps",
+    "runner after another",
+)
+"""What they must reach besides, where the engine on trial speculates."""
+
+
+def required_events(runners: Iterable[str]) -> tuple[str, ...]:
+    """Return what the schedules of trials of some runners must reach, taken together."""
+    engines = [each for runner in runners for each in engine_runners(runner)]
+    names = [name for name in RUNNERS if name in {each.name for each in engines}]
+    speculates = any(each.mode is Mode.TARGET_VERIFY for each in engines)
+    replays = [f"{name}: {what}" for name in names for what in ("replay", "padded replay")]
+    return (*ALWAYS_REQUIRED, *(SPECULATION_REQUIRED if speculates else ()), *replays)
+
+
+class Coverage:
+    """Counts the events of one schedule's replays into `events`."""
+
+    def __init__(self, events: Counter[str]) -> None:
+        self.events = events
+        self.last: dict[str, tuple[int, int]] = {}
+        self.last_runner: str | None = None
+
+    def see(self, observation: Observation) -> None:
+        """Count what one step reached."""
+        replay = observation.replay
+        if replay is None:
+            return
+        runner, bucket, live_size = replay.runner, replay.bucket, replay.live_size
+        last_bucket, last_raw = self.last.get(runner, (bucket, live_size))
+        same = bucket == last_bucket
+        seen = {
+            f"{runner}: bucket {bucket}": True,
+            f"{runner}: replay": True,
+            f"{runner}: padded replay": replay.padded,
+            "padded replay": replay.padded,
+            "several padded rows": bucket - live_size > 1,
+            "replay without padding": not replay.padded,
+            "idle replay": live_size == 0,
+            "batch of several rows": observation.batch is not None and observation.batch.raw_bs > 1,
+            "batch shrank in its bucket": same and live_size < last_raw,
+            "batch grew again in its bucket": same and live_size > last_raw,
+            "smaller bucket after a larger": bucket < last_bucket,
+            "larger bucket after a smaller": bucket > last_bucket,
+            "runner after another": self.last_runner not in {None, runner},
+        }
+        self.events.update(event for event, reached in seen.items() if reached)
+        self.last[runner] = bucket, live_size
+        self.last_runner = runner

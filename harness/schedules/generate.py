@@ -1,0 +1,124 @@
+"""Schedules drawn by Hypothesis: a plain list of steps, valid whatever it is.
+
+Weights only steer towards deep states; coverage is counted elsewhere, and asserted.
+"""
+
+from collections.abc import Collection
+from itertools import chain
+
+from hypothesis import strategies as st
+
+from harness.lockstep.scheduler import idle_modes
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Evict,
+    Extend,
+    Finish,
+    Idle,
+    Repeat,
+    Resume,
+    Retract,
+    Schedule,
+    Step,
+    Verify,
+)
+from reference.batch import Mode
+from reference.config import SPECULATION, ModelConfig
+
+LONGEST = 40
+"""Most steps of a generated schedule after its opening admissions."""
+
+SEEDS = 8
+"""Schedule seeds drawn from: prompts, payloads, slot order and initial bytes follow from one."""
+
+
+FAVOUR = 3
+"""How many times as often as others the steps are drawn that drive the runner on trial."""
+
+
+SPECULATIVE = frozenset(Mode) - {Mode.EXTEND, Mode.DECODE}
+
+
+def schedules(
+    config: ModelConfig, max_bs: int, modes: Collection[Mode], under_test: Mode
+) -> st.SearchStrategy[Schedule]:
+    """Return a strategy of schedules for `config` with batches of at most `max_bs` requests.
+
+    The engine on trial has runners for `modes`; `tried` is the mode of the one on trial.
+    """
+    step, admit = _step(config, max_bs, modes, under_test), _admit(config)
+    opening = st.lists(admit, max_size=max_bs)
+    short = st.lists(step, min_size=1, max_size=LONGEST)
+    long = st.lists(step, min_size=LONGEST // 2, max_size=LONGEST)
+    parts = st.tuples(opening, st.one_of(short, long, long))
+    return st.builds(
+        Schedule, parts.map(lambda part: (*part[0], *chain(*part[1]))), st.integers(0, SEEDS - 1)
+    )
+
+
+def _admit(config: ModelConfig) -> st.SearchStrategy[Step]:
+    near_window = st.integers(max(1, config.window - 3), config.window + 1)
+    prompt = st.one_of(st.integers(1, 4), near_window, st.integers(1, 2 * config.window))
+    return st.builds(Admit, prompt, _chunk(config))
+
+
+def _chunk(config: ModelConfig) -> st.SearchStrategy[int]:
+    whole = st.just(2 * config.window)
+    return st.one_of(whole, whole, st.integers(1, config.window))
+
+
+def _step(
+    config: ModelConfig, max_bs: int, modes: Collection[Mode], under_test: Mode
+) -> st.SearchStrategy[tuple[Step, ...]]:
+    """Return a strategy of steps and of rounds of them, each as often as its weight."""
+    pick = st.integers(0, max_bs - 1)
+    some = st.lists(pick, min_size=1, max_size=max_bs).map(tuple)
+    first = st.integers(1, max_bs).map(lambda count: tuple(range(count)))
+    idle = idle_modes(modes)
+    many = st.one_of(some, first)
+    accept = st.integers(0, SPECULATION.draft_tokens - 1)
+    by_mode: dict[Mode, list[tuple[int, st.SearchStrategy[Step]]]] = {
+        Mode.EXTEND: [(3, _admit(config)), (1, st.builds(Extend, pick, _chunk(config)))],
+        Mode.DECODE: [(2, st.builds(Decode, some)), (2, st.builds(Decode, first))],
+        Mode.TARGET_VERIFY: [(2, st.builds(Verify, many, accept))],
+        Mode.DRAFT: [(2, st.builds(Draft, many))],
+        Mode.FROZEN_DRAFT: [(2, st.builds(Draft, many))],
+        Mode.DRAFT_EXTEND: [(3, st.builds(DraftExtend, many))],
+    }
+    weighted: list[tuple[int, st.SearchStrategy[Step]]] = [
+        (2, _admit(config)),
+        *(
+            (weight * (FAVOUR if mode is under_test else 1), kind)
+            for mode, kinds in by_mode.items()
+            if mode in modes or mode is Mode.EXTEND
+            for weight, kind in kinds
+        ),
+        (2, st.builds(Repeat, st.integers(1, 3))),
+        (1, st.builds(Finish, pick)),
+        (2, st.builds(Idle, pick)),
+        *([(FAVOUR, st.just(Idle(idle.index(under_test))))] if under_test in idle else []),
+        (1, st.builds(Evict, pick)),
+        (2, st.builds(Retract, pick)),
+        (3, st.builds(Resume, pick)),
+    ]
+    alone = [st.tuples(kind) for weight, kind in weighted for _ in range(weight)]
+    round_weight = 2 * FAVOUR if under_test in SPECULATIVE else 2
+    rounds = [_round(max_bs)] * round_weight if Mode.TARGET_VERIFY in modes else []
+    kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds]
+    return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
+
+
+def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
+    """Return a strategy of what speculation does in turn: catch up, draft twice, and verify."""
+    everyone = tuple(range(max_bs))
+    rows = st.integers(1, max_bs).map(lambda count: tuple(range(count)))
+    accept = st.integers(0, SPECULATION.draft_tokens - 1)
+    return st.tuples(
+        st.just(DraftExtend(everyone)),
+        st.builds(Draft, rows),
+        st.builds(Draft, rows),
+        st.builds(Verify, rows, accept),
+    )

@@ -1,0 +1,1 @@
+"""Adapters of engines that others wrote, a folder for each."""

@@ -1,0 +1,100 @@
+"""Our decoder as an engine's model: the engine's attention layers, our arithmetic around them."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.config import Kind
+from reference.model import Heads, Model, TokenInputs
+from reference.ops import Ops
+from subjects.engines.sglang.loading import Engine
+
+
+class Decoder(torch.nn.Module):
+    """The engine calls `forward` as it does any model's. `window` is what SWA layers are told.
+
+    `entering` is told of each layer before it attends.
+    """
+
+    shared_experts_config = None
+
+    def __init__(self, engine: Engine, model: Model, ops: Ops, window: int) -> None:
+        super().__init__()
+        self.decoder = model
+        self.ops = ops
+        self.output = engine.part("srt.layers.logits_processor:LogitsProcessorOutput")
+        layer = engine.part("srt.layers.radix_attention:RadixAttention")
+        config = model.config
+        self.attention = [
+            layer(
+                num_heads=config.heads,
+                head_dim=config.shape(kind).head_dim,
+                scaling=config.shape(kind).head_dim ** -0.5,
+                num_kv_heads=config.shape(kind).kv_heads,
+                layer_id=index,
+                sliding_window_size=window if kind is Kind.SWA else -1,
+            )
+            for index, kind in enumerate(config.layers)
+        ]
+        self.config = SimpleNamespace(model_type="decoder")
+        self.model = SimpleNamespace(layers=[], forward=self.forward)
+        self.entering: Callable[[int], None] = lambda layer: None
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: Any,
+        input_embeds: Tensor | None = None,
+        **named: Any,
+    ) -> Any:
+        """Return logits of every row, or of each request's last token when it extends."""
+        model, ops = self.decoder, self.ops
+        tokens = TokenInputs(
+            input_ids=input_ids,
+            payload=self._payload(positions, forward_batch),
+            positions=positions,
+            mrope_positions=forward_batch.mrope_positions,
+            live_tokens=torch.full_like(input_ids[:1], input_ids.shape[0], dtype=torch.int32),
+        )
+        hidden = model.run_layers(ops, tokens, Access(self, forward_batch))
+        if forward_batch.forward_mode.is_extend():
+            hidden = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
+        return self.output(next_token_logits=model.logits(ops, hidden), hidden_states=hidden)
+
+    def _payload(self, positions: Tensor, batch: Any) -> Tensor:
+        index, mask = batch.mamba_track_indices, batch.mamba_track_mask
+        if index is None:
+            index, mask = torch.zeros_like(positions), torch.zeros_like(positions).bool()
+            return self.decoder.payload(self.ops, positions, index, mask, index)
+        if batch.forward_mode.is_extend():
+            lengths = batch.extend_seq_lens
+            index, mask = (each.repeat_interleave(lengths) for each in (index, mask))
+        nothing = torch.zeros_like(index)
+        return self.decoder.payload(self.ops, positions, index, mask, nothing)
+
+
+class Access:
+    """KV access of one forward, through the engine's attention layers."""
+
+    def __init__(self, decoder: Decoder, batch: Any) -> None:
+        self.decoder = decoder
+        self.batch = batch
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Let the engine store key and value and attend."""
+        heads = Heads(query, key, value)
+        sinks = self.decoder.decoder.layers[layer].sinks
+        self.decoder.entering(layer)
+        mixed = self.decoder.attention[layer](
+            heads.query.flatten(1),
+            heads.key.flatten(1),
+            heads.value.flatten(1),
+            self.batch,
+            **({} if sinks is None else {"sinks": sinks}),
+        )
+        found: Tensor = mixed.view(query.shape)
+        return found

@@ -1,0 +1,119 @@
+"""A graph on a CPU for an engine that asks torch for a CUDA graph.
+
+Between two calls that a tape cannot hold (a Triton kernel), what ran is on a tape; the
+calls are kept with the tensors they were given. A replay runs both in order: Python of
+the engine does not run again.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from reference.ops import Ops
+from subjects.graphs.capture import TapeSegment
+
+
+class CpuGraph:
+    """What stands for `torch.cuda.CUDAGraph` on a CPU."""
+
+    recording: "CpuGraph | None" = None
+    ops: Ops
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.parts: list[Callable[[], Any]] = []
+        self._open: TapeSegment | None = None
+
+    def begin(self) -> None:
+        """Record from here on."""
+        self._open = TapeSegment(self.ops)
+        self._open.begin()
+
+    def end(self) -> None:
+        """Keep what was recorded since `begin`."""
+        if self._open is not None:
+            self._open.end()
+            self.parts.append(self._open.replay)
+        self._open = None
+
+    def replay(self) -> None:
+        """Run what was recorded, into the same storages."""
+        for part in self.parts:
+            part()
+
+
+@contextmanager
+def recording(cuda_graph: CpuGraph, **settings: Any) -> Iterator[None]:
+    """Stand for `torch.cuda.graph`."""
+    CpuGraph.recording = cuda_graph
+    cuda_graph.begin()
+    try:
+        yield
+    finally:
+        cuda_graph.end()
+        CpuGraph.recording = None
+
+
+def whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a recording graph keep each call of `function` whole, as it would a kernel's launch."""
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        graph = CpuGraph.recording
+        if graph is None:
+            return function(*arguments, **named)
+        graph.end()
+        call = partial(function, *arguments, **named)
+        value = call()
+        graph.parts.append(call)
+        graph.begin()
+        return value
+
+    return called
+
+
+class Replays:
+    """How often a graph was replayed in this process."""
+
+    count = 0
+
+
+def count_replays() -> None:
+    """Count the replays of every graph from here on, whichever class they are of."""
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: Any) -> None:
+        Replays.count += 1
+        replay(graph)
+
+    torch.cuda.CUDAGraph.replay = counted  # type: ignore[method-assign,assignment]
+
+
+class Event:
+    """Stand for `torch.cuda.Event`: on a CPU all work is done when it is asked for."""
+
+    def record(self, *arguments: Any) -> None:
+        """Do nothing."""
+
+    def wait(self, *arguments: Any) -> None:
+        """Do nothing."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+def emulate(ops: Ops) -> None:
+    """Give torch's CPU module what an engine needs of a device module to capture graphs."""
+    CpuGraph.ops = ops
+    torch.cuda.CUDAGraph = CpuGraph  # type: ignore[assignment,misc]
+    stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
+    for name, value in {
+        "graph": recording,
+        "graph_pool_handle": lambda: (0, 0),
+        "Event": Event,
+        "is_current_stream_capturing": lambda: CpuGraph.recording is not None,
+        "current_stream": lambda *arguments: stream,
+    }.items():
+        setattr(torch.cpu, name, value)

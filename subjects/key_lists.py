@@ -1,0 +1,372 @@
+"""Attention metadata: which slots each token reads, in lists that outlive the forward.
+
+Under a graph the lists live in static buffers, written before each replay and covering
+the padded rows too, as the engine's attention backends do. For eager attention they are
+fresh.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch
+from reference.config import SPECULATION
+from subjects.buffers import BufferPool, Conversions, copy_together
+from subjects.pool import SubjectPool
+from subjects.toggles import MemoResets, Toggles
+
+Lists = dict[str, Tensor]
+"""Metadata by the name of its buffer."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of T tokens on layers of one kind: slots[begin[t]:end[t]] of a slot list.
+
+    `mask_start` int64 [T] says where in the forward's mask the bits of a token's keys begin.
+    """
+
+    begin: Tensor
+    end: Tensor
+    slots: Tensor
+    mask_start: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class KeyLists:
+    """The keys of a forward on full layers (full slots) and on SWA layers (SWA slots)."""
+
+    full: Keys
+    swa: Keys
+    mask: Tensor | None = None
+
+
+class StaticLists:
+    """The static buffers of one runner's metadata: name to (elements, dtype)."""
+
+    def __init__(self, sizes: Mapping[str, tuple[int, torch.dtype]], buffers: BufferPool) -> None:
+        self.buffers = {
+            name: buffers.get(name, (size,), dtype, 0) for name, (size, dtype) in sizes.items()
+        }
+        self.conversions: Conversions = set()
+
+    def write(self, values: Lists) -> None:
+        """Copy each list to the start of its buffer."""
+        self.conversions |= {
+            (name, each.dtype, self.buffers[name].dtype)
+            for name, each in values.items()
+            if each.dtype != self.buffers[name].dtype
+        }
+        copy_together(
+            [(self.buffers[name][: each.shape[0]], each) for name, each in values.items()]
+        )
+
+
+def row_sizes(rows: int, max_keys: int, window: int) -> dict[str, tuple[int, torch.dtype]]:
+    """Return the buffers of `row_lists` for at most `rows` rows."""
+    return {
+        "kv_indptr": (rows + 1, torch.int32),
+        "kv_indices": (rows * max_keys, torch.int64),
+        "window_kv_indptr": (rows + 1, torch.int32),
+        "window_kv_indices": (rows * window, torch.int64),
+    }
+
+
+def row_keys(lists: Mapping[str, Tensor], first: int, rows: int) -> KeyLists:
+    """Return the keys of `rows` rows from row `first` of `row_lists` on."""
+    kinds = ("kv_indptr", "kv_indices"), ("window_kv_indptr", "window_kv_indices")
+    full, swa = (
+        Keys(
+            lists[indptr][first : first + rows],
+            lists[indptr][first + 1 : first + rows + 1],
+            lists[indices],
+        )
+        for indptr, indices in kinds
+    )
+    return KeyLists(full, swa)
+
+
+def row_lists(
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    seq_lens_cpu: Tensor,
+    window: int,
+    pool: SubjectPool,
+    memo_resets: MemoResets,
+    shift: tuple[Tensor, Tensor] | None = None,
+) -> Lists:
+    """Return the lists of rows that each see `seq_lens` keys, themselves included.
+
+    All arguments are [rows]: rows of req_to_token (int64), key counts on the device and on
+    the host; the host copy says how many elements to gather. With `shift`, (column, by),
+    the columns from `column` on are taken `by` further on.
+    """
+    starts = torch.zeros_like(seq_lens)
+    indptr = indptr_of(seq_lens)
+    total = int(seq_lens_cpu.sum())
+    kv_indices = gather_slots(req_pool_indices, starts, indptr, total, pool, shift)
+    window_kv_lens = seq_lens.clamp(max=window)
+    window_kv_start = seq_lens - window_kv_lens
+    window_indptr = indptr_of(window_kv_lens)
+    window_total = int(seq_lens_cpu.clamp(max=window).sum())
+    window_kv_indices = gather_slots(
+        req_pool_indices, window_kv_start, window_indptr, window_total, pool, shift
+    )
+    return {
+        "kv_indptr": indptr,
+        "kv_indices": kv_indices,
+        "window_kv_indptr": window_indptr,
+        "window_kv_indices": translate_window(window_kv_indices, pool, memo_resets),
+    }
+
+
+def draft_lists(
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    seq_lens_cpu: Tensor,
+    window: int,
+    pool: SubjectPool,
+    memo_resets: MemoResets,
+) -> Lists:
+    """Return `row_lists` of all forwards of a draft: [forwards, B, topk] rows, flat.
+
+    At forward s a branch sees the request's keys, [B] of them, and its own s + 1 drafts;
+    branch b's lie in columns seq_len + b * steps on.
+    """
+    topk, steps = SPECULATION.topk, SPECULATION.steps
+    requests, device = seq_lens.shape[0], seq_lens.device
+    shape = (SPECULATION.forwards, requests, topk)
+    drafted = torch.arange(1, SPECULATION.forwards + 1, dtype=torch.int32)[:, None, None]
+    branch = torch.arange(topk, device=device).expand(shape).reshape(-1)
+
+    def each(values: Tensor) -> Tensor:
+        return values[None, :, None].expand(shape)
+
+    return row_lists(
+        each(req_pool_indices).reshape(-1),
+        (each(seq_lens) + drafted.to(device)).reshape(-1),
+        (each(seq_lens_cpu) + drafted).reshape(-1),
+        window,
+        pool,
+        memo_resets,
+        (each(seq_lens).reshape(-1), branch * steps),
+    )
+
+
+def span_sizes(
+    requests: int, tokens: int, max_keys: int, window: int
+) -> dict[str, tuple[int, torch.dtype]]:
+    """Return the buffers of `span_lists` for at most that many requests and tokens."""
+    ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
+    return {
+        "kv_indices": (requests * max_keys, torch.int64),
+        "window_kv_indices": (requests * (window + tokens // requests), torch.int64),
+        **dict.fromkeys(ends, (tokens, torch.int32)),
+    }
+
+
+def span_keys(lists: Mapping[str, Tensor], tokens: int) -> KeyLists:
+    """Return the keys of the first `tokens` tokens of `span_lists`."""
+    return KeyLists(
+        Keys(lists["key_begin"][:tokens], lists["key_end"][:tokens], lists["kv_indices"]),
+        Keys(
+            lists["window_key_begin"][:tokens],
+            lists["window_key_end"][:tokens],
+            lists["window_kv_indices"],
+        ),
+    )
+
+
+def span_lists(
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    counts: Tensor,
+    seq_lens_cpu: Tensor,
+    counts_cpu: Tensor,
+    tokens: int,
+    window: int,
+    pool: SubjectPool,
+    memo_resets: MemoResets,
+) -> Lists:
+    """Return the lists of requests that each run their last `counts` of `seq_lens` tokens.
+
+    All but the counts of tokens and of the window are [B], on the device and on the host;
+    the tokens lie one request after the other. A token beyond them all sees no key.
+    """
+    qo_indptr = indptr_of(counts)
+    place = torch.arange(tokens, dtype=torch.int32, device=counts.device)
+    request = torch.searchsorted(qo_indptr[1:], place, right=True)
+    live = request < counts.shape[0]
+    request = request.clamp(max=counts.shape[0] - 1)
+    column = (seq_lens - counts)[request] + place - qo_indptr[request]
+    seen = (column + 1).clamp(min=0) * live
+    starts = (seq_lens - counts - window + 1).clamp(min=0)
+    starts_cpu = (seq_lens_cpu - counts_cpu - window + 1).clamp(min=0)
+    indptr, window_indptr = indptr_of(seq_lens), indptr_of(seq_lens - starts)
+    kv_indices = gather_slots(
+        req_pool_indices, torch.zeros_like(starts), indptr, int(seq_lens_cpu.sum()), pool
+    )
+    window_kv_indices = gather_slots(
+        req_pool_indices, starts, window_indptr, int((seq_lens_cpu - starts_cpu).sum()), pool
+    )
+    first = (column - window + 1).clamp(min=0)
+    begin, window_begin = indptr[request], window_indptr[request] + first - starts[request]
+    return {
+        "kv_indices": kv_indices,
+        "key_begin": begin,
+        "key_end": (begin + seen).to(torch.int32),
+        "window_kv_indices": translate_window(window_kv_indices, pool, memo_resets),
+        "window_key_begin": window_begin.to(torch.int32),
+        "window_key_end": (window_begin + (seen - first).clamp(min=0)).to(torch.int32),
+    }
+
+
+def fresh_span_keys(
+    batch: ForwardBatch, window: int, pool: SubjectPool, memo_resets: MemoResets
+) -> KeyLists:
+    """Return fresh keys of a batch that extends: one row per token, its prefix and itself."""
+    counts_cpu = torch.tensor([span.end - span.begin for span in batch.spans])
+    lists = span_lists(
+        batch.req_pool_indices,
+        batch.seq_lens,
+        counts_cpu.to(batch.seq_lens.device),
+        batch.seq_lens_cpu,
+        counts_cpu,
+        batch.raw_num_token,
+        window,
+        pool,
+        memo_resets,
+    )
+    return span_keys(lists, batch.raw_num_token)
+
+
+def verify_sizes(requests: int, max_keys: int, window: int) -> dict[str, tuple[int, torch.dtype]]:
+    """Return the buffers of `verify_lists` for at most `requests` requests."""
+    tokens = requests * SPECULATION.draft_tokens
+    ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
+    return {
+        "kv_indices": (requests * max_keys, torch.int64),
+        "swa_page_table": (requests * page_table_width(window), torch.int32),
+        "window_kv_offsets": (requests, torch.int64),
+        **dict.fromkeys(ends, (tokens, torch.int32)),
+        "mask_indptr": (tokens, torch.int64),
+    }
+
+
+def page_table_width(window: int) -> int:
+    """Return how many columns a verify sees of a request on SWA layers."""
+    return window - 1 + SPECULATION.draft_tokens
+
+
+def verify_keys(
+    lists: Mapping[str, Tensor], tokens: int, custom_mask: Tensor, window: int
+) -> KeyLists:
+    """Return the keys of the first `tokens` tokens of `verify_lists`.
+
+    A token's bits on SWA layers begin where its window does: in its row of the page table,
+    which itself begins at the request's offset.
+    """
+    begin, end = lists["window_key_begin"][:tokens], lists["window_key_end"][:tokens]
+    mask_indptr = lists["mask_indptr"][:tokens]
+    request = torch.arange(tokens, device=begin.device) // SPECULATION.draft_tokens
+    skipped = begin - request * page_table_width(window) + lists["window_kv_offsets"][request]
+    return KeyLists(
+        Keys(
+            lists["key_begin"][:tokens],
+            lists["key_end"][:tokens],
+            lists["kv_indices"],
+            mask_indptr,
+        ),
+        Keys(begin, end, lists["swa_page_table"].to(torch.int64), mask_indptr + skipped),
+        custom_mask,
+    )
+
+
+def verify_lists(
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    seq_lens_cpu: Tensor,
+    positions: Tensor,
+    window: int,
+    pool: SubjectPool,
+    toggles: Toggles,
+) -> Lists:
+    """Return the lists of B requests with `seq_lens` keys and a tree of drafts each.
+
+    Full layers list a request's keys and drafts; SWA layers read them off a page table of
+    the window, one row per request, translated to SWA slots (PR 24617). A token's keys are
+    all of its request's from where its window begins; the tree's mask picks among them.
+    `positions` are the tokens', int64 [B draft_tokens].
+    """
+    drafts = SPECULATION.draft_tokens
+    ends = seq_lens + drafts
+    indptr = indptr_of(ends)
+    place = torch.arange(positions.shape[0], device=positions.device)
+    request, node = place // drafts, place % drafts
+    mask_rows = torch.cumsum(ends * drafts, 0) - ends * drafts
+    mask_indptr = mask_rows[request] + node * ends[request]
+    offsets = (seq_lens - window + 1).clamp(min=0)
+    width = page_table_width(window)
+    columns = offsets[:, None] + torch.arange(width, device=positions.device)
+    table = pool.pool.req_to_token
+    slots = table[req_pool_indices[:, None], columns.clamp(max=table.shape[1] - 1)]
+    page_table = torch.where(columns < ends[:, None], slots, 0).flatten()
+    if toggles.translate_page_table:
+        page_table = translate_window(page_table, pool, toggles.memo_resets)
+    first = (positions - window + 1).clamp(min=0)
+    row_start = request * width - offsets[request]
+    total = int(seq_lens_cpu.sum()) + drafts * seq_lens_cpu.shape[0]
+    starts = torch.zeros_like(seq_lens)
+    return {
+        "kv_indices": gather_slots(req_pool_indices, starts, indptr, total, pool),
+        "swa_page_table": page_table,
+        "window_kv_offsets": offsets.to(torch.int64),
+        "key_begin": indptr[request],
+        "key_end": indptr[request + 1],
+        "window_key_begin": (row_start + first).to(torch.int32),
+        "window_key_end": (row_start + ends[request]).to(torch.int32),
+        "mask_indptr": mask_indptr,
+    }
+
+
+def indptr_of(lengths: Tensor) -> Tensor:
+    """Return the running sum of `lengths` [n] from 0 on, int32 [n + 1]."""
+    indptr = torch.zeros(lengths.shape[0] + 1, dtype=torch.int32, device=lengths.device)
+    torch.cumsum(lengths, 0, dtype=torch.int32, out=indptr[1:])
+    return indptr
+
+
+def gather_slots(
+    rows: Tensor,
+    starts: Tensor,
+    indptr: Tensor,
+    total: int,
+    pool: SubjectPool,
+    shift: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return req_to_token[rows[i], starts[i] : starts[i] + length i] for all i, concatenated.
+
+    `indptr` [n + 1] holds the running sum of the lengths, `total` its last value; `shift`
+    is that of `row_lists`. The result is int32 [total].
+    """
+    place = torch.arange(total, dtype=indptr.dtype, device=rows.device)
+    row = torch.searchsorted(indptr[1:], place, right=True)
+    column = place - indptr[row] + starts[row]
+    if shift is not None:
+        since, by = shift
+        column = column + torch.where(column >= since[row], by[row], 0)
+    return pool.pool.req_to_token[rows[row], column]
+
+
+def translate_window(
+    window_kv_indices: Tensor, pool: SubjectPool, memo_resets: MemoResets
+) -> Tensor:
+    """Translate a window's full slots (int32) to SWA slots (int32), between PR 26152's sites."""
+    if memo_resets.before_window:
+        pool.invalidate_loc_cache()
+    translated = pool.translate_loc_from_full_to_swa(window_kv_indices.to(torch.int64))
+    if memo_resets.after_window:
+        pool.invalidate_loc_cache()
+    return translated
