@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness.campaigns.corpus import CORPUS
+from harness.checks.play import DeviceLostError
 from harness.cli import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OUT
 from harness.cli.bisect import run_bisect
 from harness.cli.engines import RELEASES, run_engine, run_releases
@@ -20,7 +21,6 @@ from harness.cli.pages import run_compare, run_report, run_summary
 from harness.cli.regress import run_regress
 from harness.cli.replay import run_replay
 from harness.lockstep.config import CannotRunError
-from harness.lockstep.play import DeviceLostError
 
 
 class Parser(argparse.ArgumentParser):

@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 from harness.campaigns.record import FORMAT, VERSION
-from harness.lockstep.violation import PROPERTIES
+from harness.checks.table import PROPERTIES
 
 Record = dict[str, Any]
 

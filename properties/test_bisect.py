@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from harness.__main__ import main
 from harness.campaigns.bisect import BugSet, ddmin, likeliest_runner, smallest, split
 from harness.campaigns.case import Case, load_case, write_case
+from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import Lockstep
 from subjects.bugs.catalogue import BUGS, broken_subject, common_scheme
 from subjects.contracts import Policy
 from subjects.toggles import LocationScheme

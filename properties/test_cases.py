@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from harness.campaigns.case import Case, dump_json, load_case, write_case
 from harness.campaigns.hunt import hunt
+from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig, UnknownNameError
-from harness.lockstep.play import Lockstep
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import (

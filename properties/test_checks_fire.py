@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.table import PROPERTIES
 from harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import CountingGraph, allocations
-from harness.lockstep.play import Lockstep, Outcome
-from harness.lockstep.violation import PROPERTIES
 from harness.schedules.schedule import (
     Admit,
     Decode,
@@ -36,6 +35,7 @@ from reference.eager import EagerDecoder
 from reference.model import Output
 from reference.pool import Tables
 from reference.torch_ops import TorchOps
+from subjects.captured import CountingGraph, allocations
 from subjects.engine import Forward
 from subjects.runner import GraphRunner, Replay
 from subjects.runners import RUNNERS, engine_runners
@@ -304,7 +304,7 @@ def moved_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
 def allocating_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays around each of which the allocator handed out one block."""
     handed_out = count()
-    monkeypatch.setattr("harness.lockstep.pair.allocations", lambda: next(handed_out))
+    monkeypatch.setattr("subjects.captured.allocations", lambda: next(handed_out))
 
 
 def failing_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def hidden_states_off_by_one(
     ) -> ForwardBatch:
         return prepare(mode, spans, tokens, hidden_states.roll(1, 1), tables)
 
-    monkeypatch.setattr("harness.lockstep.scheduler.prepare", shifted)
+    monkeypatch.setattr("harness.lockstep.request_book.prepare", shifted)
 
 
 def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +509,7 @@ def test_blocks_handed_out_around_a_replay_are_counted(monkeypatch: pytest.Monke
         def replay(self) -> None:
             handed_out[0] += 2
 
-    monkeypatch.setattr("harness.lockstep.pair.allocations", lambda: handed_out[0])
+    monkeypatch.setattr("subjects.captured.allocations", lambda: handed_out[0])
     graph = CountingGraph(Allocating())
     graph.replay()
     assert graph.allocated == 2

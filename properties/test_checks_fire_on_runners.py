@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.property import Violation
 from harness.lockstep.bits import bits
 from harness.lockstep.config import SUBJECT_LOGGER
 from harness.lockstep.observation import ExtraResults, Noisy, Observation
-from harness.lockstep.pair import CapturedEngine
-from harness.lockstep.play import Lockstep, Outcome
 from harness.lockstep.scheduler import Work
-from harness.lockstep.violation import Violation
 from harness.schedules.schedule import Step
 from properties.test_checks_fire import (
     ENGINES,
@@ -47,6 +46,7 @@ from properties.test_checks_fire import (
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind, Role
 from reference.model import Heads, Output
+from subjects.captured import CapturedEngine
 from subjects.engine import Forward
 from subjects.pool import TRANSLATE
 from subjects.prefill import PrefillRunner

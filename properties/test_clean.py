@@ -13,11 +13,10 @@ from hypothesis import settings
 
 from harness.campaigns.case import Case, write_case
 from harness.campaigns.hunt import HuntResult, first_failure, hunt, play_all
-from harness.explain.cause import explanation
+from harness.checks.explanation import explanation, observe
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import Lockstep
-from harness.lockstep.timeline import observe
-from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
 from harness.schedules.schedule import Schedule
 from harness.schedules.traffic import traffic_schedules
 from properties.trials import name

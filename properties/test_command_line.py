@@ -28,11 +28,11 @@ from harness.campaigns.case import Case, dump_json, load_case, write_case
 from harness.campaigns.record import FORMAT, VERSION
 from harness.campaigns.regress import RunConfig, all_hunts, plan
 from harness.campaigns.task import Task
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES
 from harness.cli.folders import shown
 from harness.cli.regress import hunts_of
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import Lockstep
-from harness.lockstep.violation import PROPERTIES
 from harness.schedules.schedule import Admit, Decode, Schedule
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS, runners_of

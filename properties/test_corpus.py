@@ -10,9 +10,9 @@ import pytest
 
 from harness.__main__ import main
 from harness.campaigns.case import Case, load_case
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import Lockstep
-from harness.lockstep.violation import PROPERTIES
 from properties.test_detection import AFFECTED, MOST_STEPS
 from subjects.bugs.catalogue import BUGS, runners_of
 

@@ -11,9 +11,9 @@ import pytest
 
 from harness.campaigns.hunt import HuntResult, first_failure, hunt
 from harness.campaigns.task import Source, Status, Task, pieces_of, run_task
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import Lockstep
-from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
 from harness.schedules.schedule import Admit, Decode, Idle, Schedule
 from properties.trials import bug_trial, every_pair
 from subjects.bugs.catalogue import BUGS, missing_inputs, runners_of, unaffected_reason

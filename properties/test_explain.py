@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from harness.campaigns.case import Case, load_case
+from harness.checks.explanation import observe
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.explain.cause import explain, explanation
-from harness.explain.recorded import witness
 from harness.lockstep.bits import hex_bits
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
-from harness.lockstep.play import Lockstep, Outcome
-from harness.lockstep.timeline import observe
-from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
 from harness.schedules.schedule import Admit, Decode, Idle, Schedule, Step
 from reference.config import Kind, Role
 from subjects.contracts import Policy

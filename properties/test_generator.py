@@ -17,8 +17,8 @@ from harness.campaigns.regress import (
     unreached,
 )
 from harness.campaigns.task import Source, Task, run_task
+from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import Lockstep
 from harness.lockstep.scheduler import idle_modes
 from harness.schedules.coverage import required_events
 from harness.schedules.schedule import Decode, Draft, DraftExtend, Idle, Schedule, Verify

@@ -24,8 +24,8 @@ from harness.campaigns.history import (
 )
 from harness.campaigns.hunt import HuntResult
 from harness.campaigns.record import VERSION
+from harness.checks.table import STEP_PROPERTIES
 from harness.cli.display import history_table
-from harness.lockstep.violation import STEP_PROPERTIES
 from subjects.bugs.catalogue import BUGS, missing_inputs, unaffected_reason
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from harness.checks.play import Lockstep
 from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
-from harness.lockstep.play import Lockstep
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import (
     Admit,

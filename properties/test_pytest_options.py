@@ -14,8 +14,8 @@ import torch
 
 import conftest
 from harness.campaigns.case import load_case
+from harness.checks.table import PROPERTIES
 from harness.lockstep.config import DTYPES
-from harness.lockstep.violation import PROPERTIES
 from properties.trials import PAGE_SIZES
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS, runners_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.checks.schedules import DENSE_BOUND
+from harness.checks.of_schedules.dense_agreement import DENSE_BOUND
 from harness.lockstep.bits import bits
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import DRAFT_SEED

@@ -19,8 +19,9 @@ from harness.campaigns import regress
 from harness.campaigns.case import load_case
 from harness.campaigns.hunt import HuntResult
 from harness.campaigns.task import Finding, Result, Status, Task
+from harness.checks.property import Violation
+from harness.checks.table import PROPERTIES
 from harness.lockstep.timeline import TimelineEntry
-from harness.lockstep.violation import PROPERTIES, Violation
 from harness.schedules.schedule import Admit, Schedule
 from properties.sample_records import (
     BUGS,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.checks.schedules import DENSE_BOUND
+from harness.checks.of_schedules.dense_agreement import DENSE_BOUND
 from harness.lockstep.bits import bits
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import DRAFT_SEED

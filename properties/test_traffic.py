@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from harness.checks.play import Lockstep
+from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import Lockstep
-from harness.lockstep.violation import STEP_PROPERTIES
 from harness.schedules.schedule import (
     Admit,
     Decode,

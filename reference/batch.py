@@ -160,6 +160,13 @@ class ForwardBatch:
         """Live tokens."""
         return self.positions.shape[0]
 
+    def requests_of_rows(self, rows: int) -> list[int]:
+        """Return which request of the batch each row of an output of `rows` rows belongs to."""
+        if rows == self.raw_bs:
+            return list(range(rows))
+        requests: list[int] = self.token_requests.tolist()
+        return requests
+
     def value(self, name: str) -> Tensor | None:
         """Return the tensor called `name`, if the batch carries one."""
         found: Tensor | None = self.spec_info.get(name, getattr(self, name, None))

@@ -4,7 +4,7 @@ Knows storage and the full-to-SWA mapping. Does not know who owns a slot (the
 allocator does) nor how a write location is found (each world does, its own way).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -114,9 +114,7 @@ class HybridKVPool:
 
     def arenas_of(self, flat: Tensor) -> dict[Kind, Tensor]:
         """Return the per-sub-pool views of a tensor that has the storage's layout."""
-        parts = flat.split([shape.numel() for shape in self._shapes.values()])
-        views = [part.view(shape) for part, shape in zip(parts, self._shapes.values(), strict=True)]
-        return dict(zip(self._shapes, views, strict=True))
+        return split_arenas(flat, self._shapes)
 
     def cache(self, layer: int) -> Tensor:
         """Return K and V of one layer, [2, slots, kv_heads, head_dim]."""
@@ -132,6 +130,36 @@ class HybridKVPool:
     def device(self) -> torch.device:
         """The device the pool lives on."""
         return self.storage.device
+
+
+class KVLayout:
+    """Where K and V of the target and of the draft model lie in one flat storage.
+
+    `configs` has the target before the draft; `sizes` are those of both pools.
+    """
+
+    def __init__(self, configs: Mapping[Role, ModelConfig], sizes: PoolSizes) -> None:
+        self.configs = configs
+        self.sizes = sizes
+        self.counts = [storage_elements(config, sizes) for config in configs.values()]
+        self._shapes = [arena_shapes(config, sizes) for config in configs.values()]
+
+    def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
+        """Yield the model, kind and view of each sub-pool of a tensor of the storage's layout."""
+        for role, part, shapes in zip(
+            self.configs, flat.split(self.counts), self._shapes, strict=True
+        ):
+            for kind, arena in split_arenas(part, shapes).items():
+                yield role, kind, arena
+
+    def layers(self) -> Iterator[tuple[Role, Kind, int, int]]:
+        """Yield model, kind, index and place among its kind of every layer, in order of execution.
+
+        The target comes before the draft.
+        """
+        for role, config in self.configs.items():
+            for layer, kind in enumerate(config.layers):
+                yield role, kind, layer, config.layers_of(kind).index(layer)
 
 
 class KVPools:
@@ -151,13 +179,12 @@ class KVPools:
     ) -> None:
         self.sizes = sizes
         self.tables = Tables(sizes, target.max_context, device)
-        configs = {Role.TARGET: target, Role.DRAFT: draft}
-        self._counts = [storage_elements(config, sizes) for config in configs.values()]
-        self.storage = torch.zeros(sum(self._counts), dtype=dtype, device=device)
-        parts = self.storage.split(self._counts)
+        self.layout = KVLayout({Role.TARGET: target, Role.DRAFT: draft}, sizes)
+        self.storage = torch.zeros(sum(self.layout.counts), dtype=dtype, device=device)
+        parts = self.storage.split(self.layout.counts)
         self.pools = {
             role: HybridKVPool(config, sizes, dtype, device, storage=part, tables=self.tables)
-            for (role, config), part in zip(configs.items(), parts, strict=True)
+            for (role, config), part in zip(self.layout.configs.items(), parts, strict=True)
         }
 
     def __getitem__(self, role: Role) -> HybridKVPool:
@@ -171,9 +198,14 @@ class KVPools:
 
     def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
         """Yield the model, kind and view of each sub-pool of a tensor of the storage's layout."""
-        for (role, pool), part in zip(self.pools.items(), flat.split(self._counts), strict=True):
-            for kind, arena in pool.arenas_of(part).items():
-                yield role, kind, arena
+        return self.layout.arenas_of(flat)
+
+
+def split_arenas(flat: Tensor, shapes: Mapping[Kind, torch.Size]) -> dict[Kind, Tensor]:
+    """Return the views of one model's sub-pools, of the given shapes, in its flat storage."""
+    parts = flat.split([shape.numel() for shape in shapes.values()])
+    views = [part.view(shape) for part, shape in zip(parts, shapes.values(), strict=True)]
+    return dict(zip(shapes, views, strict=True))
 
 
 def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size]:

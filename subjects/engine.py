@@ -19,7 +19,8 @@ from subjects.buffers import BufferPool
 from subjects.contracts import Contract
 from subjects.key_lists import fresh_span_keys
 from subjects.pool import SubjectPool
-from subjects.runner import GraphRunner, Replay, RunnerSpec
+from subjects.protocol import Forward, Overrides
+from subjects.runner import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
 from subjects.runners import engine_runners
 from subjects.toggles import LocationScheme, Toggles
 
@@ -38,14 +39,6 @@ class Subject:
     contract: Contract
     toggles: Toggles
     shared: Changes = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Forward:
-    """The outcome of one forward: what it gives for live rows, and the replay if there was one."""
-
-    output: Output
-    replay: Replay | None
 
 
 def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
@@ -104,7 +97,12 @@ class Engine:
             )
         self.under_test = next(r for r in self.runners.values() if r.name == subject.runner)
 
-    def forward(self, batch: ForwardBatch | None, idle: Mode = Mode.DECODE) -> Forward:
+    def forward(
+        self,
+        batch: ForwardBatch | None,
+        idle: Mode = Mode.DECODE,
+        overrides: Overrides = NOTHING_OVERRIDDEN,
+    ) -> Forward:
         """Run one forward by graph where one can, else eagerly. `None` is an idle step of a mode.
 
         Raises LookupError for an idle step of a mode that has no runner.
@@ -117,8 +115,8 @@ class Engine:
         if toggles.memo_resets.entry:
             pool.invalidate_loc_cache()
         if runner is not None and (batch is None or runner.can_run(batch)):
-            replay = runner.replay(batch)
-            return Forward(replay.live, replay)
+            replay = runner.replay(batch, overrides=overrides)
+            return Forward(replay.live_output, replay)
         if batch is None:
             raise LookupError(f"no runner for an idle step of mode {idle}")
         return Forward(self._forward_eagerly(batch, toggles), None)

@@ -18,7 +18,8 @@ from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticInput, keep, reset
 from subjects.graphs.capture import Capture
 from subjects.key_lists import fresh_span_keys
-from subjects.runner import WARM_UP_RUNS, GraphRunner, Replay
+from subjects.protocol import Overrides, Replay
+from subjects.runner import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
 from subjects.toggles import LocationScheme
 
 MOST_REQUESTS = 8
@@ -103,7 +104,7 @@ class PrefillRunner(GraphRunner):
             )
             self.inputs.populate({"input_embeds": payload}, padded=False)
 
-    def launch(self, batch: ForwardBatch | None, bucket: int) -> Output:
+    def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
         """Run the bucket's graphs, and attention between them."""
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
@@ -119,11 +120,16 @@ class PrefillRunner(GraphRunner):
                     batch, self.target.config.window, self.pool, self.toggles.memo_resets
                 ),
             )
-        return super().launch(batch, bucket)
+        return super().launch(batch, bucket, captured=captured)
 
-    def replay(self, batch: ForwardBatch | None, least: int = 0) -> Replay:
+    def replay(
+        self,
+        batch: ForwardBatch | None,
+        least: int = 0,
+        overrides: Overrides = NOTHING_OVERRIDDEN,
+    ) -> Replay:
         """Replay; the logits are made eagerly, of each request's last token."""
-        replay = super().replay(batch, least)
+        replay = super().replay(batch, least, overrides)
         hidden = replay.output["hidden"][: replay.live_size]
         live = {"hidden": hidden}
         if batch is not None:

@@ -22,27 +22,12 @@ from subjects.contracts import Axis, Contract, Extents
 from subjects.graphs.capture import Capture, Graph
 from subjects.key_lists import Lists, StaticLists
 from subjects.pool import LocState, SubjectPool
+from subjects.protocol import Overrides, Replay
 from subjects.toggles import LocationScheme, Toggles
 
 WARM_UP_RUNS = 2
 
-
-@dataclass(frozen=True)
-class Replay:
-    """One replay: how much of its bucket was live, in requests or tokens, and what it gave.
-
-    `output` is static and holds the whole bucket; `rows` of its rows are live, and `live`
-    is what the forward gives for them. Of `output`, `defined` depends on the batch alone.
-    """
-
-    runner: str
-    bucket: int
-    live_size: int
-    padded: bool
-    output: Output
-    rows: int
-    live: Output
-    defined: Output
+NOTHING_OVERRIDDEN = Overrides()
 
 
 @dataclass(frozen=True)
@@ -142,7 +127,12 @@ class GraphRunner(ABC):
         """Whether a captured graph can run this batch."""
         return batch.mode is self.mode and self.bucket(self.size(batch)) is not None
 
-    def replay(self, batch: ForwardBatch | None, least: int = 0) -> Replay:
+    def replay(
+        self,
+        batch: ForwardBatch | None,
+        least: int = 0,
+        overrides: Overrides = NOTHING_OVERRIDDEN,
+    ) -> Replay:
         """Populate, plan, replay. `None` is an idle step: every row is padding.
 
         The bucket is the smallest that holds the batch and `least`. Raises ValueError if
@@ -154,21 +144,29 @@ class GraphRunner(ABC):
             raise ValueError(f"no captured size holds {live_size} rows; captured: {self.buckets}")
         padded = self.padded(batch, bucket)
         self.populate(batch, bucket, padded=padded)
+        overwrite(self.inputs.buffers, overrides)
         self.plan(bucket)
-        output = self.launch(batch, bucket)
+        overwrite(self.metadata.buffers, overrides)
+        output = self.launch(batch, bucket, captured=overrides.captured)
         rows = self.live_rows(live_size)
-        live = {name: each[:rows] for name, each in output.items()}
+        live = {name: values[:rows] for name, values in output.items()}
         return Replay(self.name, bucket, live_size, padded, output, rows, live, output)
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
         """Bring the static inputs up to date."""
         self.inputs.populate(self.heads(batch, bucket), padded=padded)
 
-    def launch(self, batch: ForwardBatch | None, bucket: int) -> Output:
-        """Run the bucket's graph and return its static output."""
-        captured = self.captured[bucket]
-        captured.replay()
-        output: Output = captured.output
+    def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
+        """Run the bucket's graph and return its static output.
+
+        Without `captured`, what was captured runs eagerly through the same static buffers.
+        """
+        if not captured:
+            self.preset_location(bucket)
+            return self.run_once(bucket)
+        graph = self.captured[bucket]
+        graph.replay()
+        output: Output = graph.output
         return output
 
     def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
@@ -260,6 +258,13 @@ class GraphRunner(ABC):
         """Set the pool's `swa_loc` for a capture, where the runner has one of its own (era 2)."""
         has_one = "out_cache_loc_swa" in self.inputs.buffers and self.toggles.preset_at_capture
         self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
+
+
+def overwrite(buffers: Mapping[str, Tensor], overrides: Overrides) -> None:
+    """Write the elements to override that are of these buffers."""
+    for name, element, value in overrides.elements:
+        if name in buffers:
+            buffers[name].view(-1)[element] = value
 
 
 def request_extents(requests: int, tokens_per_request: int = 1) -> dict[Axis, int]:

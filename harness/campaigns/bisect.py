@@ -9,9 +9,9 @@ from itertools import combinations, pairwise
 
 from harness.campaigns.case import Case
 from harness.campaigns.hunt import hunt
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig, catalogued
-from harness.lockstep.play import Lockstep, Outcome
-from harness.lockstep.violation import STEP_PROPERTIES
 from subjects.bugs.catalogue import BUGS, missing_inputs, unaffected_reason
 from subjects.runners import RUNNERS
 

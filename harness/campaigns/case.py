@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig, known, trial_from_json
-from harness.lockstep.violation import PROPERTIES
 from harness.schedules.schedule import Schedule, from_json, to_json
 
 FORMAT = "paritybit-case"

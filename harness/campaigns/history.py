@@ -15,9 +15,9 @@ from harness.campaigns.hunt import HuntResult, play_all
 from harness.campaigns.regress import RunConfig, trial_of
 from harness.campaigns.task import pieces_of
 from harness.campaigns.workers import spreading
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig, catalogued
-from harness.lockstep.play import Lockstep
-from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 

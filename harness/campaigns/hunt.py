@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from harness.lockstep.play import Lockstep, Outcome
-from harness.lockstep.violation import STATE_PROPERTIES
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.table import STATE_PROPERTIES
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import Schedule
 from harness.schedules.shrink import shrink

@@ -15,8 +15,8 @@ from harness.campaigns.case import Case, write_case
 from harness.campaigns.record import environment
 from harness.campaigns.task import GOOD, Finding, Result, Source, Task, run_in_turn
 from harness.campaigns.workers import end, pool, undisturbed
+from harness.checks.table import PROPERTIES, STATEMENTS
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.violation import PROPERTIES
 from harness.schedules.coverage import required_events
 from harness.schedules.schedule import to_json
 from reference.config import PRESETS
@@ -240,7 +240,7 @@ def record(run: Run, cases: Path, shown: str) -> dict[str, Any]:
             for name, runner in RUNNERS.items()
             for scheme in LocationScheme
         ],
-        "properties": PROPERTIES,
+        "properties": STATEMENTS,
         "required_events": list(required_events(run.settings.runners)),
     }
 

@@ -6,9 +6,9 @@ from itertools import groupby
 from pathlib import Path
 
 from harness.campaigns.case import Case, load_case
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.table import PROPERTIES
 from harness.lockstep.config import CannotRunError, UnknownNameError, require_cuda, resolve_device
-from harness.lockstep.play import Lockstep, Outcome
-from harness.lockstep.violation import PROPERTIES
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from rich.progress import Progress
 
 from harness.campaigns.hunt import hunt, play_all
 from harness.campaigns.workers import spreading
+from harness.checks.play import Lockstep
+from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import Lockstep
-from harness.lockstep.violation import STEP_PROPERTIES
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS, runners_of
 from subjects.runners import RUNNERS

@@ -11,13 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 from harness.campaigns.hunt import HuntResult, first_failure, hunt
-from harness.explain.cause import explanation
+from harness.checks.explanation import explanation, observe
+from harness.checks.play import DeviceLostError, Lockstep, Outcome
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import DeviceLostError, Lockstep, Outcome
-from harness.lockstep.scheduler import idle_modes
-from harness.lockstep.timeline import observe
-from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
-from harness.schedules.schedule import Schedule
+from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS, Bug, unaffected_reason

@@ -1,1 +1,1 @@
-"""The properties: a file for each, and the table of which one must detect which bug."""
+"""The properties: a file for each, their table, and how schedules are played and judged."""

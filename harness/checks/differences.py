@@ -1,35 +1,27 @@
-"""Where two worlds first differ: layer, tensor, slot, head, element, both bit patterns, owner."""
+"""Where two tensors of bits first differ, and how such a place is described."""
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from harness.lockstep.bits import bits, form, hex_bits
-from harness.lockstep.scheduler import Scheduler
-from reference.batch import Span
-from reference.config import Kind, Role
+from harness.lockstep.bits import bits, first_index, form, hex_bits
 from reference.model import Output
-from reference.pool import KVPools
-
-
-def first_index(mask: Tensor) -> tuple[int, ...]:
-    """Return the index of the first true element of a mask that has one."""
-    return tuple(torch.nonzero(mask)[0].tolist())
+from reference.pool import KVLayout
 
 
 def first_kv_difference(
-    pools: KVPools, left: Tensor, right: Tensor, mask: Tensor | None = None
+    layout: KVLayout, left: Tensor, right: Tensor, mask: Tensor | None = None
 ) -> dict[str, Any]:
-    """Say where two storages of `pools`' layout first differ, in execution order, slot 0 apart.
+    """Say where two storages of a layout first differ, in execution order, slot 0 apart.
 
     The target before the draft, layers in model order, K before V, slots ascending. `mask`,
-    bool in the storage's layout, limits where to look.
+    bool in the storage's layout, limits where to look. Raises ValueError if they do not differ.
     """
     flat = (left, right) if mask is None else (left, right, mask)
-    views = [{(role, kind): arena for role, kind, arena in pools.arenas_of(each)} for each in flat]
-    for role, kind, layer, place in _layers(pools):
+    views = [
+        {(role, kind): arena for role, kind, arena in layout.arenas_of(storage)} for storage in flat
+    ]
+    for role, kind, layer, place in layout.layers():
         pair = [view[role, kind][place] for view in views]
         different = bits(pair[0]) != bits(pair[1])
         different[:, 0] = False
@@ -45,22 +37,18 @@ def first_kv_difference(
                 "slot": slot,
                 "head": head,
                 "element": element,
-                "differing_slots": sorted({int(i) for i in different.nonzero()[:, 1]}),
+                "differing_slots": sorted({int(index) for index in different.nonzero()[:, 1]}),
                 "eager_bits": hex_bits(pair[0][plane, slot, head, element]),
                 "graph_bits": hex_bits(pair[1][plane, slot, head, element]),
             }
     raise ValueError("the two storages do not differ")
 
 
-def _layers(pools: KVPools) -> Iterator[tuple[Role, Kind, int, int]]:
-    """Yield the model, kind, index and place among its kind of every layer that has KV."""
-    for role, pool in pools.pools.items():
-        for layer, kind in enumerate(pool.config.layers):
-            yield role, kind, layer, pool.config.layers_of(kind).index(layer)
-
-
 def first_output_difference(left: Output, right: Output) -> dict[str, Any]:
-    """Say where two outputs, [rows, columns] each, first differ: in bits, or in form."""
+    """Say where two outputs, [rows, columns] each, first differ: in bits, or in form.
+
+    Raises ValueError if they do not differ.
+    """
     if form(left) != form(right):
         return {"tensor": "output", "row": 0, "eager": str(form(left)), "graph": str(form(right))}
     for name in left:
@@ -77,13 +65,10 @@ def first_output_difference(left: Output, right: Output) -> dict[str, Any]:
     raise ValueError("the two outputs do not differ")
 
 
-def owner(world: Scheduler, spans: Iterable[Span], kind: str, slot: int) -> str:
-    """Say in words whose slot it is; `spans` are what is being written."""
-    for span in spans:
-        if slot in (span.full_slots if kind == Kind.FULL else span.swa_slots):
-            return f"request {world.request_of(span.row).serial}"
-    for request in world.running:
-        full, swa = world.owned(request)
-        if slot in (full if kind == Kind.FULL else swa):
-            return f"request {request.serial}"
-    return "nobody"
+def describe_slot(where: dict[str, Any]) -> str:
+    """Return a place in a pool, in words."""
+    return (
+        f"{where['model']} layer {where['layer']} ({where['kind']}), {where['tensor']},"
+        f" slot {where['slot']} of {where['owner']}, head {where['head']},"
+        f" element {where['element']}:"
+    )

@@ -9,10 +9,10 @@ from harness.campaigns import record as run_record
 from harness.campaigns.bisect import Bisection, BugSet, hunted_case, likeliest_runner, with_goal
 from harness.campaigns.case import Case, write_case
 from harness.campaigns.replay import load_here
+from harness.checks.play import Outcome
+from harness.checks.table import PROPERTIES
 from harness.cli import FINDING, OK
 from harness.lockstep.config import TrialConfig, catalogued, known, resolve_device
-from harness.lockstep.play import Outcome
-from harness.lockstep.violation import PROPERTIES
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 

@@ -3,8 +3,8 @@
 import argparse
 import json
 
+from harness.checks.table import STATEMENTS
 from harness.cli import OK
-from harness.lockstep.violation import PROPERTIES
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS, unaffected_reason
 from subjects.runners import RUNNERS
@@ -23,7 +23,7 @@ def run_list(options: argparse.Namespace) -> int:
             for runner in RUNNERS
         },
         "presets": {name: preset.source for name, preset in PRESETS.items()},
-        "properties": PROPERTIES,
+        "properties": dict(STATEMENTS),
     }
     if options.json:
         print(json.dumps(listed, indent=1))

@@ -9,14 +9,13 @@ from rich.progress import Progress
 
 from harness.campaigns.replay import by_trial, files_of, load_here, replay_alike, vacuous
 from harness.campaigns.workers import spreading
+from harness.checks.explanation import explanation, observe
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES
 from harness.cli import CANNOT_RUN, FINDING, OK, default_workers
 from harness.cli.engines import replay_engine
 from harness.engines.case import is_engine_case
-from harness.explain.cause import explanation
 from harness.lockstep.config import CannotRunError
-from harness.lockstep.play import Lockstep
-from harness.lockstep.timeline import observe
-from harness.lockstep.violation import PROPERTIES
 
 
 def run_replay(options: argparse.Namespace) -> int:

@@ -5,14 +5,14 @@ of any bug: an element is to blame if, with the value that a just-captured runne
 there, the index that was read is another.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.checks.differences import owner
+from harness.explain.finders import Finder
 from harness.explain.first_difference import (
     Difference,
     Index,
@@ -23,10 +23,9 @@ from harness.explain.first_difference import (
 )
 from harness.explain.proof import prove
 from harness.explain.provenance import StaticWrite
-from harness.explain.recorded import Patch, RecordedForward, Run, witness
+from harness.explain.recorded import Element, RecordedForward, Run, record_forward
 from harness.lockstep.bits import bits, form
-from harness.lockstep.play import Lockstep, Outcome
-from harness.lockstep.violation import STATE_PROPERTIES
+from harness.lockstep.pair import Pair
 from harness.schedules.schedule import Schedule
 from reference.config import SPECULATION, Kind, Role
 from reference.model import Output
@@ -62,57 +61,23 @@ class Explanation:
     slots: list[dict[str, Any]] = field(default_factory=list)
 
 
-def explanation(
-    lockstep: Lockstep,
-    schedule: Schedule,
-    outcome: Outcome,
-    timeline: Sequence[Mapping[str, Any]],
-    target: str | None,
-) -> dict[str, Any] | None:
-    """Explain what playing a schedule gave: the property sought, or else the first violated.
-
-    `timeline` holds the play's moments. A witnessed lockstep is built where this one is none.
-    Returns None where nothing was violated, or nothing explains it.
-    """
-    if not outcome.violations:
-        return None
-    violated = outcome.violated
-    property_id = target if target in violated else outcome.violations[0].property
-    assert property_id is not None
-    forwards = [each for each in timeline if each["mode"] is not None]
-    red = [property_id in each["violated"] for each in forwards]
-    witnessing = lockstep
-    if not lockstep.pair.witnessed:
-        witnessing = Lockstep(lockstep.trial, witnessed=True)
-    try:  # A forward that fails is told of in no moment: it is the one after them.
-        return explain(witnessing, schedule, property_id, [*red, True].index(True))
-    except (IndexError, RuntimeError, ValueError):
-        return None
-
-
 def explain(
-    lockstep: Lockstep, schedule: Schedule, property_id: str, forward: int
+    pair: Pair, schedule: Schedule, property_id: str, forward: int, find: Finder
 ) -> dict[str, Any] | None:
     """Return why `property_id` is first violated at a forward, as JSON data.
 
-    `forward` counts the schedule's forwards from 0. Returns None for a property that speaks
-    of more than one forward, and where nothing was found that would explain it.
+    `forward` counts the schedule's forwards from 0. Returns None where nothing was found that
+    would explain it.
     """
-    finder = FINDERS.get(property_id)
-    if finder is None:
-        return None
-    if lockstep.refused is not None:
-        refused = _build("BufferPool.get", "subjects/buffers.py", lockstep.refused)
-        return _proved(Explanation(property_id, 0, lockstep.trial.runner, **refused))
     with torch.inference_mode():
-        recorded = witness(lockstep.pair, schedule, forward)
-        found = finder(recorded)
+        recorded = record_forward(pair, schedule, forward)
+        found = find(recorded)
         if found is None:
             return None
         facts = Explanation(
             property=property_id,
-            step=recorded.turn.step,
-            runner=recorded.turn.runner,
+            step=recorded.forward_id.step,
+            runner=recorded.forward_id.runner,
             bucket=recorded.bucket,
             live_size=recorded.live_size,
             failed=recorded.run.failed,
@@ -123,29 +88,35 @@ def explain(
     return _proved(facts)
 
 
+def explain_refusal(trial_runner: str, property_id: str, refused: str) -> dict[str, Any]:
+    """Return why an engine could not be captured, as JSON data."""
+    site = _build("BufferPool.get", "subjects/buffers.py", refused)
+    return _proved(Explanation(property_id, 0, trial_runner, **site))
+
+
 def _proved(facts: Explanation) -> dict[str, Any]:
     """Return an explanation with its proof, as JSON data."""
     data = asdict(facts)
     return {**data, "proof": prove(data)}
 
 
-def _parted(recorded: RecordedForward) -> dict[str, Any] | None:
+def diverged_cause(recorded: RecordedForward) -> dict[str, Any] | None:
     """Explain worlds that have parted: the graph's ops against the eager world's."""
     pair = recorded.pair
-    left = Side(pair.eager_pools, recorded.before.eager, recorded.eager_calls)
+    left = Side(pair.eager_pools, recorded.eager_before, recorded.eager_calls)
     return _differing(recorded, left, live_alone=True)
 
 
-def _remembered(recorded: RecordedForward) -> dict[str, Any] | None:
+def history_cause(recorded: RecordedForward) -> dict[str, Any] | None:
     """Explain a replay that depends on the runner's history: its ops against the twin's."""
-    left = Side(recorded.pair.graph_pools, recorded.before.graph, recorded.fresh_calls)
+    left = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.fresh_calls)
     return _differing(recorded, left, live_alone=False)
 
 
 def _differing(recorded: RecordedForward, left: Side, *, live_alone: bool) -> dict[str, Any] | None:
     """Return the first difference of the subject from another run, and what led to it."""
     pools = recorded.pair.graph_pools
-    right = Side(pools, recorded.before.graph, recorded.run.calls)
+    right = Side(pools, recorded.graph_before, recorded.run.calls)
     difference = first_difference(left, right)
     if difference is None:
         return None
@@ -160,7 +131,7 @@ def _differing(recorded: RecordedForward, left: Side, *, live_alone: bool) -> di
     return {
         "blame": "captured state" if captured else "inputs",
         "third_arm": third,
-        "difference": _told(difference, len(recorded.turn.rows)),
+        "difference": _told(difference, len(recorded.forward_id.rows)),
         "index": index,
         "slot": _slot(recorded, difference),
     }
@@ -213,7 +184,7 @@ def _origin(
     did not write them. Then the one the index was read from, then any of its value.
     """
     for name, element, stale, value in _candidates(recorded, index, direct):
-        patch: Patch = (name, element, value)
+        patch: Element = (name, element, value)
         changed = read_again(index, recorded.again((patch,)).calls, recorded.pair.graph_pools)
         if changed != index.value:
             return _index(recorded, index, name, element, stale=stale)
@@ -248,7 +219,7 @@ def stale_elements(recorded: RecordedForward) -> list[tuple[str, int]]:
             found += [
                 (name, element)
                 for element in other.nonzero().flatten().tolist()
-                if writes[element].turn.forward < recorded.turn.forward
+                if writes[element].turn.forward < recorded.forward_id.forward
             ]
     return found
 
@@ -281,7 +252,7 @@ def _index(
 
 def _baked(recorded: RecordedForward, index: Index) -> dict[str, Any]:
     """Return an index that no static element led to: the graph has it from its capture."""
-    left_by = {"step": -1, "runner": recorded.turn.runner, "row": index.row, "request": None}
+    left_by = {"step": -1, "runner": recorded.forward_id.runner, "row": index.row, "request": None}
     return {
         "buffer": None,
         "element": None,
@@ -344,12 +315,11 @@ def _slot(recorded: RecordedForward, difference: Difference) -> dict[str, Any] |
     if slot is None or difference.model is None or difference.kind is None:
         return None
     write = recorded.written.of(difference.model, difference.kind, slot)
-    spans = recorded.work.batch.spans if recorded.work.batch is not None else ()
     return {
         "model": str(difference.model),
         "kind": str(difference.kind),
         "slot": slot,
-        "owner": owner(recorded.pair.graph, spans, difference.kind, slot),
+        "owner": recorded.owner_of(difference.kind, slot),
         "written_by": None
         if write is None
         else {
@@ -362,7 +332,7 @@ def _slot(recorded: RecordedForward, difference: Difference) -> dict[str, Any] |
     }
 
 
-def _warned(recorded: RecordedForward) -> dict[str, Any] | None:
+def warning_site(recorded: RecordedForward) -> dict[str, Any] | None:
     """Explain a warning: the site in the engine's code that logged it."""
     site = next((each for each in recorded.sites if each.functions), None)
     if site is None:
@@ -371,7 +341,7 @@ def _warned(recorded: RecordedForward) -> dict[str, Any] | None:
     return _build(site.functions[-1], site.file, message) | {"blame": "call site"}
 
 
-def _misread(recorded: RecordedForward) -> dict[str, Any] | None:
+def dtype_cause(recorded: RecordedForward) -> dict[str, Any] | None:
     """Explain a broken index contract: the first store location that its bytes do not say."""
     for number, call in enumerate(recorded.run.calls):
         if call.name == "store_kv":
@@ -399,7 +369,7 @@ def _misread(recorded: RecordedForward) -> dict[str, Any] | None:
     return _build("StaticInputs.populate", "subjects/buffers.py", message)
 
 
-def _off_path(recorded: RecordedForward) -> dict[str, Any] | None:
+def off_path_cause(recorded: RecordedForward) -> dict[str, Any] | None:
     """Explain a graph that is not the era's: the first op that its capture should not hold."""
     runner, bucket = recorded.runner, recorded.bucket
     if runner is None or bucket is None:
@@ -423,16 +393,6 @@ def _build(function: str, file: str, message: str) -> dict[str, Any]:
     return {"blame": "build", "site": {"function": function, "file": file, "message": message}}
 
 
-FINDERS: Mapping[str, Callable[[RecordedForward], dict[str, Any] | None]] = {
-    **dict.fromkeys(sorted(STATE_PROPERTIES | {"frozen_kv"}), _parted),
-    "hermetic_replay": _remembered,
-    "log_hygiene": _warned,
-    "index_contract": _misread,
-    "captured_path": _off_path,
-}
-"""How a violation of each property is explained; the others speak of more than one forward."""
-
-
 def static_inputs(recorded: RecordedForward) -> list[dict[str, Any]]:
     """Return the replay's static inputs that are one number an element, as JSON data."""
     runner, bucket = recorded.runner, recorded.bucket
@@ -450,7 +410,7 @@ def static_inputs(recorded: RecordedForward) -> list[dict[str, Any]]:
         writes = recorded.ledger.of(buffer)
         values = recorded.static[row.name].flatten().tolist()
         copied = [
-            writes[i].how == "copied" and writes[i].turn.forward == recorded.turn.forward
+            writes[i].how == "copied" and writes[i].turn.forward == recorded.forward_id.forward
             for i in shown[:columns]
         ]
         found.append(
@@ -470,28 +430,27 @@ def static_inputs(recorded: RecordedForward) -> list[dict[str, Any]]:
 
 def slot_maps(recorded: RecordedForward) -> list[dict[str, Any]]:
     """Return who owns each slot of each sub-pool, and which ones differ, as JSON data."""
-    pair, world = recorded.pair, recorded.pair.graph
-    spans = recorded.work.batch.spans if recorded.work.batch is not None else ()
+    pair = recorded.pair
     different = (bits(recorded.eager_storage) != bits(recorded.run.storage)) & pair.compared
-    changed = bits(recorded.before.graph) != bits(recorded.run.storage)
+    changed = bits(recorded.graph_before) != bits(recorded.run.storage)
     pairs = zip(
         pair.graph_pools.arenas_of(different), pair.graph_pools.arenas_of(changed), strict=True
     )
     maps = []
     for (role, kind, differing), (_, _, written) in pairs:
         owners = [-1] * pair.graph_pools.sizes.slots(kind)
-        for request in world.running:
-            for slot in world.owned(request)[kind is Kind.SWA]:
-                owners[slot] = request.serial
-        for span in spans:
+        for owner in recorded.owners:
+            for slot in owner.slots(kind):
+                owners[slot] = owner.serial
+        for span in recorded.spans:
             for slot in span.full_slots if kind is Kind.FULL else span.swa_slots:
-                owners[slot] = world.request_of(span.row).serial
+                owners[slot] = recorded.serial_at(span.row)
         maps.append(
             {
                 "model": str(role),
                 "kind": str(kind),
                 "owners": owners,
-                "live": list(recorded.turn.requests),
+                "live": list(recorded.forward_id.requests),
                 "written": _slots_of(written),
                 "differs": _slots_of(differing),
                 "page_size": pair.trial.page_size,

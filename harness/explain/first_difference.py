@@ -11,9 +11,8 @@ from itertools import compress
 
 from torch import Tensor
 
-from harness.checks.differences import first_index
 from harness.explain.provenance import Store, layers_by_address, store_of
-from harness.lockstep.bits import bits, hex_bits
+from harness.lockstep.bits import bits, first_index, hex_bits
 from reference.config import Kind, Role
 from reference.ops import OpCall
 from reference.pool import KVPools

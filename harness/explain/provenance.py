@@ -38,7 +38,7 @@ CAPTURE = ForwardId(-1, -1, None)
 
 @dataclass(frozen=True)
 class StaticWrite:
-    """What wrote an element last. `how` is capture, levelled, reset or copied."""
+    """What wrote an element last. `how` is capture, equalized, reset or copied."""
 
     turn: ForwardId
     how: str
@@ -56,10 +56,10 @@ class StaticLedger(UncompiledMode):
             self._written.setdefault(storage._cdata, torch.zeros(elements, dtype=torch.int64))
         self._writes = [StaticWrite(CAPTURE, "capture")]
 
-    def during(self, turn: ForwardId, *, levelling: bool = False) -> "StaticLedger":
+    def during(self, turn: ForwardId, *, equalizing: bool = False) -> "StaticLedger":
         """Credit what is written from now on to `turn`, or to the harness that levels tails."""
         self._first = len(self._writes)
-        hows = ("levelled", "levelled") if levelling else ("copied", "reset")
+        hows = ("equalized", "equalized") if equalizing else ("copied", "reset")
         self._writes += [StaticWrite(turn, how) for how in hows]
         return self
 

@@ -1,4 +1,4 @@
-"""Witnessing one forward of a schedule: all that both worlds, and a just-captured twin, did.
+"""Recording one forward of a schedule: all that both worlds, and the fresh engine, did.
 
 The forward can then be run again with a static input changed, or with nothing captured:
 what a change of one thing changes is what that thing is to blame for.
@@ -6,8 +6,8 @@ what a change of one thing changes is what that thing is to blame for.
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,25 @@ from torch import Tensor
 
 from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
 from harness.lockstep.config import SUBJECT_LOGGER
-from harness.lockstep.extra_runs import cloned
-from harness.lockstep.observation import Before
-from harness.lockstep.pair import CapturedEngine, Pair
-from harness.lockstep.scheduler import Work
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair, PlannedStep, Recorder, SubjectFailedError, cloned
+from harness.lockstep.requests import Owner
 from harness.schedules.schedule import Schedule
-from reference.config import Role
+from reference.batch import Span
+from reference.config import Kind
 from reference.model import Output
 from reference.ops import OpCall, Ops
-from subjects.graphs.capture import Graph
-from subjects.pool import LocState
+from subjects.captured import CapturedEngine
+from subjects.protocol import Overrides
 from subjects.runner import GraphRunner
 
 Calls = list[OpCall]
-Patch = tuple[str, int, Tensor]
+Element = tuple[str, int, Tensor]
 """A static buffer's name, an element of it, counted flat, and the value it is given."""
 
 
 @dataclass(frozen=True)
-class Site:
+class LogSite:
     """Where in the subject a message was logged: the functions, outermost first."""
 
     message: str
@@ -48,7 +48,7 @@ class SiteTrap(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.sites: list[Site] = []
+        self.sites: list[LogSite] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the place of one message: the frames between the engine and the pool."""
@@ -59,7 +59,7 @@ class SiteTrap(logging.Handler):
                 found.append((frame.f_code.co_qualname, str(path.relative_to(root))))
             frame = frame.f_back  # type: ignore[assignment]
         functions = tuple(name for name, _ in reversed(found))
-        self.sites.append(Site(record.getMessage(), functions, found[0][1] if found else ""))
+        self.sites.append(LogSite(record.getMessage(), functions, found[0][1] if found else ""))
 
 
 @contextmanager
@@ -71,32 +71,6 @@ def calls_of(ops: Ops) -> Iterator[Calls]:
         yield calls
     finally:
         ops.calls = None
-
-
-@contextmanager
-def replaced(runner: GraphRunner, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """Give one runner another method while entered."""
-    setattr(runner, name, method)
-    try:
-        yield
-    finally:
-        delattr(runner, name)
-
-
-class EagerCapture:
-    """In place of a capture: its function, run eagerly, through the same static buffers."""
-
-    segments: tuple[Graph, ...] = ()
-
-    def __init__(self, runner: GraphRunner, bucket: int) -> None:
-        self.runner = runner
-        self.bucket = bucket
-        self.output: Output = {}
-
-    def replay(self) -> None:
-        """Run what was captured."""
-        self.runner.preset_location(self.bucket)
-        self.output = self.runner.run_once(self.bucket)
 
 
 @dataclass(frozen=True)
@@ -114,17 +88,22 @@ class Run:
 
 @dataclass
 class RecordedForward:
-    """One forward as it was witnessed. `turn` is its own; `ledger` ends with it.
+    """One forward as it was recorded. `forward_id` is its own; `ledger` ends with it.
 
-    `written` tells who wrote each slot before it.
-    `static` holds the static buffers of the replay's runner, by name, after the forward,
-    and `fresh` those of a just-captured twin after the same forward.
+    Storages are all KV of a world, before and after the forward. `written` tells who wrote
+    each slot before it. `static` holds the static buffers of the replay's runner, by name,
+    after the forward, and `fresh` those of the fresh engine after the same forward. `state` is
+    the engine's Python state before it, `tables` the graph world's index tables during it.
     """
 
     pair: Pair
-    turn: ForwardId
-    work: Work
-    before: Before
+    engine: CapturedEngine
+    forward_id: ForwardId
+    planned: PlannedStep
+    owners: tuple[Owner, ...]
+    eager_before: Tensor
+    graph_before: Tensor
+    tables: tuple[Tensor, Tensor]
     eager_output: Output | None
     eager_calls: Calls
     eager_storage: Tensor
@@ -134,166 +113,206 @@ class RecordedForward:
     fresh: dict[str, Tensor]
     ledger: StaticLedger
     written: SlotLedger
-    sites: list[Site]
-    states: Mapping[Role, LocState]
+    sites: list[LogSite]
+    state: Any
     runner: GraphRunner | None
     """The runner whose graph was replayed, if one was."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the forward's batch runs; nothing if it is idle."""
+        batch = self.planned.graph.batch
+        return batch.spans if batch is not None else ()
 
     @property
     def live_size(self) -> int | None:
         """The live size of the replay, in its buckets' unit."""
         if self.runner is None:
             return None
-        return 0 if self.work.batch is None else self.runner.size(self.work.batch)
+        batch = self.planned.graph.batch
+        return 0 if batch is None else self.runner.size(batch)
 
     @property
     def bucket(self) -> int | None:
         """The bucket of the replay."""
         return None if self.runner is None else self.runner.bucket(self.live_size or 0)
 
-    def again(self, patches: tuple[Patch, ...] = (), *, captured: bool = True) -> Run:
+    def serial_at(self, row: int) -> int:
+        """Return the request at `row` of req_to_token."""
+        return next(owner.serial for owner in self.owners if owner.row == row)
+
+    def owner_of(self, kind: Kind, slot: int) -> str:
+        """Say in words whose slot it is, what is being written included."""
+        for span in self.spans:
+            if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):
+                return f"request {self.serial_at(span.row)}"
+        for owner in self.owners:
+            if slot in owner.slots(kind):
+                return f"request {owner.serial}"
+        return "nobody"
+
+    def again(self, elements: tuple[Element, ...] = (), *, captured: bool = True) -> Run:
         """Run the forward once more from the same bytes, some static elements changed.
 
-        Inputs are changed before the metadata is planned, metadata after it. Without
-        `captured` the captured function runs eagerly, through the static buffers.
+        Without `captured` the captured function runs eagerly, through the static buffers.
         """
-        runner, bucket = self.runner, self.bucket
-        assert runner is not None and bucket is not None
-        planned = runner.plan
-
-        def plan(bucket: int) -> None:
-            apply(runner.inputs.buffers, patches)
-            planned(bucket)
-            apply(runner.metadata.buffers, patches)
-
-        self.pair.graph_pools.storage.copy_(self.before.graph)
-        for role, pool in self.pair.subject.engine.pools.items():
-            pool.state = self.states[role]
-        kept = runner.captured.get(bucket)
-        if not captured and kept is not None:
-            runner.captured[bucket] = EagerCapture(runner, bucket)  # type: ignore[assignment]
-        try:
-            with replaced(runner, "plan", plan):
-                return run(self.pair, self.pair.subject, self.work)
-        finally:
-            if kept is not None:
-                runner.captured[bucket] = kept
+        pools = self.pair.graph_pools
+        pools.storage.copy_(self.graph_before)
+        tables = pools.tables.req_to_token, pools.tables.full_to_swa_index_mapping
+        for table, during in zip(tables, self.tables, strict=True):
+            table.copy_(during)
+        self.engine.restore(self.state)
+        return run(self.pair, self.engine, self.planned, Overrides(elements, captured))
 
 
-def apply(buffers: Mapping[str, Tensor], patches: tuple[Patch, ...]) -> None:
-    """Write the patches that are of these buffers."""
-    for name, element, value in patches:
-        if name in buffers:
-            buffers[name].view(-1)[element] = value
-
-
-def run(pair: Pair, engine: CapturedEngine, work: Work) -> Run:
+def run(pair: Pair, engine: CapturedEngine, planned: PlannedStep, overrides: Overrides) -> Run:
     """Run a forward over the graph world's pools and keep what it did."""
     output: Output = {}
     failed = None
     with calls_of(engine.ops) as calls:
         try:
-            output = cloned(engine.engine.forward(work.batch, work.mode).output)
+            forward = engine.forward_overridden(planned.graph.batch, planned.mode, overrides)
+            output = cloned(forward.output)
         except (IndexError, RuntimeError, ValueError) as error:
             failed = str(error).splitlines()[0]
     return Run(output, list(calls), pair.graph_pools.storage.clone(), failed)
 
 
-def witness(pair: Pair, schedule: Schedule, number: int) -> RecordedForward:
-    """Play a schedule up to its forward `number`, counted from 0, and witness that one.
+class OpRecorder(Recorder):
+    """Records the ops of each forward, in the eager world, on the fresh engine and the subject."""
 
-    The worlds must not have parted before it. Raises ValueError if there is no such forward.
+    def __init__(self, pair: Pair, engine: CapturedEngine) -> None:
+        self.pair = pair
+        self.engine = engine
+        self.forwards = 0
+        self.ledger = StaticLedger(
+            buffer for buffers in engine.all_static_buffers() for buffer in buffers.values()
+        )
+        self.slots = SlotLedger(pair.graph_pools)
+        self.trap = SiteTrap()
+
+    def planned(self, pair: Pair, planned: PlannedStep) -> None:
+        """Keep what the forward starts from, and what the fresh engine makes of it."""
+        batch = planned.graph.batch
+        self.plan = planned
+        self.owners = pair.graph.owners()
+        serials = tuple(
+            pair.graph.request_of(span.row).serial for span in (batch.spans if batch else ())
+        )
+        rows = row_requests(batch, serials) if batch is not None else ()
+        self.runner = self.engine.runners.get(planned.mode) if planned.expected_graph else None
+        name = self.runner.name if self.runner is not None else None
+        self.forward_id = ForwardId(self.forwards, planned.place, name, serials, rows)
+        self.eager_before = pair.eager_pools.storage.clone()
+        self.graph_before = pair.graph_pools.storage.clone()
+        tables = pair.graph_pools.tables
+        self.tables = tables.req_to_token.clone(), tables.full_to_swa_index_mapping.clone()
+        self.fresh_calls, self.fresh = self._run_fresh(planned)
+        pair.restore_graph()
+        self.state = self.engine.state()
+        self.trap.sites.clear()
+        self.forwards += 1
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Record the eager forward's ops."""
+        with calls_of(self.pair.decoder.ops) as calls:
+            yield
+        self.eager_calls = list(calls)
+
+    @contextmanager
+    def equalizing(self) -> Iterator[None]:
+        """Credit what is written to the harness."""
+        with self.ledger.during(self.forward_id, equalizing=True):
+            yield
+
+    @contextmanager
+    def forwarding(self) -> Iterator[None]:
+        """Record the subject's ops and what they leave, also if it fails."""
+        self.failed: str | None = None
+        with ExitStack() as stack:
+            stack.enter_context(self.ledger.during(self.forward_id))
+            calls = stack.enter_context(calls_of(self.engine.ops))
+            try:
+                yield
+            except SubjectFailedError as error:
+                self.failed = str(error)
+                raise
+            finally:
+                self.calls = list(calls)
+                self.storage = self.pair.graph_pools.storage.clone()
+                self.eager_storage = self.pair.eager_pools.storage.clone()
+                self.static = copied(self.runner)
+
+    def recorded(self, observation: Observation | None) -> RecordedForward:
+        """Return the last forward; `observation` is None if the subject failed in it."""
+        graph_output = observation.graph.output if observation is not None else None
+        return RecordedForward(
+            pair=self.pair,
+            engine=self.engine,
+            forward_id=self.forward_id,
+            planned=self.plan,
+            owners=self.owners,
+            eager_before=self.eager_before,
+            graph_before=self.graph_before,
+            tables=self.tables,
+            eager_output=observation.eager.output if observation is not None else None,
+            eager_calls=self.eager_calls,
+            eager_storage=self.eager_storage,
+            run=Run(cloned(graph_output or {}), self.calls, self.storage, self.failed),
+            fresh_calls=self.fresh_calls,
+            static=self.static,
+            fresh=self.fresh,
+            ledger=self.ledger,
+            written=self.slots,
+            sites=list(self.trap.sites),
+            state=self.state,
+            runner=self.runner,
+        )
+
+    def _run_fresh(self, planned: PlannedStep) -> tuple[Calls, dict[str, Tensor]]:
+        """Return the ops and the static buffers of the fresh engine after the step."""
+        fresh = self.pair.fresh_engine
+        if self.runner is None or not isinstance(fresh, CapturedEngine):
+            return [], {}
+        fresh.recapture()
+        fresh.equalize_padding(planned.mode)
+        calls = run(self.pair, fresh, planned, Overrides()).calls
+        return calls, copied(fresh.runners[planned.mode])
+
+
+def record_forward(pair: Pair, schedule: Schedule, number: int) -> RecordedForward:
+    """Play a schedule up to its forward `number`, counted from 0, and record that one.
+
+    The worlds must not have diverged before it. Raises ValueError if there is no such forward,
+    and for an engine whose ops are not seen.
     """
-    buffers = [
-        each
-        for runner in pair.subject.runners.values()
-        for each in runner.static_buffers().values()
-    ]
-    ledger, slots = StaticLedger(buffers), SlotLedger(pair.graph_pools)
-    trap = SiteTrap()
-    SUBJECT_LOGGER.addHandler(trap)
-    forwards = 0
+    if not isinstance(pair.subject, CapturedEngine):
+        raise ValueError("the ops of this engine are not seen, so that nothing can be recorded")
+    recorder = OpRecorder(pair, pair.subject)
+    SUBJECT_LOGGER.addHandler(recorder.trap)
     try:
         with torch.inference_mode():
             pair.reset(schedule.seed)
             for place, step in schedule.flat():
-                eager, work = pair.eager.plan(step), pair.graph.plan(step)
-                if eager is None or work is None:
+                try:
+                    observation = pair.step(step, place, recorder=recorder)
+                except SubjectFailedError:
+                    if recorder.forwards - 1 != number:
+                        raise
+                    return recorder.recorded(None)
+                if observation is None:
                     continue
-                recorded = _forward(pair, eager, work, ledger, slots, trap, (forwards, place))
-                if forwards == number:
-                    return recorded
-                slots.follow(recorded.turn, recorded.run.calls)
-                forwards += 1
-                if work.batch is not None and eager.batch is not None:
-                    assert recorded.eager_output is not None
-                    pair.eager.commit(eager.batch, recorded.eager_output)
-                    pair.graph.commit(work.batch, recorded.run.output)
+                if recorder.forwards - 1 == number:
+                    return recorder.recorded(observation)
+                recorder.slots.follow(recorder.forward_id, recorder.calls)
     finally:
-        SUBJECT_LOGGER.removeHandler(trap)
-    raise ValueError(f"the schedule has {forwards} forwards, and no number {number}")
+        SUBJECT_LOGGER.removeHandler(recorder.trap)
+    raise ValueError(f"the schedule has {recorder.forwards} forwards, and no number {number}")
 
 
-def _forward(
-    pair: Pair,
-    eager: Work,
-    work: Work,
-    ledger: StaticLedger,
-    slots: SlotLedger,
-    trap: SiteTrap,
-    number: tuple[int, int],
-) -> RecordedForward:
-    """Run one step's forward in the eager world, on the twin and on the subject."""
-    serials = tuple(
-        pair.graph.request_of(span.row).serial for span in (work.batch.spans if work.batch else ())
-    )
-    rows = row_requests(work.batch, serials) if work.batch is not None else ()
-    expected = work.batch is None or pair.trial.expects_graph(work.batch)
-    runner = pair.subject.runners.get(work.mode) if expected else None
-    turn = ForwardId(*number, runner.name if runner is not None else None, serials, rows)
-    before = Before(pair.eager_pools.storage.clone(), pair.graph_pools.storage.clone())
-    with calls_of(pair.decoder.ops) as eager_calls:
-        output = pair.decoder.forward(eager.batch) if eager.batch is not None else None
-    fresh_calls, fresh = _fresh(pair, work, runner)
-    pair.graph_pools.storage.copy_(before.graph)
-    states = {role: pool.state for role, pool in pair.subject.engine.pools.items()}
-    trap.sites.clear()
-    with ledger.during(turn, levelling=True):
-        pair.subject.equalize_padding(work)
-    with ledger.during(turn):
-        done = run(pair, pair.subject, work)
-    return RecordedForward(
-        pair=pair,
-        turn=turn,
-        work=work,
-        before=before,
-        eager_output=output,
-        eager_calls=list(eager_calls),
-        eager_storage=pair.eager_pools.storage.clone(),
-        run=done,
-        fresh_calls=fresh_calls,
-        static=_copied(runner),
-        fresh=fresh,
-        ledger=ledger,
-        written=slots,
-        sites=list(trap.sites),
-        states=states,
-        runner=runner,
-    )
-
-
-def _fresh(pair: Pair, work: Work, runner: GraphRunner | None) -> tuple[Calls, dict[str, Tensor]]:
-    """Return the ops and the static buffers of a just-captured twin that runs a step."""
-    if runner is None:
-        return [], {}
-    fresh_engine = pair.fresh_engine
-    fresh_engine.recapture()
-    fresh_engine.equalize_padding(work)
-    return run(pair, fresh_engine, work).calls, _copied(fresh_engine.runners[work.mode])
-
-
-def _copied(runner: GraphRunner | None) -> dict[str, Tensor]:
+def copied(runner: GraphRunner | None) -> dict[str, Tensor]:
     """Return a runner's static buffers as they are now, by name."""
     if runner is None:
         return {}
-    return {name: each.clone() for name, each in runner.static_buffers().items()}
+    return {name: buffer.clone() for name, buffer in runner.static_buffers().items()}

@@ -46,3 +46,8 @@ def hex_bits(value: Tensor) -> str:
     """Return the bit pattern of one element, as in 0x3f800000."""
     width = 2 * value.element_size()
     return f"0x{int(bits(value.reshape(1))[0]) & (16**width - 1):0{width}x}"
+
+
+def first_index(mask: Tensor) -> tuple[int, ...]:
+    """Return the index of the first true element of a mask that has one."""
+    return tuple(torch.nonzero(mask)[0].tolist())

@@ -1,75 +1,112 @@
-"""Everything observed about one step, for the checks to judge."""
+"""What was observed of one step, as data: the checks see nothing else.
 
-from dataclasses import dataclass
+An observation holds tensors, tables and owners, and no world. Its storages are the pair's own
+snapshots: they are valid until the pair's next step.
+"""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from harness.lockstep.pair import Pair
-from reference.batch import ForwardBatch, Mode
+from harness.lockstep.requests import Owner
+from harness.schedules.schedule import Step
+from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode, Span
+from reference.config import Kind
 from reference.model import Output
-from subjects.runner import Replay
+from reference.pool import KVLayout
+from subjects.protocol import Replay, ReplayFacts
 
 
 @dataclass(frozen=True)
-class Before:
-    """Pool storages of both worlds as they were before the step."""
+class Snapshot:
+    """One world around its forward: all KV before and after it, its tables, and what it gave.
 
-    eager: Tensor
-    graph: Tensor
-
-
-@dataclass(frozen=True)
-class Noisy:
-    """What the step gave for live rows when nobody's bytes were noise, and storage.
-
-    `owned` is a bool tensor of the storage's layout: true where a request of the batch owns.
+    `mapping` and `req_to_token` are as the forward found them. `batch` and `output`, that of
+    live rows, are None for an idle step. `owners` are the running requests.
     """
 
-    output: Output
-    storage: Tensor
-    owned: Tensor
+    before: Tensor
+    after: Tensor
+    mapping: Tensor
+    req_to_token: Tensor
+    owners: tuple[Owner, ...]
+    batch: ForwardBatch | None
+    output: Output | None
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the batch runs; nothing if the step is idle."""
+        return self.batch.spans if self.batch is not None else ()
+
+    def serial_at(self, row: int) -> int:
+        """Return the request at `row` of req_to_token."""
+        return next(owner.serial for owner in self.owners if owner.row == row)
+
+    def owner_of(self, kind: Kind, slot: int) -> str:
+        """Say in words whose slot it is, what is being written included."""
+        for span in self.spans:
+            if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):
+                return f"request {self.serial_at(span.row)}"
+        for owner in self.owners:
+            if slot in owner.slots(kind):
+                return f"request {owner.serial}"
+        return "nobody"
 
 
 @dataclass(frozen=True)
-class Variant:
-    """What the step gives under another batching: requests `order` of it, in that order."""
+class Sample:
+    """A request right after it sampled: its tokens in the pool, and the logits [vocab].
 
-    message: str
-    order: tuple[int, ...]
-    output: Output
-
-
-@dataclass
-class ExtraResults:
-    """What further runs of the step gave, where they were asked for.
-
-    `fresh_output` is what is defined of the just-captured twin's static output.
+    Of a draft model, the tokens run one ahead and `hidden_states` [L, H] go with them.
+    `tracked` int64 [L] is each token's state-tracking row, -1 where none is tracked.
     """
 
-    fresh_output: Output | None = None
-    noisy: Noisy | None = None
-    variants: tuple[Variant, ...] = ()
+    serial: int
+    tokens: Tensor
+    logits: Tensor
+    tracked: Tensor
+    mrope_delta: int
+    encoder_len: int
+    hidden_states: Tensor | None = None
+
+    @property
+    def of_draft(self) -> bool:
+        """Whether the draft model gave the logits."""
+        return self.hidden_states is not None
+
+
+def tracked_rows(length: int, track_index: int, *, tracked: bool) -> Tensor:
+    """Return each token's state-tracking row, int64 [length]: -1 but at the ends of intervals."""
+    position = torch.arange(length)
+    ends_interval = position % TRACK_INTERVAL == TRACK_INTERVAL - 1
+    return torch.where(ends_interval & tracked, track_index, -1)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One step. `batch` is the graph world's, `eager_batch` the eager one's; None if idle.
+    """One step of both worlds.
 
-    Outputs are those of live rows, None for an idle step. `allocated` counts blocks the CUDA
-    allocator handed out around the replay. `expected_graph` says whether a captured
-    graph could have run the step.
+    `place` is the step's in its schedule. `compared` is a bool tensor of the storages' layout:
+    false where no bit is compared. `replay` and `facts` are of the graph world, None where no
+    graph was replayed; `expected_graph` says whether a captured graph could have run the step.
+    `extra` holds what further runs of the step gave, by the property that asked for them.
+    `warnings` are what the step logged at WARNING or above. `samples` are empty unless asked for.
     """
 
-    pair: Pair
-    step: int
+    place: int
+    step: Step
     mode: Mode
-    batch: ForwardBatch | None
-    eager_batch: ForwardBatch | None
-    before: Before
-    eager_output: Output | None
-    graph_output: Output | None
+    under_test: str
+    layout: KVLayout
+    compared: Tensor
+    eager: Snapshot
+    graph: Snapshot
     replay: Replay | None
+    facts: ReplayFacts | None
     expected_graph: bool
-    extra: ExtraResults
-    allocated: int
-    warnings: tuple[str, ...]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    samples: tuple[Sample, ...] = ()

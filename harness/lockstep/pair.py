@@ -1,249 +1,331 @@
-"""The arms of one trial: the eager world, the graph world, and the subject's twin.
+"""The pair of worlds of one trial, and the one place where a step is played in both.
 
-The twin is the same engine over the same pools, captured once and given its
-just-captured bytes back before each use: it has no history, no runner of it.
+The eager world has our reference, the graph world the engine under test. Beside it lies a
+fresh engine: the same engine over the same KV, captured apart and given its just-captured
+bytes back before each use, so that no runner of it has a history.
 """
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
-from harness.lockstep.scheduler import Scheduler, Work
+from harness.lockstep.logs import LogTrap
+from harness.lockstep.observation import Observation, Sample, Snapshot, tracked_rows
+from harness.lockstep.requests import PlannedForward, Request
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.schedule import Step
+from reference.batch import Mode
 from reference.config import PRESETS, Role, draft_config
 from reference.eager import EagerDecoder
-from reference.model import Model
+from reference.model import Model, Output
 from reference.pool import KVPools
-from subjects.contracts import Policy
-from subjects.engine import Engine, Forward, contract
-from subjects.graphs.capture import Graph
-from subjects.runner import GraphRunner, Replay
-from subjects.runners import RUNNERS
+from subjects.captured import CapturedEngine
+from subjects.protocol import EngineUnderTest, Forward
 
 DRAFT_SEED = 1
 
-
-@dataclass(frozen=True)
-class BufferFacts:
-    """What a graph has recorded about a static buffer."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    address: int
-
-    @classmethod
-    def of(cls, buffer: Tensor) -> "BufferFacts":
-        """Return the facts of `buffer` as it is now."""
-        return cls(buffer.shape, buffer.dtype, buffer.device, buffer.data_ptr())
-
-
-class CountingGraph:
-    """A graph that counts the blocks the CUDA allocator hands out around its replays."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.operations = graph.operations
-        self.allocated = 0
-
-    def replay(self) -> None:
-        """Replay the graph and count."""
-        before = allocations()
-        self.graph.replay()
-        self.allocated = allocations() - before
-
-
-def grouped(buffers: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return the buffers in groups of one dtype and device, which one call copies together."""
-    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for buffer in buffers:
-        groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-    return list(groups.values())
-
-
-def whole_storages(buffers: Iterable[Tensor]) -> list[Tensor]:
-    """Return each storage under some buffers once, as a flat tensor: buffers may be shared."""
-    found: dict[int, Tensor] = {}
-    for buffer in buffers:
-        flat = buffer.view(-1)
-        known = found.get(buffer.data_ptr())
-        if known is None or known.numel() < flat.numel():
-            found[buffer.data_ptr()] = flat
-    return list(found.values())
-
-
-def allocations() -> int:
-    """Return how many blocks the CUDA caching allocator has handed out so far."""
-    if not torch.cuda.is_initialized():
-        return 0
-    stats = torch.cuda.memory.memory_stats_as_nested_dict()
-    return int(stats["allocation"]["all"]["allocated"])
+Engines = tuple[EngineUnderTest, EngineUnderTest]
+"""The subject, and the fresh engine beside it."""
 
 
 class SubjectFailedError(Exception):
-    """The subject, or its twin, could not run a step."""
+    """The subject, or the fresh engine, could not run a step."""
 
 
 @contextmanager
 def subject_runs() -> Iterator[None]:
-    """Tell an error of what runs in here as the subject's."""
+    """Turn an error of what runs in here into SubjectFailedError: it is the subject's."""
     try:
         yield
     except (IndexError, RuntimeError, ValueError) as error:
         raise SubjectFailedError(str(error).splitlines()[0]) from error
 
 
-class CapturedEngine:
-    """An engine with a record of how it was when its graphs had just been captured."""
+@dataclass(frozen=True)
+class PlannedStep:
+    """One step as both worlds planned it. `expected_graph`: a captured graph must run it.
+
+    `forwards` counts the schedule's forwards before it.
+    """
+
+    place: int
+    forwards: int
+    eager: PlannedForward
+    graph: PlannedForward
+    expected_graph: bool
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the forward."""
+        return self.graph.mode
+
+
+ExtraRun = Callable[["Pair", PlannedStep], Any]
+"""A further run of a step, before the step itself, that leaves no trace in either world."""
+
+
+class Recorder:
+    """Follows the parts of a step as they run. This one records nothing."""
+
+    def planned(self, pair: "Pair", planned: PlannedStep) -> None:
+        """Follow a step that both worlds have planned and none has run."""
+
+    def eager(self) -> AbstractContextManager[Any]:
+        """Follow the eager forward."""
+        return nullcontext()
+
+    def equalizing(self) -> AbstractContextManager[Any]:
+        """Follow the harness as it makes padded rows equal."""
+        return nullcontext()
+
+    def forwarding(self) -> AbstractContextManager[Any]:
+        """Follow the subject's forward."""
+        return nullcontext()
+
+
+NO_RECORDER = Recorder()
+
+
+class Pair:
+    """Everything that plays one trial; reset it to a seed before each schedule.
+
+    With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
+    a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
+    engines under test over the graph world's pools; SharedBufferError is raised if ours
+    cannot be built.
+    """
 
     def __init__(
         self,
-        trial: TrialConfig,
-        models: Mapping[Role, Model],
-        pools: KVPools,
-        logger: logging.Logger,
-        witnessed: bool,
+        config: TrialConfig,
+        *,
+        records_ops: bool = False,
+        engines: "Callable[[Pair], Engines] | None" = None,
     ) -> None:
-        self.ops = trial.ops()
-        self.ops.calls = [] if witnessed else None
-        self.engine = Engine(
-            self.ops,
-            models,
-            pools,
+        torch.set_num_threads(1)
+        self.records_ops = records_ops or config.device == "cpu"
+        self.trial = config
+        self.config = PRESETS[config.preset].tiny
+        draft = draft_config(self.config)
+        dtype, device = DTYPES[config.dtype], torch.device(config.device)
+        self.model = Model(self.config, dtype, device)
+        self.draft = Model(draft, dtype, device, DRAFT_SEED)
+        self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
+        self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device)
+        self.layout = self.graph_pools.layout
+        self.decoder = EagerDecoder(config.ops(), self.model, self.draft, self.eager_pools)
+        self.log = LogTrap()
+        with self.log, torch.inference_mode():
+            self.subject, self.fresh_engine = (engines or captured_engines)(self)
+        self.capture_warnings = self.log.take()
+        widest = max(config.buckets)
+        self.eager = Scheduler(self.config, self.eager_pools, widest, config.modes)
+        self.graph = Scheduler(
+            self.config, self.graph_pools, widest, config.modes, self.subject.ownership_changed
+        )
+        self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
+        for _, _, arena in self.layout.arenas_of(self.compared):
+            arena[:, :, 0] = False  # The reserved slot is compared nowhere.
+        self.forwards = 0
+        self._snapshots = [torch.empty_like(self.eager_pools.storage) for _ in range(4)]
+
+    @property
+    def models(self) -> Mapping[Role, Model]:
+        """The target and the draft model, which both worlds share."""
+        return {Role.TARGET: self.model, Role.DRAFT: self.draft}
+
+    def reset(self, seed: int) -> None:
+        """Make both worlds equal, byte for byte, and the subject just captured."""
+        self.log.take()
+        self.forwards = 0
+        self.eager.reset(seed)
+        self.graph.reset(seed)
+        self.subject.write_kv()
+        self.subject.recapture()
+
+    def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
+        """Plan a step in both worlds; None if it asks for no forward.
+
+        Raises RuntimeError if it asks for one in one world alone.
+        """
+        eager, graph = self.eager.plan(step), self.graph.plan(step)
+        if eager is None and graph is None:
+            return None
+        if eager is None or graph is None:
+            raise RuntimeError(f"the worlds planned step {place} differently")
+        expected = graph.batch is None or self.trial.expects_graph(graph.batch)
+        return PlannedStep(place, self.forwards, eager, graph, expected)
+
+    def step(
+        self,
+        step: Step,
+        place: int = 0,
+        extra_runs: Mapping[str, ExtraRun] | None = None,
+        *,
+        sampling: bool = False,
+        recorder: Recorder = NO_RECORDER,
+    ) -> Observation | None:
+        """Play one step in both worlds: plan, run, observe, commit. None if it runs no forward.
+
+        `extra_runs` run first, where a graph can run the step, by the name of what asks for
+        them. With `sampling`, each request that sampled is observed. Raises SubjectFailedError
+        if the subject fails; what else fails raises its own error.
+        """
+        with self.log:
+            planned = self.plan(step, place)
+            if planned is None:
+                return None
+            self._keep_before()
+            wanted = (extra_runs or {}) if planned.expected_graph else {}
+            extra = {name: run(self, planned) for name, run in wanted.items()}
+            recorder.planned(self, planned)
+            with recorder.eager():
+                batch = planned.eager.batch
+                eager_output = self.decoder.forward(batch) if batch is not None else None
+            forward = self.run_subject(planned, recorder)
+            eager, graph = self._snapshots_after(planned, eager_output, forward)
+            warnings = self.log.take()
+            replay = forward.replay
+            self.forwards += 1
+            return Observation(
+                place=place,
+                step=step,
+                mode=planned.mode,
+                under_test=self.trial.runner,
+                layout=self.layout,
+                compared=self.compared,
+                eager=eager,
+                graph=graph,
+                replay=replay,
+                facts=self.subject.facts(replay) if replay is not None else None,
+                expected_graph=planned.expected_graph,
+                extra=extra,
+                warnings=warnings,
+                samples=self._commit(planned, eager_output, forward, sampling=sampling),
+            )
+
+    def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
+        """Run a planned forward on the subject, with padded rows made equal first."""
+        with recorder.equalizing():
+            self.subject.equalize_padding(planned.mode)
+        with recorder.forwarding(), subject_runs():
+            forward = self.subject.forward(planned.graph.batch, planned.mode)
+        self.subject.read_kv()
+        return forward
+
+    def run_fresh(self, planned: PlannedStep) -> Forward:
+        """Run a planned forward on the fresh engine, just captured, with padded rows made equal.
+
+        The caller gives the graph world's storage its bytes back: see `restore_graph`.
+        """
+        fresh = self.fresh_engine
+        fresh.write_kv()
+        fresh.recapture()
+        fresh.equalize_padding(planned.mode)
+        with subject_runs():
+            forward = fresh.forward(planned.graph.batch, planned.mode)
+        fresh.read_kv()
+        return forward
+
+    def restore_graph(self) -> None:
+        """Give the graph world's KV the bytes that it had before this step's forwards."""
+        self.graph_pools.storage.copy_(self._snapshots[1])
+        self.subject.write_kv()
+
+    def restore_eager(self) -> None:
+        """Give the eager world's KV the bytes that it had before this step's forwards."""
+        self.eager_pools.storage.copy_(self._snapshots[0])
+
+    def _keep_before(self) -> None:
+        self._snapshots[0].copy_(self.eager_pools.storage)
+        self._snapshots[1].copy_(self.graph_pools.storage)
+
+    def _snapshots_after(
+        self, planned: PlannedStep, eager_output: Output | None, forward: Forward
+    ) -> tuple[Snapshot, Snapshot]:
+        """Return what both worlds are right after their forwards."""
+        self._snapshots[2].copy_(self.eager_pools.storage)
+        self._snapshots[3].copy_(self.graph_pools.storage)
+        graph_output = forward.output if planned.graph.batch is not None else None
+        sides = (
+            (0, self.eager, planned.eager, eager_output),
+            (1, self.graph, planned.graph, graph_output),
+        )
+        eager, graph = (
+            Snapshot(
+                before=self._snapshots[place],
+                after=self._snapshots[place + 2],
+                mapping=world.pools.tables.full_to_swa_index_mapping.clone(),
+                req_to_token=world.pools.tables.req_to_token.clone(),
+                owners=world.owners(),
+                batch=work.batch,
+                output=output,
+            )
+            for place, world, work, output in sides
+        )
+        return eager, graph
+
+    def _commit(
+        self, planned: PlannedStep, eager_output: Output | None, forward: Forward, *, sampling: bool
+    ) -> tuple[Sample, ...]:
+        """Let both worlds follow what their forwards gave; return what requests sampled."""
+        batch = planned.eager.batch
+        if batch is None or planned.graph.batch is None:
+            return ()
+        assert eager_output is not None
+        rows = self.eager.commit(batch, eager_output)
+        self.graph.commit(planned.graph.batch, forward.output)
+        self.subject.write_kv()
+        if not sampling:
+            return ()
+        draft = batch.mode is Mode.DRAFT_EXTEND
+        requests = [self.eager.request_of(span.row) for span in batch.spans]
+        wanted = range(batch.raw_bs) if draft else rows
+        return tuple(
+            self._sample(request, eager_output, row, draft=draft)
+            for request, row in zip(requests, wanted, strict=False)
+            if not draft or request.drafted == request.length
+        )
+
+    def _sample(self, request: Request, output: Output, row: int, *, draft: bool) -> Sample:
+        """Return what `request` is after the target, or its draft, gave the eager logits."""
+        tokens, length = self.eager.tokens[request.token_row], request.length
+        hidden = self.eager.hidden_states[request.token_row, :length]
+        return Sample(
+            serial=request.serial,
+            tokens=tokens[draft : length + draft].clone(),
+            logits=output["logits"][row],
+            tracked=tracked_rows(length, request.track_index, tracked=request.tracked),
+            mrope_delta=request.mrope_delta,
+            encoder_len=request.encoder_len,
+            hidden_states=hidden.clone() if draft else None,
+        )
+
+
+def cloned(output: Output) -> Output:
+    """Return an output that later replays leave alone."""
+    return {name: values.clone() for name, values in output.items()}
+
+
+def captured_engines(pair: Pair) -> Engines:
+    """Return our own engine, captured twice over the graph world's pools."""
+    trial = pair.trial
+    subject, fresh = (
+        CapturedEngine(
+            trial.ops(),
+            pair.models,
+            pair.graph_pools,
             trial.subject(),
             trial.buckets,
             trial.token_buckets,
             logger,
+            records_ops=pair.records_ops,
         )
-        self.ops.calls = None
-        self.runners = self.engine.runners
-        self._states = {role: pool.state for role, pool in self.engine.pools.items()}
-        self.facts = {
-            (runner.name, name): BufferFacts.of(buffer)
-            for runner in self.runners.values()
-            for name, buffer in runner.static_buffers().items()
-        }
-        self.translated_dtype = self._translated_dtype()
-        self.outputs = {
-            (runner.name, bucket, name): BufferFacts.of(each)
-            for runner in self.runners.values()
-            for bucket, captured in runner.captured.items()
-            for name, each in captured.output.items()
-        }
-        buffers = whole_storages(
-            each for runner in self.runners.values() for each in runner.static_buffers().values()
-        )
-        self._captured = [
-            (alike, [buffer.clone() for buffer in alike]) for alike in grouped(buffers)
-        ]
-        self._kept = {
-            runner.name: grouped(
-                runner.inputs.buffers[row.name]
-                for row in contract(RUNNERS[runner.name], trial.scheme)
-                if row.policy is not Policy.RESET
-            )
-            for runner in self.runners.values()
-        }
-
-    def _translated_dtype(self) -> torch.dtype:
-        """Return what the pool's own translation returns."""
-        pool = self.engine.pools[Role.TARGET]
-        pool.invalidate_loc_cache()
-        loc = torch.zeros(1, dtype=torch.int64, device=pool.pool.device)
-        dtype = pool.translate_loc_from_full_to_swa(loc).dtype
-        pool.state = self._states[Role.TARGET]
-        return dtype
-
-    def watch_allocations(self) -> None:
-        """Count the allocator's blocks around every graph's replay from now on."""
-        for runner in self.runners.values():
-            for captured in runner.captured.values():
-                captured.segments = [CountingGraph(graph) for graph in captured.segments]
-
-    def allocated(self, replay: Replay | None) -> int:
-        """Return how many blocks the CUDA allocator handed out around the graphs of `replay`."""
-        if replay is None:
-            return 0
-        graphs = self.runner_of(replay).graphs(replay.bucket)
-        return sum(graph.allocated for graph in graphs if isinstance(graph, CountingGraph))
-
-    def runner_of(self, replay: Replay) -> GraphRunner:
-        """Return the runner that a replay is of."""
-        return next(each for each in self.runners.values() if each.name == replay.runner)
-
-    def recapture(self) -> None:
-        """Give every static buffer, and the Python state, what they held after capture."""
-        for buffers, captured in self._captured:
-            torch._foreach_copy_(buffers, captured)
-        for role, pool in self.engine.pools.items():
-            pool.state = self._states[role]
-        for runner in self.runners.values():
-            runner.forget_conversions()
-
-    def equalize_padding(self, work: Work) -> None:
-        """Set what the right contract of the work's runner keeps to one value, as it allows.
-
-        Kept tails are then equal for all padded rows, and valid, in both runs of a comparison.
-        A mask is set, not cleared: padded rows must go on reading what their indices say.
-        """
-        runner = self.runners.get(work.mode)
-        for buffers in self._kept[runner.name] if runner is not None else ():
-            if buffers[0].dtype is torch.bool:
-                for buffer in buffers:
-                    buffer.fill_(value=True)
-            else:
-                torch._foreach_zero_(buffers)
-
-    def forward(self, work: Work) -> Forward:
-        """Run one forward with kept tails level."""
-        self.equalize_padding(work)
-        with subject_runs():
-            return self.engine.forward(work.batch, work.mode)
-
-
-class Pair:
-    """Everything that plays one trial, reset to a seed before each schedule.
-
-    `witnessed` graphs keep what each of their ops was given and gave. On a CPU all do: a tape
-    holds it anyway, where a CUDA graph would reuse the memory.
-    """
-
-    def __init__(self, trial: TrialConfig, *, witnessed: bool = False) -> None:
-        torch.set_num_threads(1)
-        self.witnessed = witnessed or trial.device == "cpu"
-        config = PRESETS[trial.preset].tiny
-        dtype, device = DTYPES[trial.dtype], torch.device(trial.device)
-        self.trial = trial
-        self.config = config
-        draft = draft_config(config)
-        self.model = Model(config, dtype, device)
-        self.draft = Model(draft, dtype, device, DRAFT_SEED)
-        self.eager_pools = KVPools(config, draft, trial.sizes, dtype, device)
-        self.graph_pools = KVPools(config, draft, trial.sizes, dtype, device)
-        self.decoder = EagerDecoder(trial.ops(), self.model, self.draft, self.eager_pools)
-        models = {Role.TARGET: self.model, Role.DRAFT: self.draft}
-        self.subject = CapturedEngine(
-            trial, models, self.graph_pools, SUBJECT_LOGGER, self.witnessed
-        )
-        self.subject.watch_allocations()
-        self.fresh_engine = CapturedEngine(
-            trial, models, self.graph_pools, FRESH_LOGGER, self.witnessed
-        )
-        widest = max(trial.buckets)
-        changed = self.subject.engine.allocator_changed
-        self.eager = Scheduler(config, self.eager_pools, widest, trial.modes)
-        self.graph = Scheduler(config, self.graph_pools, widest, trial.modes, changed)
-
-        self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
-        for _, _, arena in self.eager_pools.arenas_of(self.compared):
-            arena[:, :, 0] = False  # The reserved slot is compared nowhere.
-
-    def reset(self, seed: int) -> None:
-        """Make both worlds equal, byte for byte, and the subject just captured."""
-        self.eager.reset(seed)
-        self.graph.reset(seed)
-        self.subject.recapture()
+        for logger in (SUBJECT_LOGGER, FRESH_LOGGER)
+    )
+    subject.count_allocations()
+    return subject, fresh

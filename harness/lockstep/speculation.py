@@ -1,4 +1,4 @@
-"""Speculation, as the scheduler sees it: what is drafted, verified, accepted and given back.
+"""Speculation, as the scheduler sees it: what is drafted, verified, accepted and freed again.
 
 Both worlds do it alike, each with what its own forwards gave.
 """
@@ -6,65 +6,65 @@ Both worlds do it alike, each with what its own forwards gave.
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from harness.lockstep.request_book import RequestBook
+from harness.lockstep.requests import PlannedForward, Request
 from reference.batch import DraftState, ForwardBatch, Mode, Span
 from reference.config import SPECULATION, Kind, Role
 from reference.model import Output
 from reference.speculative import Tree, accepted_path, tree_of
 
-if TYPE_CHECKING:
-    from harness.lockstep.scheduler import Request, Scheduler, Work
 
-
-def draft(world: "Scheduler", picks: Sequence[int]) -> "Work | None":
+def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
     """Plan drafting for the requests picked of those that the draft model has caught up on."""
-    if world.draft_mode is None:
+    if book.draft_mode is None:
         return None
-    count = SPECULATION.slots if world.draft_mode is Mode.DRAFT else 0
-    ready = world.ready(
-        lambda each: each.state is not None and each.length + count <= world.config.max_context
+    count = SPECULATION.slots if book.draft_mode is Mode.DRAFT else 0
+    ready = book.ready(
+        lambda request: (
+            request.state is not None and request.length + count <= book.config.max_context
+        )
     )
     spans = [
-        replace(span, state=each.state)
-        for each in world.some(ready, picks)
-        if (span := world.span(each, count)) is not None
+        replace(span, state=request.state)
+        for request in book.choose(ready, picks)
+        if (span := book.span(request, count)) is not None
     ]
-    return world.work(world.draft_mode, spans)
+    return book.planned(book.draft_mode, spans)
 
 
-def verify(world: "Scheduler", picks: Sequence[int], accept: int) -> "Work | None":
+def verify(book: RequestBook, picks: Sequence[int], accept: int) -> PlannedForward | None:
     """Plan to verify the trees of the requests picked; at least `accept` drafts will pass."""
-    if Mode.TARGET_VERIFY not in world.modes:
+    if Mode.TARGET_VERIFY not in book.modes:
         return None
     count = SPECULATION.draft_tokens
-    ready = world.ready(lambda each: each.known + count <= world.config.max_context)
+    ready = book.ready(lambda request: request.known + count <= book.config.max_context)
     spans = []
-    for request in world.some(ready, picks):
-        span = world.span(request, count)
+    for request in book.choose(ready, picks):
+        span = book.span(request, count)
         if span is not None:
-            world.events["tree of the harness"] += not request.tree
-            world.events["tree of a draft model"] += bool(request.tree)
-            tree = request.tree or _tree_of_the_harness(world, request)
+            book.events["tree of the harness"] += not request.tree
+            book.events["tree of a draft model"] += bool(request.tree)
+            tree = request.tree or _tree_of_the_harness(book, request)
             spans.append(replace(span, tree=tree, accept=accept))
-    return world.work(Mode.TARGET_VERIFY, spans)
+    return book.planned(Mode.TARGET_VERIFY, spans)
 
 
-def draft_extend(world: "Scheduler", picks: Sequence[int]) -> "Work | None":
+def draft_extend(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
     """Plan to let the draft model catch up on the requests picked of those that it may."""
-    if Mode.DRAFT_EXTEND not in world.modes:
+    if Mode.DRAFT_EXTEND not in book.modes:
         return None
-    ready = world.ready(lambda each: _may_catch_up(world, each))
+    ready = book.ready(lambda request: _may_catch_up(book, request))
     spans = [
-        world.held_span(each, each.drafted, min(each.length, each.known - 1))
-        for each in world.some(ready, picks)
+        book.allocated_span(request, request.drafted, min(request.length, request.known - 1))
+        for request in book.choose(ready, picks)
     ]
-    return world.work(Mode.DRAFT_EXTEND, spans)
+    return book.planned(Mode.DRAFT_EXTEND, spans)
 
 
-def accept(world: "Scheduler", batch: ForwardBatch, output: Output) -> list[int]:
+def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
     """Keep each request's accepted path: its tokens, its KV moved up, the other slots freed.
 
     Returns the row of the logits that say each request's next token.
@@ -73,41 +73,41 @@ def accept(world: "Scheduler", batch: ForwardBatch, output: Output) -> list[int]
     drafts = SPECULATION.draft_tokens
     greedy = output["logits"].argmax(-1).tolist()
     for place, span in enumerate(batch.spans):
-        request, first = world.request_of(span.row), place * drafts
+        request, first = book.request_of(span.row), place * drafts
         path = accepted_path(span.tree, greedy[first : first + drafts], span.accept)
-        _move_kv(world, span, path)
+        _move_kv(book, span, path)
         known = [span.tree[node][0] for node in path] + [greedy[first + path[-1]]]
         end = span.begin + len(path)
-        row = world.tokens[request.token_row]
+        row = book.tokens[request.token_row]
         row[span.begin : end + 1] = torch.tensor(known, device=row.device)
         nodes = [first + node for node in path]
-        world.hidden_states[request.token_row, span.begin : end] = output["hidden"][nodes]
-        world.advance(request, end)
+        book.hidden_states[request.token_row, span.begin : end] = output["hidden"][nodes]
+        book.advance(request, end)
         request.known = end + 1
-        world.free_unused(request)
-        world.events["draft accepted"] += len(path) > 1
-        world.events["draft rejected"] += len(path) < drafts
-        world.events["accepted beside the first branch"] += path != list(range(len(path)))
+        book.free_unused(request)
+        book.events["draft accepted"] += len(path) > 1
+        book.events["draft rejected"] += len(path) < drafts
+        book.events["accepted beside the first branch"] += path != list(range(len(path)))
         said.append(first + path[-1])
     return said
 
 
-def propose(world: "Scheduler", batch: ForwardBatch, output: Output) -> list[int]:
+def propose(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
     """Keep each request's tree, and free the slots that it was drafted in. It says no token."""
     lists = [output[name].tolist() for name in ("scores", "tokens", "chosen")]
     for span, scores, tokens, chosen in zip(batch.spans, *lists, strict=True):
-        request = world.request_of(span.row)
-        root = int(world.tokens[request.token_row, request.length])
+        request = book.request_of(span.row)
+        root = int(book.tokens[request.token_row, request.length])
         request.tree = tree_of(root, scores, tokens, chosen)
-        world.free_unused(request)
+        book.free_unused(request)
     return []
 
 
-def catch_up(world: "Scheduler", batch: ForwardBatch, output: Output) -> list[int]:
+def catch_up(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
     """Keep what the draft model makes of each request it has caught up on. It says no token."""
     for place, span in enumerate(batch.spans):
-        request = world.request_of(span.row)
-        world.events["draft caught up in several steps"] += request.drafted > 0
+        request = book.request_of(span.row)
+        book.events["draft caught up in several steps"] += request.drafted > 0
         request.drafted = span.end
         if span.end == request.length:
             request.state = DraftState(
@@ -118,28 +118,28 @@ def catch_up(world: "Scheduler", batch: ForwardBatch, output: Output) -> list[in
     return []
 
 
-def _move_kv(world: "Scheduler", span: Span, path: Sequence[int]) -> None:
+def _move_kv(book: RequestBook, span: Span, path: Sequence[int]) -> None:
     """Move the KV of an accepted path to the columns that its tokens now have."""
     moved = [(node, column) for column, node in enumerate(path) if node != column]
-    pool = world.pools[Role.TARGET]
+    pool = book.pools[Role.TARGET]
     for kind, slots in ((Kind.FULL, span.full_slots), (Kind.SWA, span.swa_slots)):
         if moved:
             pool.move(kind, [slots[node] for node, _ in moved], [slots[to] for _, to in moved])
 
 
-def _may_catch_up(world: "Scheduler", request: "Request") -> bool:
+def _may_catch_up(book: RequestBook, request: Request) -> bool:
     """Whether the draft model lags, and all that its windows need still has SWA slots."""
-    end, size = min(request.length, request.known - 1), world.pools.sizes.page_size
-    needed = max(0, request.drafted - world.config.window + 1)
+    end, size = min(request.length, request.known - 1), book.pools.sizes.page_size
+    needed = max(0, request.drafted - book.config.window + 1)
     assert request.allocation is not None
     pages = request.allocation.swa_pages[needed // size : -(-end // size)]
     return request.drafted < end and None not in pages
 
 
-def _tree_of_the_harness(world: "Scheduler", request: "Request") -> Tree:
+def _tree_of_the_harness(book: RequestBook, request: Request) -> Tree:
     """Return a tree of random drafts, two branches of which the second is longer."""
-    draw = random.Random(world.seed * 100_003 + request.serial * 1009 + request.length)
-    root = int(world.tokens[request.token_row, request.length])
+    draw = random.Random(book.seed * 100_003 + request.serial * 1009 + request.length)
+    root = int(book.tokens[request.token_row, request.length])
     parents = [0 if i <= SPECULATION.topk else i - 1 for i in range(SPECULATION.draft_tokens)]
-    drafts = [(draw.randrange(world.config.vocab), parent) for parent in parents[1:]]
+    drafts = [(draw.randrange(book.config.vocab), parent) for parent in parents[1:]]
     return ((root, -1), *drafts)

@@ -1,12 +1,10 @@
 """What a schedule did, step by step, as data for a drawing."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from harness.lockstep.observation import Observation
-from harness.lockstep.play import Lockstep, Outcome
-from harness.lockstep.scheduler import Scheduler
-from harness.schedules.schedule import Schedule, Step
+from harness.lockstep.pair import Pair
+from harness.schedules.schedule import Step
 
 
 @dataclass(frozen=True)
@@ -29,48 +27,42 @@ class TimelineEntry:
     violated: tuple[str, ...] = ()
 
 
-def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[dict[str, Any]]]:
-    """Play a schedule; return its outcome and its moments as JSON data."""
-    entries: list[TimelineEntry] = []
-    world = lockstep.pair.graph
-
-    def see(
-        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
-    ) -> None:
-        entries.append(timeline_entry(world, place, step, observation, violated))
-
-    outcome = lockstep.play(schedule, see)
-    return outcome, [asdict(each) for each in entries]
-
-
 def timeline_entry(
-    world: Scheduler,
+    pair: Pair,
     place: int,
     step: Step,
     observation: Observation | None,
     violated: frozenset[str],
 ) -> TimelineEntry:
-    """Return the moment of one step, as the world stands right after its forward."""
-    batch = observation.batch if observation is not None else None
-    spans = batch.spans if batch is not None else ()
-    live = tuple(world.request_of(span.row).serial for span in spans)
+    """Return what one step did; requests are those that run after it."""
+    spans = observation.graph.spans if observation is not None else ()
+    live = tuple(observation.graph.serial_at(span.row) for span in spans) if observation else ()
     replay = observation.replay if observation is not None else None
-    mode = (
-        None
-        if observation is None
-        else f"idle {observation.mode}"
-        if batch is None
-        else str(observation.mode)
-    )
     return TimelineEntry(
         place=place,
         step=step.name,
-        mode=mode,
+        mode=mode_of(observation),
         runner=replay.runner if replay is not None else None,
         bucket=replay.bucket if replay is not None else None,
         live=live,
         padded=replay.bucket - replay.live_size if replay is not None else 0,
-        parked=tuple(each.serial for each in world.running if each.serial not in live),
-        tokens=batch.raw_num_token if batch is not None else 0,
+        parked=tuple(
+            request.serial for request in pair.graph.running if request.serial not in live
+        ),
+        tokens=sum_tokens(observation),
         violated=tuple(sorted(violated)),
     )
+
+
+def mode_of(observation: Observation | None) -> str | None:
+    """Return what the step's forward was called, None if it ran none."""
+    if observation is None:
+        return None
+    idle = observation.graph.batch is None
+    return f"idle {observation.mode}" if idle else str(observation.mode)
+
+
+def sum_tokens(observation: Observation | None) -> int:
+    """Return how many live tokens the step's forward ran."""
+    batch = observation.graph.batch if observation is not None else None
+    return batch.raw_num_token if batch is not None else 0

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from harness.lockstep.observation import Observation
 from reference.batch import Mode
+from subjects.protocol import Replay
 from subjects.runners import RUNNERS, engine_runners
 
 ALWAYS_REQUIRED = (
@@ -64,11 +64,8 @@ class Coverage:
         self.last: dict[str, tuple[int, int]] = {}
         self.last_runner: str | None = None
 
-    def see(self, observation: Observation) -> None:
-        """Count what one step reached."""
-        replay = observation.replay
-        if replay is None:
-            return
+    def see(self, replay: Replay, requests: int) -> None:
+        """Count what the replay of a batch of so many requests reached."""
         runner, bucket, live_size = replay.runner, replay.bucket, replay.live_size
         last_bucket, last_raw = self.last.get(runner, (bucket, live_size))
         same = bucket == last_bucket
@@ -80,7 +77,7 @@ class Coverage:
             "several padded rows": bucket - live_size > 1,
             "replay without padding": not replay.padded,
             "idle replay": live_size == 0,
-            "batch of several rows": observation.batch is not None and observation.batch.raw_bs > 1,
+            "batch of several rows": requests > 1,
             "batch shrank in its bucket": same and live_size < last_raw,
             "batch grew again in its bucket": same and live_size > last_raw,
             "smaller bucket after a larger": bucket < last_bucket,

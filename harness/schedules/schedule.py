@@ -5,9 +5,11 @@ the step is played, so that every list of steps is a valid schedule and a shorte
 one is still valid. A step that finds nothing to act on, or no room, does nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
+
+from reference.batch import Mode
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,11 @@ class Schedule:
             elif last is not None:
                 for _ in range(min(step.count, REPEAT_LIMIT)):
                     yield place, last
+
+
+def idle_modes(modes: Collection[Mode]) -> list[Mode]:
+    """Return the modes that an engine with runners for `modes` can replay idly, in order."""
+    return [mode for mode in Mode if mode in modes and mode is not Mode.EXTEND]
 
 
 def to_json(schedule: Schedule) -> dict[str, Any]:

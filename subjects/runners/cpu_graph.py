@@ -73,8 +73,11 @@ class CpuGraphRunner(GraphRunner):
         if padded:
             super().populate(batch, bucket, padded=padded)
 
-    def launch(self, batch: ForwardBatch | None, bucket: int) -> Output:
-        """Run the compiled function over the live tensors, or over the static ones if padded."""
+    def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
+        """Run the compiled function over the live tensors, or over the static ones if padded.
+
+        Nothing is captured, so that `captured` changes nothing.
+        """
         if batch is None or self.padded(batch, bucket):
             static = {name: self.view(name, bucket) for name in self.inputs.buffers}
             return self._run(static, batch, bucket)

@@ -1,0 +1,1 @@
+"""The properties of a whole schedule, a file for each."""

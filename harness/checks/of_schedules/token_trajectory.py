@@ -1,0 +1,36 @@
+"""token_trajectory: the end-to-end symptom."""
+
+import torch
+
+from harness.checks.property import Playing, Property, Violation
+from harness.lockstep.bits import first_index
+from subjects.protocol import Offer
+
+ID = "token_trajectory"
+
+
+def at_end(playing: Playing) -> list[Violation]:
+    """Compare the greedy tokens of all generations."""
+    eager, graph = playing.eager_tokens, playing.graph_tokens
+    if torch.equal(eager, graph):
+        return []
+    row, position = first_index(eager != graph)
+    where = {
+        "token_row": row,
+        "position": position,
+        "eager_token": int(eager[row, position]),
+        "graph_token": int(graph[row, position]),
+    }
+    message = (
+        f"token {position} of token row {row}: eager {where['eager_token']},"
+        f" graph {where['graph_token']}"
+    )
+    return [Violation(ID, playing.place, message, where)]
+
+
+TOKEN_TRAJECTORY = Property(
+    id=ID,
+    statement="greedy tokens of whole generations are equal",
+    needs=frozenset({Offer.ARITHMETIC}),
+    at_end=at_end,
+)

@@ -1,0 +1,1 @@
+"""The properties of one step, a file for each."""

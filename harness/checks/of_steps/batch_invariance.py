@@ -1,0 +1,103 @@
+"""batch_invariance: padding that changes the maths."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.checks.differences import first_output_difference
+from harness.checks.property import Description, Property
+from harness.lockstep.bits import outputs_differ
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair, PlannedStep, cloned, subject_runs
+from reference.batch import ForwardBatch, Mode
+from reference.model import Output
+from subjects.protocol import Offer
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the step gives under another batching: requests `order` of it, in that order."""
+
+    description: str
+    order: tuple[int, ...]
+    output: Output
+
+
+def run_variants(pair: Pair, planned: PlannedStep) -> tuple[Variant, ...]:
+    """Run the step with a request alone, in reverse order, and in the largest bucket."""
+    batch, eager_batch = planned.graph.batch, planned.eager.batch
+    if batch is None or eager_batch is None:
+        return ()
+    everyone = tuple(range(batch.raw_bs))
+    orders = {"in reverse": everyone[::-1]}
+    if batch.mode is not Mode.EXTEND:
+        orders["alone"] = (eager_batch.spans[0].end % batch.raw_bs,)
+    found = []
+    tables = pair.eager_pools.tables
+    kept = [table.clone() for table in (tables.req_to_token, tables.full_to_swa_index_mapping)]
+    for description, order in orders.items():
+        spans = [eager_batch.spans[request] for request in order]
+        output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
+        found.append(Variant(description, order, output))
+        pair.restore_eager()
+    tables.req_to_token.copy_(kept[0])
+    tables.full_to_swa_index_mapping.copy_(kept[1])
+    pair.fresh_engine.write_kv()
+    pair.fresh_engine.recapture()
+    with subject_runs():
+        widest = cloned(pair.fresh_engine.replay_in_largest_bucket(batch))
+    pair.restore_graph()
+    found.append(Variant("in its runner's largest bucket", everyone, widest))
+    return tuple(found)
+
+
+def flag(observation: Observation) -> Tensor | bool:
+    """Whether any variant gives a request other bits."""
+    variants, output = observation.extra.get("batch_invariance"), observation.eager.output
+    batch = observation.graph.batch
+    if not variants or output is None or batch is None:
+        return False
+    return torch.stack(
+        [
+            outputs_differ(in_order(batch, output, variant.order), variant.output)
+            for variant in variants
+        ]
+    ).any()
+
+
+def in_order(batch: ForwardBatch, output: Output, order: tuple[int, ...]) -> Output:
+    """Return the rows of an output that belong to some requests of its batch, in their order."""
+    requests = {
+        rows: batch.requests_of_rows(rows) for rows in {len(values) for values in output.values()}
+    }
+    rows_of = {
+        rows: [row for request in order for row in range(rows) if owners[row] == request]
+        for rows, owners in requests.items()
+    }
+    return {name: values[rows_of[len(values)]] for name, values in output.items()}
+
+
+def describe(observation: Observation) -> Description:
+    """Name the first variant that differs, and its row."""
+    output, batch = observation.eager.output, observation.graph.batch
+    assert output is not None and batch is not None
+    for variant in observation.extra["batch_invariance"]:
+        usual = in_order(batch, output, variant.order)
+        if outputs_differ(usual, variant.output):
+            where = first_output_difference(usual, variant.output)
+            where["variant"] = variant.description
+            row = f"row {where['row']} of {where['tensor']}"
+            return f"{row} has other bits when it runs {variant.description}", where
+    raise ValueError("no variant differs")
+
+
+BATCH_INVARIANCE = Property(
+    id="batch_invariance",
+    statement="a request's bits do not depend on row, neighbours or bucket",
+    needs=frozenset({Offer.ARITHMETIC, Offer.FRESH_ENGINE, Offer.LARGER_BUCKET}),
+    flag=flag,
+    describe=describe,
+    every_step=False,
+    extra_run=run_variants,
+)

@@ -1,0 +1,62 @@
+"""captured_path: vacuous passes, and a graph that is not its location scheme's."""
+
+from harness.checks.property import Description, Property
+from harness.explain.cause import off_path_cause
+from harness.lockstep.observation import Observation
+from subjects.protocol import Offer, ReplayFacts
+
+
+def path_breaches(observation: Observation) -> list[str]:
+    """List what shows that the captured path was not taken, or is not the scheme's."""
+    facts = observation.facts
+    if facts is None:
+        missed = observation.expected_graph
+        return ["no graph was replayed though one was captured"] if missed else []
+    breaches = graph_breaches(facts)
+    if facts.graphs_replayed != facts.graphs_expected:
+        breaches.append(
+            f"{facts.graphs_replayed} graphs were replayed, not {facts.graphs_expected}"
+        )
+    if facts.allocated:
+        breaches.append(f"the allocator handed out {facts.allocated} blocks around the replay")
+    moved = [name for name, now in facts.outputs.items() if now != facts.captured_outputs.get(name)]
+    if moved:
+        breaches.append(f"the static output {moved[0]} is not where it was captured")
+    return breaches
+
+
+def graph_breaches(facts: ReplayFacts) -> list[str]:
+    """List what a graph holds and should not, or lacks."""
+    graph, breaches = facts.graph, []
+    if graph is None:
+        return []
+    if graph.translations != graph.expected_translations:
+        breaches.append(
+            f"the graph holds {graph.translations} translations; its location scheme has"
+            f" {graph.expected_translations}"
+        )
+    if graph.holds_attention != graph.expects_attention:
+        held = "no attention" if graph.expects_attention else "attention, which runs between"
+        breaches.append(f"the graph holds {held}")
+    return breaches
+
+
+def flag(observation: Observation) -> bool:
+    """Whether the captured path was left."""
+    return bool(path_breaches(observation))
+
+
+def describe(observation: Observation) -> Description:
+    """List the breaches."""
+    breaches = path_breaches(observation)
+    return "; ".join(breaches), {"breaches": breaches}
+
+
+CAPTURED_PATH = Property(
+    id="captured_path",
+    statement="a graph was really replayed, of the right ops, and nothing was allocated",
+    needs=frozenset({Offer.GRAPHS}),
+    flag=flag,
+    describe=describe,
+    cause=off_path_cause,
+)

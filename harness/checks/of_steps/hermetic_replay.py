@@ -1,0 +1,87 @@
+"""hermetic_replay: stale reads that end in padded rows only."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from harness.checks.differences import first_output_difference
+from harness.checks.property import Description, Property
+from harness.explain.cause import history_cause
+from harness.lockstep.bits import outputs_differ
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair, PlannedStep, cloned
+from reference.model import Output
+from subjects.protocol import Offer, Reads
+
+
+@dataclass(frozen=True)
+class FreshReplay:
+    """What a replay without a history gave, as far as it is defined, and was told to read."""
+
+    defined: Output
+    reads: Reads
+
+
+def run_fresh(pair: Pair, planned: PlannedStep) -> FreshReplay:
+    """Replay the step on the fresh engine."""
+    replay = pair.run_fresh(planned).replay
+    assert replay is not None
+    fresh = FreshReplay(cloned(replay.defined), replay.reads)
+    pair.restore_graph()
+    return fresh
+
+
+def flag(observation: Observation) -> Tensor | bool:
+    """Whether the replay gave, or was told to read, anything else than the fresh one."""
+    fresh, replay = observation.extra.get("hermetic_replay"), observation.replay
+    if fresh is None or replay is None:
+        return False
+    if fresh.reads != replay.reads:
+        return True
+    return outputs_differ(fresh.defined, replay.defined) if replay.defined else False
+
+
+def describe(observation: Observation) -> Description:
+    """Name the first row that depends on the runner's history."""
+    fresh, replay = observation.extra["hermetic_replay"], observation.replay
+    assert replay is not None
+    if fresh.reads != replay.reads:
+        return describe_reads(observation, fresh)
+    where = first_output_difference(fresh.defined, replay.defined)
+    where["live"] = where["row"] < replay.live_rows
+    row = f"{'live' if where['live'] else 'padded'} row {where['row']}"
+    rows = len(replay.defined[where["tensor"]])
+    return (
+        f"{replay.runner}, {row} of {rows}, {where['tensor']} {where['element']}: just captured"
+        f" {where['eager_bits']}, with its history {where['graph_bits']}",
+        where,
+    )
+
+
+def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
+    """Name the first row whose index list depends on the runner's history."""
+    replay = observation.replay
+    assert replay is not None
+    for kind, rows in replay.reads.items():
+        for row, (slots, right) in enumerate(zip(rows, fresh.reads[kind], strict=True)):
+            if slots != right:
+                live = row < replay.live_size
+                where = {"kind": kind, "row": row, "live": live, "padded_slots": list(slots)}
+                message = (
+                    f"{replay.runner}, {'live' if live else 'padded'} row {row} of {len(rows)} is"
+                    f" told to read {kind} slots {list(slots)}; without a history it is told"
+                    f" {list(right)}"
+                )
+                return message, where
+    raise ValueError("no list differs")
+
+
+HERMETIC_REPLAY = Property(
+    id="hermetic_replay",
+    statement="a runner with a history gives the bits of one just captured",
+    needs=frozenset({Offer.FRESH_ENGINE}),
+    flag=flag,
+    describe=describe,
+    extra_run=run_fresh,
+    cause=history_cause,
+)

@@ -1,0 +1,37 @@
+"""kv_parity: silent corruption that no logit shows yet."""
+
+from torch import Tensor
+
+from harness.checks.differences import describe_slot, first_kv_difference
+from harness.checks.property import Description, Property
+from harness.explain.cause import diverged_cause
+from harness.lockstep.bits import any_set, bits
+from harness.lockstep.observation import Observation
+from reference.config import Kind
+from subjects.protocol import Offer
+
+
+def flag(observation: Observation) -> Tensor:
+    """Whether any bit that is compared differs between the worlds' KV."""
+    different = bits(observation.eager.after) != bits(observation.graph.after)
+    return any_set(different & observation.compared)
+
+
+def describe(observation: Observation) -> Description:
+    """Name the first slot that differs, its owner and both bit patterns."""
+    storages = observation.eager.after, observation.graph.after
+    where = first_kv_difference(observation.layout, *storages, observation.compared)
+    where["owner"] = observation.graph.owner_of(Kind(where["kind"]), where["slot"])
+    bit_patterns = f" eager {where['eager_bits']}, graph {where['graph_bits']}"
+    return describe_slot(where) + bit_patterns, where
+
+
+KV_PARITY = Property(
+    id="kv_parity",
+    statement="every slot of both models' pools, K and V, all layers: graph bits = eager bits",
+    needs=frozenset({Offer.ARITHMETIC, Offer.KV}),
+    flag=flag,
+    describe=describe,
+    worlds_diverge=True,
+    cause=diverged_cause,
+)

@@ -1,0 +1,28 @@
+"""log_hygiene: a warning although every value is right, and the warning deleted as its cure."""
+
+from harness.checks.property import Description, Property
+from harness.explain.cause import warning_site
+from harness.lockstep.observation import Observation
+from subjects.protocol import Offer
+
+
+def flag(observation: Observation) -> bool:
+    """Whether the step logged anything at WARNING or above."""
+    return bool(observation.warnings)
+
+
+def describe(observation: Observation) -> Description:
+    """Quote the first message, and name the path that was taken."""
+    path = "graph replay" if observation.replay is not None else "eager forward"
+    messages = list(observation.warnings)
+    return f"{path}: {messages[0]}", {"messages": messages, "path": path}
+
+
+LOG_HYGIENE = Property(
+    id="log_hygiene",
+    statement="a clean step logs nothing at WARNING or above",
+    needs=frozenset({Offer.LOG}),
+    flag=flag,
+    describe=describe,
+    cause=warning_site,
+)

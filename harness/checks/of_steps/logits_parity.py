@@ -1,0 +1,50 @@
+"""logits_parity: what a user would notice."""
+
+from torch import Tensor
+
+from harness.checks.differences import first_output_difference
+from harness.checks.property import Description, Property
+from harness.explain.cause import diverged_cause
+from harness.lockstep.bits import outputs_differ
+from harness.lockstep.observation import Observation
+from subjects.protocol import Offer
+
+
+def flag(observation: Observation) -> Tensor | bool:
+    """Whether any live output of the graph world has other bits than the eager world's."""
+    eager, graph = observation.eager.output, observation.graph.output
+    if eager is None or graph is None:
+        return False
+    return outputs_differ(eager, graph)
+
+
+def describe(observation: Observation) -> Description:
+    """Name the first live row that differs, its owner and both bit patterns."""
+    eager, graph, batch = (
+        observation.eager.output,
+        observation.graph.output,
+        observation.graph.batch,
+    )
+    assert eager is not None and graph is not None and batch is not None
+    where = first_output_difference(eager, graph)
+    if "eager" in where:  # The outputs differ in form, and no row of theirs can be compared.
+        return f"the outputs differ in form: eager {where['eager']}, graph {where['graph']}", where
+    rows = len(eager[where["tensor"]])
+    span = batch.spans[batch.requests_of_rows(rows)[where["row"]]]
+    where["owner"] = f"request {observation.graph.serial_at(span.row)}"
+    return (
+        f"live row {where['row']} ({where['owner']}), {where['tensor']} {where['element']}:"
+        f" eager {where['eager_bits']}, graph {where['graph_bits']}",
+        where,
+    )
+
+
+LOGITS_PARITY = Property(
+    id="logits_parity",
+    statement="live rows' logits, and all else a forward gives: graph bits = eager bits",
+    needs=frozenset({Offer.ARITHMETIC}),
+    flag=flag,
+    describe=describe,
+    worlds_diverge=True,
+    cause=diverged_cause,
+)

@@ -1,0 +1,274 @@
+"""Playing a schedule on a pair of worlds, every step judged by the properties asked for.
+
+Play stops after the first step in which the worlds diverge: from there on they differ,
+and nothing more is credited. What leaves both worlds equal is reported once, and play
+goes on.
+"""
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harness.checks.of_schedules.dense_agreement import longest
+from harness.checks.property import Playback, Playing, Property, Violation, judge
+from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, not_asked
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.observation import Observation, Sample
+from harness.lockstep.pair import Engines, Pair, SubjectFailedError
+from harness.schedules.coverage import Coverage
+from harness.schedules.schedule import Schedule, Step
+from subjects.buffers import SharedBufferError
+
+
+@dataclass
+class Outcome:
+    """What playing one schedule gave. `steps` counts forwards that both worlds ran.
+
+    The replays are those of the runner under test; `events` count every runner's. `error` is
+    the traceback of what went wrong outside the subject: the playing then proves nothing.
+    After `device_lost` this process can do nothing more on its device.
+    """
+
+    violations: tuple[Violation, ...] = ()
+    steps: int = 0
+    replays: int = 0
+    padded_replays: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    error: str | None = None
+    device_lost: bool = False
+
+    def count(self, observation: Observation) -> None:
+        """Count one step's forward."""
+        replay = observation.replay
+        under_test = replay is not None and replay.runner == observation.under_test
+        self.steps += 1
+        self.replays += under_test
+        self.padded_replays += under_test and replay is not None and replay.padded
+
+    @property
+    def violated(self) -> frozenset[str]:
+        """The properties violated."""
+        return frozenset(violation.property for violation in self.violations)
+
+
+class DeviceLostError(BaseException):
+    """A device assert or an illegal access: a finding, after which the process must end.
+
+    No Exception, so that no shrinking goes on upon a device that answers nothing.
+    """
+
+    def __init__(self, schedule: Schedule, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.schedule = schedule
+        self.outcome = outcome
+        self.message = message
+
+    def __reduce__(self) -> tuple[type["DeviceLostError"], tuple[Schedule, Outcome, str]]:
+        """Cross from a worker process whole."""
+        return type(self), (self.schedule, self.outcome, self.message)
+
+
+Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
+"""Called after each step: its place, the step, what was observed of it, what it violated."""
+
+
+def unobserved(
+    place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+) -> None:
+    """Observe nothing."""
+
+
+@dataclass
+class Judged:
+    """What the steps of one playing have shown so far."""
+
+    violations: list[Violation] = field(default_factory=list)
+    violated: set[str] = field(default_factory=set)
+    outputs: list[Tensor] = field(default_factory=list)
+    samples: dict[tuple[int, bool], Sample] = field(default_factory=dict)
+    place: int = 0
+
+    def add(self, found: Collection[Violation]) -> frozenset[str]:
+        """Keep the violations of properties that were not violated before; return which."""
+        new = [violation for violation in found if violation.property not in self.violated]
+        self.violations += new
+        self.violated.update(violation.property for violation in new)
+        return frozenset(violation.property for violation in new)
+
+
+class Lockstep:
+    """Plays schedules on the pair of one trial and judges them by the properties given.
+
+    With `records_ops`, what a forward did inside can be explained. `engines` builds the
+    engines under test, our own unless given. `refused` says why ours cannot be captured with
+    the trial's bugs, if it cannot: the pair is then that of the clean build. `unasked` says
+    which properties the engine cannot be asked, and why.
+    """
+
+    def __init__(
+        self,
+        trial: TrialConfig,
+        property_ids: Collection[str] = STEP_PROPERTIES,
+        *,
+        records_ops: bool = False,
+        engines: Callable[[Pair], Engines] | None = None,
+    ) -> None:
+        self.trial = trial
+        self.refused: str | None = None
+        try:
+            self.pair = Pair(trial, records_ops=records_ops, engines=engines)
+        except SharedBufferError as error:
+            self.refused = str(error)
+            self.pair = Pair(trial.clean)
+        self.capture_warnings = self.pair.capture_warnings
+        self.unasked = not_asked(self.pair.subject.missing)
+        self.watch(property_ids)
+
+    def watch(self, property_ids: Collection[str]) -> None:
+        """Judge by these properties from now on, as far as the engine can be asked them."""
+        self.properties = frozenset(property_ids)
+        self._rules = [
+            rule
+            for name, rule in PROPERTIES.items()
+            if name in self.properties and name not in self.unasked
+        ]
+
+    def play(
+        self,
+        schedule: Schedule,
+        observer: Observer = unobserved,
+        until: Collection[str] = (),
+    ) -> Outcome:
+        """Play a schedule from equal bytes until its end or until the worlds diverge.
+
+        It also ends with the first violation of a property of `until`. `observer` is called
+        after every step. A step in which the subject fails violates captured_path and
+        logits_parity; any other error ends the playing with its traceback in the outcome. One
+        that loses the device raises DeviceLostError. A build whose runners disagree on a shared
+        buffer cannot be captured: that violates index_contract at the first forward.
+        """
+        outcome, judged = Outcome(), Judged()
+        with torch.inference_mode():
+            try:
+                if self.refused is not None:
+                    judged.add(self._refusal(schedule, self.refused))
+                else:
+                    self._play(schedule, outcome, judged, observer, STATE_PROPERTIES.union(until))
+            except SubjectFailedError as error:
+                # What gives no logits does not give the right ones.
+                message = f"the step failed: {error}"
+                judged.add(
+                    [
+                        Violation(name, judged.place, message)
+                        for name in ("captured_path", "logits_parity")
+                    ]
+                )
+                outcome.device_lost = isinstance(error.__cause__, torch.AcceleratorError)
+            except Exception as error:  # Not the subject's: whoever reads it needs all of it.
+                outcome.error = traceback.format_exc()
+                outcome.device_lost = isinstance(error, torch.AcceleratorError)
+        outcome.violations = tuple(judged.violations)
+        outcome.events.update(self.pair.graph.events)
+        if outcome.device_lost:
+            messages = [violation.message for violation in outcome.violations]
+            lost = outcome.error.splitlines()[-1] if outcome.error else messages[-1]
+            raise DeviceLostError(schedule, outcome, lost)
+        return outcome
+
+    def _play(
+        self,
+        schedule: Schedule,
+        outcome: Outcome,
+        judged: Judged,
+        observer: Observer,
+        ending: Collection[str],
+    ) -> None:
+        """Play and judge the steps, then the schedule as a whole."""
+        coverage = Coverage(outcome.events)
+        sampling = any(rule.samples for rule in self._rules)
+        keeps_outputs = any(rule.plays_again for rule in self._rules)
+        extra_runs = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
+        self.pair.reset(schedule.seed)
+        for place, step in schedule.flat():
+            judged.place = place
+            observation = self.pair.step(step, place, extra_runs, sampling=sampling)
+            if observation is None:
+                observer(place, step, None, frozenset())
+                continue
+            outcome.count(observation)
+            if observation.replay is not None:
+                coverage.see(observation.replay, len(observation.graph.spans))
+            new = judged.add(judge(self._rules, observation))
+            observer(place, step, observation, new)
+            if keeps_outputs:
+                judged.outputs += live_outputs(observation)
+            for sample in observation.samples:
+                judged.samples[sample.serial, sample.of_draft] = sample
+            if judged.violated.intersection(ending):
+                break
+        outcome.events["held against the oracle"] = len(longest(judged.samples.values()))
+        judged.violations += self._judge_end(schedule, outcome.steps, judged)
+
+    def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:
+        """Return the violation of a build that cannot be captured; none if no step would ask it."""
+        self.pair.reset(schedule.seed)
+        for place, step in schedule.flat():
+            if self.pair.plan(step, place) is not None:
+                return (Violation("index_contract", place, message),)
+        return ()
+
+    def _judge_end(self, schedule: Schedule, steps: int, judged: Judged) -> list[Violation]:
+        """Judge what is judged once a schedule, over the steps that were played."""
+        rules: list[Property] = [rule for rule in self._rules if rule.at_end is not None]
+        if not rules:
+            return []
+        pair = self.pair
+        events = pair.graph.events
+        tokens = pair.eager.tokens.clone(), pair.graph.tokens.clone()
+        first = again = None
+        if any(rule.plays_again for rule in rules):
+            first = self._playback(judged.outputs)
+            again = self._play_again(schedule, steps)
+            pair.graph.events = events
+        playing = Playing(
+            place=judged.place,
+            eager_tokens=tokens[0],
+            graph_tokens=tokens[1],
+            samples=tuple(judged.samples.values()),
+            models=pair.models,
+            compared=pair.compared,
+            first=first,
+            again=again,
+        )
+        return [violation for rule in rules if rule.at_end for violation in rule.at_end(playing)]
+
+    def _play_again(self, schedule: Schedule, steps: int) -> Playback:
+        """Play the first `steps` forwards of a schedule, and judge nothing."""
+        outputs: list[Tensor] = []
+        self.pair.reset(schedule.seed)
+        for place, step in schedule.flat():
+            if steps == 0:
+                break
+            observation = self.pair.step(step, place)
+            if observation is not None:
+                steps -= 1
+                outputs += live_outputs(observation)
+        return self._playback(outputs)
+
+    def _playback(self, outputs: list[Tensor]) -> Playback:
+        storages = self.pair.eager_pools.storage.clone(), self.pair.graph_pools.storage.clone()
+        return Playback(tuple(outputs), *storages)
+
+
+def live_outputs(observation: Observation) -> list[Tensor]:
+    """Return copies of all that a step gave for live rows, the eager world's first."""
+    return [
+        values.clone()
+        for output in (observation.eager.output, observation.graph.output)
+        if output is not None
+        for values in output.values()
+    ]

@@ -1,0 +1,117 @@
+"""What a property is, and how a step is judged.
+
+Each has a flag, cheap and on the device where it can be, and a description, asked for only
+if the flag is raised. Flags on the device are read by the host together, once a step.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.explain.finders import Finder
+from harness.lockstep.observation import Observation, Sample
+from harness.lockstep.pair import ExtraRun
+from reference.config import Role
+from reference.model import Model
+from subjects.protocol import Offer
+
+Description = tuple[str, dict[str, Any]]
+"""A violation in words, and exactly where: layer, tensor, slot, owner, row, bits … as they apply.
+
+The places are JSON values.
+"""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One property that did not hold: at which step, in which words, and exactly where."""
+
+    property: str
+    step: int
+    message: str
+    where: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the violation as JSON data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Playback:
+    """The bits one playing of a schedule left: every step's live outputs, and both storages."""
+
+    outputs: tuple[Tensor, ...]
+    eager: Tensor
+    graph: Tensor
+
+
+@dataclass(frozen=True)
+class Playing:
+    """What the steps of a schedule left, for the properties that judge it as a whole.
+
+    `place` is that of the last step played. Tokens are int64 [token rows, max_context] of each
+    world. `samples` are each request's latest, the target's and the draft model's. `first` and
+    `again` are two playings of the same steps, None unless a property asks for them.
+    """
+
+    place: int
+    eager_tokens: Tensor
+    graph_tokens: Tensor
+    samples: tuple[Sample, ...]
+    models: Mapping[Role, Model]
+    compared: Tensor
+    first: Playback | None = None
+    again: Playback | None = None
+
+
+@dataclass(frozen=True)
+class Property:
+    """One property: its statement, what it needs observed, and how it is judged and explained.
+
+    A property of a step has `flag` and `describe`, a property of a whole schedule `at_end`.
+    `every_step` says that it is cheap enough for every step of every schedule; `worlds_diverge`
+    that once it is violated both worlds differ, so that nothing later is credited.
+    `extra_run` is a further run of each step that it judges; `samples` and `plays_again` ask
+    for what requests sampled, and for a second playing. `needs` is what an engine must offer
+    for it to be asked. `cause` finds why it was violated, where one forward tells.
+    """
+
+    id: str
+    statement: str
+    needs: frozenset[Offer]
+    flag: Callable[[Observation], Tensor | bool] | None = None
+    describe: Callable[[Observation], Description] | None = None
+    at_end: Callable[[Playing], list[Violation]] | None = None
+    every_step: bool = True
+    worlds_diverge: bool = False
+    extra_run: ExtraRun | None = None
+    samples: bool = False
+    plays_again: bool = False
+    cause: Finder | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a property that judges nothing."""
+        if (self.flag is None) != (self.describe is None) or not (self.flag or self.at_end):
+            raise ValueError(f"{self.id} has a flag with its description, or judges at the end")
+
+    def not_asked(self, missing: Mapping[Offer, str]) -> str | None:
+        """Return why an engine that lacks `missing` cannot be asked this; None if it can."""
+        return next((missing[offer] for offer in sorted(self.needs) if offer in missing), None)
+
+
+def judge(properties: Iterable[Property], observation: Observation) -> tuple[Violation, ...]:
+    """Return the violations of one step, reading the device once."""
+    flags = [(rule, rule.flag(observation)) for rule in properties if rule.flag is not None]
+    on_device = [flag for _, flag in flags if isinstance(flag, Tensor)]
+    read = iter(torch.stack(on_device).tolist() if on_device else [])
+    red = [rule for rule, flag in flags if (next(read) if isinstance(flag, Tensor) else flag)]
+    return tuple(_violation(rule, observation) for rule in red)
+
+
+def _violation(rule: Property, observation: Observation) -> Violation:
+    assert rule.describe is not None
+    message, where = rule.describe(observation)
+    return Violation(rule.id, observation.place, message, where)

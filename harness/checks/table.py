@@ -1,0 +1,56 @@
+"""The table of all properties, in the order their violations are reported."""
+
+from collections.abc import Mapping
+
+from harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
+from harness.checks.of_schedules.determinism import DETERMINISM
+from harness.checks.of_schedules.token_trajectory import TOKEN_TRAJECTORY
+from harness.checks.of_steps.batch_invariance import BATCH_INVARIANCE
+from harness.checks.of_steps.captured_path import CAPTURED_PATH
+from harness.checks.of_steps.frozen_kv import FROZEN_KV
+from harness.checks.of_steps.hermetic_replay import HERMETIC_REPLAY
+from harness.checks.of_steps.index_contract import INDEX_CONTRACT
+from harness.checks.of_steps.kv_parity import KV_PARITY
+from harness.checks.of_steps.log_hygiene import LOG_HYGIENE
+from harness.checks.of_steps.logits_parity import LOGITS_PARITY
+from harness.checks.of_steps.padding_noninterference import PADDING_NONINTERFERENCE
+from harness.checks.of_steps.write_frame import WRITE_FRAME
+from harness.checks.property import Property
+from subjects.protocol import Offer
+
+_ORDER = (
+    LOGITS_PARITY,
+    KV_PARITY,
+    WRITE_FRAME,
+    FROZEN_KV,
+    HERMETIC_REPLAY,
+    PADDING_NONINTERFERENCE,
+    INDEX_CONTRACT,
+    CAPTURED_PATH,
+    LOG_HYGIENE,
+    DETERMINISM,
+    BATCH_INVARIANCE,
+    DENSE_AGREEMENT,
+    TOKEN_TRAJECTORY,
+)
+
+PROPERTIES: Mapping[str, Property] = {rule.id: rule for rule in _ORDER}
+"""Every property of this build, by id."""
+
+STATEMENTS: Mapping[str, str] = {rule.id: rule.statement for rule in _ORDER}
+"""What must hold, by the property's id."""
+
+STEP_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.every_step)
+"""The properties cheap enough to be checked at every step of every schedule."""
+
+STATE_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.worlds_diverge)
+"""The properties of the worlds' own bytes: once one is violated the worlds have diverged.
+
+Any other speaks of the build or of a further run, and leaves both worlds equal.
+"""
+
+
+def not_asked(missing: Mapping[Offer, str]) -> dict[str, str]:
+    """Return the properties that an engine which lacks `missing` cannot be asked, and why."""
+    reasons = {rule.id: rule.not_asked(missing) for rule in _ORDER}
+    return {name: reason for name, reason in reasons.items() if reason is not None}

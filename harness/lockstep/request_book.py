@@ -1,0 +1,176 @@
+"""The requests of one world: their rows, slots and tokens, and the batches made of them."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import torch
+
+from harness.lockstep.requests import Owner, PlannedForward, Request
+from reference.allocator import Allocator, PageAllocation
+from reference.batch import ForwardBatch, Mode, Span, prepare
+from reference.config import Kind, ModelConfig, Role
+from reference.pool import KVPools
+
+
+class RequestBook:
+    """Requests, their pages and the tokens they have, over one world's pools.
+
+    `max_bs` requests run in a batch at most; the engine has runners for `modes`. `on_change`
+    is called by whatever may change a slot's owner.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        pools: KVPools,
+        max_bs: int,
+        modes: Collection[Mode] = frozenset(Mode),
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.pools = pools
+        self.max_bs = max_bs
+        self.modes = frozenset(modes)
+        self.draft_mode = next((mode for mode in Mode if mode.drafts and mode in modes), None)
+        self.allocator = Allocator(pools[Role.TARGET], on_change)
+        device, dtype = pools.storage.device, pools.storage.dtype
+        self.token_rows = 2 * pools.sizes.rows
+        shape = self.token_rows, config.max_context
+        self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.hidden_states = torch.zeros((*shape, config.hidden), dtype=dtype, device=device)
+        self.reset(seed=0)
+
+    def reset(self, seed: int) -> None:
+        """Start again from the bytes and the slot order of `seed`."""
+        self.seed = seed
+        self.pools.reset(seed)
+        self.allocator.clear(seed)
+        self.tokens.zero_()
+        self.hidden_states.zero_()
+        self.running: list[Request] = []
+        self.retracted: list[Request] = []
+        self.free_token_rows = list(range(self.token_rows))
+        self.admitted = 0
+        self.events: Counter[str] = Counter()
+        self.freed_slots: set[int] = set()
+
+    def batch_of(self, mode: Mode, spans: Sequence[Span]) -> ForwardBatch:
+        """Return the batch of some spans, their slots written to the tables."""
+        return prepare(mode, spans, self.tokens, self.hidden_states, self.pools.tables)
+
+    def owners(self) -> tuple[Owner, ...]:
+        """Return who owns which pages now, in the order the requests were admitted."""
+        page_size = self.pools.sizes.page_size
+        return tuple(
+            Owner.of(request, page_size)
+            for request in self.running
+            if request.allocation is not None
+        )
+
+    def owned(self, request: Request) -> tuple[list[int], list[int]]:
+        """Return the full and SWA slots that hold a token of `request`."""
+        if request.allocation is None:
+            return [], []
+        owner = Owner.of(request, self.pools.sizes.page_size)
+        return owner.slots(Kind.FULL), owner.slots(Kind.SWA)
+
+    def request_of(self, row: int) -> Request:
+        """Return the running request at `row` of req_to_token."""
+        return next(
+            request
+            for request in self.running
+            if request.allocation and request.allocation.row == row
+        )
+
+    def ready(self, able: Callable[[Request], bool]) -> list[Request]:
+        """Return the fully prefilled requests that satisfy `able`."""
+        return [request for request in self.running if not request.prefilling and able(request)]
+
+    def choose(self, ready: Sequence[Request], picks: Sequence[int]) -> list[Request]:
+        """Return the requests picked, each once, as many as a batch holds."""
+        chosen = dict.fromkeys(pick % len(ready) for pick in picks) if ready else {}
+        return [ready[place] for place in chosen][: self.max_bs]
+
+    def planned(self, mode: Mode, spans: Iterable[Span | None]) -> PlannedForward | None:
+        """Return the forward over the spans there are, None if there are none."""
+        found = [span for span in spans if span is not None]
+        if not found:
+            return None
+        if mode is not Mode.EXTEND:
+            self.events["requests parked"] += len(self.running) > len(found)
+        return PlannedForward(mode, self.batch_of(mode, found))
+
+    def span(self, request: Request, count: int) -> Span | None:
+        """Return the next `count` tokens of `request` as a span, if there are slots for them."""
+        begin, end = request.length, request.length + count
+        if request.allocation is None or not self.make_room(request.allocation, begin, count):
+            return None
+        return self.allocated_span(request, begin, end)
+
+    def allocated_span(self, request: Request, begin: int, end: int) -> Span:
+        """Return tokens begin .. end-1 of `request`, which have their slots, as a span."""
+        allocation = request.allocation
+        assert allocation is not None
+        return Span(
+            row=allocation.row,
+            token_row=request.token_row,
+            begin=begin,
+            end=end,
+            full_slots=self.allocator.full_slots(allocation, begin, end),
+            swa_slots=self.allocator.swa_slots(allocation, begin, end),
+            mrope_delta=request.mrope_delta,
+            track_index=request.track_index,
+            tracked=request.tracked,
+            encoder_len=request.encoder_len,
+        )
+
+    def make_room(self, allocation: PageAllocation, length: int, count: int) -> bool:
+        """Give `allocation` slots for `count` more tokens; say whether there was room.
+
+        Where there is none at first, what left the windows of running requests is evicted.
+        """
+        slots = self.allocator.extend(allocation, length, count)
+        if slots is None:
+            self.events["pool full"] += 1
+            for request in self.running:
+                self.evict(request)
+            slots = self.allocator.extend(allocation, length, count)
+        if slots is None:
+            return False
+        self.events["slot issued again"] += not self.freed_slots.isdisjoint(slots)
+        sizes, free = self.pools.sizes, self.allocator
+        nearly = {
+            "SWA sub-pool nearly full": len(free.free_swa) * sizes.page_size * 8 <= sizes.swa_slots,
+            "full sub-pool nearly full": len(free.free_full) * sizes.page_size * 8
+            <= sizes.full_slots,
+        }
+        self.events.update(event for event, reached in nearly.items() if reached)
+        return True
+
+    def advance(self, request: Request, length: int) -> None:
+        """Advance `request` to `length` cached tokens; discard drafts made for a shorter prefix."""
+        window = self.config.window
+        for reached in range(request.length + 1, length + 1):
+            self.events["length window - 1"] += reached == window - 1
+            self.events["length window"] += reached == window
+            self.events["length window + 1"] += reached == window + 1
+        request.length = length
+        request.state, request.tree = None, ()
+
+    def free_unused(self, request: Request) -> None:
+        """Free the pages of `request` that hold none of its tokens."""
+        if request.allocation is not None:
+            allocated = len(request.allocation.full_pages) * self.pools.sizes.page_size
+            slots = self.allocator.full_slots(request.allocation, 0, allocated)
+            self.allocator.truncate(request.allocation, request.length)
+            kept = len(request.allocation.full_pages) * self.pools.sizes.page_size
+            self.freed_slots.update(slots[kept:])
+
+    def evict(self, request: Request) -> None:
+        """Free the SWA pages that no query to come can see, the draft model's neither."""
+        if request.allocation is not None:
+            needed = min(request.length, request.drafted or request.length)
+            # A frozen-KV draft stands where the target wrote last, one short of the next query.
+            needed -= Mode.FROZEN_DRAFT in self.modes
+            unseen = max(0, needed - self.config.window + 1)
+            self.events["evicted"] += self.allocator.evict(request.allocation, unseen) > 0

@@ -1,0 +1,96 @@
+"""Requests as a scheduler keeps them, and who owns which slot as data."""
+
+from dataclasses import dataclass
+
+from reference.allocator import PageAllocation
+from reference.batch import ENCODER_ROWS, TRACK_ROWS, DraftState, ForwardBatch, Mode
+from reference.config import Kind
+from reference.speculative import Tree
+
+
+@dataclass
+class Request:
+    """One request. `known` tokens have a value, the first `length` of them are in the pool.
+
+    The draft model has KV of the first `drafted` tokens. `state` is what the draft model makes
+    of them once it has caught up, and `tree` what it proposed last; both are void as soon as
+    the request advances.
+    """
+
+    serial: int
+    prompt: int
+    known: int
+    token_row: int
+    allocation: PageAllocation | None = None
+    length: int = 0
+    prefilling: bool = True
+    drafted: int = 0
+    state: DraftState | None = None
+    tree: Tree = ()
+
+    @property
+    def mrope_delta(self) -> int:
+        """How far each mrope section runs ahead of the one before it, in positions."""
+        return self.serial % 5
+
+    @property
+    def track_index(self) -> int:
+        """The state-tracking row of this request."""
+        return self.serial % TRACK_ROWS
+
+    @property
+    def tracked(self) -> bool:
+        """Whether this request's state is tracked."""
+        return self.serial % 4 != 3
+
+    @property
+    def encoder_len(self) -> int:
+        """The cross-attention length of this request."""
+        return self.serial % ENCODER_ROWS
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A running request and the pages that it owned during a forward.
+
+    `length` tokens have their KV in the pool; a SWA page that left the window is None.
+    """
+
+    serial: int
+    row: int
+    length: int
+    page_size: int
+    full_pages: tuple[int, ...]
+    swa_pages: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, request: Request, page_size: int) -> "Owner":
+        """Return the owner that a request with an allocation is now."""
+        allocation = request.allocation
+        assert allocation is not None
+        return cls(
+            request.serial,
+            allocation.row,
+            request.length,
+            page_size,
+            tuple(allocation.full_pages),
+            tuple(allocation.swa_pages),
+        )
+
+    def slots(self, kind: Kind) -> list[int]:
+        """Return the slots of one sub-pool that hold a token of this request."""
+        pages = self.full_pages if kind is Kind.FULL else self.swa_pages
+        return [
+            page * self.page_size + offset
+            for place, page in enumerate(pages)
+            if page is not None
+            for offset in range(min(self.page_size, self.length - place * self.page_size))
+        ]
+
+
+@dataclass(frozen=True)
+class PlannedForward:
+    """One planned forward of a mode: a batch, or None for an idle replay."""
+
+    mode: Mode
+    batch: ForwardBatch | None

@@ -1,0 +1,240 @@
+"""Our own engine as the harness takes it: with a record of how it was when just captured."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.config import Kind, Role
+from reference.model import Model, Output
+from reference.ops import Ops
+from reference.pool import LOC_DTYPE, KVPools
+from subjects.contracts import LISTED_CONVERSIONS, Policy
+from subjects.engine import Engine, Subject, contract
+from subjects.graphs.capture import Graph
+from subjects.pool import TRANSLATE
+from subjects.protocol import (
+    BufferFacts,
+    Forward,
+    GraphFacts,
+    LocationDtypes,
+    Offer,
+    Overrides,
+    Replay,
+    ReplayFacts,
+)
+from subjects.runner import GraphRunner
+from subjects.runners import RUNNERS
+
+
+class CountingGraph:
+    """A graph that counts the blocks the CUDA allocator hands out around its replays."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.operations = graph.operations
+        self.allocated = 0
+
+    def replay(self) -> None:
+        """Replay the graph and count."""
+        before = allocations()
+        self.graph.replay()
+        self.allocated = allocations() - before
+
+
+class CapturedEngine:
+    """An engine under test that keeps what it was when its graphs had just been captured.
+
+    Its KV lies in `pools`, so that there is nothing to read or to write elsewhere. With
+    `records_ops`, graphs keep what each of their ops was given and gave.
+    """
+
+    missing: Mapping[Offer, str] = {}
+
+    def __init__(
+        self,
+        ops: Ops,
+        models: Mapping[Role, Model],
+        pools: KVPools,
+        subject: Subject,
+        buckets: tuple[int, ...],
+        token_buckets: tuple[int, ...],
+        logger: logging.Logger,
+        *,
+        records_ops: bool,
+    ) -> None:
+        self.ops = ops
+        self.scheme = subject.toggles.scheme
+        self.ops.calls = [] if records_ops else None
+        self.engine = Engine(ops, models, pools, subject, buckets, token_buckets, logger)
+        self.ops.calls = None
+        self.runners = self.engine.runners
+        self._by_name = {runner.name: runner for runner in self.runners.values()}
+        self._states = self.state()
+        self.buffers = {
+            runner.name: facts_of(runner.static_buffers()) for runner in self.runners.values()
+        }
+        self.outputs = {
+            (runner.name, bucket): facts_of(captured.output)
+            for runner in self.runners.values()
+            for bucket, captured in runner.captured.items()
+        }
+        self.translated_dtype = self._translated_dtype()
+        self._captured = [
+            (alike, [buffer.clone() for buffer in alike])
+            for alike in grouped(whole_storages(self.all_static_buffers()))
+        ]
+        self._kept = {mode: self._kept_buffers(runner) for mode, runner in self.runners.items()}
+
+    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
+        """Run one forward by replay where a graph can, else eagerly."""
+        return self.engine.forward(batch, mode)
+
+    def forward_overridden(
+        self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
+    ) -> Forward:
+        """Run one forward by replay, with something of it done otherwise."""
+        return self.engine.forward(batch, mode, overrides)
+
+    def replay_in_largest_bucket(self, batch: ForwardBatch) -> Output:
+        """Return the live output of a batch, replayed in its runner's largest bucket."""
+        runner = self.runners[batch.mode]
+        return runner.replay(batch, runner.buckets[-1]).live_output
+
+    def runner_name(self, mode: Mode) -> str | None:
+        """Return what replays batches of a mode, or None where nothing does."""
+        runner = self.runners.get(mode)
+        return None if runner is None else runner.name
+
+    def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
+        """Return every static buffer of the runner of a mode, by name; none without a runner."""
+        runner = self.runners.get(mode)
+        return {} if runner is None else runner.static_buffers()
+
+    def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
+        """Return the static buffers of every runner."""
+        return [runner.static_buffers() for runner in self.runners.values()]
+
+    def facts(self, replay: Replay) -> ReplayFacts:
+        """Return what the replay that just ran relied on."""
+        runner = self._by_name[replay.runner]
+        buffers = runner.static_buffers()
+        operations = runner.operations(replay.bucket)
+        locations = buffers.get("out_cache_loc_swa")
+        graphs = runner.graphs(replay.bucket)
+        return ReplayFacts(
+            captured_buffers=self.buffers[runner.name],
+            buffers=facts_of(buffers),
+            captured_outputs=self.outputs.get((runner.name, replay.bucket), {}),
+            outputs=facts_of(replay.output) if runner.captures else {},
+            locations=None
+            if locations is None
+            else LocationDtypes(locations.dtype, self.translated_dtype, LOC_DTYPE[Kind.SWA]),
+            conversions=sorted(runner.conversions - LISTED_CONVERSIONS, key=str),
+            graph=GraphFacts(
+                operations=operations,
+                translations=operations.count(TRANSLATE),
+                expected_translations=runner.translations(self.scheme),
+                holds_attention="attention" in operations,
+                expects_attention=runner.attention_captured,
+            ),
+            allocated=sum(g.allocated for g in graphs if isinstance(g, CountingGraph)),
+        )
+
+    def recapture(self) -> None:
+        """Give every static buffer, and the Python state, what they held after capture."""
+        for buffers, captured in self._captured:
+            torch._foreach_copy_(buffers, captured)
+        self.restore(self._states)
+        for runner in self.runners.values():
+            runner.forget_conversions()
+
+    def equalize_padding(self, mode: Mode) -> None:
+        """Give the tails of KEEP and FILL_ONCE buffers one valid value.
+
+        By the right contract, not the subject's: padded rows are then equal in both of two runs.
+        A mask is set, not cleared: padded rows must go on reading what their indices say.
+        """
+        for buffers in self._kept.get(mode, ()):
+            if buffers[0].dtype is torch.bool:
+                for buffer in buffers:
+                    buffer.fill_(value=True)
+            else:
+                torch._foreach_zero_(buffers)
+
+    def state(self) -> Any:
+        """Return the Python state about write locations of every pool."""
+        return {role: pool.state for role, pool in self.engine.pools.items()}
+
+    def restore(self, state: Any) -> None:
+        """Bring back a Python state."""
+        for role, pool in self.engine.pools.items():
+            pool.state = state[role]
+
+    def ownership_changed(self) -> None:
+        """Follow a change of slot ownership, as the engine's allocator reports it to the pool."""
+        self.engine.allocator_changed()
+
+    def read_kv(self) -> None:
+        """Do nothing: the engine's KV lies in the world's storage."""
+
+    def write_kv(self) -> None:
+        """Do nothing: the engine's KV lies in the world's storage."""
+
+    def count_allocations(self) -> None:
+        """Count the allocator's blocks around every graph's replay from now on."""
+        for runner in self.runners.values():
+            for captured in runner.captured.values():
+                captured.segments = [CountingGraph(graph) for graph in captured.segments]
+
+    def _kept_buffers(self, runner: GraphRunner) -> list[list[Tensor]]:
+        """Return what the runner's right contract does not reset, in groups of one dtype."""
+        return grouped(
+            runner.inputs.buffers[row.name]
+            for row in contract(RUNNERS[runner.name], self.scheme)
+            if row.policy is not Policy.RESET
+        )
+
+    def _translated_dtype(self) -> torch.dtype:
+        """Return the dtype that the pool's own translation returns."""
+        pool = self.engine.pools[Role.TARGET]
+        pool.invalidate_loc_cache()
+        loc = torch.zeros(1, dtype=torch.int64, device=pool.pool.device)
+        dtype = pool.translate_loc_from_full_to_swa(loc).dtype
+        self.restore(self._states)
+        return dtype
+
+
+def facts_of(buffers: Mapping[str, Tensor]) -> dict[str, BufferFacts]:
+    """Return the facts of some buffers, by name."""
+    return {name: BufferFacts.of(buffer) for name, buffer in buffers.items()}
+
+
+def grouped(buffers: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return the buffers in groups of one dtype and device, which one call copies together."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for buffer in buffers:
+        groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    return list(groups.values())
+
+
+def whole_storages(runners: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
+    """Return each storage under the buffers of all runners once, flat: buffers may be shared."""
+    found: dict[int, Tensor] = {}
+    for buffer in (buffer for buffers in runners for buffer in buffers.values()):
+        flat = buffer.view(-1)
+        known = found.get(buffer.data_ptr())
+        if known is None or known.numel() < flat.numel():
+            found[buffer.data_ptr()] = flat
+    return list(found.values())
+
+
+def allocations() -> int:
+    """Return how many blocks the CUDA caching allocator has handed out so far."""
+    if not torch.cuda.is_initialized():
+        return 0
+    stats = torch.cuda.memory.memory_stats_as_nested_dict()
+    return int(stats["allocation"]["all"]["allocated"])

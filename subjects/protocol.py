@@ -1,0 +1,206 @@
+"""What a subject must offer, whichever engine it is: all that the harness knows of an engine.
+
+Our own engine and the adapters of engines that others wrote are implementations. What an
+engine cannot offer it names, with the reason, so that a property that needs it is said not
+to have been asked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.model import Output
+
+
+class Offer(StrEnum):
+    """What of an engine can be observed. A property names what it needs."""
+
+    ARITHMETIC = "outputs and KV of the reference's own arithmetic, bit for bit"
+    KV = "all KV, readable slot by slot"
+    FRESH_ENGINE = "an engine just captured, over the same KV"
+    STATIC_INPUTS = "the dtypes and addresses of static inputs"
+    GRAPHS = "which graphs were replayed"
+    LOG = "what the engine logs"
+    NOISE = "KV and static inputs that noise may be written to"
+    LARGER_BUCKET = "a batch replayed in a larger bucket than it needs"
+
+
+@dataclass(frozen=True)
+class BufferFacts:
+    """What a graph has recorded about a static buffer."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    address: int
+
+    @classmethod
+    def of(cls, buffer: Tensor) -> "BufferFacts":
+        """Return the facts of `buffer` as it is now."""
+        return cls(buffer.shape, buffer.dtype, buffer.device, buffer.data_ptr())
+
+
+Reads = Mapping[str, Sequence[Sequence[int]]]
+"""Per sub-pool, the slots that each row of a replay was told to read, by its index lists."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One replay: how much of its bucket was live, in requests or tokens, and what it gave.
+
+    `output` is static and holds the whole bucket; `live_rows` of its rows are live, and
+    `live_output` is what the forward gives for them. Of `output`, `defined` depends on the
+    batch alone. `reads` is empty where an engine's index lists are not seen.
+    """
+
+    runner: str
+    bucket: int
+    live_size: int
+    padded: bool
+    output: Output
+    live_rows: int
+    live_output: Output
+    defined: Output
+    reads: Reads = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The outcome of one forward: what it gives for live rows, and the replay if there was one."""
+
+    output: Output
+    replay: Replay | None
+
+
+@dataclass(frozen=True)
+class LocationDtypes:
+    """The dtype of the SWA write locations that a store is handed, and what it ought to be."""
+
+    handed: torch.dtype
+    translated: torch.dtype
+    store: torch.dtype
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What a replayed graph holds: translations found and expected, and attention or not.
+
+    `operations` are the ops it called through the op interface, in order.
+    """
+
+    operations: Sequence[str]
+    translations: int
+    expected_translations: int
+    holds_attention: bool
+    expects_attention: bool
+
+
+@dataclass(frozen=True)
+class ReplayFacts:
+    """What a replay relied on, as it was when it was captured and as it is now.
+
+    `conversions` are dtype conversions on copy that are on no list: (buffer, from, to).
+    `allocated` counts blocks that the CUDA allocator handed out around the replay.
+    `graphs_replayed` and `graphs_expected` count graphs, None where they are not counted.
+    """
+
+    captured_buffers: Mapping[str, BufferFacts] = field(default_factory=dict)
+    buffers: Mapping[str, BufferFacts] = field(default_factory=dict)
+    captured_outputs: Mapping[str, BufferFacts] = field(default_factory=dict)
+    outputs: Mapping[str, BufferFacts] = field(default_factory=dict)
+    locations: LocationDtypes | None = None
+    conversions: Sequence[tuple[str, torch.dtype, torch.dtype]] = ()
+    graph: GraphFacts | None = None
+    allocated: int = 0
+    graphs_replayed: int | None = None
+    graphs_expected: int | None = None
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a forward is to do otherwise, so that a cause can be told from a bystander.
+
+    `elements` are (static buffer, element counted flat, value), written right before the
+    launch: inputs before the metadata is planned from them, metadata after it. Without
+    `captured`, the captured function runs eagerly through the same static buffers.
+    """
+
+    elements: tuple[tuple[str, int, Tensor], ...] = ()
+    captured: bool = True
+
+
+class EngineUnderTest(Protocol):
+    """An engine over one world's KV: runs forwards by replay where a graph can, else eagerly.
+
+    `missing` says what it cannot offer, and why. KV in the reference's layout and slot
+    numbers lies in the world's storage: an engine that keeps KV elsewhere reads it from
+    there and writes it there when it is asked to.
+    """
+
+    missing: Mapping[Offer, str]
+
+    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
+        """Run one forward. `batch` None is an idle replay of `mode`: every row is padding."""
+        ...
+
+    def forward_overridden(
+        self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
+    ) -> Forward:
+        """Run one forward by replay, with something of it done otherwise."""
+        ...
+
+    def replay_in_largest_bucket(self, batch: ForwardBatch) -> Output:
+        """Return the live output of a batch, replayed in its runner's largest bucket."""
+        ...
+
+    def runner_name(self, mode: Mode) -> str | None:
+        """Return what replays batches of a mode, or None where nothing does."""
+        ...
+
+    def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
+        """Return every static buffer of the runner of a mode, by name; none without a runner."""
+        ...
+
+    def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
+        """Return the static buffers of every runner."""
+        ...
+
+    def facts(self, replay: Replay) -> ReplayFacts:
+        """Return what the replay that just ran relied on."""
+        ...
+
+    def recapture(self) -> None:
+        """Give every static buffer, and the Python state, what they held after capture."""
+        ...
+
+    def equalize_padding(self, mode: Mode) -> None:
+        """Give the tails of buffers that padding keeps, or fills once, one valid value.
+
+        Padded rows are then equal, in both of two runs that are to be compared.
+        """
+        ...
+
+    def state(self) -> Any:
+        """Return the Python state that forwards change, static buffers apart."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Bring back a Python state."""
+        ...
+
+    def ownership_changed(self) -> None:
+        """Follow a change of slot ownership: the world's allocator gave or took slots."""
+        ...
+
+    def read_kv(self) -> None:
+        """Write the engine's KV to the world's storage, where it keeps KV elsewhere."""
+        ...
+
+    def write_kv(self) -> None:
+        """Take the engine's KV from the world's storage, where it keeps KV elsewhere."""
+        ...
