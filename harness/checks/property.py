@@ -104,11 +104,12 @@ class Property:
 
 def judge(properties: Iterable[Property], observation: Observation) -> tuple[Violation, ...]:
     """Return the violations of one step, reading the device once."""
-    flags = [(rule, rule.flag(observation)) for rule in properties if rule.flag is not None]
-    on_device = [flag for _, flag in flags if isinstance(flag, Tensor)]
-    read = iter(torch.stack(on_device).tolist() if on_device else [])
-    red = [rule for rule, flag in flags if (next(read) if isinstance(flag, Tensor) else flag)]
-    return tuple(_violation(rule, observation) for rule in red)
+    rules = [rule for rule in properties if rule.flag is not None]
+    flags = {rule.id: rule.flag(observation) for rule in rules if rule.flag is not None}
+    on_device = {name: flag for name, flag in flags.items() if isinstance(flag, Tensor)}
+    read = torch.stack(list(on_device.values())).tolist() if on_device else []
+    raised = {**flags, **dict(zip(on_device, read, strict=True))}
+    return tuple(_violation(rule, observation) for rule in rules if raised[rule.id])
 
 
 def _violation(rule: Property, observation: Observation) -> Violation:

@@ -219,7 +219,7 @@ def stale_elements(recorded: RecordedForward) -> list[tuple[str, int]]:
             found += [
                 (name, element)
                 for element in other.nonzero().flatten().tolist()
-                if writes[element].turn.forward < recorded.forward_id.forward
+                if writes[element].forward_id.forward < recorded.forward_id.forward
             ]
     return found
 
@@ -241,8 +241,8 @@ def _index(
         "stale": stale,
         **_read(index),
         "left_by": {
-            "step": write.turn.step,
-            "runner": write.turn.runner,
+            "step": write.forward_id.step,
+            "runner": write.forward_id.runner,
             "row": element,
             "request": _request(recorded, write, name, element),
             "how": write.how,
@@ -275,11 +275,11 @@ def _request(recorded: RecordedForward, write: StaticWrite, name: str, element: 
     row = runner.inputs.rows.get(name) if runner is not None else None
     if row is None or write.how != "copied":
         return None
-    turn = write.turn
+    forward_id = write.forward_id
     owners: dict[Axis, Sequence[int]] = {
-        Axis.TOKEN: turn.rows,
-        Axis.REQUEST: turn.requests,
-        Axis.DRAFT_SLOT: [each for each in turn.requests for _ in range(SPECULATION.slots)],
+        Axis.TOKEN: forward_id.rows,
+        Axis.REQUEST: forward_id.requests,
+        Axis.DRAFT_SLOT: [each for each in forward_id.requests for _ in range(SPECULATION.slots)],
     }
     found = owners.get(row.axis, ())
     return found[element] if element < len(found) else None
@@ -323,8 +323,8 @@ def _slot(recorded: RecordedForward, difference: Difference) -> dict[str, Any] |
         "written_by": None
         if write is None
         else {
-            "step": write.turn.step,
-            "runner": write.turn.runner,
+            "step": write.forward_id.step,
+            "runner": write.forward_id.runner,
             "row": write.row,
             "live": write.request is not None,
             "request": write.request,
@@ -410,7 +410,7 @@ def static_inputs(recorded: RecordedForward) -> list[dict[str, Any]]:
         writes = recorded.ledger.of(buffer)
         values = recorded.static[row.name].flatten().tolist()
         copied = [
-            writes[i].how == "copied" and writes[i].turn.forward == recorded.forward_id.forward
+            writes[i].how == "copied" and writes[i].forward_id.forward == recorded.forward_id.forward
             for i in shown[:columns]
         ]
         found.append(
@@ -421,7 +421,7 @@ def static_inputs(recorded: RecordedForward) -> list[dict[str, Any]]:
                 "padding": row.padding,
                 "live": sum(copied),
                 "values": [int(values[i]) for i in shown],
-                "left_by": [writes[i].turn.step for i in shown],
+                "left_by": [writes[i].forward_id.step for i in shown],
                 "stale": [at for at, i in enumerate(shown) if (row.name, i) in stale],
             }
         )

@@ -35,9 +35,9 @@ class UnknownNameError(ValueError):
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """One subject on trial. `bugs` are names of the catalogue, in its order; none is clean.
+    """One trial: its subject, model, pools and device. No `bugs` is the clean subject.
 
-    Bugs bring their era. Sizes are in slots, `buckets` in requests, `token_buckets` in
+    They are names of the catalogue, in its order, and bring their location scheme. Sizes are in slots, `buckets` in requests, `token_buckets` in
     tokens.
     """
 
@@ -55,7 +55,7 @@ class TrialConfig:
     bugs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse names that this build lacks, and a bug out of its era or runner."""
+        """Refuse names that this build lacks, and a bug out of its location scheme or runner."""
         known("runner", self.runner, RUNNERS)
         known("preset", self.preset, PRESETS)
         known("dtype", self.dtype, DTYPES)
@@ -64,21 +64,17 @@ class TrialConfig:
         for name in self.bugs:
             known("bug", name, BUGS)
             if self.scheme not in BUGS[name].schemes or missing_inputs(BUGS[name], self.runner):
-                raise ValueError(f"bug {name} does not live in era {self.scheme} of {self.runner}")
+                raise ValueError(f"bug {name} does not live in location scheme {self.scheme} of {self.runner}")
         if self.bugs != catalogued(self.bugs):
             raise ValueError("the bugs of a trial are in the catalogue's order, each once")
-        if not (
-            self.page_size
-            > 0
-            == self.full_slots % self.page_size
-            == self.swa_slots % self.page_size
-        ):
+        slots = self.full_slots, self.swa_slots
+        if self.page_size < 1 or any(count % self.page_size for count in slots):
             raise ValueError("both pool sizes are whole numbers of pages")
 
     def with_bug(self, *names: str) -> "TrialConfig":
-        """Return this trial with bugs switched on, in the era that they are tried in together.
+        """Return this trial with bugs switched on, in the location scheme that all can live in.
 
-        Raises ValueError for bugs that no era has together.
+        Raises ValueError for bugs that no scheme has together.
         """
         for name in names:
             known("bug", name, BUGS)
@@ -114,10 +110,14 @@ class TrialConfig:
     @property
     def modes(self) -> frozenset[Mode]:
         """What the engine on trial can do: what it has runners for."""
-        return frozenset(each.mode for each in engine_runners(self.runner))
+        return frozenset(runner.mode for runner in engine_runners(self.runner))
 
     def expects_graph(self, batch: ForwardBatch) -> bool:
-        """Whether a captured graph must run a batch: there is a runner and a bucket for it."""
+        """Whether a captured graph must run a batch: there is a runner and a bucket for it.
+
+        Written a second time on purpose, beside each runner's own `can_run`: a runner that
+        silently falls back to eager forwards would otherwise say itself that it may.
+        """
         if batch.mode not in self.modes:
             return False
         if batch.mode is Mode.EXTEND:
@@ -151,7 +151,7 @@ def trial_from_json(data: Any) -> TrialConfig:
             if isinstance(expected[key], int)
             else isinstance(value, list) and value and all(map(is_count, value))
             if key.endswith("buckets")
-            else isinstance(value, list) and all(isinstance(each, str) for each in value)
+            else isinstance(value, list) and all(isinstance(name, str) for name in value)
             if key == "bugs"
             else isinstance(value, str)
         )
@@ -196,4 +196,4 @@ def resolve_device(asked: str) -> str:
 
 
 SUBJECT_LOGGER = logging.getLogger("paritybit.subject")
-FRESH_LOGGER = logging.getLogger("paritybit.twin")
+FRESH_LOGGER = logging.getLogger("paritybit.fresh")
