@@ -410,7 +410,8 @@ def static_inputs(recorded: RecordedForward) -> list[dict[str, Any]]:
         writes = recorded.ledger.of(buffer)
         values = recorded.static[row.name].flatten().tolist()
         copied = [
-            writes[i].how == "copied" and writes[i].forward_id.forward == recorded.forward_id.forward
+            writes[i].how == "copied"
+            and writes[i].forward_id.forward == recorded.forward_id.forward
             for i in shown[:columns]
         ]
         found.append(

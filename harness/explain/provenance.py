@@ -57,7 +57,7 @@ class StaticLedger(UncompiledMode):
         self._writes = [StaticWrite(CAPTURE, "capture")]
 
     def during(self, forward_id: ForwardId, *, equalizing: bool = False) -> "StaticLedger":
-        """Credit what is written from now on to `forward_id`, or to the harness that makes padding equal."""
+        """Credit what is written from now on to `forward_id`, or to the harness as it equalizes."""
         self._first = len(self._writes)
         hows = ("equalized", "equalized") if equalizing else ("copied", "reset")
         self._writes += [StaticWrite(forward_id, how) for how in hows]

@@ -37,8 +37,8 @@ class UnknownNameError(ValueError):
 class TrialConfig:
     """One trial: its subject, model, pools and device. No `bugs` is the clean subject.
 
-    They are names of the catalogue, in its order, and bring their location scheme. Sizes are in slots, `buckets` in requests, `token_buckets` in
-    tokens.
+    They are names of the catalogue, in its order, and bring their location scheme. Sizes are
+    in slots, `buckets` in requests, `token_buckets` in tokens.
     """
 
     runner: str = "decode"
@@ -64,7 +64,9 @@ class TrialConfig:
         for name in self.bugs:
             known("bug", name, BUGS)
             if self.scheme not in BUGS[name].schemes or missing_inputs(BUGS[name], self.runner):
-                raise ValueError(f"bug {name} does not live in location scheme {self.scheme} of {self.runner}")
+                raise ValueError(
+                    f"bug {name} does not live in location scheme {self.scheme} of {self.runner}"
+                )
         if self.bugs != catalogued(self.bugs):
             raise ValueError("the bugs of a trial are in the catalogue's order, each once")
         slots = self.full_slots, self.swa_slots
