@@ -23,8 +23,8 @@ from harness.lockstep.timeline import observe
 from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
 from harness.schedules.schedule import Admit, Decode, Idle, Schedule, Step
 from reference.config import Kind, Role
-from subjects.contracts import Policy
-from subjects.engine import Subject, override
+from subjects.contracts import Policy, override
+from subjects.engine import Subject
 from subjects.pool import TRANSLATE
 from subjects.toggles import LocationScheme
 

@@ -151,12 +151,12 @@ class ForwardBatch:
     spec_info: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
-    def raw_bs(self) -> int:
+    def live_requests(self) -> int:
         """Live requests."""
         return len(self.spans)
 
     @property
-    def raw_num_token(self) -> int:
+    def live_tokens(self) -> int:
         """Live tokens."""
         return self.positions.shape[0]
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from harness.campaigns.hunt import HuntResult, first_failure, hunt
+from harness.checks.expectations import expectation, unaffected_reason
 from harness.explain.cause import explanation
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.play import DeviceLostError, Lockstep, Outcome
@@ -20,7 +21,8 @@ from harness.lockstep.violation import PROPERTIES, STEP_PROPERTIES
 from harness.schedules.schedule import Schedule
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, Bug, unaffected_reason
+from subjects.bugs.bug import Bug
+from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
 
@@ -82,7 +84,7 @@ class Task:
     @property
     def target(self) -> str | None:
         """The property that must be violated, if one must be."""
-        return self.bug.detected_by if self.bug is not None and self.unaffected is None else None
+        return expectation(self.bug, self.trial.runner).detected_by if self.bug else None
 
     @property
     def label(self) -> str:

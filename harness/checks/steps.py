@@ -26,7 +26,7 @@ from reference.model import Output
 from reference.pool import LOC_DTYPE, KVPools
 from subjects.contracts import LISTED_CONVERSIONS
 from subjects.pool import TRANSLATE
-from subjects.runner import GraphRunner
+from subjects.runners.base import GraphRunner
 
 Told = tuple[str, dict[str, Any]]
 
@@ -79,7 +79,11 @@ def _tell_logits(observation: Observation) -> Told:
 def request_at(observation: Observation, rows: int, row: int) -> int:
     """Return which request of the batch row `row` of an output of `rows` rows is of."""
     assert observation.batch is not None
-    return row if rows == observation.batch.raw_bs else int(observation.batch.token_requests[row])
+    return (
+        row
+        if rows == observation.batch.live_requests
+        else int(observation.batch.token_requests[row])
+    )
 
 
 def _kv_differs(observation: Observation) -> Tensor:
@@ -184,7 +188,7 @@ def _tell_history(observation: Observation) -> Told:
     assert observation.replay is not None and observation.extra.fresh_output is not None
     replay = observation.replay
     where = first_output_difference(observation.extra.fresh_output, replay.defined)
-    where["live"] = where["row"] < replay.rows
+    where["live"] = where["row"] < replay.live_rows
     row = f"{'live' if where['live'] else 'padded'} row {where['row']}"
     rows = len(replay.defined[where["tensor"]])
     return (
@@ -326,7 +330,7 @@ def in_order(observation: Observation, output: Output, order: tuple[int, ...]) -
             row
             for request in order
             for row in range(rows)
-            if (row if rows == observation.batch.raw_bs else requests[row]) == request
+            if (row if rows == observation.batch.live_requests else requests[row]) == request
         ]
         for rows in {len(each) for each in output.values()}
     }

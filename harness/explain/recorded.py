@@ -25,9 +25,9 @@ from harness.schedules.schedule import Schedule
 from reference.config import Role
 from reference.model import Output
 from reference.ops import OpCall, Ops
-from subjects.graphs.capture import Graph
+from subjects.graphs.protocol import Graph
 from subjects.pool import LocState
-from subjects.runner import GraphRunner
+from subjects.runners.base import GraphRunner
 
 Calls = list[OpCall]
 Patch = tuple[str, int, Tensor]

@@ -60,10 +60,10 @@ class ExtraRuns:
         """Return the step's outputs with a request alone, in reverse, and in the largest bucket."""
         pair, batch = self.pair, graph.batch
         assert batch is not None and eager.batch is not None
-        everyone = tuple(range(batch.raw_bs))
+        everyone = tuple(range(batch.live_requests))
         orders = {"in reverse": everyone[::-1]}
         if batch.mode is not Mode.EXTEND:
-            orders["alone"] = (eager.batch.spans[0].end % batch.raw_bs,)
+            orders["alone"] = (eager.batch.spans[0].end % batch.live_requests,)
         found = []
         for message, order in orders.items():
             spans = [eager.batch.spans[request] for request in order]
@@ -73,7 +73,7 @@ class ExtraRuns:
         runner = pair.fresh_engine.runners[batch.mode]
         pair.fresh_engine.recapture()
         with subject_runs():
-            widest = cloned(runner.replay(batch, runner.buckets[-1]).live)
+            widest = cloned(runner.replay(batch, runner.buckets[-1]).live_output)
         self._restore()
         found.append(Variant(f"in the bucket of {runner.buckets[-1]}", everyone, widest))
         return tuple(found)

@@ -7,7 +7,7 @@ from torch import Tensor
 from harness.lockstep.pair import Pair
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output
-from subjects.runner import Replay
+from subjects.runners.base import Replay
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from reference.model import Model
 from reference.pool import KVPools
 from subjects.contracts import Policy
 from subjects.engine import Engine, Forward, contract
-from subjects.graphs.capture import Graph
-from subjects.runner import GraphRunner, Replay
+from subjects.graphs.protocol import Graph
 from subjects.runners import RUNNERS
+from subjects.runners.base import GraphRunner, Replay
 
 DRAFT_SEED = 1
 

@@ -251,7 +251,7 @@ class Lockstep:
             ]
         if "dense_agreement" in self.properties:
             draft = observation.mode is Mode.DRAFT_EXTEND
-            rows = range(observation.batch.raw_bs) if draft else said
+            rows = range(observation.batch.live_requests) if draft else said
             for span, row in zip(observation.batch.spans, rows, strict=False):
                 request = self.pair.eager.request_of(span.row)
                 if not draft or request.drafted == request.length:

@@ -326,7 +326,7 @@ class Scheduler:
         last = slice(-1, None) if batch.mode is Mode.EXTEND else slice(None)
         rows, positions = batch.token_rows[last], batch.positions[last] + 1
         self.tokens[rows, positions] = output["logits"].argmax(-1)
-        return list(range(batch.raw_bs))
+        return list(range(batch.live_requests))
 
     def advance(self, request: Request, length: int) -> None:
         """Count `length` tokens of `request` as in the pool; what was drafted for less is void."""

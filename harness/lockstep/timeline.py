@@ -71,6 +71,6 @@ def timeline_entry(
         live=live,
         padded=replay.bucket - replay.live_size if replay is not None else 0,
         parked=tuple(each.serial for each in world.running if each.serial not in live),
-        tokens=batch.raw_num_token if batch is not None else 0,
+        tokens=batch.live_tokens if batch is not None else 0,
         violated=tuple(sorted(violated)),
     )

@@ -80,7 +80,8 @@ class Coverage:
             "several padded rows": bucket - live_size > 1,
             "replay without padding": not replay.padded,
             "idle replay": live_size == 0,
-            "batch of several rows": observation.batch is not None and observation.batch.raw_bs > 1,
+            "batch of several rows": observation.batch is not None
+            and observation.batch.live_requests > 1,
             "batch shrank in its bucket": same and live_size < last_raw,
             "batch grew again in its bucket": same and live_size > last_raw,
             "smaller bucket after a larger": bucket < last_bucket,
