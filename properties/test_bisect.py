@@ -14,7 +14,8 @@ from harness.campaigns.bisect import BugSet, ddmin, likeliest_runner, smallest, 
 from harness.campaigns.case import Case, load_case, write_case
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
-from subjects.bugs.catalogue import BUGS, broken_subject, common_scheme
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import broken_subject, common_scheme
 from subjects.contracts import Policy
 from subjects.toggles import LocationScheme
 
@@ -91,7 +92,9 @@ def test_bugs_are_switched_on_in_an_era_that_all_lived_in() -> None:
     assert common_scheme([BUGS["req_pool_pad"], BUGS["swa_pad"]]) is LocationScheme.PRESET
     trial = TrialConfig().with_bug("req_pool_pad", "swa_pad")
     assert (trial.bugs, trial.scheme) == (("swa_pad", "req_pool_pad"), LocationScheme.PRESET)
-    with pytest.raises(ValueError, match="bugs of different eras cannot be switched on together"):
+    with pytest.raises(
+        ValueError, match="bugs of different location schemes cannot be switched on together"
+    ):
         TrialConfig().with_bug("swa_pad", "loc_memo_capture")
 
 
@@ -169,7 +172,7 @@ def test_what_fails_without_any_bug_is_explained_by_none(
 ) -> None:
     """A fault of the build itself: the sites are missing whatever is switched on."""
     broken = broken_subject([BUGS[PAIR]], "cpu_graph", LocationScheme.MEMO)
-    monkeypatch.setattr("subjects.bugs.catalogue.clean_subject", lambda *_: broken)
+    monkeypatch.setattr("subjects.bugs.switching.clean_subject", lambda *_: broken)
     case = CORPUS / f"{PAIR}@cpu_graph.json"
     assert main(["bisect", "req_pool_pad", "--case", str(case)]) == FINDING
     assert "smallest set: none of them\n" in capsys.readouterr().out
@@ -179,7 +182,10 @@ REFUSED = {
     "an unknown bug": (["nonsense"], "unknown bug 'nonsense'; valid: "),
     "an unknown property": (["swa_pad", "--property", "x"], "unknown property 'x'; valid: "),
     "an unknown runner": (["swa_pad", "--runner", "x"], "unknown runner 'x'; valid: "),
-    "bugs of different eras": (["swa_pad,loc_memo_capture"], "bugs of different eras"),
+    "bugs of different location schemes": (
+        ["swa_pad,loc_memo_capture"],
+        "bugs of different location schemes",
+    ),
     "a bug that the runner cannot have": (["swa_pad", "--runner", "eagle_draft"], "does not live"),
     "a bug of another era than the case": (
         ["swa_pad", "--case", str(CORPUS / "req_pool_pad@decode.json")],

@@ -330,7 +330,7 @@ def made_up(batch: ForwardBatch, generator: torch.Generator) -> Output:
 
     A verify often says what a draft says, so that paths of every length are accepted.
     """
-    requests, tokens = batch.raw_bs, batch.raw_num_token
+    requests, tokens = batch.live_requests, batch.live_tokens
     extends = batch.mode in {Mode.EXTEND, Mode.DRAFT_EXTEND}
 
     def draw(*shape: int) -> torch.Tensor:

@@ -28,6 +28,7 @@ from harness.campaigns.case import Case, dump_json, load_case, write_case
 from harness.campaigns.record import FORMAT, VERSION
 from harness.campaigns.regress import RunConfig, all_hunts, plan
 from harness.campaigns.task import Task
+from harness.checks.expectations import affected_runners
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
 from harness.cli.folders import shown
@@ -35,7 +36,7 @@ from harness.cli.regress import hunts_of
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Schedule
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, runners_of
+from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS, engine_runners
 
 ROOT = Path(__file__).parent.parent
@@ -624,7 +625,7 @@ def test_a_soak_records_its_figures(tmp_path: Path, capsys: pytest.CaptureFixtur
     for runner in RUNNERS:
         assert clean[f"{runner}: replay"] >= clean[f"{runner}: padded replay"] > 0
     assert [(row["bug"], row["runner"], row["caught"]) for row in figures["bugs"]] == [
-        ("swa_int64", runner, 1) for runner in runners_of(BUGS["swa_int64"])
+        ("swa_int64", runner, 1) for runner in affected_runners(BUGS["swa_int64"])
     ]
 
 

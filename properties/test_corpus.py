@@ -10,11 +10,12 @@ import pytest
 
 from harness.__main__ import main
 from harness.campaigns.case import Case, load_case
+from harness.checks.expectations import affected_runners, detected_by
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from properties.test_detection import AFFECTED, MOST_STEPS
-from subjects.bugs.catalogue import BUGS, runners_of
+from subjects.bugs.catalogue import BUGS
 
 CORPUS = Path(__file__).parent / "corpus"
 CASES = {path.stem: load_case(path) for path in sorted(CORPUS.glob("*.json"))}
@@ -23,13 +24,13 @@ CLEAN = sorted({case.trial.clean for case in CASES.values()}, key=str)
 
 
 def test_the_corpus_has_a_case_of_every_bug_on_every_runner_it_can_harm() -> None:
-    pairs = [f"{name}@{runner}" for name, bug in BUGS.items() for runner in runners_of(bug)]
+    pairs = [f"{name}@{runner}" for name, bug in BUGS.items() for runner in affected_runners(bug)]
     assert sorted(CASES) == sorted(pairs)
     assert {f"{name}@{runner}" for name, runner in AFFECTED} <= CASES.keys()
     for name, case in CASES.items():
         assert name == f"{case.trial.bug}@{case.trial.runner}"
         assert case.trial.bug is not None
-        assert case.target == BUGS[case.trial.bug].detected_by
+        assert case.target == detected_by(BUGS[case.trial.bug])
         assert (case.trial.device, case.seed) == ("cpu", 0)
         assert len(case.schedule.steps) <= MOST_STEPS[case.trial.bug]
 

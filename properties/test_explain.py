@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from harness.campaigns.case import Case, load_case
-from harness.checks.explanation import observe
+from harness.checks.explanation import explanation, observe
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.explain.cause import explain, explanation
+from harness.explain.cause import explain
 from harness.lockstep.bits import hex_bits
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
 from harness.schedules.schedule import Admit, Decode, Idle, Schedule, Step
 from reference.config import Kind, Role
-from subjects.contracts import Policy
-from subjects.engine import Subject, override
+from subjects.contracts import Policy, override
+from subjects.engine import Subject
 from subjects.pool import TRANSLATE
 from subjects.toggles import LocationScheme
 

@@ -17,6 +17,7 @@ from harness.campaigns.regress import (
     unreached,
 )
 from harness.campaigns.task import Source, Task, run_task
+from harness.checks.expectations import unaffected_reason
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.scheduler import idle_modes
@@ -24,7 +25,7 @@ from harness.schedules.coverage import required_events
 from harness.schedules.schedule import Decode, Draft, DraftExtend, Idle, Schedule, Verify
 from reference.batch import Mode
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, unaffected_reason
+from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
 

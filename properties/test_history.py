@@ -24,9 +24,11 @@ from harness.campaigns.history import (
 )
 from harness.campaigns.hunt import HuntResult
 from harness.campaigns.record import VERSION
+from harness.checks.expectations import detected_by, unaffected_reason
 from harness.checks.table import STEP_PROPERTIES
 from harness.cli.display import history_table
-from subjects.bugs.catalogue import BUGS, missing_inputs, unaffected_reason
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 
@@ -67,15 +69,15 @@ def test_a_bug_is_where_it_can_live_and_must_be_seen_there_or_is_hidden() -> Non
         assert point.scheme in BUGS[bug].schemes
         assert not missing_inputs(BUGS[bug], runner)
         assert unaffected_reason(BUGS[bug], runner) is None
-        detected_by = BUGS[bug].detected_by
-        assert detected_by is not None
-        seen = [*point.red.get(detected_by, ()), *point.hidden.get(detected_by, ())]
+        expected = detected_by(BUGS[bug])
+        assert expected is not None
+        seen = [*point.red.get(expected, ()), *point.hidden.get(expected, ())]
         assert runner in seen, (point.name, bug, runner)
 
 
 def test_nothing_must_be_red_or_is_hidden_without_a_bug_behind_it() -> None:
     """An int64 location is read wrongly by the store: what it stores differs, too."""
-    wanted = {(point.name, BUGS[bug].detected_by, runner) for point, bug, runner in PAIRS}
+    wanted = {(point.name, detected_by(BUGS[bug]), runner) for point, bug, runner in PAIRS}
     wanted |= {(each.name, "kv_parity", runner) for each, bug, runner in PAIRS if "64" in bug}
     assert wanted == {
         (point.name, name, runner)

@@ -14,11 +14,12 @@ import torch
 
 import conftest
 from harness.campaigns.case import load_case
+from harness.checks.expectations import affected_runners
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import DTYPES
 from properties.trials import PAGE_SIZES
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, runners_of
+from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +51,7 @@ def suite(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return python("-m", "pytest", *settings, *words, folder=folder)
 
 
-AFFECTED = runners_of(BUGS["swa_pad"])
+AFFECTED = affected_runners(BUGS["swa_pad"])
 """The runners that a clean suite with this bug is red on."""
 
 NAMES: dict[str, Iterable[str]] = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS}

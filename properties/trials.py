@@ -2,9 +2,11 @@
 
 from itertools import product
 
+from harness.checks.expectations import affected_runners
 from harness.lockstep.config import DTYPES, TrialConfig
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, missing_inputs, runners_of
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 
@@ -21,7 +23,7 @@ def clean_trials(
 
     A bug takes the runner asked for, or each that it can harm.
     """
-    runners = [runner] if runner else list(runners_of(BUGS[bug])) if bug else list(ENGINES)
+    runners = [runner] if runner else list(affected_runners(BUGS[bug])) if bug else list(ENGINES)
     presets = [preset] if preset else list(PRESETS)
     shapes = list(product(DTYPES, PAGE_SIZES))
     trials = []

@@ -9,10 +9,12 @@ from itertools import combinations, pairwise
 
 from harness.campaigns.case import Case
 from harness.campaigns.hunt import hunt
+from harness.checks.expectations import unaffected_reason
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig, catalogued
-from subjects.bugs.catalogue import BUGS, missing_inputs, unaffected_reason
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
 from subjects.runners import RUNNERS
 
 BugSet = tuple[str, ...]

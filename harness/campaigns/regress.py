@@ -15,12 +15,14 @@ from harness.campaigns.case import Case, write_case
 from harness.campaigns.record import environment
 from harness.campaigns.task import GOOD, Finding, Result, Source, Task, run_in_turn
 from harness.campaigns.workers import end, pool, undisturbed
+from harness.checks.expectations import unaffected_reason
 from harness.checks.table import PROPERTIES, STATEMENTS
 from harness.lockstep.config import TrialConfig
 from harness.schedules.coverage import required_events
 from harness.schedules.schedule import to_json
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, missing_inputs, unaffected_reason
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
 from subjects.engine import contract
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme

@@ -12,11 +12,12 @@ from rich.progress import Progress
 
 from harness.campaigns.hunt import hunt, play_all
 from harness.campaigns.workers import spreading
+from harness.checks.expectations import affected_runners, detected_by
 from harness.checks.play import Lockstep
 from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, runners_of
+from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 
@@ -50,7 +51,7 @@ def soak(
         Chunk(device, first_seed + CHUNK_STEPS * place, CHUNK_STEPS)
         for place in range(-(-steps // CHUNK_STEPS))
     ]
-    hunts = [(name, runner) for name, bug in BUGS.items() for runner in runners_of(bug)]
+    hunts = [(name, runner) for name, bug in BUGS.items() for runner in affected_runners(bug)]
     started = time.perf_counter()
     with Progress(transient=True) as progress, spreading(workers) as spread:
         bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(hunts))
@@ -153,13 +154,13 @@ def bug_by_seed(work: tuple[str, str, str, tuple[int, ...]]) -> dict[str, Any]:
     needed: list[int] = []
     for seed in seeds:
         lockstep = lockstep_of(variety[seed % len(variety)])
-        hunt_result = hunt(lockstep, bug.detected_by, seed, EXAMPLES, shrinks=False)
+        hunt_result = hunt(lockstep, detected_by(bug), seed, EXAMPLES, shrinks=False)
         if hunt_result.schedule is not None:
             needed.append(hunt_result.schedules)
     return {
         "bug": name,
         "runner": runner,
-        "property": bug.detected_by,
+        "property": detected_by(bug),
         "trials": len(variety),
         "seeds": len(seeds),
         "caught": len(needed),

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from harness.campaigns.hunt import HuntResult, first_failure, hunt
+from harness.checks.expectations import expectation, unaffected_reason
 from harness.checks.explanation import explanation, observe
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
@@ -18,7 +19,8 @@ from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, Bug, unaffected_reason
+from subjects.bugs.bug import Bug
+from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
 
@@ -80,7 +82,7 @@ class Task:
     @property
     def target(self) -> str | None:
         """The property that must be violated, if one must be."""
-        return self.bug.detected_by if self.bug is not None and self.unaffected is None else None
+        return expectation(self.bug, self.trial.runner).detected_by if self.bug else None
 
     @property
     def label(self) -> str:

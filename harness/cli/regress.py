@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness.campaigns import record as run_record
 from harness.campaigns.regress import Run, RunConfig, all_hunts, execute, plan, record
+from harness.checks.expectations import affected_runners, unaffected_reason
 from harness.cli import FINDING, INTERRUPTED, OK, default_workers
 from harness.cli.display import clean_table, matrix, progress, runner_matrix
 from harness.cli.engines import try_engine
@@ -18,7 +19,8 @@ from harness.lockstep.config import known, resolve_device
 from reference.config import PRESETS
 from reports.page import render
 from reports.page import write as write_page
-from subjects.bugs.catalogue import BUGS, missing_inputs, runners_of, unaffected_reason
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
 from subjects.runners import RUNNERS
 
 
@@ -69,7 +71,7 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, st
         known("bug", name, BUGS)
         if runner:
             known("runner", runner, RUNNERS)
-        wanted = [runner] if runner else runners or runners_of(BUGS[name]) or list(RUNNERS)
+        wanted = [runner] if runner else runners or affected_runners(BUGS[name]) or list(RUNNERS)
         lacking = [one for one in wanted if missing_inputs(BUGS[name], one)]
         if lacking:
             reason = unaffected_reason(BUGS[name], lacking[0])

@@ -116,7 +116,7 @@ class KernelPlay:
         self.played.steps += 1
         if not extends:
             self.played.replays += 1
-            live, bucket = batch.raw_bs, self.runner.bucket
+            live, bucket = batch.live_requests, self.runner.bucket
             self.played.padded += live < bucket
             message = strayed(pair, where, before, loc, live, bucket)
             self.played.check("write_frame", message)

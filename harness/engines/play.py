@@ -122,7 +122,7 @@ class EnginePlay:
         fresh = self.replay(given)
         self.rewind(before, history)
         replayed = self.replay(given)
-        live, bucket = batch.raw_bs, self.runner.bucket
+        live, bucket = batch.live_requests, self.runner.bucket
         padded = live < bucket
         played.replays += 1
         played.padded += padded

@@ -14,7 +14,7 @@ from reference.batch import ForwardBatch
 from reference.config import SPECULATION, Kind, Role
 from reference.ops import OpCall
 from reference.pool import KVPools
-from subjects.graphs.capture import UncompiledMode
+from subjects.graphs.dispatch import UncompiledMode
 
 RESETS = frozenset({"aten::zero_", "aten::fill_", "aten::_foreach_zero_"})
 

@@ -14,7 +14,8 @@ from reference.config import PRESETS, SPECULATION
 from reference.ops import Ops
 from reference.pool import PoolSizes
 from reference.torch_ops import TorchOps
-from subjects.bugs.catalogue import BUGS, broken_subject, common_scheme, missing_inputs
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import broken_subject, common_scheme, missing_inputs
 from subjects.engine import Subject
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
@@ -123,10 +124,10 @@ class TrialConfig:
         if batch.mode not in self.modes:
             return False
         if batch.mode is Mode.EXTEND:
-            return batch.raw_num_token <= max(self.token_buckets)
+            return batch.live_tokens <= max(self.token_buckets)
         longest = max(span.end - span.begin for span in batch.spans)
         too_long = batch.mode is Mode.DRAFT_EXTEND and longest > SPECULATION.extend_tokens
-        return batch.raw_bs <= max(self.buckets) and not too_long
+        return batch.live_requests <= max(self.buckets) and not too_long
 
     def ops(self) -> Ops:
         """Return the op set of the trial's device. Raises CannotRunError where it has none."""

@@ -284,7 +284,7 @@ class Pair:
             return ()
         draft = batch.mode is Mode.DRAFT_EXTEND
         requests = [self.eager.request_of(span.row) for span in batch.spans]
-        wanted = range(batch.raw_bs) if draft else rows
+        wanted = range(batch.live_requests) if draft else rows
         return tuple(
             self._sample(request, eager_output, row, draft=draft)
             for request, row in zip(requests, wanted, strict=False)

@@ -65,4 +65,4 @@ def mode_of(observation: Observation | None) -> str | None:
 def sum_tokens(observation: Observation | None) -> int:
     """Return how many live tokens the step's forward ran."""
     batch = observation.graph.batch if observation is not None else None
-    return batch.raw_num_token if batch is not None else 0
+    return batch.live_tokens if batch is not None else 0

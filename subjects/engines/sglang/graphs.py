@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from reference.ops import Ops
-from subjects.graphs.capture import TapeSegment
+from subjects.graphs.tape import TapeSegment
 
 
 class CpuGraph:

@@ -1,12 +1,13 @@
 """What the two prefill runners share: tokens padded to a bucket, attention run between graphs.
 
-The graphs cover all that is done token by token. Attention runs eagerly with the real
+The graphs cover all work that is done token by token. Attention runs eagerly with the real
 batch's metadata, on the real tokens alone: q, k, v and all locations are narrowed, so that
-padded tokens write no KV and their part of the attention output is never initialised.
+padded tokens write no KV and their part of the attention output stays uninitialised.
 """
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,11 +20,11 @@ from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticIn
 from subjects.graphs.capture import Capture
 from subjects.key_lists import fresh_span_keys
 from subjects.protocol import Overrides, Replay
-from subjects.runner import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
+from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
 from subjects.toggles import LocationScheme
 
 MOST_REQUESTS = 8
-"""Requests of one prefill batch at most."""
+"""Most requests of one prefill batch."""
 
 ROWS: Contract = (
     reset("out_cache_loc", Axis.TOKEN, torch.int64),
@@ -42,26 +43,6 @@ ROWS: Contract = (
     keep("mamba_track_mask", Axis.REQUEST, torch.bool),
 )
 
-AFFECTED_BY = frozenset(
-    {
-        "swa_int64",
-        "shared_buffer_dtype",
-        "loc_memo_warning",
-        "loc_memo_warning.after_window",
-        "loc_memo_warning.entry+after_window",
-        "loc_memo_warning.before_window+after_window",
-    }
-)
-
-UNAFFECTED = {
-    "swa_pad": "attention is narrowed to the real tokens: nobody reads the padded locations",
-    "swa_loc_unset": "swa_loc is set on each replay: no captured graph could hold the slow path",
-    "loc_memo_capture": "KV is stored between the graphs: none of them holds a translation",
-    "loc_memo_warning.entry+before_window": (
-        "each extend allocates first, and the allocator clears the memo"
-    ),
-}
-
 
 class PrefillRunner(GraphRunner):
     """Extends requests by graphs around eager attention, padded on the token axis."""
@@ -71,9 +52,7 @@ class PrefillRunner(GraphRunner):
     store_count = 0
     attention_captured = False
     rows = ROWS
-    affected_by = AFFECTED_BY
-    unaffected = UNAFFECTED
-    live: ListedKV | None
+    access: ListedKV | None
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of tokens."""
@@ -86,7 +65,7 @@ class PrefillRunner(GraphRunner):
     def plan(self, bucket: int) -> None:
         """Plan nothing ahead: attention has the real batch's metadata."""
 
-    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
         return {} if batch is None else self.batch_inputs(batch)
 
@@ -108,10 +87,10 @@ class PrefillRunner(GraphRunner):
         """Run the bucket's graphs, and attention between them."""
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
-        self.live, self.tokens = None, 0
+        self.access, self.tokens = None, 0
         if batch is not None:
-            self.tokens = batch.raw_num_token
-            self.live = ListedKV(
+            self.tokens = batch.live_tokens
+            self.access = ListedKV(
                 self.ops,
                 self.target,
                 self.pool,
@@ -128,32 +107,23 @@ class PrefillRunner(GraphRunner):
         least: int = 0,
         overrides: Overrides = NOTHING_OVERRIDDEN,
     ) -> Replay:
-        """Replay; the logits are made eagerly, of each request's last token."""
+        """Replay, then make the logits of every request's last token eagerly."""
         replay = super().replay(batch, least, overrides)
         hidden = replay.output["hidden"][: replay.live_size]
-        live = {"hidden": hidden}
+        live_output = {"hidden": hidden}
         if batch is not None:
-            live["logits"] = self.target.logits(self.ops, hidden[last_rows(batch)])
-        # Padded tokens hold what never was initialised.
-        return Replay(
-            self.name,
-            replay.bucket,
-            replay.live_size,
-            replay.padded,
-            replay.output,
-            replay.live_size,
-            live,
-            live,
-        )
+            live_output["logits"] = self.target.logits(self.ops, hidden[last_rows(batch)])
+        # Rows of padded tokens are uninitialised memory, so that only live ones are defined.
+        return replace(replay, live_output=live_output, defined=live_output)
 
     def attend(self, layer: int, heads: Heads, mixed: Tensor) -> None:
-        """Run a layer's attention on the live tokens, into the head of `mixed`."""
-        if self.live is not None:
+        """Run a layer's attention on the live tokens, into their rows of `mixed`."""
+        if self.access is not None:
             n = self.tokens
-            mixed[:n] = self.live.attend(layer, heads.query[:n], heads.key[:n], heads.value[:n])
+            mixed[:n] = self.access.attend(layer, heads.query[:n], heads.key[:n], heads.value[:n])
 
     def output_buffer(self, query: Tensor) -> Tensor:
-        """Return memory for the attention output of `query`, as it is; what is captured counts."""
+        """Return uninitialised output memory for `query`; what is made during capture is static."""
         mixed = query.new_empty(query.shape)
         if self.capturing:
             self.mixed.append(mixed)
@@ -161,12 +131,12 @@ class PrefillRunner(GraphRunner):
 
     def static_buffers(self) -> Mapping[str, Tensor]:
         """Return every static buffer by name, the attention outputs of all graphs too."""
-        outputs = {f"attention_output_{place}": each for place, each in enumerate(self.mixed)}
+        outputs = {f"attention_output_{place}": output for place, output in enumerate(self.mixed)}
         return {**super().static_buffers(), **outputs}
 
     def capture_all(self) -> None:
         """Capture every bucket, largest first, with no token live."""
-        self.live = None
+        self.access = None
         self.mixed: list[Tensor] = []
         self.capturing = False
         for bucket in reversed(self.buckets):

@@ -1,6 +1,6 @@
 """What all graph runners have in common: buckets, static inputs, capture, populate, replay.
 
-A runner is a subclass in `subjects/runners`: its contract, its metadata and the function
+A runner is a subclass in a file beside this one: its contract, its metadata and the function
 it captures. Follows the engine's graph runners.
 """
 
@@ -19,13 +19,15 @@ from reference.model import Model, Output
 from reference.ops import Ops
 from subjects.buffers import BufferPool, Conversions, StaticInputs
 from subjects.contracts import Axis, Contract, Extents
-from subjects.graphs.capture import Capture, Graph
+from subjects.graphs.capture import Capture
+from subjects.graphs.protocol import Graph
 from subjects.key_lists import Lists, StaticLists
 from subjects.pool import LocState, SubjectPool
 from subjects.protocol import Overrides, Replay
 from subjects.toggles import LocationScheme, Toggles
 
 WARM_UP_RUNS = 2
+
 
 NOTHING_OVERRIDDEN = Overrides()
 
@@ -47,57 +49,56 @@ class RunnerSpec:
 class GraphRunner(ABC):
     """Runs one mode's batches by replaying the graph of the smallest bucket that holds them.
 
-    Buffers are shared by name with the other runners of the engine unless `shares` is False.
-    `stores` counts the captured forwards that store KV. `captures` is False where nothing
-    is captured; `attention_captured` where attention runs between the graphs. `harmed_by`
-    names the bugs of the catalogue that can live in the runner, `unharmed` says of each
-    other bug why it cannot.
+    A subclass says by its class variables what it is:
+    `kv_role` is the model whose KV it reads and stores, `rows` are its contract's under all
+    location schemes. Its buckets are in tokens if `token_buckets`, else in requests. It shares
+    static buffers by name with the other runners of the engine if `shares_buffers`.
+    `store_count` counts the captured forwards that store KV. `captures` is False where nothing
+    is captured, `attention_captured` is False where attention runs between the graphs.
     """
 
     name: ClassVar[str]
     mode: ClassVar[Mode]
-    reads: ClassVar[Role] = Role.TARGET
+    kv_role: ClassVar[Role] = Role.TARGET
     rows: ClassVar[Contract]
     token_buckets: ClassVar[bool] = False
     shares_buffers: ClassVar[bool] = True
     store_count: ClassVar[int] = 1
     captures: ClassVar[bool] = True
     attention_captured: ClassVar[bool] = True
-    affected_by: ClassVar[frozenset[str]]
-    unaffected: ClassVar[Mapping[str, str]]
 
-    def __init__(self, setting: RunnerSpec) -> None:
-        self.ops = setting.ops
-        self.target = setting.models[Role.TARGET]
-        self.draft = setting.models[Role.DRAFT]
-        self.pool = setting.pools[self.reads]
-        self.toggles = setting.toggles
-        self.buckets = tuple(sorted(setting.buckets))
-        self.memory_pool = setting.memory_pool
+    def __init__(self, spec: RunnerSpec) -> None:
+        self.ops = spec.ops
+        self.target = spec.models[Role.TARGET]
+        self.draft = spec.models[Role.DRAFT]
+        self.pool = spec.pools[self.kv_role]
+        self.toggles = spec.toggles
+        self.buckets = tuple(sorted(spec.buckets))
+        self.memory_pool = spec.memory_pool
         config = self.target.config
         self.inputs = StaticInputs(
-            setting.contract,
+            spec.contract,
             self.extents(self.buckets[-1]),
-            setting.buffers,
+            spec.buffers,
             self.target.dtype,
             config.hidden,
         )
-        self.metadata = StaticLists(self.metadata_sizes(self.buckets[-1]), setting.buffers)
+        self.metadata = StaticLists(self.metadata_sizes(self.buckets[-1]), spec.buffers)
         self.captured: dict[int, Capture[Any]] = {}
         self.captured_states: list[LocState] = []
         self.capture_all()
 
     @abstractmethod
     def extents(self, bucket: int) -> Extents:
-        """Return how long each axis of the static inputs is for a bucket."""
+        """Return the length of every axis of the static inputs for a bucket."""
 
     @abstractmethod
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return the static metadata buffers, name to (elements, dtype), of a bucket."""
 
     @abstractmethod
-    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the live values of each static input, by name."""
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the live values of the static inputs that a batch refreshes, by name."""
 
     @abstractmethod
     def plan(self, bucket: int) -> None:
@@ -109,7 +110,7 @@ class GraphRunner(ABC):
 
     def size(self, batch: ForwardBatch) -> int:
         """Return a batch's live size, in the buckets' unit."""
-        return batch.raw_num_token if self.token_buckets else batch.raw_bs
+        return batch.live_tokens if self.token_buckets else batch.live_requests
 
     def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
         """Return whether a batch takes the padding branch."""
@@ -120,7 +121,7 @@ class GraphRunner(ABC):
         return live_size
 
     def bucket(self, live_size: int) -> int | None:
-        """Return the smallest captured size that holds `raw`, or None."""
+        """Return the smallest captured size that holds `live_size`, or None."""
         return next((bucket for bucket in self.buckets if bucket >= live_size), None)
 
     def can_run(self, batch: ForwardBatch) -> bool:
@@ -148,13 +149,21 @@ class GraphRunner(ABC):
         self.plan(bucket)
         overwrite(self.metadata.buffers, overrides)
         output = self.launch(batch, bucket, captured=overrides.captured)
-        rows = self.live_rows(live_size)
-        live = {name: values[:rows] for name, values in output.items()}
-        return Replay(self.name, bucket, live_size, padded, output, rows, live, output)
+        live_rows = self.live_rows(live_size)
+        return Replay(
+            runner=self.name,
+            bucket=bucket,
+            live_size=live_size,
+            padded=padded,
+            output=output,
+            live_rows=live_rows,
+            live_output={name: values[:live_rows] for name, values in output.items()},
+            defined=output,
+        )
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
         """Bring the static inputs up to date."""
-        self.inputs.populate(self.heads(batch, bucket), padded=padded)
+        self.inputs.populate(self.live_inputs(batch, bucket), padded=padded)
 
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
         """Run the bucket's graph and return its static output.
@@ -209,17 +218,14 @@ class GraphRunner(ABC):
         return [name for graph in self.graphs(bucket) for name in graph.operations]
 
     def translations(self, scheme: LocationScheme) -> int:
-        """Return how many full-to-SWA translations a graph of this runner holds in an era."""
+        """Return how many full-to-SWA translations a graph of this runner holds under a scheme."""
         layers = len(self.pool.pool.config.layers_of(Kind.SWA))
-        preset = 0 if "out_cache_loc_swa" in self.inputs.buffers else layers
-        return (
-            self.store_count
-            * {
-                LocationScheme.PER_LAYER: layers,
-                LocationScheme.PRESET: preset,
-                LocationScheme.MEMO: 1,
-            }[scheme]
-        )
+        per_store = {
+            LocationScheme.PER_LAYER: layers,
+            LocationScheme.PRESET: 0 if "out_cache_loc_swa" in self.inputs.buffers else layers,
+            LocationScheme.MEMO: 1,
+        }
+        return self.store_count * per_store[scheme]
 
     def batch_inputs(self, batch: ForwardBatch) -> dict[str, Tensor]:
         """Return what a batch carries of the static inputs, SWA locations translated."""
@@ -228,7 +234,7 @@ class GraphRunner(ABC):
             found["out_cache_loc_swa"] = self.pool.translate_loc_from_full_to_swa(
                 batch.out_cache_loc
             )
-        return {name: each for name, each in found.items() if each is not None}
+        return {name: values for name, values in found.items() if values is not None}
 
     def scalar(self, value: int) -> Tensor:
         """Return a count as the model reads it, int32 [1]."""
@@ -239,13 +245,13 @@ class GraphRunner(ABC):
         for bucket in reversed(self.buckets):
             self.plan(bucket)
             self.preset_location(bucket)
-
             run_once = partial(self.run_once, bucket)
             for _ in range(WARM_UP_RUNS):
                 run_once()
             capture: Capture[Output] = Capture(self.ops, self.memory_pool)
             self.captured[bucket] = capture.run(run_once)
-            # What the capture found in the memo must go stale, not be freed under the graph.
+            # The graph may read a translation that was memoised before it. Were that tensor
+            # freed, the graph would read freed memory, not a stale translation.
             self.captured_states.append(self.pool.state)
 
     def run_once(self, bucket: int) -> Output:
@@ -255,7 +261,7 @@ class GraphRunner(ABC):
         return self.forward(bucket)
 
     def preset_location(self, bucket: int) -> None:
-        """Set the pool's `swa_loc` for a capture, where the runner has one of its own (era 2)."""
+        """Set the pool's `swa_loc` for a capture, to the runner's static one if it has one."""
         has_one = "out_cache_loc_swa" in self.inputs.buffers and self.toggles.preset_at_capture
         self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
 
@@ -268,5 +274,5 @@ def overwrite(buffers: Mapping[str, Tensor], overrides: Overrides) -> None:
 
 
 def request_extents(requests: int, tokens_per_request: int = 1) -> dict[Axis, int]:
-    """Return the extents of a bucket of requests with as many tokens each."""
+    """Return the extents of a bucket of requests with `tokens_per_request` tokens apiece."""
     return {Axis.REQUEST: requests, Axis.TOKEN: requests * tokens_per_request}
