@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from harness.campaigns.explaining import explained
 from harness.campaigns.replay import by_trial, files_of, load_here, replay_alike, vacuous
 from harness.campaigns.workers import spreading
 from harness.cli import CANNOT_RUN, FINDING, OK, default_workers
 from harness.cli.engines import replay_engine
 from harness.engines.case import is_engine_case
-from harness.explain.cause import explanation
 from harness.lockstep.config import CannotRunError
 from harness.lockstep.play import Lockstep
 from harness.lockstep.timeline import observe
@@ -35,9 +35,11 @@ def run_replay(options: argparse.Namespace) -> int:
         raise CannotRunError(f"{path.name} runs no forward, so it proves nothing")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
-    cause = explanation(lockstep, case.schedule, outcome, timeline, case.target)
-    for sentence in cause["proof"] if cause is not None else ():
+    found = explained(lockstep, case.schedule, outcome, timeline, case.target)
+    for sentence in found.explanation.proof if found.explanation is not None else ():
         print(f"  {sentence}")
+    if found.error is not None:
+        print(f"  the explainer failed: {found.error.rstrip()}")
     print(
         f"{outcome.steps} steps, {outcome.replays} replays, {outcome.padded_replays} padded:",
         end=" ",

@@ -1,36 +1,14 @@
 """What a schedule did, step by step, as data for a drawing."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
+from harness.explain.facts import TimelineEntry
 from harness.lockstep.observation import Observation
 from harness.lockstep.play import Lockstep, Outcome
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Schedule, Step
 
 
-@dataclass(frozen=True)
-class TimelineEntry:
-    """One step played: which requests were live rows, how many rows were padding, who was parked.
-
-    `mode` is None for a step that ran no forward, `runner` and `bucket` are None where no
-    graph was replayed. `padded` counts what the bucket counts, requests or tokens.
-    """
-
-    place: int
-    step: str
-    mode: str | None
-    runner: str | None
-    bucket: int | None
-    live: tuple[int, ...]
-    padded: int
-    parked: tuple[int, ...]
-    tokens: int
-    violated: tuple[str, ...] = ()
-
-
-def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[dict[str, Any]]]:
-    """Play a schedule; return its outcome and its moments as JSON data."""
+def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[TimelineEntry]]:
+    """Play a schedule; return its outcome and an entry for each step."""
     entries: list[TimelineEntry] = []
     world = lockstep.pair.graph
 
@@ -40,7 +18,7 @@ def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[dict[
         entries.append(timeline_entry(world, place, step, observation, violated))
 
     outcome = lockstep.play(schedule, see)
-    return outcome, [asdict(each) for each in entries]
+    return outcome, entries
 
 
 def timeline_entry(
@@ -50,7 +28,7 @@ def timeline_entry(
     observation: Observation | None,
     violated: frozenset[str],
 ) -> TimelineEntry:
-    """Return the moment of one step, as the world stands right after its forward."""
+    """Return the entry of one step, as the world stands right after its forward."""
     batch = observation.batch if observation is not None else None
     spans = batch.spans if batch is not None else ()
     live = tuple(world.request_of(span.row).serial for span in spans)
