@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 
 from harness.campaigns.case import Case, write_case
+from harness.campaigns.explaining import explanation
 from harness.campaigns.hunt import HuntResult, first_failure, hunt, play_all
-from harness.explain.cause import explanation
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.play import Lockstep
 from harness.lockstep.timeline import observe
@@ -126,7 +126,7 @@ def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> 
     lockstep.watch(PROPERTIES)
     outcome, timeline = observe(lockstep, hunt_result.schedule)
     cause = explanation(lockstep, hunt_result.schedule, outcome, timeline, property_id)
-    proof = "".join(f"{sentence}\n" for sentence in cause["proof"]) if cause is not None else ""
+    proof = "".join(f"{sentence}\n" for sentence in cause.proof) if cause is not None else ""
     violations = tuple(each.to_json() for each in outcome.violations)
     path = artifacts / f"{property_id}-{name(trial)}.json"
     write_case(Case(trial, hunt_result.schedule, property_id, seed, violations), path)

@@ -23,7 +23,7 @@ from harness.campaigns.history import (
     watch,
 )
 from harness.campaigns.hunt import HuntResult
-from harness.campaigns.record import VERSION
+from harness.campaigns.schema import VERSION
 from harness.cli.display import history_table
 from harness.lockstep.violation import STEP_PROPERTIES
 from subjects.bugs.catalogue import BUGS, missing_inputs, unaffected_reason

@@ -40,9 +40,7 @@ def record(run: Run, cases: Path, shown: str) -> schema.Record:
         engine_runners={
             name: tuple(runner.name for runner in engine_runners(name)) for name in RUNNERS
         },
-        uncompiled_runners=tuple(
-            name for name, runner in RUNNERS.items() if not runner.captures
-        ),
+        uncompiled_runners=tuple(name for name, runner in RUNNERS.items() if not runner.captures),
         contracts=_contracts(),
         properties=dict(PROPERTIES),
         required_events=tuple(required_events(run.settings.runners)),

@@ -126,6 +126,7 @@ class TrialRow:
 
     trial: TrialSettings
     source: str
+    status: str
     error: str | None
     schedules: int
     steps: int
@@ -172,7 +173,7 @@ class BugRow(TrialRow):
 
 @dataclass(frozen=True)
 class BugOnRunner:
-    """A bug and a runner of the build, tried in this run or not: can it affect the runner?
+    """Whether a bug of the build can affect a runner of it, tried in this run or not.
 
     `unaffected` says why not. It cannot be switched on in a runner that lacks what it is about.
     """

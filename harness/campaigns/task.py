@@ -169,7 +169,10 @@ def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockst
             outcome, timeline = observe(lockstep, hunt_result.schedule)
             found = explained(lockstep, hunt_result.schedule, outcome, timeline, target)
             finding = Finding.of(hunt_result.schedule, outcome, timeline, found)
-        status = judge_task(task, hunt_result, finding, len(lockstep.capture_warnings), lockstep_of)
+        warnings = len(lockstep.capture_warnings)
+        status = judge_task(task, hunt_result, finding, warnings, lockstep_of)
+        if finding is not None and finding.error is not None:
+            status = Status.FAILED
     except DeviceLostError as error:
         lost = True
         hunt_result.add(error.outcome)
@@ -222,8 +225,6 @@ def judge_task(
     held nothing against the oracle.
     """
     target = task.target
-    if finding is not None and finding.error is not None:
-        return Status.FAILED
     if finding is not None and target is not None:
         return _judge_catch(task, finding, target, lockstep_of)
     if finding is not None:

@@ -4,6 +4,7 @@ Knows dataclasses of str, int, float, bool, None, Any, Literal, unions, tuples o
 dictionaries by str. Does not know what the data is of, and reads no file.
 """
 
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -37,26 +38,13 @@ def from_json(kind: type[Data], data: Any, place: str) -> Data:
 
 def _value(kind: Any, data: Any, place: str) -> Any:
     """Return the value of JSON data that is declared to be of `kind`."""
-    origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return data
     if is_dataclass(kind):
         return _record(kind, data, place)
-    if origin in (Union, UnionType):
-        return _one_of(arguments, data, place)
-    if origin is Literal:
-        if not isinstance(data, str) or data not in arguments:
-            raise _wrong(place, data, f"one of {', '.join(map(str, arguments))}")
-        return data
-    if origin is tuple:
-        if not isinstance(data, list | tuple):
-            raise _wrong(place, data, "a list")
-        return tuple(_value(arguments[0], item, f"{place}[{i}]") for i, item in enumerate(data))
-    if origin is dict:
-        if not isinstance(data, dict):
-            raise _wrong(place, data, "an object")
-        return {key: _value(arguments[1], item, f"{place}.{key}") for key, item in data.items()}
-    return _plain(kind, data, place)
+    if get_origin(kind) is None:
+        return _plain(kind, data, place)
+    return GENERIC[get_origin(kind)](get_args(kind), data, place)
 
 
 def _record(kind: Any, data: Any, place: str) -> Any:
@@ -75,17 +63,39 @@ def _record(kind: Any, data: Any, place: str) -> Any:
 
 
 def _one_of(kinds: tuple[Any, ...], data: Any, place: str) -> Any:
-    """Return the value of the first kind that fits. A kind or None is told of as that kind."""
+    """Return the value of the first kind that fits; what fits none is told of as the last."""
     if NoneType in kinds and data is None:
         return None
-    others = [kind for kind in kinds if kind is not NoneType]
-    for kind in others[:-1]:
-        try:
+    *others, last = (kind for kind in kinds if kind is not NoneType)
+    for kind in others:
+        with suppress(ValueError):
             return _value(kind, data, place)
-        except ValueError:
-            continue
-    return _value(others[-1], data, place)
+    return _value(last, data, place)
 
+
+def _literal(texts: tuple[str, ...], data: Any, place: str) -> str:
+    """Return one of the texts that are declared."""
+    if not isinstance(data, str) or data not in texts:
+        raise _wrong(place, data, f"one of {', '.join(texts)}")
+    return data
+
+
+def _tuple(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
+    """Return the items of a list, all of one kind."""
+    if not isinstance(data, list | tuple):
+        raise _wrong(place, data, "a list")
+    return tuple(_value(kinds[0], item, f"{place}[{i}]") for i, item in enumerate(data))
+
+
+def _dict(kinds: tuple[Any, ...], data: Any, place: str) -> dict[str, Any]:
+    """Return the items of an object with any keys, all of one kind."""
+    if not isinstance(data, dict):
+        raise _wrong(place, data, "an object")
+    return {key: _value(kinds[1], item, f"{place}.{key}") for key, item in data.items()}
+
+
+GENERIC = {Union: _one_of, UnionType: _one_of, Literal: _literal, tuple: _tuple, dict: _dict}
+"""How the value of a kind with arguments is read."""
 
 PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 

@@ -115,7 +115,7 @@ def _table(title: str) -> Table:
 LETTERS = ascii_uppercase
 LEGEND = "● must see it and does, on every runner, ○ sees it too, ✗ must see it and does not"
 RUNNER_LEGEND = (
-    "schedules drawn until it was detected, generated/traffic; ○ tried, cannot affect it;"
+    "schedules drawn until it was caught, generated/traffic; ○ tried, cannot affect it;"
     " – the runner lacks what it is about: see the page or `paritybit list` for why;"
     " ✗ not as the table says; empty: not asked for"
 )

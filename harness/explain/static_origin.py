@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.explain.facts import CAPTURE, How, IndexOrigin, Writer
 from harness.explain.first_difference import Index, address_of, read_again
 from harness.explain.provenance import StaticWrite
-from harness.explain.recorded import RecordedForward
+from harness.explain.recorded import RecordedForward, Run
 from harness.lockstep.bits import bits
 from reference.config import SPECULATION
 from subjects.contracts import Axis
@@ -52,11 +52,22 @@ def origin(
     """
     for name, element, stale, value in _candidates(recorded, index, read_from):
         run = recorded.again(((name, element, value),))
-        if run.failed is not None:
-            continue  # It shows that the value cannot be used, not where the index came from.
+        if not _is_evidence(recorded, run, index):
+            continue
         if read_again(index, run.calls, recorded.pair.graph_pools) != index.value:
             return origin_at(recorded, index, name, element, stale=stale)
     return None
+
+
+def _is_evidence(recorded: RecordedForward, run: Run, index: Index) -> bool:
+    """Whether a run with an element changed shows what was read for `index`.
+
+    A run that fails, though the forward itself does not, shows only that the other value cannot
+    be used. Where the forward fails as well, what the op was given counts, if it was reached.
+    """
+    if run.failed is not None and recorded.run.failed is None:
+        return False
+    return index.call < len(run.calls)
 
 
 def _candidates(
