@@ -132,7 +132,8 @@ def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> 
     write_case(Case(trial, hunt_result.schedule, property_id, seed, violations), path)
     message = next(each for each in outcome.violations if each.property == property_id)
     return (
-        f"{property_id}: step {message.step} of {len(hunt_result.schedule.steps)}: {message.message}\n"
+        f"{property_id}: step {message.step} of {len(hunt_result.schedule.steps)}:"
+        f" {message.message}\n"
         f"{proof}case: {path.name}, to be found in reports/out/pytest/cases;"
         f" replay with: paritybit replay reports/out/pytest/cases/{path.name}"
     )

@@ -9,7 +9,7 @@ from harness.campaigns.case import Case, write_case
 from harness.campaigns.record import environment
 from harness.campaigns.regress import Run, plan, verdict
 from harness.campaigns.task import Finding, Result, Task
-from harness.campaigns.typed_json import from_json
+from harness.campaigns.typed_json import from_json, to_json
 from harness.lockstep.violation import PROPERTIES
 from harness.schedules.coverage import required_events
 from subjects.bugs.catalogue import BUGS, missing_inputs, unaffected_reason
@@ -91,7 +91,7 @@ def _contracts() -> tuple[schema.Contract, ...]:
 def _counts(result: Result, cases: Path, shown: str) -> dict[str, Any]:
     """Return the fields of schema.TrialRow, by name."""
     hunt_result = result.hunt_result
-    trial = result.task.trial.to_json()
+    trial = to_json(result.task.trial)
     return {
         "trial": from_json(schema.TrialSettings, trial, "the trial"),
         "source": str(result.task.source),

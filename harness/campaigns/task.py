@@ -169,10 +169,11 @@ def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockst
             outcome, timeline = observe(lockstep, hunt_result.schedule)
             found = explained(lockstep, hunt_result.schedule, outcome, timeline, target)
             finding = Finding.of(hunt_result.schedule, outcome, timeline, found)
-        warnings = len(lockstep.capture_warnings)
-        status = judge_task(task, hunt_result, finding, warnings, lockstep_of)
         if finding is not None and finding.error is not None:
             status = Status.FAILED
+        else:
+            warnings = len(lockstep.capture_warnings)
+            status = judge_task(task, hunt_result, finding, warnings, lockstep_of)
     except DeviceLostError as error:
         lost = True
         hunt_result.add(error.outcome)

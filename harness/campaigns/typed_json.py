@@ -23,7 +23,7 @@ def to_json(value: Any) -> Any:
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
-    return value
+    return str(value) if isinstance(value, str) else value  # A StrEnum becomes its text.
 
 
 def from_json(kind: type[Data], data: Any, place: str) -> Data:

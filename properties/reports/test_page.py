@@ -229,7 +229,10 @@ def test_differing_digits_are_marked_on_the_page(explained: bool) -> None:
     bits = {"eager_bits": "0xbda4e730", "graph_bits": "0xbf30e77e"}
     told = explanation()
     assert told.cause.difference is not None
-    cause = replace(told.cause, difference=replace(told.cause.difference, **bits))
+    difference = replace(
+        told.cause.difference, eager_bits=bits["eager_bits"], graph_bits=bits["graph_bits"]
+    )
+    cause = replace(told.cause, difference=difference)
     record = green()
     lead, *others = finding_of(record, 0).violations
     record = with_finding(
