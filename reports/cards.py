@@ -12,7 +12,7 @@ from typing import Any
 from harness.campaigns.schema import BugRow, CleanRow, Record, TrialRow, TrialSettings, Violation
 from harness.campaigns.schema import Finding as RecordedFinding
 from reports.bit_patterns import Comparison, compare
-from reports.explanation import Told, tell
+from reports.explanation import ExplanationView, describe
 from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words
 from reports.timeline import Timeline, lay_out
 
@@ -56,7 +56,7 @@ class Finding:
     lead: Seen
     others: tuple[Seen, ...]
     violated: bool
-    explanation: Told | None
+    explanation: ExplanationView | None
     error: str
     timeline: Timeline | None
     case: str
@@ -193,7 +193,7 @@ def _finding(row: TrialRow, anchor: str, expected: str | None, room: int) -> Fin
         lead=lead,
         others=tuple(other for other in seen if other is not lead),
         violated=bool(seen),
-        explanation=tell(finding.explanation, finding.timeline),
+        explanation=describe(finding.explanation, finding.timeline),
         error=finding.error or "",
         timeline=lay_out(finding.timeline, room),
         case=case_text(row.trial, finding),

@@ -46,7 +46,7 @@ HOW: Mapping[How, str] = {
 
 
 @dataclass(frozen=True)
-class Told:
+class ExplanationView:
     """Why the worlds differ. `chain` leads from what went wrong to the first differing bits.
 
     `situation` names the step, its runner and its bucket.
@@ -62,13 +62,15 @@ class Told:
     slots: tuple[MapDrawing, ...]
 
 
-def tell(explanation: Explanation | None, timeline: Sequence[TimelineEntry]) -> Told | None:
+def describe(
+    explanation: Explanation | None, timeline: Sequence[TimelineEntry]
+) -> ExplanationView | None:
     """Return what a finding's explanation tells, None where there is none."""
     if explanation is None:
         return None
     cause = explanation.cause
     difference = asdict(cause.difference) if cause.difference is not None else {}
-    return Told(
+    return ExplanationView(
         blame=cause.blame,
         uncaptured_run=UNCAPTURED_RUN[cause.uncaptured_run],
         proof=tuple(_sentence(text) for text in explanation.proof),

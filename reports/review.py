@@ -155,7 +155,7 @@ def review(record: Record) -> Review:
         environment=tuple(_environment(record.environment)),
         matrix=tuple(_matrix(record, _by_bug(record, bugs))),
         matrix_by_runner=tuple(_matrix(record, _by_bug_and_runner(record, bugs))),
-        legend=tuple(Mark(*words) for words in MARKS.values()),
+        legend=tuple(Mark(*mark) for mark in MARKS.values()),
         runners=tuple(dict.fromkeys(pair.runner for pair in record.pairs)),
         runner_rows=tuple(_runner_rows(record, bugs)),
         trials=tuple(_trials(record, clean)),

@@ -59,7 +59,7 @@ def lay_out(pool: SlotMap) -> MapDrawing:
     lines = -(-len(owners) // COLUMNS)
     return MapDrawing(
         name=f"{pool.model}, {pool.kind}",
-        message=_tell(pool, len(owned)),
+        message=_describe(pool, len(owned)),
         width=GUTTER + COLUMNS * CELL + 2,
         height=lines * CELL + 2,
         grid=_grid(len(owners)),
@@ -97,7 +97,7 @@ def _grid(count: int) -> str:
     return f"{whole}M{GUTTER} {lines * CELL}h{rest * CELL}v{CELL}h-{rest * CELL}z"
 
 
-def _tell(pool: SlotMap, owned: int) -> str:
+def _describe(pool: SlotMap, owned: int) -> str:
     """Say in words what the map shows."""
     differs = [_named(slot, pool.owners[slot]) for slot in pool.differs]
     message = f"{owned} of {len(pool.owners)} slots owned"

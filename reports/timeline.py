@@ -123,7 +123,7 @@ def lay_out(entries: Sequence[TimelineEntry], room: int) -> Timeline | None:
         marks=marks,
         tokens_y=tokens_y,
         omitted=len(entries) - len(shown),
-        message=_tell(entries),
+        message=_describe(entries),
     )
 
 
@@ -188,7 +188,7 @@ def _width(columns: Sequence[Column], marks: Iterable[Label]) -> int:
     return int(max([columns[-1].x + COLUMN // 2, *ends]))
 
 
-def _tell(entries: Sequence[TimelineEntry]) -> str:
+def _describe(entries: Sequence[TimelineEntry]) -> str:
     message = "1 step played" if len(entries) == 1 else f"{len(entries)} steps played"
     for entry in entries:
         if entry.violated:

@@ -20,7 +20,7 @@ from properties.support.records import (
     with_finding,
 )
 from reports import slot_map, static_inputs
-from reports.explanation import HOW, UNCAPTURED_RUN, Told, tell
+from reports.explanation import HOW, UNCAPTURED_RUN, ExplanationView, describe
 
 STEPS = swa_pad_finding().timeline
 ANCHOR = "bug-swa_pad-decode-generated"
@@ -31,9 +31,9 @@ def explained(**changes: Any) -> Record:
     return with_finding(green(), 0, explanation=explanation(**changes))
 
 
-def told(**changes: Any) -> Told:
+def described(**changes: Any) -> ExplanationView:
     """Return what is told of an explanation whose cause has these changes."""
-    found = tell(explanation(cause=cause(**changes)), STEPS)
+    found = describe(explanation(cause=cause(**changes)), STEPS)
     assert found is not None
     return found
 
@@ -59,7 +59,7 @@ def test_every_way_in_which_an_element_got_its_value_has_its_words() -> None:
 
 
 def test_the_chain_leads_from_the_stale_element_to_the_first_difference() -> None:
-    found = told()
+    found = described()
     assert [link.name for link in found.chain] == [
         "step 2, decode, row 1 (request 1)",
         "out_cache_loc_swa[1] = 9",
@@ -71,7 +71,7 @@ def test_the_chain_leads_from_the_stale_element_to_the_first_difference() -> Non
 
 
 def test_an_index_that_the_graph_itself_holds_is_told_as_such() -> None:
-    found = told(index=CAPTURED_INDEX)
+    found = described(index=CAPTURED_INDEX)
     assert [link.name for link in found.chain[:2]] == ["capture", "slot 9, in no static input"]
     assert found.table is not None
     elements = [element for row in found.table.inputs for element in row.elements]
@@ -81,7 +81,7 @@ def test_an_index_that_the_graph_itself_holds_is_told_as_such() -> None:
 def test_an_index_that_leads_to_another_number_says_so() -> None:
     index = cause().index
     assert index is not None
-    found = told(index=replace(index, read=0, stale=False))
+    found = described(index=replace(index, read=0, stale=False))
     assert found.chain[1].value == "written by this step, 0 would be right, leads to slot 0"
 
 
@@ -91,7 +91,7 @@ def test_an_index_that_leads_to_another_number_says_so() -> None:
 )
 def test_an_explanation_may_lack_a_part(part: str, links: int) -> None:
     whole = {"site": CodeSite("f", "a.py", "t")}
-    assert len(told(**whole).chain) - len(told(**whole | {part: None}).chain) == links
+    assert len(described(**whole).chain) - len(described(**whole | {part: None}).chain) == links
     record = explained(cause=cause(**{part: None}))
     assert "To blame" in card_of(record, ANCHOR)
 
