@@ -25,8 +25,8 @@ from harness.__main__ import main
 from harness.campaigns.bench import workload
 from harness.campaigns.case import VERSION as CASE_VERSION
 from harness.campaigns.case import Case, dump_json, load_case, write_case
-from harness.campaigns.record import FORMAT, VERSION
 from harness.campaigns.regress import RunConfig, all_hunts, plan
+from harness.campaigns.schema import FORMAT, VERSION
 from harness.campaigns.task import Task
 from harness.checks.expectations import affected_runners
 from harness.checks.play import Lockstep

@@ -23,7 +23,7 @@ from harness.campaigns.history import (
     watch,
 )
 from harness.campaigns.hunt import HuntResult
-from harness.campaigns.record import VERSION
+from harness.campaigns.schema import VERSION
 from harness.checks.expectations import detected_by, unaffected_reason
 from harness.checks.table import STEP_PROPERTIES
 from harness.cli.display import history_table

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.campaigns.case import write_case
-from harness.campaigns.regress import RunConfig, case_of, execute, plan
+from harness.campaigns.regress import RunConfig, execute, plan
+from harness.campaigns.run_record import case_of
 from harness.campaigns.task import Result, Source, Status, Task
 
 CORPUS = Path("properties/corpus")

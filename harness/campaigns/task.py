@@ -12,9 +12,10 @@ from typing import Any
 
 from harness.campaigns.hunt import HuntResult, first_failure, hunt
 from harness.checks.expectations import expectation, unaffected_reason
-from harness.checks.explanation import explanation, observe
+from harness.checks.explanation import Explained, explained, observe
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.explain.facts import Explanation, TimelineEntry
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
@@ -95,25 +96,28 @@ class Task:
 class Finding:
     """A shrunk schedule that violates something, and all that all properties say of it.
 
-    `explanation` tells the root cause, where one was found.
+    `explanation` tells the root cause, where one was found; `error` is the traceback of an
+    error of the explainer.
     """
 
     schedule: Schedule
     violations: tuple[dict[str, Any], ...]
-    timeline: tuple[dict[str, Any], ...]
-    explanation: dict[str, Any] | None = None
+    timeline: tuple[TimelineEntry, ...]
+    explanation: Explanation | None = None
+    error: str | None = None
 
     @classmethod
     def of(
         cls,
         schedule: Schedule,
         outcome: Outcome,
-        timeline: Sequence[dict[str, Any]] = (),
-        explanation: dict[str, Any] | None = None,
+        timeline: Sequence[TimelineEntry] = (),
+        found: Explained | None = None,
     ) -> "Finding":
         """Return the finding of one playing."""
-        violations = tuple(each.to_json() for each in outcome.violations)
-        return cls(schedule, violations, tuple(timeline), explanation)
+        violations = tuple(violation.to_json() for violation in outcome.violations)
+        found = found or Explained()
+        return cls(schedule, violations, tuple(timeline), found.explanation, found.error)
 
 
 @dataclass(frozen=True)
@@ -163,9 +167,13 @@ def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockst
         if hunt_result.schedule is not None:
             lockstep.watch(every)
             outcome, timeline = observe(lockstep, hunt_result.schedule)
-            cause = explanation(lockstep, hunt_result.schedule, outcome, timeline, target)
-            finding = Finding.of(hunt_result.schedule, outcome, timeline, cause)
-        status = judge_task(task, hunt_result, finding, len(lockstep.capture_warnings), lockstep_of)
+            found = explained(lockstep, hunt_result.schedule, outcome, timeline, target)
+            finding = Finding.of(hunt_result.schedule, outcome, timeline, found)
+        if finding is not None and finding.error is not None:
+            status = Status.FAILED
+        else:
+            warnings = len(lockstep.capture_warnings)
+            status = judge_task(task, hunt_result, finding, warnings, lockstep_of)
     except DeviceLostError as error:
         lost = True
         hunt_result.add(error.outcome)
@@ -179,7 +187,15 @@ def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockst
         capture_warnings=len(lockstep.capture_warnings),
         seconds=time.monotonic() - started,
         device_lost=lost,
+        error=_explainer_error(finding),
     )
+
+
+def _explainer_error(finding: Finding | None) -> str | None:
+    """Say in one line that the explainer failed, if it did; the finding has the traceback."""
+    if finding is None or finding.error is None:
+        return None
+    return f"the explainer failed: {finding.error.splitlines()[-1]}"
 
 
 def _search(task: Task, lockstep: Lockstep, target: str | None) -> HuntResult:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.explain.finders import Finder
+from harness.explain.cause import CauseFinder
 from harness.lockstep.observation import Observation, Sample
 from harness.lockstep.pair import ExtraRun
 from reference.config import Role
@@ -90,7 +90,7 @@ class Property:
     extra_run: ExtraRun | None = None
     samples: bool = False
     plays_again: bool = False
-    cause: Finder | None = None
+    cause: CauseFinder | None = None
 
     def __post_init__(self) -> None:
         """Refuse a property that judges nothing."""

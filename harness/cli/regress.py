@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from harness.campaigns import record as run_record
-from harness.campaigns.regress import Run, RunConfig, all_hunts, execute, plan, record
+from harness.campaigns.regress import Run, RunConfig, all_hunts, execute, plan
+from harness.campaigns.run_record import record
 from harness.checks.expectations import affected_runners, unaffected_reason
 from harness.cli import FINDING, INTERRUPTED, OK, default_workers
 from harness.cli.display import clean_table, matrix, progress, runner_matrix
@@ -90,6 +91,6 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     write_page(render(run_record.load(folder / "run.json")), folder / "index.html")
     swap_link(folder)
     console.print(clean_table(data), matrix(data), runner_matrix(data))
-    console.print(f"[bold]{data['verdict']}[/]: {data['message']}")
-    console.print(f"{data['seconds']:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
-    return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data["verdict"]]
+    console.print(f"[bold]{data.verdict}[/]: {data.message}")
+    console.print(f"{data.seconds:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
+    return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

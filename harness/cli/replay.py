@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from harness.campaigns.replay import by_trial, files_of, load_here, replay_alike, vacuous
 from harness.campaigns.workers import spreading
-from harness.checks.explanation import explanation, observe
+from harness.checks.explanation import explained, observe
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
 from harness.cli import CANNOT_RUN, FINDING, OK, default_workers
@@ -34,9 +34,11 @@ def run_replay(options: argparse.Namespace) -> int:
         raise CannotRunError(f"{path.name} runs no forward, so it proves nothing")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
-    cause = explanation(lockstep, case.schedule, outcome, timeline, case.target)
-    for sentence in cause["proof"] if cause is not None else ():
+    found = explained(lockstep, case.schedule, outcome, timeline, case.target)
+    for sentence in found.explanation.proof if found.explanation is not None else ():
         print(f"  {sentence}")
+    if found.error is not None:
+        print(f"  the explainer failed: {found.error.rstrip()}")
     print(
         f"{outcome.steps} steps, {outcome.replays} replays, {outcome.padded_replays} padded:",
         end=" ",

@@ -1,30 +1,9 @@
 """What a schedule did, step by step, as data for a drawing."""
 
-from dataclasses import dataclass
-
+from harness.explain.facts import TimelineEntry
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.schedules.schedule import Step
-
-
-@dataclass(frozen=True)
-class TimelineEntry:
-    """One step played: which requests were live rows, how many rows were padding, who was parked.
-
-    `mode` is None for a step that ran no forward, `runner` and `bucket` are None where no
-    graph was replayed. `padded` counts what the bucket counts, requests or tokens.
-    """
-
-    place: int
-    step: str
-    mode: str | None
-    runner: str | None
-    bucket: int | None
-    live: tuple[int, ...]
-    padded: int
-    parked: tuple[int, ...]
-    tokens: int
-    violated: tuple[str, ...] = ()
 
 
 def timeline_entry(

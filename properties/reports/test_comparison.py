@@ -1,30 +1,32 @@
-"""Tests of two runs side by side, and of a run's Markdown summary."""
+"""Tests of two runs side by side: as data, as a page, on the terminal and from their files."""
 
-import json
 import re
 from collections.abc import Callable
-from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from harness.__main__ import main
-from properties.sample_records import (
+from harness.campaigns import record as records
+from harness.campaigns.schema import Finding, Record
+from properties.support.records import (
     HOSTILE,
     SAMPLES,
-    Record,
     bug,
+    finding_of,
     green,
     hostile,
-    many,
-    red,
     traffic_finding,
+    trial,
+    with_bug,
+    with_clean,
+    without_event,
     without_finding,
 )
 from reports.comparison import Comparison, compare_runs
 from reports.page import render_comparison
-from reports.summary import MOST_TOLD, summarise
 from reports.terminal import tables
 
 
@@ -35,8 +37,7 @@ def kinds(comparison: Comparison) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_run_does_not_differ_from_itself(name: str) -> None:
-    record = SAMPLES[name]()
-    comparison = compare_runs(record, deepcopy(record))
+    comparison = compare_runs(SAMPLES[name], SAMPLES[name])
     assert (comparison.changes, comparison.untried, comparison.environment) == ((), (), ())
     assert not comparison.alarming
     assert all(row.before == row.after for row in (*comparison.coverage, *comparison.speed))
@@ -60,36 +61,43 @@ def test_a_finding_of_the_earlier_run_alone_is_gone_and_alarms_nobody() -> None:
 
 
 def test_a_new_finding_on_the_clean_build_is_new() -> None:
-    after = green()
-    after["clean"][4] |= {"status": "red", "finding": traffic_finding()}
+    after = with_clean(green(), 4, status="red", finding=traffic_finding())
     comparison = compare_runs(green(), after)
     assert kinds(comparison) == {"clean@decode": "new"}
     assert comparison.changes[0].after == "red: kv_parity, in 16 steps"
 
 
-def shorter(finding: Record) -> None:
+def shorter(finding: Finding) -> Finding:
     """Drop a step of a finding's schedule."""
-    del finding["schedule"]["steps"][-1]
+    schedule = finding.schedule
+    return replace(finding, schedule=replace(schedule, steps=schedule.steps[:-1]))
 
 
-def elsewhere(finding: Record) -> None:
+def elsewhere(finding: Finding) -> Finding:
     """Let a finding's first violation be seen at another step."""
-    finding["violations"][0]["step"] += 1
+    lead, *others = finding.violations
+    return replace(finding, violations=(replace(lead, step=lead.step + 1), *others))
 
 
-def otherwise(finding: Record) -> None:
+def otherwise(finding: Finding) -> Finding:
     """Let a finding's first violation be told with other words."""
-    finding["violations"][0]["message"] += "!"
+    lead, *others = finding.violations
+    return replace(finding, violations=(replace(lead, message="otherwise"), *others))
 
 
-def unexplained(finding: Record) -> None:
+def unexplained(finding: Finding) -> Finding:
     """Take a finding's explanation away."""
-    finding["explanation"] = None
+    return replace(finding, explanation=None)
 
 
-def fewer(finding: Record) -> None:
+def failed(finding: Finding) -> Finding:
+    """Let the explainer of a finding fail."""
+    return replace(finding, explanation=None, error="ValueError")
+
+
+def fewer(finding: Finding) -> Finding:
     """Let one property less see a finding."""
-    del finding["violations"][-1]
+    return replace(finding, violations=finding.violations[:-1])
 
 
 @pytest.mark.parametrize(
@@ -99,58 +107,58 @@ def fewer(finding: Record) -> None:
         (elsewhere, "step"),
         (otherwise, "what was seen"),
         (unexplained, "proof"),
+        (failed, "proof, error of the explainer"),
         (fewer, "properties, step, what was seen"),
     ],
 )
 def test_a_finding_that_differs_in_anything_is_changed(
-    change: Callable[[Record], None], message: str
+    change: Callable[[Finding], Finding], message: str
 ) -> None:
-    after = green()
-    change(after["bugs"][0]["finding"])
+    after = with_bug(green(), 0, finding=change(finding_of(green(), 0)))
     comparison = compare_runs(green(), after)
-    assert [each.kind for each in comparison.changes] == ["changed"]
+    assert [found.kind for found in comparison.changes] == ["changed"]
     assert comparison.changes[0].differs == message
     assert comparison.alarming
 
 
 def test_a_hunt_without_a_finding_that_ended_otherwise_is_changed() -> None:
-    after = green()
-    after["bugs"][-1]["status"] = "vacuous"
-    comparison = compare_runs(green(), after)
+    comparison = compare_runs(green(), with_bug(green(), -1, status="vacuous"))
     assert kinds(comparison) == {"loc_memo_warning.entry@decode": "changed"}
     assert comparison.changes[0].differs == "status"
 
 
 def test_a_hunt_of_the_earlier_run_alone_was_not_tried_and_is_not_gone() -> None:
-    after = green()
-    after["bugs"] = after["bugs"][1:]
-    comparison = compare_runs(green(), after)
+    comparison = compare_runs(green(), replace(green(), bugs=green().bugs[1:]))
     assert comparison.changes == ()
     assert [name.split(" ")[0] for name in comparison.untried] == ["swa_pad@decode"]
 
 
 def test_a_finding_of_a_hunt_of_the_later_run_alone_is_new() -> None:
-    after = green()
-    after["bugs"].append(bug("swa_pad", "caught", "target_verify"))
+    further = bug("swa_pad", "caught", "target_verify")
+    after = replace(green(), bugs=(*green().bugs, further))
     assert kinds(compare_runs(green(), after)) == {"swa_pad@target_verify": "new"}
 
 
 def test_hunts_are_the_same_by_their_settings_whatever_their_order_and_device() -> None:
-    after = green()
-    after["bugs"].reverse()
-    after["clean"].reverse()
-    for hunt in [*after["clean"], *after["bugs"]]:
-        hunt["trial"]["device"] = "cuda"
-    comparison = compare_runs(green(), after)
+    record = green()
+    after = replace(
+        record,
+        clean=tuple(replace(h, trial=replace(h.trial, device="cuda")) for h in record.clean[::-1]),
+        bugs=tuple(replace(h, trial=replace(h.trial, device="cuda")) for h in record.bugs[::-1]),
+    )
+    comparison = compare_runs(record, after)
     assert (comparison.changes, comparison.untried) == ((), ())
 
 
 def test_coverage_speed_and_environment_stand_side_by_side() -> None:
-    before, after = green(), green() | {"seconds": 12.0, "seed": 7}
-    after["environment"] |= {"torch": "2.14.0"}
-    for trial in after["clean"]:
-        trial["events"].pop("pool full", None)
-        trial["seconds"] *= 2
+    before, after = green(), without_event(green(), "pool full")
+    after = replace(
+        after,
+        seconds=12.0,
+        seed=7,
+        environment=replace(after.environment, torch="2.14.0"),
+        clean=tuple(replace(row, seconds=2 * row.seconds) for row in after.clean),
+    )
     comparison = compare_runs(before, after)
     coverage = {row.name: (row.before, row.after) for row in comparison.coverage}
     assert coverage["pool full"] == ("3", "0")
@@ -172,13 +180,15 @@ def printed(comparison: Comparison) -> str:
 
 
 def test_the_terminal_names_what_is_new_and_what_was_never_reached() -> None:
-    after = green()
-    for trial in after["clean"]:
-        trial["events"].pop("pool full", None)
+    after = without_event(green(), "pool full")
     message = printed(compare_runs(without_finding(green(), 2), after))
     assert re.search(r"new +loc_memo_capture@decode \(.*\) +missed +caught: ", message)
     assert re.search(r"pool full +3 +0", message)
     assert "padded replay" not in message
+
+
+def test_the_terminal_shows_no_empty_table() -> None:
+    assert [table.title for table in tables(compare_runs(green(), green()))] == ["speed"]
 
 
 def test_hostile_texts_are_shown_in_a_comparison_and_do_nothing() -> None:
@@ -188,15 +198,14 @@ def test_hostile_texts_are_shown_in_a_comparison_and_do_nothing() -> None:
     assert text.count("<script>") == 1
     assert HOSTILE not in text
     assert "[bold]" not in printed(comparison)
-    marked = deepcopy(after)
-    marked["bugs"][0]["trial"]["preset"] = "[bold]x[/bold]"
+    marked = with_bug(after, 0, trial=trial(bugs=("swa_pad",), preset="[bold]x[/bold]"))
     assert "[bold]x[/bold]" in printed(compare_runs(before, marked))
 
 
-def files(folder: Path, before: Record, after: Record) -> list[str]:
+def command_line(folder: Path, before: Record, after: Record) -> list[str]:
     """Write both records; return the command line that compares them."""
-    for name, record in (("before.json", before), ("after.json", after)):
-        (folder / name).write_text(json.dumps(record))
+    records.write(before, folder / "before.json")
+    records.write(after, folder / "after.json")
     page = str(folder / "pages" / "compare.html")
     return ["compare", str(folder / "before.json"), str(folder / "after.json"), "--page", page]
 
@@ -206,77 +215,17 @@ def test_the_command_compares_and_fails_for_what_is_new(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], turned: bool, code: int
 ) -> None:
     runs = [without_finding(green(), 2), green()]
-    assert main(files(tmp_path, *(runs[::-1] if turned else runs))) == code
+    assert main(command_line(tmp_path, *(runs[::-1] if turned else runs))) == code
     assert ("1 gone" if turned else "1 new") in capsys.readouterr().out
     page = (tmp_path / "pages" / "compare.html").read_text()
     assert page.count('<details class="card"') == 1
     assert ("Nothing new" if turned else "Differs") in page
 
 
-@pytest.mark.parametrize("key", ["clean", "bugs", "environment", "properties"])
-def test_the_command_refuses_a_record_that_lacks_something(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
-) -> None:
-    after = green()
-    del after[key]
-    assert main(files(tmp_path, green(), after)) == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    assert "is not a whole run record" in message
-
-
 def test_the_command_refuses_what_is_no_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = files(tmp_path, green(), green())
+    arguments = command_line(tmp_path, green(), green())
     (tmp_path / "after.json").write_text("{")
     assert main(arguments) == 2
     assert "after.json is not whole JSON text" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_command_prints_a_summary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    record = SAMPLES[name]()
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    assert main(["summary", str(tmp_path / "run.json")]) == 0
-    assert capsys.readouterr().out == summarise(record)
-
-
-def test_a_summary_begins_with_the_verdict_and_what_needs_attention() -> None:
-    lines = summarise(red()).splitlines()
-    assert lines[0] == "## ✕ paritybit: red"
-    assert lines[2] == red()["message"]
-    attention = [line for line in lines if line.startswith("- ")]
-    assert any("swa\\_int64\\@decode \\(generated\\): missed" in line for line in attention)
-    assert not [line for line in summarise(green()).splitlines() if line.startswith("- ")]
-
-
-def test_a_summary_has_a_row_for_each_bug_and_a_column_for_each_runner() -> None:
-    lines = summarise(green()).splitlines()
-    start = lines.index("| bug | decode | target\\_verify | cpu\\_graph | piecewise |")
-    assert lines[start + 1] == "| --- | --- | --- | --- | --- |"
-    assert lines[start + 2] == "| swa\\_pad | 6/2 | · | – | · |"
-    tables_ = [line for line in lines if line.startswith("|")]
-    assert all(line.endswith("|") for line in tables_)
-
-
-def test_a_summary_of_very_many_faults_is_cut_short() -> None:
-    record = many(MOST_TOLD * 2)
-    for hunt in record["bugs"]:
-        hunt["status"] = "missed"
-    attention = [line for line in summarise(record).splitlines() if line.startswith("- ")]
-    assert len(attention) == MOST_TOLD + 1
-    assert re.fullmatch(r"- and \d+ more", attention[-1])
-
-
-def test_hostile_texts_make_no_markup_in_a_summary() -> None:
-    message = summarise(hostile())
-    assert not re.search(r"(?<!\\)[<>&`\[\]]", message)
-    heads = [line for line in message.splitlines() if line.startswith("#")]
-    assert heads == [line for line in summarise(red()).splitlines() if line.startswith("#")]
-
-
-def test_the_terminal_shows_no_empty_table() -> None:
-    assert [table.title for table in tables(compare_runs(green(), green()))] == ["speed"]

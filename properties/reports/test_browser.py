@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from properties.sample_records import SAMPLES, Record, green, many, red, without_finding
+from harness.campaigns.schema import Record
+from properties.support.records import (
+    SAMPLES,
+    finding_of,
+    green,
+    many,
+    red,
+    without_finding,
+)
 from reports.comparison import compare_runs
 from reports.page import render, render_comparison, write
 
@@ -110,7 +118,7 @@ def comparison(tmp_path: Path) -> Path:
 def test_a_page_opens_without_an_error_or_a_request(
     name: str, visit: Visit, tmp_path: Path
 ) -> None:
-    page = visit.open(saved(tmp_path, SAMPLES[name]()))
+    page = visit.open(saved(tmp_path, SAMPLES[name]))
     assert page.locator("h1").is_visible()
     assert page.locator(".card").count() > 0
     assert page.locator(".card[open]").count() == 0
@@ -150,7 +158,7 @@ def test_filters_show_the_findings_that_match_them_all(visit: Visit, tmp_path: P
     choice(page, "property").select_option("kv_parity")
     choice(page, "source").select_option("traffic")
     shown = page.locator(".card:visible")
-    assert [each.get_attribute("id") for each in shown.all()] == ["bug-swa_pad-decode-traffic"]
+    assert [card.get_attribute("id") for card in shown.all()] == ["bug-swa_pad-decode-traffic"]
     assert page.locator("#shown").inner_text() == f"1 of {whole} shown"
     page.get_by_role("button", name="All findings").click()
     page.wait_for_function("document.querySelectorAll('.card[hidden]').length === 0")
@@ -182,7 +190,7 @@ def test_nothing_but_wide_drawings_and_tables_scrolls_sideways_on_a_phone(
 ) -> None:
     visit.page.set_viewport_size(PHONE)
     page = visit.open(saved(tmp_path, red()))
-    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    page.evaluate("document.querySelectorAll('details').forEach(card => { card.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
@@ -207,7 +215,7 @@ def test_on_paper_everything_is_open_and_nothing_is_filtered(visit: Visit, tmp_p
     page.emulate_media(media="print")
     assert page.locator(".card").count() == page.locator(".card:visible").count()
     heights = page.locator(".card .proof").evaluate_all(
-        "all => all.map(each => each.checkVisibility({ contentVisibilityAuto: true }))"
+        "all => all.map(proof => proof.checkVisibility({ contentVisibilityAuto: true }))"
     )
     assert heights
     assert all(heights)
@@ -218,7 +226,7 @@ def test_a_command_can_be_copied(visit: Visit, tmp_path: Path) -> None:
     page = visit.open(saved(tmp_path, green()), ANCHOR)
     page.locator(f'[data-copy="{ANCHOR}--command"]').click()
     selected = page.evaluate("getSelection().toString()")
-    assert selected == green()["bugs"][0]["finding"]["reproduce"]
+    assert selected == finding_of(green(), 0).reproduce
 
 
 def test_a_page_of_500_findings_opens_at_once(
