@@ -1,7 +1,7 @@
 """The first difference between two runs of one forward, op by op, in execution order.
 
-Ops are paired by name and by how often that name came before: both worlds run one model. Stores are compared by what
-the caches hold after them, all other ops by the rows they give.
+Both worlds run one model, so the n-th op of a name in one corresponds to the n-th in the
+other. Stores are compared by what the caches hold after them, other ops by the rows they give.
 """
 
 from collections import Counter
