@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 
 from harness.campaigns.case import Case, write_case
-from harness.campaigns.explaining import explanation
 from harness.campaigns.hunt import HuntResult, first_failure, hunt, play_all
+from harness.checks.explaining import explanation
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.play import Lockstep
 from harness.lockstep.timeline import observe

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.campaigns.case import Case, load_case
-from harness.campaigns.explaining import explanation
+from harness.checks.explaining import explanation
 from harness.explain.explanation import explain
 from harness.explain.facts import Explanation, SlotMap
 from harness.explain.finders import FINDERS

@@ -10,8 +10,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from harness.campaigns.explaining import Explained, explained
 from harness.campaigns.hunt import HuntResult, first_failure, hunt
+from harness.checks.explaining import Explained, explained
 from harness.explain.facts import Explanation, TimelineEntry
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.play import DeviceLostError, Lockstep, Outcome

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from harness.campaigns.explaining import explained
 from harness.campaigns.replay import by_trial, files_of, load_here, replay_alike, vacuous
 from harness.campaigns.workers import spreading
+from harness.checks.explaining import explained
 from harness.cli import CANNOT_RUN, FINDING, OK, default_workers
 from harness.cli.engines import replay_engine
 from harness.engines.case import is_engine_case
