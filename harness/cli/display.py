@@ -1,5 +1,6 @@
 """What a person sees on the terminal: progress while a run goes on, and the matrix at its end."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -8,14 +9,16 @@ from string import ascii_uppercase
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from harness.campaigns.executor import headline
 from harness.campaigns.task import GOOD, Result
 
 
 class Advance(Protocol):
-    """Told of each result as it comes."""
+    """Takes note of results as they come."""
 
     def __call__(self, result: Result) -> None:
         """Take note of one result."""
@@ -37,15 +40,20 @@ def progress(console: Console, total: int) -> Iterator[Advance]:
         def advance(result: Result) -> None:
             bar.update(line, advance=1, description=f"{result.task.label}: {result.status}")
             if result.status not in GOOD:
-                console.print(
-                    f"{result.task.label}: [bold red]{result.status}[/] {result.error or ''}"
-                )
+                error = escape(headline(result.error)) if result.error is not None else ""
+                console.print(f"{result.task.label}: [bold red]{result.status}[/] {error}")
 
         yield advance
 
 
+def print_errors(errors: Iterable[str]) -> None:
+    """Print errors of ours on stderr, whole, and those that are equal once."""
+    for error in dict.fromkeys(errors):
+        print(f"{error.rstrip()}\nparitybit: no verdict (a crash of ours)", file=sys.stderr)
+
+
 def matrix(record: Mapping[str, Any]) -> Table:
-    """Return the bug × property matrix of a run record, over all runners that a bug can harm.
+    """Return the bug × property matrix of a run record, over all runners that a bug affects.
 
     Columns are lettered as the properties are listed below it.
     """
@@ -68,7 +76,7 @@ def runner_matrix(record: Mapping[str, Any]) -> Table:
     table = _lettered("bug × runner", runners, RUNNER_LEGEND)
     under_test = {row["bug"] for row in record["bugs"]}
     hunted = sorted(record["bugs"], key=itemgetter("bug", "runner"))
-    rows = {(each[0]["bug"], each[0]["runner"]): each for each in _by(hunted, "bug", "runner")}
+    rows = {(group[0]["bug"], group[0]["runner"]): group for group in _by(hunted, "bug", "runner")}
     for pairs in _by(record["pairs"], "bug"):
         bug = pairs[0]["bug"]
         if bug in under_test:
@@ -166,18 +174,18 @@ def history_table(figures: Mapping[str, Any]) -> Table:
     for point in points:
         cells = []
         for name in names:
-            seen = "".join(letter[each] for each in point["red"].get(name, ()))
-            hidden = "".join(letter[each].lower() for each in point["hidden"].get(name, ()))
+            seen = "".join(letter[runner] for runner in point["red"].get(name, ()))
+            hidden = "".join(letter[runner].lower() for runner in point["hidden"].get(name, ()))
             cells.append(seen + hidden)
         verdict = "[green]✓[/]" if point["as_said"] else "[bold red]✗[/]"
         table.add_row(point["name"], point["scheme"], *cells, verdict)
-    message = ", ".join(f"{each} {name}" for name, each in letter.items())
+    letters = ", ".join(f"{mark} {runner}" for runner, mark in letter.items())
     never = ", ".join(name for name in figures["properties"] if name not in ever)
-    table.caption = f"{message}\n{HISTORY_LEGEND}{never}"
+    table.caption = f"{letters}\n{HISTORY_LEGEND}{never}"
     return table
 
 
 HISTORY_LEGEND = (
-    "small: hidden by another bug, which parts the worlds first; ✗ not as the table says;"
+    "small: hidden by another bug, which makes the worlds diverge first; ✗ not as the table says;"
     " never red: "
 )

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from harness.cli import OK
+from harness.cli.exit_codes import OK
 from harness.lockstep.violation import PROPERTIES
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS, unaffected_reason
@@ -18,7 +18,7 @@ def run_list(options: argparse.Namespace) -> int:
             name: (runner.__doc__ or "").splitlines()[0] for name, runner in RUNNERS.items()
         },
         "bugs on runners": {
-            f"{name}@{runner}": message(unaffected_reason(bug, runner), bug.detected_by)
+            f"{name}@{runner}": described(unaffected_reason(bug, runner), bug.detected_by)
             for name, bug in BUGS.items()
             for runner in RUNNERS
         },
@@ -35,6 +35,6 @@ def run_list(options: argparse.Namespace) -> int:
     return OK
 
 
-def message(unaffected: str | None, detected_by: str | None) -> str:
+def described(unaffected: str | None, detected_by: str | None) -> str:
     """Say what a bug does to a runner."""
     return f"caught by {detected_by}" if unaffected is None else f"cannot harm it: {unaffected}"

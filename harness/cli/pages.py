@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from rich.console import Console
 
 from harness.campaigns import record as run_record
-from harness.cli import FINDING, OK
+from harness.cli.exit_codes import FINDING, OK
 from reports.comparison import compare_runs
 from reports.page import render, render_comparison
 from reports.page import write as write_page
@@ -50,12 +50,12 @@ def run_summary(options: argparse.Namespace) -> int:
 
 @contextmanager
 def whole(*records: Path) -> Iterator[None]:
-    """Tell in one sentence, as ValueError, of a record that lacks something."""
+    """Raise ValueError, with one sentence, for a record that lacks something."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, TemplateError) as error:
         what = f"{type(error).__name__}: {error}"
-        names = " or ".join(each.name for each in records)
+        names = " or ".join(record.name for record in records)
         raise ValueError(f"{names} is not a whole run record: {what}") from error
 
 

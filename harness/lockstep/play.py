@@ -47,6 +47,7 @@ class Outcome:
     padded_replays: int = 0
     events: Counter[str] = field(default_factory=Counter)
     device_lost: bool = False
+    error: str | None = None
 
     def count(self, observation: Observation) -> None:
         """Count one step's forward."""
@@ -158,7 +159,8 @@ class Lockstep:
                         observer(place, step, None, frozenset())
                         continue
                     outcome.count(observation)
-                    coverage.see(observation)
+                    batch = observation.batch
+                    coverage.see(observation.replay, batch.raw_bs if batch is not None else 0)
                     new = [
                         each
                         for each in judge(self.checks, observation)

@@ -27,6 +27,7 @@ from harness.schedules.schedule import (
     Retract,
     Step,
     Verify,
+    idle_modes,
 )
 from reference.allocator import Allocator, PageAllocation
 from reference.batch import (
@@ -376,8 +377,3 @@ class Scheduler:
         else:
             self.retracted.append(request)
         self.events["finished" if finished else "retracted"] += 1
-
-
-def idle_modes(modes: Collection[Mode]) -> list[Mode]:
-    """Return the modes that an engine with runners for `modes` can replay idly, in order."""
-    return [each for each in Mode if each in modes and each is not Mode.EXTEND]

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from harness.lockstep.observation import Observation
 from reference.batch import Mode
+from subjects.runner import Replay
 from subjects.runners import RUNNERS, engine_runners
 
 ALWAYS_REQUIRED = (
@@ -49,9 +49,9 @@ SPECULATION_REQUIRED = (
 
 def required_events(runners: Iterable[str]) -> tuple[str, ...]:
     """Return what the schedules of trials of some runners must reach, taken together."""
-    engines = [each for runner in runners for each in engine_runners(runner)]
-    names = [name for name in RUNNERS if name in {each.name for each in engines}]
-    speculates = any(each.mode is Mode.TARGET_VERIFY for each in engines)
+    engines = [other for runner in runners for other in engine_runners(runner)]
+    names = [name for name in RUNNERS if name in {runner.name for runner in engines}]
+    speculates = any(runner.mode is Mode.TARGET_VERIFY for runner in engines)
     replays = [f"{name}: {what}" for name in names for what in ("replay", "padded replay")]
     return (*ALWAYS_REQUIRED, *(SPECULATION_REQUIRED if speculates else ()), *replays)
 
@@ -64,13 +64,12 @@ class Coverage:
         self.last: dict[str, tuple[int, int]] = {}
         self.last_runner: str | None = None
 
-    def see(self, observation: Observation) -> None:
-        """Count what one step reached."""
-        replay = observation.replay
+    def see(self, replay: Replay | None, requests: int) -> None:
+        """Count what one step reached: its replay, if it had one, of so many requests."""
         if replay is None:
             return
         runner, bucket, live_size = replay.runner, replay.bucket, replay.live_size
-        last_bucket, last_raw = self.last.get(runner, (bucket, live_size))
+        last_bucket, last_size = self.last.get(runner, (bucket, live_size))
         same = bucket == last_bucket
         seen = {
             f"{runner}: bucket {bucket}": True,
@@ -80,9 +79,9 @@ class Coverage:
             "several padded rows": bucket - live_size > 1,
             "replay without padding": not replay.padded,
             "idle replay": live_size == 0,
-            "batch of several rows": observation.batch is not None and observation.batch.raw_bs > 1,
-            "batch shrank in its bucket": same and live_size < last_raw,
-            "batch grew again in its bucket": same and live_size > last_raw,
+            "batch of several rows": requests > 1,
+            "batch shrank in its bucket": same and live_size < last_size,
+            "batch grew again in its bucket": same and live_size > last_size,
             "smaller bucket after a larger": bucket < last_bucket,
             "larger bucket after a smaller": bucket > last_bucket,
             "runner after another": self.last_runner not in {None, runner},

@@ -8,7 +8,6 @@ from itertools import chain
 
 from hypothesis import strategies as st
 
-from harness.lockstep.scheduler import idle_modes
 from harness.schedules.schedule import (
     Admit,
     Decode,
@@ -24,6 +23,7 @@ from harness.schedules.schedule import (
     Schedule,
     Step,
     Verify,
+    idle_modes,
 )
 from reference.batch import Mode
 from reference.config import SPECULATION, ModelConfig

@@ -30,3 +30,7 @@ def engine_runners(runner: str) -> tuple[type[GraphRunner], ...]:
     """Return the runners of the engine that `runner` is tried in: those of its first line-up."""
     chosen = next(engine_runners[0] for each, engine_runners in TABLE if each.name == runner)
     return tuple(each for each, engine_runners in TABLE if chosen in engine_runners)
+
+
+ONE_PER_ENGINE = ("decode", "breakable", "cpu_graph")
+"""One runner of each engine: all runners of the engine replay in its trials."""
