@@ -7,7 +7,6 @@ build has, 125 cannot run here or a crash of ours, 130 interrupted.
 import sys
 from collections.abc import Sequence
 
-from harness.campaigns.executor import without_absolute_paths
 from harness.campaigns.hunt import PlayingFailedError
 from harness.cli.display import print_errors
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return refused(error, MALFORMED)
     except PlayingFailedError as error:
-        print_errors([without_absolute_paths(error.traceback)])
+        print_errors([str(error)])
         return CANNOT_RUN
     except DeviceLostError as error:
         return refused(f"the device was lost: {error}", FINDING)

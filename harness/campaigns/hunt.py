@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
+from harness.campaigns.executor import without_absolute_paths
 from harness.lockstep.play import Lockstep, Outcome
 from harness.lockstep.violation import STATE_PROPERTIES
 from harness.schedules.generate import schedules
@@ -35,18 +36,20 @@ def time_limit(count: int) -> float:
 class PlayingFailedError(Exception):
     """An error of ours (the eager run, a check, an extra run) ended a playing: no verdict.
 
-    `traceback` is the whole text of it.
+    Its message is the whole traceback of that error, with no absolute path.
     """
 
-    def __init__(self, traceback: str) -> None:
-        super().__init__(traceback.strip().splitlines()[-1])
-        self.traceback = traceback
+
+def error_of(outcome: Outcome) -> str | None:
+    """Return the traceback of the error of ours that ended a playing, with no absolute path."""
+    return None if outcome.error is None else without_absolute_paths(outcome.error)
 
 
 def whole(outcome: Outcome) -> Outcome:
     """Return the outcome of a playing. Raises PlayingFailedError for one that failed."""
-    if outcome.error is not None:
-        raise PlayingFailedError(outcome.error)
+    error = error_of(outcome)
+    if error is not None:
+        raise PlayingFailedError(error)
     return outcome
 
 
@@ -83,7 +86,7 @@ class HuntResult:
         self.padded_replays += outcome.padded_replays
         self.events.update(outcome.events)
         self.violated.update(outcome.violated)
-        self.error = self.error or outcome.error
+        self.error = self.error or error_of(outcome)
         self.device_lost = self.device_lost or outcome.device_lost
 
     def ends_with(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
@@ -105,7 +108,7 @@ class HuntResult:
 
         def fails(schedule: Schedule) -> bool:
             outcome = lockstep.play(schedule, until=ends)
-            self.error = self.error or outcome.error
+            self.error = self.error or error_of(outcome)
             return failed(outcome, target)
 
         self.schedule = shrink(self.schedule, fails)

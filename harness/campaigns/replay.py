@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.campaigns.case import Case, load_case
 from harness.campaigns.executor import Campaign, Ended, headline
-from harness.campaigns.hunt import time_limit
+from harness.campaigns.hunt import error_of, time_limit
 from harness.lockstep.config import (
     CannotRunError,
     TrialConfig,
@@ -97,8 +97,9 @@ def replay(named: Named) -> Replayed:
 
 def judged(named: Named, outcome: Outcome) -> Replayed:
     """Hold what a case's schedule violated against what it says."""
-    if outcome.error is not None:
-        return failed(named, outcome.error)
+    error = error_of(outcome)
+    if error is not None:
+        return failed(named, error)
     if vacuous(outcome):
         message = "runs no forward, so it proves nothing"
         return Replayed(named.name, as_said=False, message=message)

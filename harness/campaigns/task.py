@@ -5,14 +5,13 @@ can be handed to a worker process; so is its result.
 """
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from harness.campaigns.executor import Ended, without_absolute_paths
+from harness.campaigns.executor import Ended, traceback_of
 from harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
@@ -199,7 +198,7 @@ def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockst
         finding = Finding.of(lost.schedule, lost.outcome)
         status = Status.DEVICE_LOST
     except PlayingFailedError as failure:
-        status, error = Status.FAILED, without_absolute_paths(failure.traceback)
+        status, error = Status.FAILED, str(failure)
     return Result(
         task=task,
         status=status,
@@ -230,8 +229,8 @@ def _finding(task: Task, lockstep: Lockstep, schedule: Schedule) -> Finding:
     cause, error = None, None
     try:
         cause = explanation(lockstep, schedule, outcome, timeline, task.target)
-    except Exception:
-        error = without_absolute_paths(traceback.format_exc())
+    except Exception as failure:
+        error = traceback_of(failure)
     return Finding.of(schedule, outcome, timeline, cause, error)
 
 

@@ -2,13 +2,12 @@
 
 import argparse
 import sys
-import traceback
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from harness.campaigns.executor import Ended, execute, processes_for, without_absolute_paths
+from harness.campaigns.executor import Ended, execute, processes_for, traceback_of
 from harness.campaigns.hunt import whole
 from harness.campaigns.replay import (
     REPLAYS,
@@ -55,10 +54,10 @@ def replay_one(options: argparse.Namespace) -> int:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
     try:
         cause = explanation(lockstep, case.schedule, outcome, timeline, case.target)
-    except Exception:
+    except Exception as failure:
         cause = None
         print("  not explained: the explainer failed")
-        print(without_absolute_paths(traceback.format_exc()), end="", file=sys.stderr)
+        print(traceback_of(failure), end="", file=sys.stderr)
     for sentence in cause["proof"] if cause is not None else ():
         print(f"  {sentence}")
     print(
