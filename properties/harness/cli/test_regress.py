@@ -19,7 +19,7 @@ from properties.support.places import ROOT
 from properties.support.scripted import ERROR
 
 RUN = ["regress", "--preset", "gpt_oss", "--device", "cpu", "--workers", "1"]
-PAIR = "req_pool_pad@cpu_graph"
+PAIR = "loc_memo_warning@cpu_graph"
 
 
 def record_of(out: Path) -> Data:
@@ -51,7 +51,7 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     assert main(words) == OK
     captured = capfd.readouterr()
     assert captured.err == ""
-    assert "req_pool_pad" in captured.out
+    assert "loc_memo_warning" in captured.out
     green = r"^green: clean: (\d+) of \1 trials green; bugs: (\d+) of \2 hunts"
     assert re.search(green, captured.out, re.M)
 
@@ -61,15 +61,15 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     assert f"paritybit {' '.join(RUN)} --bug {PAIR} --out out" == record["command"]
     cases = sorted(path.name for path in (latest / "cases").iterdir())
     assert cases == [
-        "req_pool_pad-cpu_graph-gpt_oss-generated.json",
-        "req_pool_pad-cpu_graph-gpt_oss-traffic.json",
+        "loc_memo_warning-cpu_graph-gpt_oss-generated.json",
+        "loc_memo_warning-cpu_graph-gpt_oss-traffic.json",
     ]
     assert sorted(row["finding"]["case_file"] for row in record["bugs"]) == [
         f"cases/{name}" for name in cases
     ]
     for row in record["bugs"]:
         case = load_case(latest / row["finding"]["case_file"])
-        assert (case.target, case.trial.runner) == ("hermetic_replay", row["runner"])
+        assert (case.target, case.trial.runner) == ("log_hygiene", row["runner"])
         assert row["finding"]["reproduce"].startswith("paritybit replay out/latest/cases/")
     written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
     for path in written:
@@ -99,7 +99,7 @@ def assert_a_second_run_writes_the_same_case(
     assert sorted(path.name for path in out.iterdir()) == sorted(
         [first.name, second.name, "latest"]
     )
-    name = "cases/req_pool_pad-cpu_graph-gpt_oss-generated.json"
+    name = "cases/loc_memo_warning-cpu_graph-gpt_oss-generated.json"
     assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
