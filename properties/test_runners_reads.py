@@ -487,7 +487,9 @@ def moved_slot(recorded: RecordedForward, request: int, kind: Kind) -> dict[Kind
     return wanted
 
 
-@pytest.mark.parametrize("recorded", STORING, ids=["-".join(each) for each in STORING], indirect=True)
+@pytest.mark.parametrize(
+    "recorded", STORING, ids=["-".join(each) for each in STORING], indirect=True
+)
 def test_kv_is_written_where_the_static_location_points(recorded: RecordedForward) -> None:
     role = recorded.batch.mode.written
     assert role is not None

@@ -3,7 +3,6 @@
 An error of the explainer is kept, and hides no violation.
 """
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from harness.explain.explanation import explain, explain_refusal, violating_forw
 from harness.explain.facts import Explanation, TimelineEntry
 from harness.explain.timeline import timeline_entry
 from harness.lockstep.observation import Observation
+from harness.lockstep.tracebacks import traceback_of
 from harness.schedules.schedule import Schedule, Step
 
 
@@ -22,6 +22,9 @@ class Explained:
 
     explanation: Explanation | None = None
     error: str | None = None
+
+
+NOT_EXPLAINED = Explained()
 
 
 def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[TimelineEntry]]:
@@ -77,5 +80,5 @@ def explained(
     """Explain as `explanation` does; return an error of the explainer as its traceback."""
     try:
         return Explained(explanation(lockstep, schedule, outcome, timeline, target))
-    except Exception:
-        return Explained(error=traceback.format_exc())
+    except Exception as error:
+        return Explained(error=traceback_of(error))

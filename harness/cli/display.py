@@ -1,5 +1,6 @@
 """What a person sees on the terminal: progress while a run goes on, and the matrix at its end."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -8,15 +9,17 @@ from string import ascii_uppercase
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from harness.campaigns.schema import BugOnRunner, BugRow, Record
 from harness.campaigns.task import GOOD, Result
+from harness.lockstep.tracebacks import headline
 
 
 class Advance(Protocol):
-    """Told of each result as it comes."""
+    """Takes note of results as they come."""
 
     def __call__(self, result: Result) -> None:
         """Take note of one result."""
@@ -38,11 +41,16 @@ def progress(console: Console, total: int) -> Iterator[Advance]:
         def advance(result: Result) -> None:
             bar.update(line, advance=1, description=f"{result.task.label}: {result.status}")
             if result.status not in GOOD:
-                console.print(
-                    f"{result.task.label}: [bold red]{result.status}[/] {result.error or ''}"
-                )
+                error = escape(headline(result.error)) if result.error is not None else ""
+                console.print(f"{result.task.label}: [bold red]{result.status}[/] {error}")
 
         yield advance
+
+
+def print_errors(errors: Iterable[str]) -> None:
+    """Print errors of ours on stderr, whole, and those that are equal once."""
+    for error in dict.fromkeys(errors):
+        print(f"{error.rstrip()}\nparitybit: no verdict (a crash of ours)", file=sys.stderr)
 
 
 def matrix(record: Record) -> Table:

@@ -15,13 +15,13 @@ def fault_table(record: Mapping[str, Any]) -> Table:
     table = Table(title=f"faults of {record['engine']}, by what it does", box=None)
     for column in ("fault", "runner", "verdict", "seen", "how"):
         table.add_column(column, justify="right" if column == "seen" else "left")
-    for each in record["answer"]["faults"]:
+    for fault in record["answer"]["faults"]:
         table.add_row(
-            each["fault"],
-            each["runner"],
-            MARKS[Verdict(each["verdict"])],
-            str(each["observations"]),
-            each["message"],
+            fault["fault"],
+            fault["runner"],
+            MARKS[Verdict(fault["verdict"])],
+            str(fault["observations"]),
+            fault["message"],
         )
     return table
 
@@ -32,37 +32,37 @@ def padding_table(record: Mapping[str, Any]) -> Table:
     for column in ("runner", "buffer", "dtype", "verdict", "tried"):
         table.add_column(column, justify="right" if column == "tried" else "left")
     merged: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for each in record["answer"]["padding"]:
-        merged.setdefault((each["runner"], each["buffer"]), []).append(each)
+    for entry in record["answer"]["padding"]:
+        merged.setdefault((entry["runner"], entry["buffer"]), []).append(entry)
     for (runner, buffer), entries in merged.items():
-        worst = max(entries, key=lambda each: (each["moved"] > 0, each["outlived"] > 0))
-        under_test = sum(each["disturbed"] for each in entries)
-        table.add_row(runner, buffer, worst["dtype"], worst["verdict"], str(under_test))
+        worst = max(entries, key=lambda entry: (entry["moved"] > 0, entry["outlived"] > 0))
+        tried = sum(entry["disturbed"] for entry in entries)
+        table.add_row(runner, buffer, worst["dtype"], worst["verdict"], str(tried))
     return table
 
 
 def notes(record: Mapping[str, Any]) -> list[str]:
     """Return what else a reader must know: what ran, what was not the engine's, what has moved."""
     answer = record["answer"]
-    replays = sum(each["replays"] for each in answer["legs"])
-    padded = sum(each["padded"] for each in answer["legs"])
+    replays = sum(leg["replays"] for leg in answer["legs"])
+    padded = sum(leg["padded"] for leg in answer["legs"])
     return [
         f"{replays} replays, {padded} padded, in {answer['seconds']:.0f} s",
         *answer["findings"],
-        *(f"moved: {each}" for each in answer["moved"]),
+        *(f"moved: {name}" for name in answer["moved"]),
         f"stubbed: {', '.join(answer['stubs'])}",
-        *(f"emulated: {each}" for each in answer["emulated"]),
+        *(f"emulated: {name}" for name in answer["emulated"]),
     ]
 
 
 def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Table:
     """Return faults on runners by release; a release that could not be tried says why below."""
-    under_test = [(name, record) for name, record in walked if not isinstance(record, str)]
+    tried = [(name, record) for name, record in walked if not isinstance(record, str)]
     pairs = sorted(
         {
-            (list(FAULTS).index(each["fault"]), each["fault"], each["runner"])
-            for _, record in under_test
-            for each in record["answer"]["faults"]
+            (list(FAULTS).index(fault["fault"]), fault["fault"], fault["runner"])
+            for _, record in tried
+            for fault in record["answer"]["faults"]
         }
     )
     table = Table(title="faults by release: ● present, ○ absent, ? undecided", box=None)
@@ -75,9 +75,9 @@ def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Tabl
         for _, record in walked:
             found = [] if isinstance(record, str) else record["answer"]["faults"]
             verdicts = [
-                each["verdict"]
-                for each in found
-                if (each["fault"], each["runner"]) == (fault, runner)
+                entry["verdict"]
+                for entry in found
+                if (entry["fault"], entry["runner"]) == (fault, runner)
             ]
             cells.append(MARKS[Verdict(verdicts[0])][0] if verdicts else "?")
         table.add_row(fault, runner, *cells)
@@ -87,19 +87,17 @@ def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Tabl
 def changes(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> list[str]:
     """Say of each fault and runner where it appears and where it disappears, in order."""
     last: dict[tuple[str, str], tuple[str, str]] = {}
-    message: list[str] = []
+    lines: list[str] = []
     for name, record in walked:
-        for each in [] if isinstance(record, str) else record["answer"]["faults"]:
-            key, verdict = (each["fault"], each["runner"]), each["verdict"]
+        for fault in [] if isinstance(record, str) else record["answer"]["faults"]:
+            key, verdict = (fault["fault"], fault["runner"]), fault["verdict"]
             if verdict == Verdict.UNDECIDED:
                 continue
             before = last.get(key)
             if before is None and verdict == Verdict.PRESENT:
-                message.append(
-                    f"{key[0]} on {key[1]}: present in {name}, the first that was decided"
-                )
+                lines.append(f"{key[0]} on {key[1]}: present in {name}, the first that was decided")
             elif before is not None and before[1] != verdict:
                 how = "appears" if verdict == Verdict.PRESENT else "is gone"
-                message.append(f"{key[0]} on {key[1]}: {how} in {name}, after {before[0]}")
+                lines.append(f"{key[0]} on {key[1]}: {how} in {name}, after {before[0]}")
             last[key] = name, verdict
-    return message
+    return lines

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from harness.campaigns.record import device_name
-from harness.cli import CANNOT_RUN, FINDING, OK
 from harness.cli.engine_display import changes, fault_table, notes, padding_table, release_table
+from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from harness.cli.folders import new_folder, shown, swap_link
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
@@ -52,7 +52,7 @@ def try_engine(options: argparse.Namespace) -> int:
 
 
 def replay_engine(path: Path, options: argparse.Namespace) -> int:
-    """Replay an engine's case, on the engine it names or on another, and ask what it seeks."""
+    """Replay an engine's case, on the engine it names or on another, and check its target."""
     case = load_engine_case(path)
     device = case.trial["device"]
     if resolve_device(options.device or device) != device:
@@ -100,7 +100,7 @@ def run_releases(options: argparse.Namespace) -> int:
     asked = engine_record.faults_of(options.bug)
     device = resolve_device(options.device or "auto")
     versions = sorted(
-        {engines.newest() if each == NEWEST else each for each in options.releases},
+        {engines.newest() if name == NEWEST else name for name in options.releases},
         key=engines.in_order,
     )
     console, folder = Console(), new_folder(options.out)
@@ -122,4 +122,4 @@ def run_releases(options: argparse.Namespace) -> int:
     for line in changes(walked):
         console.print(line, highlight=False)
     swap_link(folder)
-    return OK if any(not isinstance(each, str) for _, each in walked) else CANNOT_RUN
+    return OK if any(not isinstance(record, str) for _, record in walked) else CANNOT_RUN

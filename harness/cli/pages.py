@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.campaigns import record as run_record
-from harness.cli import FINDING, OK
+from harness.cli.exit_codes import FINDING, OK
 from reports.comparison import compare_runs
 from reports.page import render, render_comparison
 from reports.page import write as write_page

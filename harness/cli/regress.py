@@ -4,18 +4,18 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from harness.campaigns import record as run_record
-from harness.campaigns.regress import Run, RunConfig, all_hunts, execute, plan
+from harness.campaigns.regress import Run, RunConfig, all_hunts, plan, run_tasks
 from harness.campaigns.run_record import record
+from harness.campaigns.task import Result, Status
 from harness.checks.expectations import affected_runners, unaffected_reason
-from harness.cli import FINDING, INTERRUPTED, OK, default_workers
-from harness.cli.display import clean_table, matrix, progress, runner_matrix
+from harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
 from harness.cli.engines import try_engine
-from harness.cli.folders import new_folder, shown, swap_link
+from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
+from harness.cli.folders import default_workers, new_folder, shown, swap_link
 from harness.lockstep.config import known, resolve_device
 from reference.config import PRESETS
 from reports.page import render
@@ -46,18 +46,18 @@ def run_regress(options: argparse.Namespace) -> int:
     try:
         with progress(console, len(tasks)) as advance:
 
-            def on_result(result: Any) -> None:
+            def on_result(result: Result) -> None:
                 run.results.append(result)
                 advance(result)
 
-            execute(tasks, min(workers, len(tasks)), on_result)
+            run_tasks(tasks, min(workers, len(tasks)), on_result)
     except KeyboardInterrupt:
         run.interrupted = True
     return finish(console, run, folder)
 
 
 def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the (bug, runner) asked for: a bug without a runner is tried on all it can harm.
+    """Return the (bug, runner) asked for: a bug without a runner is tried on all it affects.
 
     Without bugs, all there are. Raises UnknownNameError for a bug or a runner that is not
     known, ValueError for a bug on a runner that lacks what it is about.
@@ -67,8 +67,8 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, st
     if not bugs:
         return all_hunts(runners or RUNNERS)
     found: list[tuple[str, str]] = []
-    for each in bugs:
-        name, _, runner = each.partition("@")
+    for asked in bugs:
+        name, _, runner = asked.partition("@")
         known("bug", name, BUGS)
         if runner:
             known("runner", runner, RUNNERS)
@@ -93,4 +93,8 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     console.print(clean_table(data), matrix(data), runner_matrix(data))
     console.print(f"[bold]{data.verdict}[/]: {data.message}")
     console.print(f"{data.seconds:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
+    errors = [result.error for result in run.results if result.status is Status.FAILED]
+    print_errors(error for error in errors if error is not None)
+    if data.verdict == "red" and run.only_failures:
+        return CANNOT_RUN
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

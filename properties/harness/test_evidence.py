@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from harness.checks.play import Lockstep
 from harness.explain.cause import diverged_cause
 from harness.explain.explanation import violating_forward
 from harness.explain.facts import TimelineEntry
-from harness.explain.recorded import Patch, RecordedForward, Run, witness
+from harness.explain.recorded import Element, RecordedForward, Run, record_forward
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.play import Lockstep
 from harness.schedules.schedule import Admit, Decode, Schedule
 
 SCHEDULE = Schedule((Admit(1, 16), Admit(2, 16), Decode((0, 1)), Decode((0,))))
@@ -23,19 +23,19 @@ def test_a_further_run_that_fails_is_no_evidence(
     again = RecordedForward.again
 
     def failing(
-        recorded: RecordedForward, patches: tuple[Patch, ...] = (), *, captured: bool = True
+        recorded: RecordedForward, elements: tuple[Element, ...] = (), *, captured: bool = True
     ) -> Run:
-        return replace(again(recorded, patches, captured=captured), failed="no such slot")
+        return replace(again(recorded, elements, captured=captured), failed="no such slot")
 
     trial = TrialConfig(device=device).with_bug("swa_pad")
-    lockstep = Lockstep(trial, witnessed=True)
+    lockstep = Lockstep(trial, records_ops=True)
     with torch.inference_mode():
-        cause = diverged_cause(witness(lockstep.pair, SCHEDULE, 3))
+        cause = diverged_cause(record_forward(lockstep.pair, SCHEDULE, 3))
         assert cause is not None
         assert (cause.blame, cause.uncaptured_run) == ("inputs", "as the graph")
         assert cause.index is not None
         monkeypatch.setattr(RecordedForward, "again", failing)
-        cause = diverged_cause(witness(lockstep.pair, SCHEDULE, 3))
+        cause = diverged_cause(record_forward(lockstep.pair, SCHEDULE, 3))
     assert cause is not None
     assert (cause.blame, cause.uncaptured_run) == ("not known", None)
     assert cause.index is None

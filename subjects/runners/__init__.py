@@ -30,3 +30,7 @@ def engine_runners(runner: str) -> tuple[type[GraphRunner], ...]:
     """Return the runners of the engine in which `runner` is tested: the first of its row."""
     chosen = next(engines[0] for candidate, engines in TABLE if candidate.name == runner)
     return tuple(candidate for candidate, engines in TABLE if chosen in engines)
+
+
+ONE_PER_ENGINE = ("decode", "breakable", "cpu_graph")
+"""One runner of each engine: all runners of the engine replay in its trials."""

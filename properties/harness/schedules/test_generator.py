@@ -20,9 +20,16 @@ from harness.campaigns.task import Source, Task, run_task
 from harness.checks.expectations import unaffected_reason
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.scheduler import idle_modes
 from harness.schedules.coverage import required_events
-from harness.schedules.schedule import Decode, Draft, DraftExtend, Idle, Schedule, Verify
+from harness.schedules.schedule import (
+    Decode,
+    Draft,
+    DraftExtend,
+    Idle,
+    Schedule,
+    Verify,
+    idle_modes,
+)
 from reference.batch import Mode
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
