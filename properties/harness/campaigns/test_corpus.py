@@ -88,9 +88,8 @@ def test_the_corpus_is_made_again_for_the_bugs_named(
 def test_a_corpus_of_bugs_that_affect_nothing_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(["corpus", "--bug", "loc_memo_capture@cpu_graph", "--out", str(tmp_path)]) == MALFORMED
-    )
+    words = ["corpus", "--bug", "loc_memo_capture@cpu_graph", "--out", str(tmp_path)]
+    assert main(words) == MALFORMED
     assert "none of loc_memo_capture@cpu_graph can harm" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
