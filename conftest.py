@@ -151,18 +151,20 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse names that this build lacks."""
+    """Refuse names that this build lacks; without any named, import nothing that takes long."""
+    options = ("runner", "preset", "bug")
+    asked = {option: session.config.getoption(f"--{option}") for option in options}
+    if set(asked.values()) == {None}:
+        return
     from harness.lockstep.config import UnknownNameError, known
     from reference.config import PRESETS
     from subjects.bugs.catalogue import BUGS
     from subjects.runners import RUNNERS
 
-    named = {"runner": RUNNERS, "preset": PRESETS, "bug": BUGS}
-    for option, names in named.items():
-        value = session.config.getoption(f"--{option}")
+    for option, names in zip(options, (RUNNERS, PRESETS, BUGS), strict=True):
         try:
-            if value is not None:
-                known(option, value, names)
+            if asked[option] is not None:
+                known(option, asked[option], names)
         except UnknownNameError as error:
             raise pytest.UsageError(str(error)) from error
 

@@ -22,6 +22,7 @@ from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Idle, Schedule
+from properties.support.shrunk_sizes import MOST_STEPS
 from properties.trials import bug_trial, every_pair
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs
@@ -43,22 +44,6 @@ IN_TRAFFIC = [pair for pair in ONE_RUNNER_EACH if BUGS[pair[0]].in_traffic]
 
 EXAMPLES = 50
 FEW = 4
-MOST_STEPS = {
-    "swa_pad": 5,
-    "swa_int64": 2,
-    "req_pool_pad": 6,
-    "loc_memo_warning": 4,
-    "loc_memo_warning.after_window": 3,
-    "loc_memo_warning.entry+before_window": 4,
-    "loc_memo_warning.entry+after_window": 3,
-    "loc_memo_warning.before_window+after_window": 3,
-    "loc_memo_capture": 3,
-    "swa_loc_unset": 2,
-    "spec_page_table_untranslated": 3,
-    "shared_buffer_dtype": 2,
-}
-"""How long a shrunk schedule may be: as many steps as the mechanism needs, or one more."""
-
 MOST_REQUESTS = 3
 """Two, and one more: the smallest batch that a CPU graph pads after it held more is of three."""
 

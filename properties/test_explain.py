@@ -118,7 +118,7 @@ class Told:
 
 def told_of(case: Case, device: str) -> Told:
     """Play a case twice: once observed, once explained."""
-    lockstep = Lockstep(replace(case.trial, device=device), STEP_PROPERTIES, witnessed=True)
+    lockstep = Lockstep(replace(case.trial, device=device), STEP_PROPERTIES, records_ops=True)
     watch = Watch(lockstep)
     if lockstep.refused is None:
         lockstep.play(case.schedule, watch)
@@ -251,7 +251,7 @@ DECODES = Schedule((Admit(3, 9), Admit(3, 9), Admit(5, 9), Decode((0, 1, 2)), De
 
 
 def test_a_clean_play_has_nothing_to_explain(device: str) -> None:
-    lockstep = Lockstep(TrialConfig(device=device), STEP_PROPERTIES, witnessed=True)
+    lockstep = Lockstep(TrialConfig(device=device), STEP_PROPERTIES, records_ops=True)
     assert explanation(lockstep, DECODES, *observe(lockstep, DECODES), None) is None
     for property_id, cause_of in FINDERS.items():
         assert explain(lockstep.pair, DECODES, 4, property_id, cause_of) is None
@@ -259,7 +259,7 @@ def test_a_clean_play_has_nothing_to_explain(device: str) -> None:
 
 def test_the_captured_function_run_eagerly_gives_the_graphs_bits(device: str) -> None:
     """And so does a further replay with nothing changed."""
-    lockstep = Lockstep(TrialConfig(device=device), witnessed=True)
+    lockstep = Lockstep(TrialConfig(device=device), records_ops=True)
     with torch.inference_mode():
         recorded = witness(lockstep.pair, DECODES, 4)
         for captured in (True, False):
@@ -272,7 +272,7 @@ def test_the_captured_function_run_eagerly_gives_the_graphs_bits(device: str) ->
 def test_a_play_goes_on_as_before_once_it_was_explained(device: str) -> None:
     """Nothing that was changed to find a cause is left changed."""
     case = CASES["swa_pad@decode"]
-    lockstep = Lockstep(replace(case.trial, device=device), STEP_PROPERTIES, witnessed=True)
+    lockstep = Lockstep(replace(case.trial, device=device), STEP_PROPERTIES, records_ops=True)
     first = lockstep.play(case.schedule)
     assert explanation(lockstep, case.schedule, *observe(lockstep, case.schedule), None) is not None
     assert lockstep.play(case.schedule).violations == first.violations
@@ -299,7 +299,7 @@ def test_a_fault_of_no_catalogue_is_traced_to_its_element(
     subject = right.subject()
     broken = Subject(subject.runner, override(subject.contract, {name: change}), subject.toggles)
     monkeypatch.setattr(TrialConfig, "subject", lambda _: broken)
-    lockstep = Lockstep(right, STEP_PROPERTIES, witnessed=True)
+    lockstep = Lockstep(right, STEP_PROPERTIES, records_ops=True)
     outcome, timeline = observe(lockstep, schedule)
     assert outcome.violations
     facts = explanation(lockstep, schedule, outcome, timeline, None)
@@ -328,7 +328,7 @@ def test_a_page_table_of_full_slots_is_told_by_what_a_live_row_reads(message: To
 
 
 def test_a_violation_of_more_than_one_forward_is_left_unexplained(device: str) -> None:
-    lockstep = Lockstep(TrialConfig(device=device), witnessed=True)
+    lockstep = Lockstep(TrialConfig(device=device), records_ops=True)
     for property_id in ("determinism", "dense_agreement", "token_trajectory", "batch_invariance"):
         outcome = Outcome((Violation(property_id, 0, "message"),))
         assert explanation(lockstep, DECODES, outcome, [], None) is None
@@ -336,6 +336,6 @@ def test_a_violation_of_more_than_one_forward_is_left_unexplained(device: str) -
 
 
 def test_a_forward_that_the_schedule_lacks_cannot_be_witnessed(device: str) -> None:
-    lockstep = Lockstep(TrialConfig(device=device), witnessed=True)
+    lockstep = Lockstep(TrialConfig(device=device), records_ops=True)
     with pytest.raises(ValueError, match="has 5 forwards, and no number 5"):
         witness(lockstep.pair, DECODES, 5)

@@ -10,14 +10,11 @@ from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Schedule
 from reference.config import PRESETS
 
-RAISED = f'Traceback:\n  File "{__file__}", line 1, in check\nZeroDivisionError: of ours\n'
-"""The traceback of an error of ours, as an outcome holds it."""
-
 ERROR = (
     'Traceback:\n  File "properties/support/scripted.py", line 1, in check\n'
     "ZeroDivisionError: of ours\n"
 )
-"""The same, as a result and a record hold it."""
+"""The traceback of an error of ours, as an outcome, a result and a record hold it."""
 
 Script = Callable[["Scripted", Schedule], Outcome]
 

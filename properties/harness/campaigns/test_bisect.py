@@ -14,20 +14,20 @@ from harness.campaigns.bisect import BugSet, ddmin, likeliest_runner, smallest, 
 from harness.campaigns.case import Case, load_case, write_case
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
+from properties.support.command_line import FINDING, MALFORMED, OK
+from properties.support.places import CORPUS
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import broken_subject, common_scheme
 from subjects.contracts import Policy
 from subjects.toggles import LocationScheme
 
-OK, FINDING, MALFORMED = 0, 1, 2
-CORPUS = Path(__file__).parent / "corpus"
 PAIR = "loc_memo_warning.entry+before_window"
 SITES = ("loc_memo_warning.entry", "loc_memo_warning.before_window")
 """Two sites of the memo, each masked by the other: only without both does it warn."""
 
 TOGGLES = ("a", "b", "c", "d", "e")
 SUBSETS = [
-    frozenset(each) for size in range(len(TOGGLES) + 1) for each in combinations(TOGGLES, size)
+    frozenset(subset) for size in range(len(TOGGLES) + 1) for subset in combinations(TOGGLES, size)
 ]
 ALL = frozenset(TOGGLES)
 ANY_SETS = st.sets(st.sampled_from(SUBSETS)).map(lambda sets: sets | {ALL})
@@ -36,7 +36,7 @@ ANY_SETS = st.sets(st.sampled_from(SUBSETS)).map(lambda sets: sets | {ALL})
 
 @given(ANY_SETS)
 def test_the_smallest_set_fails_and_no_smaller_one_does(failing: set[frozenset[str]]) -> None:
-    found = smallest(TOGGLES, lambda each: frozenset(each) in failing)
+    found = smallest(TOGGLES, lambda subset: frozenset(subset) in failing)
     assert frozenset(found) in failing
     assert len(found) == min(map(len, failing))
 
@@ -45,9 +45,9 @@ def test_the_smallest_set_fails_and_no_smaller_one_does(failing: set[frozenset[s
 def test_no_toggle_of_what_delta_debugging_keeps_can_be_left_out(
     failing: set[frozenset[str]],
 ) -> None:
-    kept = frozenset(ddmin(TOGGLES, lambda each: frozenset(each) in failing))
+    kept = frozenset(ddmin(TOGGLES, lambda subset: frozenset(subset) in failing))
     assert kept in failing
-    assert len(kept) == 1 or not any(kept - {each} in failing for each in kept)
+    assert len(kept) == 1 or not any(kept - {toggle} in failing for toggle in kept)
 
 
 def test_delta_debugging_asks_for_few_of_many_sets() -> None:
@@ -55,9 +55,9 @@ def test_delta_debugging_asks_for_few_of_many_sets() -> None:
     bug_set = tuple("abcdefghijklmnop")
     asked: list[BugSet] = []
 
-    def fails(each: BugSet) -> bool:
-        asked.append(each)
-        return {"c", "n"} <= set(each)
+    def fails(subset: BugSet) -> bool:
+        asked.append(subset)
+        return {"c", "n"} <= set(subset)
 
     assert ddmin(bug_set, fails) == ("c", "n")
     assert len(set(asked)) < 60
@@ -65,7 +65,7 @@ def test_delta_debugging_asks_for_few_of_many_sets() -> None:
 
 @given(st.integers(2, 12), st.integers(2, 12))
 def test_toggles_are_split_into_chunks_of_nearly_one_length(count: int, parts: int) -> None:
-    bug_set = tuple(str(each) for each in range(max(count, parts)))
+    bug_set = tuple(str(number) for number in range(max(count, parts)))
     chunks = split(bug_set, parts)
     assert tuple(chain(*chunks)) == bug_set
     assert len(chunks) == parts
@@ -76,7 +76,7 @@ def test_bugs_of_one_row_are_both_there() -> None:
     """One changes its policy, the other its dtype; only the second is all runners'."""
     pair = [BUGS["swa_pad"], BUGS["swa_int64"]]
     subject = broken_subject(pair, "decode", LocationScheme.PRESET)
-    (row,) = (each for each in subject.contract if each.name == "out_cache_loc_swa")
+    (row,) = (row for row in subject.contract if row.name == "out_cache_loc_swa")
     assert (row.policy, row.dtype) == (Policy.KEEP, torch.int64)
     assert subject.shared == {"out_cache_loc_swa": {"dtype": torch.int64}}
     assert subject == broken_subject(reversed(pair), "decode", LocationScheme.PRESET)
@@ -87,7 +87,7 @@ def test_sites_that_bugs_leave_out_add_up() -> None:
     assert both == broken_subject([BUGS[PAIR]], "decode", LocationScheme.MEMO)
 
 
-def test_bugs_are_switched_on_in_an_era_that_all_lived_in() -> None:
+def test_bugs_are_switched_on_with_a_scheme_that_all_lived_in() -> None:
     assert common_scheme([BUGS["req_pool_pad"]]) is LocationScheme.MEMO
     assert common_scheme([BUGS["req_pool_pad"], BUGS["swa_pad"]]) is LocationScheme.PRESET
     trial = TrialConfig().with_bug("req_pool_pad", "swa_pad")
@@ -112,7 +112,7 @@ def test_two_bugs_at_once_show_what_each_shows() -> None:
     assert {"hermetic_replay", "log_hygiene"} <= Lockstep(trial).play(case.schedule).violated
 
 
-def test_a_runner_is_chosen_that_most_of_the_bugs_can_harm() -> None:
+def test_a_runner_is_chosen_that_most_of_the_bugs_affect() -> None:
     assert likeliest_runner(["swa_pad"]) == "decode"
     assert likeliest_runner(["loc_memo_warning.after_window"]) == "cpu_graph"
     assert likeliest_runner(["swa_pad", "spec_page_table_untranslated"]) == "target_verify"
@@ -140,14 +140,23 @@ def test_a_pair_that_masks_each_other_is_found_among_others(
     assert main(["replay", str(out)]) == FINDING
 
 
-def test_without_a_case_one_is_hunted(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bisect", "loc_memo_warning,req_pool_pad", "--runner", "cpu_graph", "--device", "cpu"]
-    assert main([*words, "--property", "hermetic_replay"]) == FINDING
-    assert "smallest set: req_pool_pad\n" in capsys.readouterr().out
-    assert main(words) == FINDING
+@pytest.mark.parametrize(
+    ("words", "target", "smallest_set"),
+    [
+        ([], "log_hygiene", "loc_memo_warning"),
+        (["--property", "hermetic_replay"], "hermetic_replay", "req_pool_pad"),
+    ],
+    ids=["of the first property seen", "of the property asked for"],
+)
+def test_without_a_case_one_is_hunted(
+    words: list[str], target: str, smallest_set: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bugs = "loc_memo_warning,req_pool_pad"
+    asked = ["bisect", bugs, "--runner", "cpu_graph", "--device", "cpu", *words]
+    assert main(asked) == FINDING
     message = capsys.readouterr().out
-    assert message.startswith("log_hygiene on cpu_graph, ")
-    assert "smallest set: loc_memo_warning\n" in message
+    assert message.startswith(f"{target} on cpu_graph, ")
+    assert f"smallest set: {smallest_set}\n" in message
 
 
 def test_what_is_clean_with_all_of_them_on_needs_no_explanation(
@@ -182,14 +191,14 @@ REFUSED = {
     "an unknown bug": (["nonsense"], "unknown bug 'nonsense'; valid: "),
     "an unknown property": (["swa_pad", "--property", "x"], "unknown property 'x'; valid: "),
     "an unknown runner": (["swa_pad", "--runner", "x"], "unknown runner 'x'; valid: "),
-    "bugs of different location schemes": (
+    "bugs of different schemes": (
         ["swa_pad,loc_memo_capture"],
         "bugs of different location schemes",
     ),
     "a bug that the runner cannot have": (["swa_pad", "--runner", "eagle_draft"], "does not live"),
-    "a bug of another era than the case": (
+    "a bug of another scheme than the case": (
         ["swa_pad", "--case", str(CORPUS / "req_pool_pad@decode.json")],
-        "bug swa_pad does not live in era memo of decode",
+        "bug swa_pad does not live in location scheme memo of decode",
     ),
     "no bug": ([","], "at least one bug"),
     "a runner beside the case's": (

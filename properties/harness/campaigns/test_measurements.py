@@ -18,7 +18,7 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Schedule
 from properties.support.command_line import CANNOT_RUN, FINDING, OK, Data
-from properties.support.scripted import ERROR, RAISED, Script, Scripted, clean, violating
+from properties.support.scripted import ERROR, Script, Scripted, clean, violating
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
@@ -159,7 +159,7 @@ def test_an_error_of_ours_in_a_soak_is_no_finding_and_the_rest_finishes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a chunk, or of a bug's hunts; beside a miss it counts for less."""
-    failing = by_trial(lambda: violating(error=RAISED), lambda: violating("index_contract"))
+    failing = by_trial(lambda: violating(error=ERROR), lambda: violating("index_contract"))
     figures = scripted_soak(monkeypatch, failing)()
     assert (figures["as_hoped"], figures["only_errors"]) == (False, True)
     tasks = [failure["task"] for failure in figures["errors"]]
@@ -167,11 +167,11 @@ def test_an_error_of_ours_in_a_soak_is_no_finding_and_the_rest_finishes(
     assert all(ERROR in failure["error"] for failure in figures["errors"])
     assert figures["bugs"][0]["caught"] == 1
     assert figures["message"].endswith("seed 1 failed: ZeroDivisionError: of ours")
-    failing = by_trial(lambda: replaying(*EVERYTHING), lambda: violating(error=RAISED))
+    failing = by_trial(lambda: replaying(*EVERYTHING), lambda: violating(error=ERROR))
     figures = scripted_soak(monkeypatch, failing)()
     assert [failure["task"] for failure in figures["errors"]] == ["@".join(PAIR)]
     assert (figures["only_errors"], figures["bugs"]) == (True, [])
-    missing = by_trial(lambda: violating(error=RAISED), clean)
+    missing = by_trial(lambda: violating(error=ERROR), clean)
     assert not scripted_soak(monkeypatch, missing)()["only_errors"]
 
 

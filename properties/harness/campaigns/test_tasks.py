@@ -20,7 +20,7 @@ from harness.checks.play import DeviceLostError, Outcome
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.tracebacks import headline
 from harness.schedules.schedule import Admit, Decode, Schedule
-from properties.support.scripted import ERROR, RAISED, Scripted, clean, violating
+from properties.support.scripted import ERROR, Scripted, clean, violating
 
 TRIAL = TrialConfig("cpu_graph")
 BROKEN = TRIAL.with_bug("req_pool_pad")
@@ -34,7 +34,7 @@ Locksteps = Callable[[TrialConfig], Any]
 def no_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Play what is found by the script, too, and explain nothing."""
     monkeypatch.setattr(tasks, "observe", lambda lockstep, schedule: (lockstep.play(schedule), []))
-    monkeypatch.setattr(tasks, "explanation", lambda *_: None)
+    monkeypatch.setattr("harness.checks.explanation.explanation", lambda *_: None)
 
 
 def locksteps(
@@ -67,17 +67,17 @@ def seen_then_failing(count: int) -> Callable[[Scripted, Schedule], Outcome]:
     """Return a script that violates the target in `count` playings and fails in all after them."""
 
     def script(lockstep: Scripted, _: Schedule) -> Outcome:
-        return violating(TARGET) if lockstep.played <= count else violating(error=RAISED)
+        return violating(TARGET) if lockstep.played <= count else violating(error=ERROR)
 
     return script
 
 
 FAILURES: dict[str, tuple[Callable[[Scripted, Schedule], Outcome], Outcome]] = {
-    "the first schedule": (lambda *_: violating(error=RAISED), clean()),
-    "what violates something too": (lambda *_: violating(TARGET, error=RAISED), clean()),
+    "the first schedule": (lambda *_: violating(error=ERROR), clean()),
+    "what violates something too": (lambda *_: violating(TARGET, error=ERROR), clean()),
     "a schedule of shrinking": (seen_then_failing(1), clean()),
     "the one with every property on": (seen_then_failing(2), clean()),
-    "the one of the clean build": (lambda *_: violating(TARGET), violating(error=RAISED)),
+    "the one of the clean build": (lambda *_: violating(TARGET), violating(error=ERROR)),
 }
 """Which playing an error of ours ends: scripts of the broken build and of the clean one."""
 
@@ -101,7 +101,7 @@ def test_an_error_of_ours_ends_the_search_and_is_no_verdict(
     trial: TrialConfig, source: Source
 ) -> None:
     """Neither red nor missed, whatever is on trial and wherever schedules come from."""
-    result = run_task(Task(trial, source, 0, 9), locksteps(lambda *_: violating(error=RAISED)))
+    result = run_task(Task(trial, source, 0, 9), locksteps(lambda *_: violating(error=ERROR)))
     assert (result.status, result.hunt_result.schedules) == (Status.FAILED, 1)
     assert result.hunt_result.schedule is None
 
@@ -114,7 +114,7 @@ def test_an_error_of_the_explainer_leaves_what_it_was_to_explain(
     def explain(*_: Any) -> None:
         raise RuntimeError("cannot explain")
 
-    monkeypatch.setattr(tasks, "explanation", explain)
+    monkeypatch.setattr("harness.checks.explanation.explanation", explain)
     result = ended(lambda *_: violating(TARGET), of_clean=clean())
     assert result.status is Status.FAILED
     assert result.finding is not None
@@ -185,7 +185,7 @@ def test_a_hunt_that_plays_on_keeps_the_first_error() -> None:
 
 def test_a_case_that_an_error_of_ours_ended_is_neither_as_it_says_nor_otherwise() -> None:
     named = Named(0, "case", Case(BROKEN, SCHEDULE, TARGET, 0, ()))
-    failed = judged(named, violating(TARGET, error=RAISED))
+    failed = judged(named, violating(TARGET, error=ERROR))
     assert (failed.as_said, failed.message) == (False, "ZeroDivisionError: of ours")
     assert (failed.error, failed.spoiled) == (ERROR, True)
     assert replayed(Ended(named, 1.0, error=ERROR)) == failed
@@ -198,7 +198,7 @@ def test_a_bisection_that_an_error_of_ours_ends_explains_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def build(trial: TrialConfig, *_: Any) -> Scripted:
-        return Scripted(trial, lambda *_: violating(TARGET, error=RAISED))
+        return Scripted(trial, lambda *_: violating(TARGET, error=ERROR))
 
     monkeypatch.setattr("harness.campaigns.bisect.Lockstep", build)
     case = Case(BROKEN, SCHEDULE, TARGET, 0, ())

@@ -15,9 +15,9 @@ import pytest
 from harness.campaigns.case import Case, write_case
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Schedule
+from properties.support.places import ROOT
 from subjects.toggles import LocationScheme
 
-ROOT = Path(__file__).parent.parent
 PACKAGES = ("harness", "reference", "reports", "subjects")
 
 CASE = Case(

@@ -11,7 +11,7 @@ from harness.__main__ import main
 from harness.campaigns.case import VERSION as CASE_VERSION
 from harness.campaigns.case import load_case
 from properties.support.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, edit
-from properties.support.scripted import ERROR, RAISED, Scripted, violating
+from properties.support.scripted import ERROR, Scripted, violating
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 
@@ -170,7 +170,7 @@ def test_an_error_of_ours_is_no_verdict_of_a_case(
     case_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What `git bisect run` skips; the whole traceback is shown."""
-    failing = violating("kv_parity", error=RAISED)
+    failing = violating("kv_parity", error=ERROR)
     monkeypatch.setattr("harness.cli.replay.observe", lambda *_: (failing, []))
     assert main(["replay", str(case_file)]) == CANNOT_RUN
     captured = capsys.readouterr()
@@ -184,7 +184,7 @@ def test_an_explainer_that_fails_hides_no_violation(
     def explain(*_: Any) -> None:
         raise RuntimeError("cannot explain")
 
-    monkeypatch.setattr("harness.cli.replay.explanation", explain)
+    monkeypatch.setattr("harness.checks.explanation.explanation", explain)
     assert main(["replay", str(case_file)]) == FINDING
     captured = capsys.readouterr()
     assert re.search(r"^step 3: kv_parity: .*^  not explained: ", captured.out, re.M | re.S)
@@ -199,7 +199,7 @@ def test_a_case_that_fails_among_others_leaves_them_their_verdicts(
     first, second = copies(case_file, "a", "b")
 
     def replay(*after: str) -> int:
-        outcomes = iter([violating(error=RAISED), violating(*after)])
+        outcomes = iter([violating(error=ERROR), violating(*after)])
         scripted = Scripted(load_case(first).trial, lambda *_: next(outcomes))
         monkeypatch.setattr("harness.campaigns.replay.kept_lockstep", lambda _: scripted)
         return main(["replay", str(first), str(second)])

@@ -22,21 +22,19 @@ from harness.schedules.schedule import (
 from harness.schedules.traffic import IDLE_STEPS, REQUESTS, load_trace, traffic_schedules
 from reference.batch import Mode
 from reference.config import PRESETS, SPECULATION
-from subjects.runners import RUNNERS
+from subjects.runners import engine_runners
 
 CONFIG = PRESETS["gpt_oss"].tiny
 ROOM = TrialConfig().room
 ROWS = 8
 PIECES = len(load_trace()) // REQUESTS
-SPECULATIVE = tuple(each for each in Mode if each not in {Mode.EXTEND, Mode.DECODE})
+SPECULATIVE = tuple(mode for mode in Mode if mode not in {Mode.EXTEND, Mode.DECODE})
 PLAYED = (
-    *((preset, "decode") for preset in PRESETS),
-    ("gpt_oss", "target_verify"),
-    ("gemma3", "eagle_draft"),
-    ("mimo", "eagle_draft_extend"),
-    ("gpt_oss", "frozen_kv_mtp"),
+    ("gpt_oss", "decode", Mode.DECODE),
+    ("gemma3", "eagle_draft", Mode.DRAFT),
+    ("mimo", "frozen_kv_mtp", Mode.FROZEN_DRAFT),
 )
-"""Where pieces are played: the preset and the runner on trial."""
+"""Where pieces are played: the preset, a runner of the engine, and the mode that is driven."""
 
 
 def every_piece(under_test: Mode) -> list[Schedule]:
@@ -104,10 +102,10 @@ def test_the_committed_slice_is_small_and_says_whose_it_is() -> None:
 
 
 def test_the_trace_is_in_order_of_arrival() -> None:
-    observation = load_trace()
-    assert observation[0].second == 0
-    assert all(one.second <= other.second for one, other in pairwise(observation))
-    assert all(each.context >= 1 and each.generated >= 1 for each in observation)
+    trace = load_trace()
+    assert trace[0].second == 0
+    assert all(one.second <= other.second for one, other in pairwise(trace))
+    assert all(arrival.context >= 1 and arrival.generated >= 1 for arrival in trace)
 
 
 def test_every_request_of_a_piece_is_admitted_and_finishes(
@@ -120,7 +118,7 @@ def test_every_request_of_a_piece_is_admitted_and_finishes(
 def test_prompts_keep_the_order_of_arrival_and_grow_with_the_context(
     pieces: list[Schedule],
 ) -> None:
-    contexts = [each.context for each in load_trace()[: REQUESTS * PIECES]]
+    contexts = [arrival.context for arrival in load_trace()[: REQUESTS * PIECES]]
     prompts = [prompt for piece in pieces for prompt in admitted(piece)]
     assert is_monotone(contexts, prompts)
     assert min(prompts) >= 1
@@ -131,7 +129,7 @@ def test_prompts_keep_the_order_of_arrival_and_grow_with_the_context(
 def test_generations_keep_the_order_of_arrival_and_grow_with_the_tokens_generated(
     pieces: list[Schedule],
 ) -> None:
-    tokens = [each.generated for each in load_trace()[: REQUESTS * PIECES]]
+    tokens = [arrival.generated for arrival in load_trace()[: REQUESTS * PIECES]]
     counts = [count for piece in pieces for count in generated(piece)]
     assert is_monotone(tokens, counts)
     assert 1 <= min(counts) < max(counts)
@@ -198,28 +196,26 @@ def test_the_same_seed_cuts_the_same_pieces() -> None:
     )
 
 
-@pytest.mark.parametrize(("preset", "runner"), PLAYED)
-def test_a_piece_plays_clean_with_padded_replays(preset: str, runner: str, device: str) -> None:
-    """The runner on trial replays, for a batch that fills its bucket and for one that does not."""
-    lockstep = Lockstep(TrialConfig(runner, preset, device=device), STEP_PROPERTIES)
-    under_test = RUNNERS[runner].mode
+@pytest.mark.parametrize(("preset", "runner", "under_test"), PLAYED)
+def test_a_piece_plays_clean_with_padded_replays(
+    preset: str, runner: str, under_test: Mode, device: str
+) -> None:
+    """Every runner that it drives replays, for batches that fill their bucket and others.
+
+    There is room for every request: were one dropped, later steps would act on another.
+    """
+    trial = TrialConfig(runner, preset, device=device, page_size=4, buckets=(4, ROWS))
+    lockstep = Lockstep(trial, STEP_PROPERTIES)
     piece = traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 1, 4, under_test)[0]
     outcome = lockstep.play(piece)
     assert outcome.violations == ()
-    assert outcome.replays >= outcome.padded_replays > 0
+    assert lockstep.pair.graph.admitted == REQUESTS
+    assert not lockstep.pair.graph.running
     assert outcome.events["replay without padding"] > 0
-    if under_test in SPECULATIVE:
+    speculates = under_test in SPECULATIVE
+    driven = {Mode.DECODE} if not speculates else set(SPECULATIVE)
+    for other in engine_runners(runner):
+        if other.mode in driven:
+            assert outcome.events[f"{other.name}: padded replay"] > 0
+    if speculates:
         assert outcome.events["tree of a draft model"] > 0
-
-
-@pytest.mark.parametrize(
-    ("preset", "runner"), [each for each in PLAYED if each[1] in {"decode", "eagle_draft"}]
-)
-def test_the_pools_have_room_for_every_request_of_a_piece(preset: str, runner: str) -> None:
-    """Nothing is dropped, or the steps that follow would act on other requests."""
-    lockstep = Lockstep(TrialConfig(runner, preset, page_size=4), frozenset())
-    under_test = RUNNERS[runner].mode
-    for piece in traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 2, 0, under_test):
-        lockstep.play(piece)
-        assert lockstep.pair.graph.admitted == REQUESTS
-        assert not lockstep.pair.graph.running
