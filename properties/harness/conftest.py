@@ -1,0 +1,14 @@
+"""What every test of the harness lives in."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inference() -> Iterator[None]:
+    """Inference mode and one thread, as the harness has them."""
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
