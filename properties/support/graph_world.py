@@ -5,19 +5,40 @@ the subjects, which need no eager world beside it.
 """
 
 import logging
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from harness.lockstep.config import DTYPES, TrialConfig
-from harness.lockstep.scheduler import Scheduler
+from harness.lockstep.scheduler import Scheduler, Work
 from harness.schedules.schedule import Step
+from reference.batch import ForwardBatch
 from reference.config import PRESETS, Role, draft_config
 from reference.model import Model
 from reference.pool import KVPools
 from subjects.engine import Engine, Forward
 from subjects.runner import GraphRunner, Replay
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a step asked for, and what became of it."""
+
+    work: Work
+    forward: Forward
+
+    @property
+    def batch(self) -> ForwardBatch:
+        """The batch of a step that was not idle."""
+        assert self.work.batch is not None
+        return self.work.batch
+
+    @property
+    def path(self) -> tuple[str, str]:
+        """The mode, and whether a graph was replayed."""
+        return str(self.work.mode), "eager" if self.forward.replay is None else "replay"
 
 
 class GraphWorld:
@@ -73,7 +94,7 @@ class GraphWorld:
         for role, pool in self.engine.pools.items():
             pool.state = self._states[role]
 
-    def run(self, step: Step) -> Forward | None:
+    def run(self, step: Step) -> Ran | None:
         """Plan a step, run what it asks for and commit it; None if it asks for no forward."""
         work = self.scheduler.plan(step)
         if work is None:
@@ -81,7 +102,7 @@ class GraphWorld:
         forward = self.engine.forward(work.batch, work.mode)
         if work.batch is not None:
             self.scheduler.commit(work.batch, forward.output)
-        return forward
+        return Ran(work, forward)
 
 
 def _logger_into(messages: list[str]) -> logging.Logger:
