@@ -53,9 +53,7 @@ def test_these_engines_have_every_runner_that_captures() -> None:
     assert under_test == {name for name, row in EXPECTED.items() if row.captures}
 
 
-@pytest.mark.parametrize(
-    ("engine", "scheme"), [key for key in TRIALS if key[0] in CAPTURING]
-)
+@pytest.mark.parametrize(("engine", "scheme"), [key for key in TRIALS if key[0] in CAPTURING])
 def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
     engine: str, scheme: LocationScheme, device: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""What every test of the harness lives in."""
+"""What every test of the worlds lives in."""
 
 from collections.abc import Iterator
 
