@@ -25,23 +25,23 @@ def both_pools(preset: str, device: str, page_size: int = 1) -> KVPools:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_model_has_kv_of_its_own_in_one_storage(preset: str, device: str) -> None:
     """Every element of the storage is one model's, one kind's: it shows in no other view."""
-    page_size = {"gemma3": 1, "gpt_oss": 4}.get(preset, 2)
-    pools = both_pools(preset, device, page_size)
-    configs = {Role.TARGET: PRESETS[preset].tiny, Role.DRAFT: pools[Role.DRAFT].config}
-    pools.storage.zero_()
-    places = [(role, kind) for role in Role for kind in Kind]
-    for mark, (role, kind) in enumerate(places, 1):
-        arena = pools[role].arena[kind]
-        arena += mark
-        shape = configs[role].shape(kind)
-        slots = (FULL_SLOTS if kind is Kind.FULL else SWA_SLOTS) + page_size
-        layers = len(configs[role].layers_of(kind))
-        assert arena.shape == (layers, 2, slots, shape.kv_heads, shape.head_dim)
-    seen = {(role, kind): arena for role, kind, arena in pools.arenas_of(pools.storage)}
-    assert list(seen) == places
-    for mark, place in enumerate(places, 1):
-        assert bool((seen[place] == mark).all())
-    assert sum(arena.numel() for arena in seen.values()) == pools.storage.numel()
+    for page_size in (1, 4):
+        pools = both_pools(preset, device, page_size)
+        configs = {Role.TARGET: PRESETS[preset].tiny, Role.DRAFT: pools[Role.DRAFT].config}
+        pools.storage.zero_()
+        places = [(role, kind) for role in Role for kind in Kind]
+        for mark, (role, kind) in enumerate(places, 1):
+            arena = pools[role].arena[kind]
+            arena += mark
+            shape = configs[role].shape(kind)
+            slots = (FULL_SLOTS if kind is Kind.FULL else SWA_SLOTS) + page_size
+            layers = len(configs[role].layers_of(kind))
+            assert arena.shape == (layers, 2, slots, shape.kv_heads, shape.head_dim)
+        seen = {(role, kind): arena for role, kind, arena in pools.arenas_of(pools.storage)}
+        assert list(seen) == places
+        for mark, place in enumerate(places, 1):
+            assert bool((seen[place] == mark).all())
+        assert sum(arena.numel() for arena in seen.values()) == pools.storage.numel()
 
 
 def test_both_models_share_the_index_tables(device: str) -> None:

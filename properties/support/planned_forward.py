@@ -182,7 +182,7 @@ class PlannedForward:
         return forward
 
     def launch(
-        self, at_populate: Callable[[], None] = nothing, at_launch: Callable[[], None] = nothing
+        self, at_populate: Callable[[], object] = nothing, at_launch: Callable[[], object] = nothing
     ) -> Launched:
         """Run the padded batch with the subject as it was captured.
 

@@ -231,14 +231,12 @@ def check_verified(
         plain(Decode((1,)))
     assert decoded.length == request.length
     for kind in Kind:
-        torch.testing.assert_close(
-            play.kv(request, kind), plain.kv(decoded, kind), rtol=1e-3, atol=1e-4
-        )
+        assert torch.allclose(play.kv(request, kind), plain.kv(decoded, kind), rtol=1e-3, atol=1e-4)
     hidden, wanted = (
         played.world.hidden_states[found.token_row, : found.length]
         for played, found in ((play, request), (plain, decoded))
     )
-    torch.testing.assert_close(hidden, wanted, rtol=1e-3, atol=1e-4)
+    assert torch.allclose(hidden, wanted, rtol=1e-3, atol=1e-4)
     play.poison()
     assert agree(play(Decode((1,)))["logits"][0], play.dense(request))
 
@@ -613,7 +611,7 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
     world = Scheduler(config, pools, 4, modes)
     events: Counter[str] = Counter()
 
-    @settings(max_examples=30)
+    @settings(max_examples=16)
     @given(SCHEDULES)
     def play(schedule: Schedule) -> None:
         generator = torch.Generator().manual_seed(schedule.seed)
