@@ -442,12 +442,12 @@ def around_the_window(bench: Bench) -> tuple[int, ...]:
     return window - 1 - SPECULATION.draft_tokens, window - 2, window + 3
 
 
-def dealt(turn: int) -> Iterator[list[Sequence[int]]]:
+def dealt(first: int) -> Iterator[list[Sequence[int]]]:
     """Yield shapes for the requests of two verifies, each shape once and some twice.
 
-    Another `turn` gives a request, and so a length, other shapes.
+    Beginning with another shape gives a request, and so a length, other ones.
     """
-    shapes = cycle([*SHAPES.values()][turn:] + [*SHAPES.values()][:turn])
+    shapes = cycle([*SHAPES.values()][first:] + [*SHAPES.values()][:first])
     for _ in range(2):
         yield [next(shapes) for _ in range(REQUESTS)]
 

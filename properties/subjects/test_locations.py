@@ -165,7 +165,7 @@ def memo(device: str) -> SubjectPool:
 
 
 def test_the_memo_warns_at_each_true_change(device: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Two tensors taking turns warn each time, though every value is right."""
+    """Two tensors that alternate warn each time, though every value is right."""
     pool, first, second = memo(device), locs(device, 1, 2), locs(device, 3, 4, 7)
     for alternation in range(3):
         assert pool.translate_loc_from_full_to_swa(first).tolist() == [69, 68]

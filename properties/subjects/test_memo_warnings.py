@@ -165,7 +165,7 @@ def test_a_masked_site_warns_in_no_step(device: str, name: str, data: st.DataObj
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_site_that_is_not_masked_warns_where_python_translates(runner: str, device: str) -> None:
-    """And the catalogue says that it harms exactly the runners that warn."""
+    """And exactly the runners that warn are said to be affected."""
     world = shared_world(trial_of(ENGINE_OF[runner], MEMO, device))
     for name in LOUD:
         wanted = EXPECTED[runner].warns_without.get(name, {})

@@ -1,4 +1,4 @@
-"""Which engines tests run: one for each distinct line-up of runners, which have them all.
+"""Which engines tests run: one for each distinct set of runners, which have them all between them.
 
 Knows no runner by name, so that a new one needs no line here.
 """
@@ -10,17 +10,17 @@ from harness.lockstep.config import TrialConfig
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
 
-_LINEUPS = {
+_BY_RUNNERS = {
     tuple(runner.name for runner in engine_runners(name)): name for name in reversed(RUNNERS)
 }
 
-ENGINES: tuple[str, ...] = tuple(sorted(_LINEUPS.values(), key=[*RUNNERS].index))
-"""The first runner of each distinct line-up."""
+ENGINES: tuple[str, ...] = tuple(sorted(_BY_RUNNERS.values(), key=[*RUNNERS].index))
+"""Engines by their first runner: no two have the same runners."""
 
 ENGINE_OF: dict[str, str] = {
-    name: _LINEUPS[tuple(runner.name for runner in engine_runners(name))] for name in RUNNERS
+    name: _BY_RUNNERS[tuple(runner.name for runner in engine_runners(name))] for name in RUNNERS
 }
-"""The engine that has a runner as it is tried: that of its first line-up."""
+"""The engine that a runner is under test in."""
 
 Shape = tuple[LocationScheme, str, str]
 """A location scheme, a preset and a dtype."""

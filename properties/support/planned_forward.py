@@ -71,7 +71,7 @@ def steps_to(mode: Mode, requests: int, *, filled: bool) -> tuple[Step, ...]:
 class PlannedForward:
     """Live requests about to be run by a runner, in the largest bucket, filled or padded.
 
-    Request 1 alone is longer than the window. Those that share a world take turns: each
+    Request 1 alone is longer than the window. Several may share a world: each
     brings its own KV and tables back before it runs its batch. `inputs` is what the runner's
     static inputs must be.
     """

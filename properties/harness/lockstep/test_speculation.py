@@ -286,7 +286,7 @@ def caught_up(
 def test_drafting_gives_every_slot_back_and_leaves_the_target_alone(
     modes: frozenset[Mode], page_size: int, device: str
 ) -> None:
-    """The mapping of pages that hold no token is cleared, and whoever gets them next is told."""
+    """The mapping of pages that hold no token is cleared, and they count as freed."""
     play = caught_up(device, page_size, modes)
     mapping = play.pools.tables.full_to_swa_index_mapping
     before, free = bits(play.pools[Role.TARGET].storage).clone(), list(map(sorted, play.free()))
