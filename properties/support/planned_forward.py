@@ -4,7 +4,7 @@ Knows how a batch of each mode comes about. Does not know what a runner makes of
 expected stands in the table of `runners`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -69,11 +69,13 @@ def steps_to(mode: Mode, requests: int, *, filled: bool) -> tuple[Step, ...]:
 
 
 class PlannedForward:
-    """Live requests about to be run by a runner, in the largest bucket, filled or padded.
+    """Live requests about to be run by a runner.
 
-    Request 1 alone is longer than the window. Several may share a world: each
-    brings its own KV and tables back before it runs its batch. `inputs` is what the runner's
-    static inputs must be.
+    By default three, which pad the largest bucket of requests or of tokens, of whom request 1
+    alone is longer than the window. A batch that is `filled` fills its bucket, tokens included,
+    and is to be of as many requests as a bucket that is not the largest. `inputs` is what the
+    runner's static inputs must be. Several may share a world: each brings its own KV and tables
+    back before it runs its batch.
     """
 
     def __init__(
@@ -92,9 +94,9 @@ class PlannedForward:
         self.requests = requests
         world.reset()
         if self.runner.mode is Mode.EXTEND:
-            self.batch = self._prefill(self.runner.buckets[-1] if filled else None)
+            self.batch = self._filled_prefill() if filled else self._prefill()
         else:
-            for prompt in (5, world.config.window + 3, 4, 6)[:requests]:
+            for prompt in (5, world.config.window + 3, 4)[:requests]:
                 world.run(Admit(prompt, chunk=prompt))
             *before, last = steps_to(self.runner.mode, requests, filled=filled)
             for step in before:
@@ -111,18 +113,23 @@ class PlannedForward:
         """What the batch gives with nothing changed."""
         return self.launch()
 
-    def _prefill(self, tokens: int | None) -> ForwardBatch:
-        """Return a batch that goes on with a long prompt among short ones, of `tokens` in all."""
+    def _prefill(self) -> ForwardBatch:
+        """Return a batch that goes on with a long prompt between two short ones."""
         window = self.world.config.window
         self.world.run(Admit(window + 3, chunk=4))
         long = self._plan(Extend(0, tokens=window))
-        prompts = [5, 3]
-        if self.requests > REQUESTS:
-            assert tokens is not None
-            prompts.append(tokens - sum(prompts) - long.raw_num_token)
-        short = [self._plan(Admit(prompt, chunk=prompt)).spans for prompt in prompts]
-        spans = [*short[0], *long.spans, *(span for spans in short[1:] for span in spans)]
-        return self.world.scheduler.batch_of(Mode.EXTEND, spans)
+        return self._of_prompts(5, 3, between=long.spans)
+
+    def _filled_prefill(self) -> ForwardBatch:
+        """Return a batch of prompts that fill the smallest bucket."""
+        ones = [1] * (self.requests - 1)
+        return self._of_prompts(self.runner.buckets[0] - sum(ones), *ones)
+
+    def _of_prompts(self, first: int, *others: int, between: Sequence[Span] = ()) -> ForwardBatch:
+        """Return a batch of whole prompts, with other spans after the first."""
+        spans = [self._plan(Admit(prompt, chunk=prompt)).spans for prompt in (first, *others)]
+        rest = (span for of_prompt in spans[1:] for span in of_prompt)
+        return self.world.scheduler.batch_of(Mode.EXTEND, [*spans[0], *between, *rest])
 
     def _plan(self, step: Step) -> ForwardBatch:
         work = self.world.scheduler.plan(step)
@@ -223,7 +230,9 @@ def slots_of(span: Span, kind: Kind) -> list[int]:
 
 def live_values(planned: PlannedForward, tokens_per_request: int) -> dict[str, Tensor]:
     """Return what the live part of each populated static input must be, read off the batch."""
-    batch, bucket = planned.batch, planned.runner.buckets[-1]
+    batch = planned.batch
+    # A bucket of tokens has no token count among its inputs.
+    bucket = next(bucket for bucket in planned.runner.buckets if bucket >= planned.requests)
     requests = batch.token_requests
     swa_slots = [slot for span in batch.spans for slot in slots_of(span, Kind.SWA)]
     named = {name: value for name in planned.inputs if (value := batch.value(name)) is not None}
