@@ -1,14 +1,5 @@
 """What every test of the reference lives in."""
 
-from collections.abc import Iterator
+from properties.support.fixtures import inference
 
-import pytest
-import torch
-
-
-@pytest.fixture(scope="module", autouse=True)
-def inference() -> Iterator[None]:
-    """Inference mode and one thread, as the harness has them."""
-    torch.set_num_threads(1)
-    with torch.inference_mode():
-        yield
+__all__ = ["inference"]

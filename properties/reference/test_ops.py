@@ -245,12 +245,6 @@ FAULTS: list[tuple[type[Ops], Check]] = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    """Run on one thread, as the harness does: more of them only wait for these small tensors."""
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
 def test_torch_ops_keep_every_contract(check: Check) -> None:
     """The CPU's op set passes each check at all models' widths, in both dtypes."""
