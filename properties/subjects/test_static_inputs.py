@@ -119,21 +119,20 @@ PADDED: Mapping[str, tuple[dict[str, bool], Tails]] = {
 """How a batch may be padded, and what it resets: host rows have a condition of their own."""
 
 
-@pytest.mark.parametrize("padding", PADDED)
 @each_runner
 def test_populating_copies_every_live_value_and_resets_what_the_table_says(
-    runner: str, padding: str, device: str
+    runner: str, device: str
 ) -> None:
     rows, wanted = contract(RUNNERS[runner], PRESET), EXPECTED[runner].inputs_under(PRESET)
-    arguments, resets = PADDED[padding]
-    inputs, values = used(rows, device), live_values(rows, device)
-    inputs.populate(values, **arguments)
-    for row in rows:
-        live, buffer = length(row, LIVE), inputs.buffers[row.name]
-        assert part(row, buffer, 0, live) == part(row, values[row.name], 0, None) != [], row.name
-        tail, rest = wanted[row.name].tail, part(row, buffer, live, None)
-        left = stale(row.dtype) if tail is None or not resets(wanted[row.name]) else tail
-        assert set(rest) == (set() if row.axis is Axis.SCALAR else {left}), row.name
+    for padding, (arguments, resets) in PADDED.items():
+        inputs, values = used(rows, device), live_values(rows, device)
+        inputs.populate(values, **arguments)
+        for row in rows:
+            live, buffer, name = length(row, LIVE), inputs.buffers[row.name], (padding, row.name)
+            assert part(row, buffer, 0, live) == part(row, values[row.name], 0, None) != [], name
+            tail, rest = wanted[row.name].tail, part(row, buffer, live, None)
+            left = stale(row.dtype) if tail is None or not resets(wanted[row.name]) else tail
+            assert set(rest) == (set() if row.axis is Axis.SCALAR else {left}), name
 
 
 @each_runner
