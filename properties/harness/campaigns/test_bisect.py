@@ -92,9 +92,7 @@ def test_bugs_are_switched_on_with_a_scheme_that_all_lived_in() -> None:
     assert common_scheme([BUGS["req_pool_pad"], BUGS["swa_pad"]]) is LocationScheme.PRESET
     trial = TrialConfig().with_bug("req_pool_pad", "swa_pad")
     assert (trial.bugs, trial.scheme) == (("swa_pad", "req_pool_pad"), LocationScheme.PRESET)
-    with pytest.raises(
-        ValueError, match="of different location schemes cannot be switched on"
-    ):
+    with pytest.raises(ValueError, match="of different location schemes cannot be switched on"):
         TrialConfig().with_bug("swa_pad", "loc_memo_capture")
 
 

@@ -1,12 +1,13 @@
-"""Speculation: the tree that is drafted, the path that is accepted, and what a world makes of them.
+"""Speculation as the scheduler sees it: what is drafted, accepted, evicted and given back.
 
-Host parts are held against their definitions in plain Python; worlds are played eagerly.
+Worlds are played eagerly; what they make of a path is held against the dense oracle.
 """
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from functools import cache
+from itertools import cycle
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from harness.checks.of_schedules.dense_agreement import DENSE_BOUND
 from harness.lockstep.bits import bits
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import DRAFT_SEED
-from harness.lockstep.scheduler import Request, Scheduler
+from harness.lockstep.requests import Request
+from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import (
     Admit,
     Decode,
@@ -33,14 +35,15 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
-from properties.test_cases import WILD_STEPS, made_up
-from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode, Span
+from properties.support.trees import SHAPES, path_to
+from properties.support.wild_steps import WILD_STEPS, made_up
+from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
 from reference.oracle import dense_draft_logits, dense_logits
 from reference.pool import KVPools, PoolSizes
-from reference.speculative import Tree, accepted_path, tree_of
+from reference.speculative import Tree, accepted_path
 
 TOPK, NODES = SPECULATION.topk, SPECULATION.draft_tokens
 EAGLE = frozenset(Mode) - {Mode.FROZEN_DRAFT}
@@ -48,218 +51,13 @@ FROZEN = frozenset(Mode) - {Mode.DRAFT}
 WHOLE = 100
 """More tokens than any prompt has."""
 
-Candidates = tuple[list[float], list[int], list[int]]
-"""One row of each of `scores`, `tokens` and `chosen`."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def inference() -> Iterator[None]:
-    """Live in inference mode and on one thread, as the harness does."""
-    torch.set_num_threads(1)
-    with torch.inference_mode():
-        yield
-
-
-@st.composite
-def candidates(draw: st.DrawFn) -> Candidates:
-    """Draw what a draft may propose: few probabilities, 1 among them, so that scores tie."""
-    likely = st.sampled_from([1.0, 0.5, 0.25])
-    branches = draw(st.lists(likely, min_size=TOPK, max_size=TOPK))
-    branches.sort(reverse=True)
-    scores, chosen = list(branches), list[int]()
-    for _ in range(SPECULATION.forwards):
-        found = [score * draw(likely) for score in branches for _ in range(TOPK)]
-        best = sorted(range(len(found)), key=lambda place: (-found[place], place))[:TOPK]
-        scores += found
-        chosen += best
-        branches = [found[place] for place in best]
-    tokens = draw(st.lists(st.integers(0, 9), min_size=len(scores), max_size=len(scores)))
-    return scores, tokens, chosen
-
-
-def ancestries(chosen: Sequence[int]) -> list[list[int]]:
-    """Return the candidates above each candidate, the nearest first, as drafting goes on."""
-    branches: list[list[int]] = [[place] for place in range(TOPK)]
-    above: list[list[int]] = [[] for _ in range(TOPK)]
-    for step in range(SPECULATION.forwards):
-        first = len(above)
-        above += [list(branch) for branch in branches for _ in range(TOPK)]
-        picked = [first + place for place in chosen[step * TOPK : (step + 1) * TOPK]]
-        branches = [[place, *above[place]] for place in picked]
-    return above
-
-
-@settings(max_examples=200)
-@given(found=candidates(), root=st.integers(0, 9))
-def test_a_tree_has_the_best_candidates_each_below_the_one_it_continues(
-    found: Candidates, root: int
-) -> None:
-    """Of equal scores the earlier candidate; whatever is kept, so is all above it."""
-    scores, tokens, chosen = found
-    tree = tree_of(root, scores, tokens, chosen)
-    best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
-    kept = sorted(best[: NODES - 1])
-    above = ancestries(chosen)
-    assert tree[0] == (root, -1)
-    for (token, parent), place in zip(tree[1:], kept, strict=True):
-        assert token == tokens[place]
-        assert parent == (kept.index(above[place][0]) + 1 if above[place] else 0)
-
-
-@settings(max_examples=200)
-@given(
-    scores=st.lists(
-        st.sampled_from([0.0, 0.5, 1.0, 2.0]),
-        min_size=SPECULATION.candidates,
-        max_size=SPECULATION.candidates,
-    ),
-    found=candidates(),
-)
-def test_a_child_whose_parent_was_dropped_hangs_below_the_next_one_above(
-    scores: list[float], found: Candidates
-) -> None:
-    """Whatever the scores are, the tree is one, and parents come before their children."""
-    _, tokens, chosen = found
-    tree = tree_of(5, scores, tokens, chosen)
-    kept = sorted(sorted(range(len(scores)), key=lambda place: -scores[place])[: NODES - 1])
-    above = ancestries(chosen)
-    for node, ((token, parent), place) in enumerate(zip(tree[1:], kept, strict=True), 1):
-        nearest = next((each for each in above[place] if each in kept), None)
-        assert parent == (0 if nearest is None else kept.index(nearest) + 1)
-        assert 0 <= parent < node
-        assert token == tokens[place]
-
-
-def test_candidates_of_one_score_go_by_place() -> None:
-    """So that the root's children come first, and then the first branch's first child."""
-    tokens = list(range(10, 10 + SPECULATION.candidates))
-    scores = [1.0] * SPECULATION.candidates
-    tree = tree_of(3, scores, tokens, [0, 1] * SPECULATION.forwards)
-    assert tree == ((3, -1), (10, 0), (11, 0), (12, 1))
-
-
-def test_a_chain_is_kept_where_one_branch_outdoes_the_other() -> None:
-    """The second forward goes on from the second candidate of the first branch."""
-    scores = [0.9, 0.05, 0.1, 0.8, 0.01, 0.01, 0.7, 0.02, 0.01, 0.01]
-    tokens = list(range(10, 20))
-    assert tree_of(3, scores, tokens, [1, 0, 0, 1]) == ((3, -1), (10, 0), (13, 1), (16, 2))
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> Tree:
-    """Draw any tree of few tokens, parents before their children."""
-    tokens = draw(st.lists(st.integers(0, 2), min_size=1, max_size=8))
-    parents = [-1, *(draw(st.integers(0, node - 1)) for node in range(1, len(tokens)))]
-    return tuple(zip(tokens, parents, strict=True))
-
-
-def path_to(tree: Tree, node: int) -> list[int]:
-    """Return a node and all above it, from the root down."""
-    parent = tree[node][1]
-    return [*(path_to(tree, parent) if parent >= 0 else []), node]
-
-
-@settings(max_examples=300)
-@given(tree=trees(), data=st.data(), at_least=st.integers(0, 9))
-def test_an_accepted_path_is_its_definition(tree: Tree, data: st.DataObject, at_least: int) -> None:
-    """Of all paths from the root, the one at which every choice is right and none is left."""
-    said = data.draw(st.lists(st.integers(0, 2), min_size=len(tree), max_size=len(tree)))
-    path = accepted_path(tree, said, at_least)
-    assert path == path_to(tree, path[-1])
-
-    def right(node: int) -> int | None:
-        """Return what must follow a node."""
-        children = [each for each, (_, parent) in enumerate(tree) if parent == node]
-        accepted = len(path_to(tree, node)) - 1
-        for child in children:
-            if tree[child][0] == said[node]:
-                return child
-        return max(children) if children and accepted < at_least else None
-
-    assert [right(node) for node in path] == [*path[1:], None]
-
-
-FORK = ((7, -1), (1, 0), (2, 0), (3, 2))
-"""Two branches, of which the second is longer."""
-
-
-@pytest.mark.parametrize(
-    ("message", "said", "at_least", "path"),
-    [
-        ("nothing fits", [9, 9, 9, 9], 0, [0]),
-        ("the first branch fits", [1, 9, 9, 9], 0, [0, 1]),
-        ("the second branch fits, and its end", [2, 9, 3, 9], 0, [0, 2, 3]),
-        ("the end fits, but not what is above it", [9, 9, 3, 9], 0, [0]),
-        ("one is forced: the last child", [9, 9, 9, 9], 1, [0, 2]),
-        ("one is forced, and the next fits", [9, 9, 3, 9], 1, [0, 2, 3]),
-        ("two are forced", [9, 9, 9, 9], 2, [0, 2, 3]),
-        ("one fits, and a forced one after it", [2, 9, 9, 9], 2, [0, 2, 3]),
-        ("one fits, so that none is forced", [2, 9, 9, 9], 1, [0, 2]),
-        ("one fits, below which there is none to force", [1, 9, 9, 9], 3, [0, 1]),
-        ("more are forced than there are", [9, 9, 9, 9], 2**31 - 1, [0, 2, 3]),
-    ],
-)
-def test_what_fits_is_accepted_and_what_is_forced(
-    message: str, said: list[int], at_least: int, path: list[int]
-) -> None:
-    assert accepted_path(FORK, said, at_least) == path, message
-
-
-def test_of_two_children_that_fit_the_first_is_accepted() -> None:
-    tree = ((7, -1), (1, 0), (1, 0), (1, 1), (1, 2))
-    assert accepted_path(tree, [1] * 5, 0) == [0, 1, 3]
-
-
-def span_of(begin: int, tree: Tree) -> Span:
-    """Return a span that verifies a tree after `begin` tokens."""
-    slots = range(begin, begin + len(tree))
-    return Span(1, 0, begin, begin + len(tree), slots, slots, 0, 0, False, 0, tree)
-
-
-def test_the_mask_of_a_tree_is_this_table() -> None:
-    """Each draft sees the request's tokens, what is above it, and itself."""
-    table = [
-        "xx x...",
-        "xx xx..",
-        "xx x.x.",
-        "xx x.xx",
-    ]
-    wanted = [letter == "x" for row in table for letter in row if letter != " "]
-    assert span_of(2, FORK).tree_mask() == wanted
-
-
-@given(tree=trees(), begin=st.integers(0, 5))
-def test_masks_depths_and_positions_follow_from_the_paths(tree: Tree, begin: int) -> None:
-    span, nodes = span_of(begin, tree), range(len(tree))
-    paths = [path_to(tree, node) for node in nodes]
-    assert span.depths == [len(path) - 1 for path in paths]
-    assert span.positions(Mode.TARGET_VERIFY) == [begin + depth for depth in span.depths]
-    mask = span.tree_mask()
-    keys = begin + len(tree)
-    assert len(mask) == len(tree) * keys
-    for node in nodes:
-        row = mask[node * keys : (node + 1) * keys]
-        assert row == [True] * begin + [other in paths[node] for other in nodes]
-
-
-def test_where_tokens_stand_and_what_keys_a_request_has_follow_from_the_mode() -> None:
-    """Drafts not yet accepted are no keys of their request; a frozen draft stands on its last."""
-    span = replace(span_of(5, ()), end=8)
-    assert {mode: span.positions(mode) for mode in Mode if mode is not Mode.TARGET_VERIFY} == {
-        Mode.EXTEND: [5, 6, 7],
-        Mode.DECODE: [5, 6, 7],
-        Mode.DRAFT: [5] * TOPK,
-        Mode.FROZEN_DRAFT: [4] * TOPK,
-        Mode.DRAFT_EXTEND: [5, 6, 7],
-    }
-    assert {mode: span.seq_len(mode) for mode in Mode} == {
-        Mode.EXTEND: 8,
-        Mode.DECODE: 8,
-        Mode.TARGET_VERIFY: 5,
-        Mode.DRAFT: 5,
-        Mode.FROZEN_DRAFT: 5,
-        Mode.DRAFT_EXTEND: 8,
-    }
+@cache
+def models(preset: str, device: str) -> tuple[Model, Model]:
+    """Return a target and its draft model, which no test changes."""
+    config, place = PRESETS[preset].tiny, torch.device(device)
+    draft = Model(draft_config(config), torch.float32, place, DRAFT_SEED)
+    return Model(config, torch.float32, place), draft
 
 
 class Play:
@@ -276,11 +74,9 @@ class Play:
         self.config = PRESETS[preset].tiny
         self.size = page_size
         place = torch.device(device)
-        draft = draft_config(self.config)
-        self.model = Model(self.config, torch.float32, place)
-        self.draft = Model(draft, torch.float32, place, DRAFT_SEED)
+        self.model, self.draft = models(preset, device)
         sizes = PoolSizes(slots, slots, page_size)
-        self.pools = KVPools(self.config, draft, sizes, torch.float32, place)
+        self.pools = KVPools(self.config, self.draft.config, sizes, torch.float32, place)
         ops = TrialConfig(device=device).ops()
         self.decoder = EagerDecoder(ops, self.model, self.draft, self.pools)
         self.world = Scheduler(self.config, self.pools, 8, modes)
@@ -330,9 +126,9 @@ class Play:
         """Fill every slot with NaN in which the pool's model has no KV of a request's token."""
         for role, kind, arena in self.pools.arenas_of(self.pools.storage):
             free = torch.ones(arena.shape[2], dtype=torch.bool)
-            for each in self.world.running:
-                run = each.length if role is Role.TARGET else each.drafted
-                full, swa = self.world.owned(each)
+            for request in self.world.running:
+                run = request.length if role is Role.TARGET else request.drafted
+                full, swa = self.world.owned(request)
                 lost = len(full) - len(swa)
                 free[full[:run] if kind is Kind.FULL else swa[: max(0, run - lost)]] = False
             arena[:, :, free.to(arena.device)] = torch.nan
@@ -369,15 +165,15 @@ def agree(found: Tensor, wanted: Tensor) -> bool:
 
 
 PAGES = pytest.mark.parametrize("page_size", [1, 4], ids=["page1", "page4"])
+EITHER = pytest.mark.parametrize(
+    ("modes", "page_size"), [(EAGLE, 4), (FROZEN, 1)], ids=["eagle-page4", "frozen-page1"]
+)
+"""Where an engine and a page size matter, but not together."""
 ENGINES = pytest.mark.parametrize("modes", [EAGLE, FROZEN], ids=["eagle", "frozen"])
 
-SHAPES = {
-    "a chain": (-1, 0, 1, 2),
-    "two branches": (-1, 0, 0, 2),
-    "a fork below the first draft": (-1, 0, 1, 1),
-    "a star": (-1, 0, 0, 0),
-}
-"""The parent of each node."""
+
+VERIFIED = [shape for shape in SHAPES if shape != "two branches, the first longer"]
+"""Shapes whose longest branch is the last: what is forced is as long as a tree allows."""
 
 
 def planted(play: Play, request: Request, parents: Sequence[int]) -> Tree:
@@ -389,25 +185,32 @@ def planted(play: Play, request: Request, parents: Sequence[int]) -> Tree:
 
 
 @pytest.mark.parametrize("accept", range(NODES))
-@pytest.mark.parametrize("shape", SHAPES)
-@PAGES
 def test_a_verified_request_is_as_if_it_had_decoded_the_tokens_accepted(
-    page_size: int, shape: str, accept: int, device: str
+    accept: int, device: str
 ) -> None:
-    """Its tokens, its KV and hidden states, its pages, and what it says next; nothing beside it."""
-    preset = list(PRESETS)[(accept + page_size) % len(PRESETS)]
+    """With every shape of tree, and with presets and page sizes in turn."""
+    for page_size, preset, shape in zip(
+        cycle((1, 4) if accept % 2 else (4, 1)), cycle(PRESETS), VERIFIED, strict=False
+    ):
+        check_verified(accept, SHAPES[shape], preset, page_size, device)
+
+
+def check_verified(
+    accept: int, parents: Sequence[int], preset: str, page_size: int, device: str
+) -> None:
+    """Verify a tree: tokens, KV, hidden states and pages, what is said next; nothing beside it."""
     play, plain = (Play(device, page_size, EAGLE, preset) for _ in range(2))
     window = play.config.window
-    for each in (play, plain):
-        each(Admit(5, WHOLE), Admit(window - 2, WHOLE))
+    for world in (play, plain):
+        world(Admit(5, WHOLE), Admit(window - 2, WHOLE))
     beside, request = play.request(0), play.request(1)
     other = [bits(play.kv(beside, kind)).clone() for kind in Kind]
     before = play.tokens(request)
-    tree = planted(play, request, SHAPES[shape])
+    tree = planted(play, request, parents)
     output = play(Verify((1,), accept))
     greedy = output["logits"].argmax(-1).tolist()
     path = accepted_path(tree, greedy, accept)
-    depth = max(len(path_to(tree, node)) for node in range(NODES)) - 1
+    depth = max(len(path_to(parents, node)) for node in range(NODES)) - 1
     assert len(path) - 1 >= min(accept, depth)
 
     drafts = [tree[node][0] for node in path[1:]]
@@ -419,43 +222,40 @@ def test_a_verified_request_is_as_if_it_had_decoded_the_tokens_accepted(
     pages = -(-request.length // page_size)
     assert len(allocation.full_pages) == len(allocation.swa_pages) == pages
     held = pages + -(-beside.length // page_size)
-    assert [len(each) for each in play.free()] == [80 // page_size - held] * 2
+    assert [len(pages) for pages in play.free()] == [80 // page_size - held] * 2
     for kind, kv in zip(Kind, other, strict=True):
         assert torch.equal(bits(play.kv(beside, kind)), kv)
 
-    fresh_engine = plain.request(1)
-    for position in range(fresh_engine.length, request.length):
-        plain.world.tokens[fresh_engine.token_row, position] = play.tokens(request)[position]
+    decoded = plain.request(1)
+    for position in range(decoded.length, request.length):
+        plain.world.tokens[decoded.token_row, position] = play.tokens(request)[position]
         plain(Decode((1,)))
-    assert fresh_engine.length == request.length
+    assert decoded.length == request.length
     for kind in Kind:
-        torch.testing.assert_close(
-            play.kv(request, kind), plain.kv(fresh_engine, kind), rtol=1e-3, atol=1e-4
-        )
+        assert torch.allclose(play.kv(request, kind), plain.kv(decoded, kind), rtol=1e-3, atol=1e-4)
     hidden, wanted = (
-        each.world.hidden_states[found.token_row, : found.length]
-        for each, found in ((play, request), (plain, fresh_engine))
+        played.world.hidden_states[found.token_row, : found.length]
+        for played, found in ((play, request), (plain, decoded))
     )
-    torch.testing.assert_close(hidden, wanted, rtol=1e-3, atol=1e-4)
+    assert torch.allclose(hidden, wanted, rtol=1e-3, atol=1e-4)
     play.poison()
     assert agree(play(Decode((1,)))["logits"][0], play.dense(request))
 
 
-@PAGES
-@ENGINES
+@EITHER
 def test_what_a_draft_proposed_is_verified_with_the_root_the_request_stands_at(
     modes: frozenset[Mode], page_size: int, device: str
 ) -> None:
     """A round of speculation after another goes on where the dense oracle does."""
     play = Play(device, page_size, modes)
     play(Admit(3, WHOLE), Admit(play.config.window - 1, WHOLE))
-    for turn in range(5):
+    for round_number in range(5):
         play(DraftExtend((0, 1)), Draft((0, 1)))
         for request in play.world.running:
             assert len(request.tree) == NODES
             assert request.tree[0] == (play.tokens(request)[request.length], -1)
-        found = [each.tree for each in play.world.running]
-        accept = turn % NODES
+        found = [request.tree for request in play.world.running]
+        accept = round_number % NODES
         batch = play.planned(Verify((0, 1), accept))
         assert [span.tree for span in batch.spans] == found
         output = play.decoder.forward(batch)
@@ -487,7 +287,7 @@ def caught_up(
 def test_drafting_gives_every_slot_back_and_leaves_the_target_alone(
     modes: frozenset[Mode], page_size: int, device: str
 ) -> None:
-    """The mapping of pages that hold no token is cleared, and whoever gets them next is told."""
+    """The mapping of pages that hold no token is cleared, and they count as freed."""
     play = caught_up(device, page_size, modes)
     mapping = play.pools.tables.full_to_swa_index_mapping
     before, free = bits(play.pools[Role.TARGET].storage).clone(), list(map(sorted, play.free()))
@@ -501,18 +301,18 @@ def test_drafting_gives_every_slot_back_and_leaves_the_target_alone(
     assert torch.equal(bits(play.pools[Role.TARGET].storage), before)
     held = {
         slot
-        for each in play.world.running
-        if each.allocation is not None
+        for request in play.world.running
+        if request.allocation is not None
         for slot in play.world.allocator.full_slots(
-            each.allocation, 0, page_size * len(each.allocation.full_pages)
+            request.allocation, 0, page_size * len(request.allocation.full_pages)
         )
     }
     drafted_in = set(batch.out_cache_loc.tolist()) - held
     assert bool(drafted_in) is (taken > 0)
     assert not mapping[list(drafted_in)].any()
     assert play.world.freed_slots - lost >= drafted_in
-    for each in play.world.running:
-        assert (each.length, each.known) == (each.prompt, each.prompt + 1)
+    for request in play.world.running:
+        assert (request.length, request.known) == (request.prompt, request.prompt + 1)
 
 
 @pytest.mark.parametrize("step", [Decode((0,)), Verify((0,), 1)], ids=["decode", "verify"])
@@ -538,13 +338,12 @@ def test_drafts_are_void_once_their_request_moves_on(
 def test_a_draft_is_the_same_however_often_it_is_made(modes: frozenset[Mode], device: str) -> None:
     play = caught_up(device, modes=modes)
     play(Draft((0, 1)))
-    first = [each.tree for each in play.world.running]
+    first = [request.tree for request in play.world.running]
     play(Draft((1,)), Draft((0,)))
-    assert [each.tree for each in play.world.running] == first
+    assert [request.tree for request in play.world.running] == first
 
 
-@PAGES
-@ENGINES
+@EITHER
 def test_only_a_draft_model_that_has_caught_up_can_draft(
     modes: frozenset[Mode], page_size: int, device: str
 ) -> None:
@@ -610,9 +409,9 @@ def test_eviction_leaves_what_the_next_draft_will_see(
     """A frozen draft stands where the target wrote last, a token before the next query."""
     play, kept = (caught_up(device, page_size, modes, (19, 15)) for _ in range(2))
     play(Evict(0), Evict(1))
-    for each in play.world.running:
-        assert each.allocation is not None
-        assert None in each.allocation.swa_pages
+    for request in play.world.running:
+        assert request.allocation is not None
+        assert None in request.allocation.swa_pages
     play.poison()
     found, wanted = play(Draft((0, 1))), kept(Draft((0, 1)))
     for name, values in wanted.items():
@@ -644,9 +443,10 @@ def test_a_request_that_leaves_takes_its_drafts_along(modes: frozenset[Mode], de
     first, second = play.world.running
     known = first.known
     play(Retract(0), Finish(0))
-    for each in (first, second):
-        assert (each.drafted, each.state, each.tree, each.allocation) == (0, None, (), None)
-    assert [len(each) for each in play.free()] == [80, 80]
+    for request in (first, second):
+        assert (request.drafted, request.state, request.tree) == (0, None, ())
+        assert request.allocation is None
+    assert [len(pages) for pages in play.free()] == [80, 80]
     assert first.known == known
     assert play.world.running == []
     play(Resume(0))
@@ -708,7 +508,7 @@ def test_a_pool_without_room_stops_what_needs_slots(
     play = Play(device, page_size, modes, slots={1: 20, 4: 24}[page_size])
     play(Admit(7, WHOLE), Admit(5, WHOLE), DraftExtend((0, 1)), Admit(4, WHOLE))
     free = play.free()
-    assert [len(each) * page_size for each in free] == [4, 4]
+    assert [len(pages) * page_size for pages in free] == [4, 4]
     assert play.asks(Draft((0,))) is (modes is FROZEN)
     assert play.free() == free
     batch = play.planned(Verify((0, 1), 0))
@@ -716,11 +516,12 @@ def test_a_pool_without_room_stops_what_needs_slots(
     play.world.commit(batch, play.decoder.forward(batch))
     while play.asks(Admit(1, 1)):
         assert len(play.world.running) < 8
-    free, held = play.free(), [(each.length, each.known) for each in play.world.running]
+    free = play.free()
+    held = [(request.length, request.known) for request in play.world.running]
     assert free[0] == []
     assert not play.asks(Verify((0,), 1))
     assert play.free() == free
-    assert [(each.length, each.known) for each in play.world.running] == held
+    assert [(request.length, request.known) for request in play.world.running] == held
     assert play.asks(DraftExtend((0, 1)))
 
 
@@ -754,12 +555,12 @@ SCHEDULES = st.builds(
 def check_ledger(world: Scheduler) -> None:
     """Every page and row is one request's, or free; and every request is what it says it is."""
     sizes, free = world.pools.sizes, world.allocator
-    held = [each.allocation for each in world.running if each.allocation is not None]
+    held = [request.allocation for request in world.running if request.allocation is not None]
     assert len(held) == len(world.running)
     pages = {
-        "full": ([page for each in held for page in each.full_pages], free.free_full),
-        "swa": ([p for each in held for p in each.swa_pages if p is not None], free.free_swa),
-        "rows": ([each.row for each in held], free.free_rows),
+        "full": ([page for holder in held for page in holder.full_pages], free.free_full),
+        "swa": ([p for holder in held for p in holder.swa_pages if p is not None], free.free_swa),
+        "rows": ([holder.row for holder in held], free.free_rows),
     }
     last = {
         "full": sizes.full_slots // sizes.page_size,
@@ -769,27 +570,30 @@ def check_ledger(world: Scheduler) -> None:
     for name, (owned, unowned) in pages.items():
         assert sorted(owned + unowned) == list(range(1, last[name] + 1)), name
     every = world.running + world.retracted
-    rows = [each.token_row for each in every] + world.free_token_rows
+    rows = [request.token_row for request in every] + world.free_token_rows
     assert sorted(rows) == list(range(world.token_rows))
-    for each in every:
-        assert each.drafted <= each.length <= each.known <= world.config.max_context
-        assert each.state is None or each.drafted == each.length == each.known - 1
-        assert not each.tree or each.state is not None
-    assert all(each.allocation is None and each.drafted == 0 for each in world.retracted)
+    for request in every:
+        assert request.drafted <= request.length <= request.known <= world.config.max_context
+        caught_up = request.drafted == request.length == request.known - 1
+        assert request.state is None or caught_up
+        assert not request.tree or request.state is not None
+    assert all(request.allocation is None for request in world.retracted)
+    assert all(request.drafted == 0 for request in world.retracted)
 
 
-def check_settled(world: Scheduler) -> None:
-    """Nobody holds a page of no token, and each token in the pool is mapped, if not evicted."""
+def check_committed(world: Scheduler) -> None:
+    """Nobody holds a page of no token, and every token in the pool is mapped, if not evicted."""
     mapping, tables = world.pools.tables.full_to_swa_index_mapping, world.pools.tables
-    owned = [world.owned(each) for each in world.running]
+    owned = [world.owned(request) for request in world.running]
     for slots in zip(*owned, strict=True):
         flat = [slot for of_request in slots for slot in of_request]
         assert len(set(flat)) == len(flat)
-    for each, (full, swa) in zip(world.running, owned, strict=True):
-        assert each.allocation is not None
-        pages = -(-each.length // world.pools.sizes.page_size)
-        assert len(each.allocation.full_pages) == len(each.allocation.swa_pages) == pages
-        assert tables.req_to_token[each.allocation.row, : each.length].tolist() == full
+    for request, (full, swa) in zip(world.running, owned, strict=True):
+        allocation = request.allocation
+        assert allocation is not None
+        pages = -(-request.length // world.pools.sizes.page_size)
+        assert len(allocation.full_pages) == len(allocation.swa_pages) == pages
+        assert tables.req_to_token[allocation.row, : request.length].tolist() == full
         assert [slot for slot in mapping[full].tolist() if slot] == swa
 
 
@@ -808,7 +612,7 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
     world = Scheduler(config, pools, 4, modes)
     events: Counter[str] = Counter()
 
-    @settings(max_examples=100)
+    @settings(max_examples=16)
     @given(SCHEDULES)
     def play(schedule: Schedule) -> None:
         generator = torch.Generator().manual_seed(schedule.seed)
@@ -820,7 +624,7 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
                 assert 1 <= len(work.batch.spans) <= world.max_bs
                 world.commit(work.batch, made_up(work.batch, generator))
                 check_ledger(world)
-            check_settled(world)
+            check_committed(world)
         events.update(world.events)
 
     play()
@@ -859,16 +663,15 @@ def test_no_forward_reads_what_holds_no_token(
     """All that no token's KV is in is NaN before each forward: a read of it would show."""
     play = Play(device, page_size, modes)
     forwards: Counter[Mode] = Counter()
-    for seed in range(3):
-        play.world.reset(seed)
-        for step in life(seed):
-            work = play.world.plan(step)
-            if work is not None and work.batch is not None:
-                play.poison()
-                output = play.decoder.forward(work.batch)
-                assert all(bool(each.isfinite().all()) for each in output.values()), step
-                play.world.commit(work.batch, output)
-                forwards[work.mode] += 1
+    play.world.reset(page_size)
+    for step in life(page_size):
+        work = play.world.plan(step)
+        if work is not None and work.batch is not None:
+            play.poison()
+            output = play.decoder.forward(work.batch)
+            assert all(bool(value.isfinite().all()) for value in output.values()), step
+            play.world.commit(work.batch, output)
+            forwards[work.mode] += 1
     assert set(forwards) == modes
-    assert min(forwards.values()) >= 10
+    assert min(forwards.values()) >= 5
     assert play.world.events["evicted"] > 0

@@ -1,10 +1,10 @@
-"""Key lists of the subject: which slots each token reads, held against lists in plain Python.
+"""Key lists of the subject: which slots every token reads, held against lists in plain Python.
 
 What must be listed is made here once more from the definitions: a query at position i sees
 the keys j with i - W < j <= i on SWA layers, drafts see their own branch or their ancestors.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
+from properties.support.examples import examples
 from reference.batch import Mode, Span, prepare
 from reference.config import PRESETS
 from reference.pool import HybridKVPool, PoolSizes
@@ -47,14 +48,8 @@ TOPK, STEPS, FORWARDS, DRAFTS, EXTEND_TOKENS = 2, 3, 2, 4, 4
 PAGE_SIZES = (1, 4)
 
 each_pool = pytest.mark.parametrize("page_size", PAGE_SIZES, ids=["page1", "page4"])
-each_era = pytest.mark.parametrize("scheme", LocationScheme)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def inference() -> Iterator[None]:
-    """Live in inference mode, as the harness does."""
-    with torch.inference_mode():
-        yield
+schemes = st.sampled_from(LocationScheme)
+"""Under none of them may a list differ."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +177,12 @@ def written_rows(
 
 
 @each_pool
-@each_era
-@given(live=st.lists(st.tuples(rows, st.integers(0, CONTEXT - 1)), max_size=BS), bucket=buckets)
+@examples(3)
+@given(
+    scheme=schemes,
+    live=st.lists(st.tuples(rows, st.integers(0, CONTEXT - 1)), max_size=BS),
+    bucket=buckets,
+)
 def test_a_row_lists_its_prefix_and_itself(
     device: str, page_size: int, scheme: LocationScheme, live: list[tuple[int, int]], bucket: int
 ) -> None:
@@ -219,8 +218,12 @@ extended = st.tuples(rows, st.integers(0, CONTEXT - 4), st.integers(1, EXTEND_TO
 
 
 @each_pool
-@each_era
-@given(live=st.lists(extended, max_size=BS, unique_by=lambda each: each[0]), bucket=buckets)
+@examples(3)
+@given(
+    scheme=schemes,
+    live=st.lists(extended, max_size=BS, unique_by=lambda request: request[0]),
+    bucket=buckets,
+)
 def test_a_token_of_a_draft_extend_lists_its_prefix_and_itself(
     device: str,
     page_size: int,
@@ -260,14 +263,15 @@ def test_a_token_of_a_draft_extend_lists_its_prefix_and_itself(
 
 
 @each_pool
-@each_era
+@examples(3)
 @given(
+    scheme=schemes,
     spans=st.lists(
         st.tuples(rows, st.integers(0, 40), st.integers(1, 8)),
         min_size=1,
         max_size=4,
         unique_by=lambda span: span[0],
-    )
+    ),
 )
 def test_a_token_of_an_extend_lists_its_prefix_and_itself(
     device: str, page_size: int, scheme: LocationScheme, spans: list[tuple[int, int, int]]
@@ -277,7 +281,7 @@ def test_a_token_of_an_extend_lists_its_prefix_and_itself(
     parts = [table_span(tables, row, begin, begin + count) for row, begin, count in spans]
     tokens = torch.zeros((1, CONTEXT), dtype=torch.int64, device=device)
     batch = prepare(Mode.EXTEND, parts, tokens, tokens[..., None].float(), tables.pool.tables)
-    queries = [(span.row, each) for span in parts for each in range(span.begin, span.end)]
+    queries = [(span.row, position) for span in parts for position in range(span.begin, span.end)]
     keys = fresh_span_keys(batch, WINDOW, subject_pool(page_size, scheme, device), MemoResets())
     assert listed(keys) == of_queries(queries, tables)
 
@@ -303,8 +307,8 @@ drafted = st.tuples(rows, st.integers(1, CONTEXT - TOPK * STEPS))
 
 
 @each_pool
-@each_era
-@given(live=st.lists(drafted, max_size=BS), bucket=buckets)
+@examples(3)
+@given(scheme=schemes, live=st.lists(drafted, max_size=BS), bucket=buckets)
 def test_a_branch_of_a_draft_lists_the_request_and_its_own_slots(
     device: str, page_size: int, scheme: LocationScheme, live: list[tuple[int, int]], bucket: int
 ) -> None:
@@ -398,9 +402,10 @@ def masks(keys: Keys, mask: Tensor | None) -> list[list[bool]]:
 
 
 @each_pool
-@each_era
+@examples(3)
 @given(
-    live=st.lists(verified, max_size=BS, unique_by=lambda each: each[0]),
+    scheme=schemes,
+    live=st.lists(verified, max_size=BS, unique_by=lambda request: request[0]),
     bucket=buckets,
 )
 def test_a_draft_to_verify_lists_every_draft_and_sees_its_ancestors(
@@ -434,8 +439,8 @@ def test_an_untranslated_page_table_lists_full_slots_on_swa_layers(device: str) 
     """The historical fault: slots of the right tokens, in the wrong sub-pool."""
     live = [(3, 20, (0, 0, 2)), (5, 4, (0, 1, 1))]
     right, wrong = (
-        listed(written_verify(live, 3, 1, LocationScheme.MEMO, device, right=each))
-        for each in (True, False)
+        listed(written_verify(live, 3, 1, LocationScheme.MEMO, device, right=translated))
+        for translated in (True, False)
     )
     mapping = tabled(1, device).mapping
     assert wrong.full == right.full
