@@ -11,14 +11,14 @@ from harness.lockstep.bits import bits
 from harness.lockstep.config import TrialConfig
 from properties.support.engines import BUCKETS, ENGINE_OF, trial_of
 from properties.support.graph_world import GraphWorld, shared_world
-from properties.support.planned_forward import PlannedForward, live_values
+from properties.support.ready_forward import ReadyForward, live_values
 from properties.support.runners import EXPECTED, PRESET
 from properties.support.static_inputs import stale
 from subjects.contracts import Axis
 from subjects.runners import RUNNERS
 
 
-def check_populated(planned: PlannedForward, *, device_reset: bool, host_reset: bool) -> None:
+def check_populated(planned: ReadyForward, *, device_reset: bool, host_reset: bool) -> None:
     """Replay over stale static inputs; see every live value, and every tail reset or as it was."""
     wanted = live_values(planned, EXPECTED[planned.name].per_bucket[Axis.TOKEN])
     planned.world.recapture()

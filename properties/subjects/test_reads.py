@@ -13,7 +13,7 @@ import torch
 from properties.support.engines import ENGINE_OF, trial_of
 from properties.support.flips import write_elsewhere
 from properties.support.graph_world import shared_world
-from properties.support.planned_forward import REQUESTS, PlannedForward, slots_of
+from properties.support.ready_forward import REQUESTS, ReadyForward, slots_of
 from properties.support.runners import EXPECTED, PRESET
 from reference.config import Kind, Role
 from subjects.contracts import LISTED_CONVERSIONS
@@ -29,13 +29,13 @@ each_prefill = pytest.mark.parametrize(
 
 
 @cache
-def planned_under(runner: str, scheme: LocationScheme, device: str) -> PlannedForward:
+def planned_under(runner: str, scheme: LocationScheme, device: str) -> ReadyForward:
     """Return a padded forward of a runner, which every launch brings back to its beginning."""
     world = shared_world(trial_of(ENGINE_OF[runner], scheme, device))
     return EXPECTED[runner].planned(runner, world)
 
 
-def attention_outputs(planned: PlannedForward) -> list[str]:
+def attention_outputs(planned: ReadyForward) -> list[str]:
     """Return the buffers in which attention leaves what the next segment reads."""
     return [name for name in planned.runner.static_buffers() if name.startswith("attention_output")]
 
@@ -110,7 +110,7 @@ def test_no_live_token_reads_what_stood_in_an_attention_output(runner: str, devi
     assert launched.written == planned.plain.written
 
 
-def moved_slot(planned: PlannedForward, request: int, kind: Kind) -> dict[Kind, set[int]]:
+def moved_slot(planned: ReadyForward, request: int, kind: Kind) -> dict[Kind, set[int]]:
     """Return the slots written once a request's first one of a kind is another, by kind.
 
     A scheme without a static SWA location follows the full one through the mapping: to the

@@ -7,49 +7,49 @@ is changed under the replay that is about to read it.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from properties.support.planned_forward import REQUESTS, PlannedForward
+from properties.support.ready_forward import REQUESTS, ReadyForward
 from reference.batch import MROPE_SECTIONS, TRACK_INTERVAL
 from reference.config import PRESETS, Kind
 
-Change = Callable[[PlannedForward, int], None]
+Change = Callable[[ReadyForward, int], None]
 """A change of what stands in the static buffers for one live request."""
 
-Moved = Callable[[PlannedForward, int], set[int]]
+Moved = Callable[[ReadyForward, int], set[int]]
 
 
-def itself(planned: PlannedForward, request: int) -> set[int]:
+def itself(planned: ReadyForward, request: int) -> set[int]:
     """Return the request."""
     return {request}
 
 
-def from_it_on(planned: PlannedForward, request: int) -> set[int]:
+def from_it_on(planned: ReadyForward, request: int) -> set[int]:
     """Return the live requests from this one on."""
     return set(range(request, REQUESTS))
 
 
-def the_last(planned: PlannedForward, request: int) -> set[int]:
+def the_last(planned: ReadyForward, request: int) -> set[int]:
     """Return the last live request."""
     return {REQUESTS - 1}
 
 
-def the_last_if_long(planned: PlannedForward, request: int) -> set[int]:
+def the_last_if_long(planned: ReadyForward, request: int) -> set[int]:
     """Return the last live request, if this one is the one whose window is full."""
     return {REQUESTS - 1} if request == 1 else set()
 
 
-def at_interval(planned: PlannedForward, request: int) -> set[int]:
+def at_interval(planned: ReadyForward, request: int) -> set[int]:
     """Return the request if one of its tokens ends an interval of state tracking."""
     mine = planned.batch.positions[planned.batch.token_requests == request].tolist()
     ends = any(position % TRACK_INTERVAL == TRACK_INTERVAL - 1 for position in mine)
     return {request} if ends else set()
 
 
-def tracked(planned: PlannedForward, request: int) -> set[int]:
+def tracked(planned: ReadyForward, request: int) -> set[int]:
     """Return the request if its state is tracked in this step: no other reads its index."""
     return at_interval(planned, request) if bool(planned.batch.mamba_track_mask[request]) else set()
 
 
-def beside(planned: PlannedForward, request: int) -> set[int]:
+def beside(planned: ReadyForward, request: int) -> set[int]:
     """Return the live requests of a request's first token and of the token after it."""
     after = planned.first(request) + 1
     owners = planned.batch.token_requests.tolist()
@@ -72,7 +72,7 @@ class Flip:
 def bump(buffer: str, modulus: int, section: int | None = None) -> Change:
     """Return a change of a request's first element to the next valid value."""
 
-    def change(planned: PlannedForward, request: int) -> None:
+    def change(planned: ReadyForward, request: int) -> None:
         values = planned.buffer(buffer) if section is None else planned.buffer(buffer)[section]
         at = planned.at(buffer, request)
         values[at : at + 1] = (values[at : at + 1] + 1) % modulus
@@ -83,7 +83,7 @@ def bump(buffer: str, modulus: int, section: int | None = None) -> Change:
 def scale(buffer: str) -> Change:
     """Return a change of the first number of a request's first row."""
 
-    def change(planned: PlannedForward, request: int) -> None:
+    def change(planned: ReadyForward, request: int) -> None:
         planned.buffer(buffer)[planned.at(buffer, request), 0] *= 0.5
 
     return change
@@ -92,21 +92,21 @@ def scale(buffer: str) -> Change:
 def negate(buffer: str) -> Change:
     """Return a change of a request's first bit to the other one."""
 
-    def change(planned: PlannedForward, request: int) -> None:
+    def change(planned: ReadyForward, request: int) -> None:
         at = planned.at(buffer, request)
         planned.buffer(buffer)[at : at + 1].logical_not_()
 
     return change
 
 
-def follow_another(planned: PlannedForward, request: int) -> None:
+def follow_another(planned: ReadyForward, request: int) -> None:
     """Point a request at the slots of the longest one, or that one at those of the first."""
     rows = planned.buffer("req_pool_indices")
     other = planned.at("req_pool_indices", 0 if request == 1 else 1)
     rows[planned.at("req_pool_indices", request)] = rows[other].clone()
 
 
-def see_one_key_less(planned: PlannedForward, request: int) -> None:
+def see_one_key_less(planned: ReadyForward, request: int) -> None:
     """Shorten a request, on the device and on the host."""
     for name in {"seq_lens", "seq_lens_cpu"} & planned.inputs.keys():
         planned.buffer(name)[planned.at(name, request)] -= 1
@@ -118,7 +118,7 @@ def shorten(buffer: str, by: int) -> Change:
     What is then not written is the padded request's and the last of the last live request.
     """
 
-    def change(planned: PlannedForward, request: int) -> None:
+    def change(planned: ReadyForward, request: int) -> None:
         planned.buffer(buffer)[planned.at(buffer, request)] -= by
 
     return change
@@ -127,7 +127,7 @@ def shorten(buffer: str, by: int) -> Change:
 def stop_at(buffer: str) -> Change:
     """Return a change that makes a request's first token the first that does not count."""
 
-    def change(planned: PlannedForward, request: int) -> None:
+    def change(planned: ReadyForward, request: int) -> None:
         planned.buffer(buffer).fill_(planned.first(request))
 
     return change
@@ -139,7 +139,7 @@ def move_boundary(buffer: str) -> Change:
     Request 1 gives: its window is full.
     """
 
-    def change(planned: PlannedForward, request: int) -> None:
+    def change(planned: ReadyForward, request: int) -> None:
         planned.buffer(buffer)[planned.first(request) + 1] += -1 if request == 1 else 1
 
     return change
@@ -148,7 +148,7 @@ def move_boundary(buffer: str) -> Change:
 def nudge(buffer: str, by: int) -> Change:
     """Return a change of where something of a request's last token begins or ends."""
 
-    def change(planned: PlannedForward, request: int) -> None:
+    def change(planned: ReadyForward, request: int) -> None:
         planned.buffer(buffer)[planned.last(request)] += by
 
     return change
@@ -157,7 +157,7 @@ def nudge(buffer: str, by: int) -> Change:
 def list_a_free_slot(starts: str, slots: str, kind: Kind) -> Change:
     """Return a change of the slot that a request's first row lists first to one nobody owns."""
 
-    def change(planned: PlannedForward, request: int) -> None:
+    def change(planned: ReadyForward, request: int) -> None:
         first = int(planned.buffer(starts)[planned.first(request)])
         planned.buffer(slots)[first] = planned.free[kind]
 
@@ -167,7 +167,7 @@ def list_a_free_slot(starts: str, slots: str, kind: Kind) -> Change:
 def write_elsewhere(buffer: str, kind: Kind) -> Change:
     """Return a change of a request's first write location to a slot that nobody owns."""
 
-    def change(planned: PlannedForward, request: int) -> None:
+    def change(planned: ReadyForward, request: int) -> None:
         planned.buffer(buffer)[planned.at(buffer, request)] = planned.free[kind]
 
     return change

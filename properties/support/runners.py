@@ -37,7 +37,7 @@ from properties.support.flips import (
     write_elsewhere,
 )
 from properties.support.graph_world import GraphWorld
-from properties.support.planned_forward import REQUESTS, PlannedForward
+from properties.support.ready_forward import REQUESTS, ReadyForward
 from properties.support.static_inputs import ExpectedInput
 from reference.batch import ENCODER_ROWS, TRACK_ROWS, Mode
 from reference.config import SPECULATION, Kind
@@ -116,10 +116,10 @@ class ExpectedRunner:
 
     def planned(
         self, name: str, world: GraphWorld, *, requests: int = REQUESTS, filled: bool = False
-    ) -> PlannedForward:
+    ) -> ReadyForward:
         """Return a forward that the runner of this row is about to run in a world."""
         inputs = self.inputs_under(world.trial.scheme)
-        return PlannedForward(world, name, inputs, requests=requests, filled=filled)
+        return ReadyForward(world, name, inputs, requests=requests, filled=filled)
 
 
 # Static inputs.

@@ -68,7 +68,7 @@ def steps_to(mode: Mode, requests: int, *, filled: bool) -> tuple[Step, ...]:
     }[mode]
 
 
-class PlannedForward:
+class ReadyForward:
     """Live requests about to be run by a runner.
 
     By default three, which pad the largest bucket of requests or of tokens, of whom request 1
@@ -204,9 +204,9 @@ class PlannedForward:
             if entries:  # A prefill populates once more, with what it makes of these inputs.
                 entries.pop()()
 
-        def change_and_launch(*arguments: Any) -> Any:
+        def change_and_launch(*arguments: Any, **named: Any) -> Any:
             at_launch()
-            return launch(*arguments)
+            return launch(*arguments, **named)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.runner.inputs, "populate", populate_and_change)
