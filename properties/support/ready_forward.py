@@ -228,7 +228,7 @@ def slots_of(span: Span, kind: Kind) -> list[int]:
     return list(span.full_slots if kind is Kind.FULL else span.swa_slots)
 
 
-def live_values(planned: PlannedForward, tokens_per_request: int) -> dict[str, Tensor]:
+def live_values(planned: ReadyForward, tokens_per_request: int) -> dict[str, Tensor]:
     """Return what the live part of each populated static input must be, read off the batch."""
     batch = planned.batch
     # A bucket of tokens has no token count among its inputs.
