@@ -250,7 +250,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:
     """Write what was run, on what and how it ended, as JSON; red or green."""
-    from harness.campaigns.record import write_evidence
+    from harness.records.record import write_evidence
 
     counts = config.stash[COUNTS]
     figures = {

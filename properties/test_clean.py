@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from harness.campaigns.case import Case, write_case
 from harness.campaigns.hunt import HuntResult, first_failure, hunt, play_all
 from harness.checks.explanation import explanation, observe
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.records.case import Case, write_case
 from harness.schedules.schedule import Schedule
 from harness.schedules.traffic import traffic_schedules
 from properties.trials import name

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.campaigns.case import Case, load_case
 from harness.checks.explanation import explanation, observe
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import STEP_PROPERTIES
@@ -20,6 +19,7 @@ from harness.explain.cause import explain
 from harness.lockstep.bits import hex_bits
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
+from harness.records.case import Case, load_case
 from harness.schedules.schedule import Admit, Decode, Idle, Schedule, Step
 from reference.config import Kind, Role
 from subjects.contracts import Policy, override

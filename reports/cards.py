@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.campaigns.schema import BugRow, CleanRow, Record, TrialRow, TrialSettings, Violation
-from harness.campaigns.schema import Finding as RecordedFinding
+from harness.records.schema import BugRow, CleanRow, Record, TrialRow, TrialSettings, Violation
+from harness.records.schema import Finding as RecordedFinding
 from reports.bit_patterns import Comparison, compare
 from reports.explanation import ExplanationView, describe
 from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words

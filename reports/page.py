@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from harness.campaigns.schema import FORMAT, VERSION, Record
+from harness.records.schema import FORMAT, VERSION, Record
 from reports.comparison import Comparison
 from reports.review import review
 from reports.texts import duration

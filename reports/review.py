@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
-from harness.campaigns.schema import (
+from harness.records.schema import (
     BugOnRunner,
     BugRow,
     CleanRow,

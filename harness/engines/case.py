@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.case import check_sizes, dump_json, load_json
 from harness.lockstep.config import trial_from_json
+from harness.records.case import check_sizes, dump_json, load_json
 from harness.schedules.schedule import from_json
 
 FORMAT = "paritybit-engine-case"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.campaigns.schema import Record
+from harness.records.schema import Record
 from properties.support.records import (
     SAMPLES,
     finding_of,

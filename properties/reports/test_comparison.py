@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from harness.__main__ import main
-from harness.campaigns import record as records
-from harness.campaigns.schema import Finding, Record
+from harness.records import record as records
+from harness.records.schema import Finding, Record
 from properties.support.records import (
     HOSTILE,
     SAMPLES,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from harness.campaigns.schema import BugRow
+from harness.records.schema import BugRow
 from properties.support.records import bug, green
 from reports import detection_plot
 from reports.page import render

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
-from harness.campaigns.schema import Record
 from harness.explain.facts import NOBODY, CodeSite, How, Situation, UncapturedRun
+from harness.records.schema import Record
 from properties.support.pages import card_of, words_of
 from properties.support.records import (
     CAPTURED_INDEX,

@@ -6,7 +6,7 @@ from html import unescape
 
 import pytest
 
-from harness.campaigns.schema import Record
+from harness.records.schema import Record
 from properties.support.pages import (
     Cell,
     RunnerSection,

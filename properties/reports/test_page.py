@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.campaigns.schema import Record
-from harness.campaigns.typed_json import from_json, to_json
+from harness.records.schema import Record
+from harness.records.typed_json import from_json, to_json
 from properties.support.pages import (
     Page,
     card_of,

@@ -10,18 +10,18 @@ from typing import cast
 import pytest
 
 from harness.__main__ import main
-from harness.campaigns import record as records
 from harness.campaigns import regress
-from harness.campaigns.case import Case, load_case, write_case
 from harness.campaigns.hunt import HuntResult
 from harness.campaigns.run_record import record as record_of
-from harness.campaigns.schema import Record
 from harness.campaigns.task import Finding, Result, Source, Status, Task, run_task
 from harness.checks.property import Property, Violation
 from harness.checks.table import PROPERTIES
 from harness.explain.facts import Cause, TimelineEntry
 from harness.explain.recorded import RecordedForward
 from harness.lockstep.config import TrialConfig
+from harness.records import record as records
+from harness.records.case import Case, load_case, write_case
+from harness.records.schema import Record
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.pages import Page, RunnerSection
 from properties.support.records import explanation

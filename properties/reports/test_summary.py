@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.campaigns import record as records
+from harness.records import record as records
 from properties.support.records import SAMPLES, failed_explainer, green, hostile, many, red
 from reports.summary import MOST_LINES, summarise
 

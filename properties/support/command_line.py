@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.case import Case, dump_json, write_case
 from harness.lockstep.config import TrialConfig
+from harness.records.case import Case, dump_json, write_case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.places import ROOT
 

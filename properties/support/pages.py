@@ -7,7 +7,7 @@ from html import unescape
 from html.parser import HTMLParser
 from typing import NamedTuple
 
-from harness.campaigns.schema import Record
+from harness.records.schema import Record
 from properties.support.records import SAMPLES
 from reports.page import render
 

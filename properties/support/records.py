@@ -4,21 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.campaigns.schema import (
-    BugOnRunner,
-    BugRow,
-    CaseHead,
-    CleanRow,
-    Contract,
-    ContractRow,
-    Environment,
-    Finding,
-    HuntStatus,
-    Record,
-    Schedule,
-    TrialSettings,
-    Violation,
-)
 from harness.explain.facts import (
     NOBODY,
     Cause,
@@ -32,6 +17,21 @@ from harness.explain.facts import (
     StaticInputRow,
     TimelineEntry,
     Writer,
+)
+from harness.records.schema import (
+    BugOnRunner,
+    BugRow,
+    CaseHead,
+    CleanRow,
+    Contract,
+    ContractRow,
+    Environment,
+    Finding,
+    HuntStatus,
+    Record,
+    Schedule,
+    TrialSettings,
+    Violation,
 )
 
 PROPERTIES = {

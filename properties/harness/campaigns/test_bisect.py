@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from harness.__main__ import main
 from harness.campaigns.bisect import BugSet, ddmin, likeliest_runner, smallest, split
-from harness.campaigns.case import Case, load_case, write_case
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
+from harness.records.case import Case, load_case, write_case
 from properties.support.command_line import FINDING, MALFORMED, OK
 from properties.support.places import CORPUS
 from subjects.bugs.catalogue import BUGS

@@ -8,7 +8,6 @@ import pytest
 
 from harness.campaigns import task as tasks
 from harness.campaigns.bisect import Bisection, hunted_case, with_goal
-from harness.campaigns.case import Case
 from harness.campaigns.executor import Ended
 from harness.campaigns.history import HISTORY, Point, play_history
 from harness.campaigns.hunt import HuntResult, PlayingFailedError, hunt, play_all
@@ -19,6 +18,7 @@ from harness.checks.explanation import Explained
 from harness.checks.play import DeviceLostError, Outcome
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.tracebacks import headline
+from harness.records.case import Case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.scripted import ERROR, Scripted, clean, violating
 

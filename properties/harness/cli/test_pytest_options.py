@@ -14,10 +14,10 @@ import torch
 
 import conftest
 from harness.__main__ import main
-from harness.campaigns.case import load_case
 from harness.checks.expectations import affected_runners
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import DTYPES
+from harness.records.case import load_case
 from properties.support.command_line import FINDING, python
 from properties.support.places import ROOT
 from properties.trials import PAGE_SIZES, clean_trials

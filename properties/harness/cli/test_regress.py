@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.campaigns.case import load_case
 from harness.campaigns.hunt import HuntResult
 from harness.campaigns.regress import RunConfig, plan
 from harness.campaigns.task import Result, Status, Task
 from harness.cli.regress import hunts_of
+from harness.records.case import load_case
 from properties.support.command_line import CANNOT_RUN, FINDING, INTERRUPTED, OK, Data
 from properties.support.places import ROOT
 from properties.support.scripted import ERROR

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from harness import __version__
-from harness.campaigns.case import dump_json, load_json
-from harness.campaigns.schema import FORMAT, VERSION, Environment, Record
-from harness.campaigns.typed_json import from_json, to_json
+from harness.records.case import dump_json, load_json
+from harness.records.schema import FORMAT, VERSION, Environment, Record
+from harness.records.typed_json import from_json, to_json
 
 COMMIT_VARIABLE = "PARITYBIT_COMMIT"
 """Names the commit where the tree is a copy without its git folder."""
