@@ -16,7 +16,7 @@ import conftest
 from harness.campaigns.case import load_case
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import DTYPES
-from properties.trials import PAGE_SIZES
+from properties.support.trials import PAGE_SIZES
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS, runners_of
 from subjects.runners import RUNNERS
