@@ -68,7 +68,7 @@ def live_output(observed: Observation) -> Mapping[str, torch.Tensor]:
 
 
 def wrong_bit_of_a_live_row(observed: Observation) -> None:
-    """A graph that is wrong: the eager world alone is right, and so is all that is compared to it."""
+    """A graph that is wrong, whoever replays it: the eager world alone is right."""
     flip(first_of(dict(live_output(observed))), -1, -1)
     for name in ("hermetic_replay", "padding_noninterference"):
         found = observed.extra[name]
