@@ -5,14 +5,14 @@ case file, of its own. With `--bug` the same suite runs on the broken subject.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from harness.campaigns.case import Case, write_case
-from harness.campaigns.hunt import HuntResult, first_failure, hunt, play_all
+from harness.campaigns.hunt import HuntResult, draw, first_failure, hunt
 from harness.checks.explanation import explanation, observe
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
@@ -31,11 +31,21 @@ TRAFFIC_SEEDS = 97
 
 @dataclass
 class Survey:
-    """What the schedules of one trial gave, with every property on."""
+    """What the schedules of one trial gave, with every property on.
+
+    `error` is the traceback of the first playing that failed: then nothing is proved.
+    """
 
     trial: TrialConfig
-    generated: HuntResult
-    traffic: HuntResult
+    generated: HuntResult = field(default_factory=HuntResult)
+    traffic: HuntResult = field(default_factory=HuntResult)
+    error: str | None = None
+
+    def play(self, lockstep: Lockstep, schedule: Schedule, source: HuntResult) -> None:
+        """Play one schedule of a source and count it."""
+        outcome = lockstep.play(schedule)
+        source.add(outcome)
+        self.error = self.error or outcome.error
 
     @property
     def violated(self) -> Counter[str]:
@@ -60,17 +70,26 @@ def traffic_of(trial: TrialConfig, seed: int) -> list[Schedule]:
 
 
 def surveyed(trial: TrialConfig, seed: int, played: Counter[str]) -> Survey:
-    """Return the survey of a trial, made and counted in `played` on first use."""
+    """Return the survey of a trial, made and counted in `played` on first use.
+
+    Fails where a playing failed, whatever property was asked about.
+    """
     if trial not in SURVEYS:
         lockstep = Lockstep(trial, frozenset(PROPERTIES))
-        generated = play_all(lockstep, seed, settings().max_examples)
-        traffic = HuntResult()
+        survey = SURVEYS[trial] = Survey(trial)
+        draw(
+            lockstep,
+            lambda drawn: survey.play(lockstep, drawn, survey.generated),
+            seed,
+            settings().max_examples,
+        )
         for piece in traffic_of(trial, seed):
-            traffic.add(lockstep.play(piece))
-        SURVEYS[trial] = Survey(trial, generated, traffic)
+            survey.play(lockstep, piece, survey.traffic)
         played["trials"] += 1
         for key in ("schedules", "steps", "replays", "padded_replays"):
-            played[key] += getattr(generated, key) + getattr(traffic, key)
+            played[key] += getattr(survey.generated, key) + getattr(survey.traffic, key)
+    if SURVEYS[trial].error is not None:
+        pytest.fail(f"a playing failed, so that nothing is proved:\n{SURVEYS[trial].error}")
     return SURVEYS[trial]
 
 
@@ -83,9 +102,8 @@ def test_a_clean_subject_keeps(
     played: Counter[str],
 ) -> None:
     survey = surveyed(clean_trial, hunter_seed, played)
-    if not survey.violated[property_id]:
-        return
-    pytest.fail(failure(survey, property_id, hunter_seed, artifacts))
+    if survey.violated[property_id]:
+        pytest.fail(failure(survey, property_id, hunter_seed, artifacts))
 
 
 def test_a_survey_is_not_vacuous(
