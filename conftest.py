@@ -203,7 +203,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run `clean_trial` over the trials that the options leave."""
     if "clean_trial" not in metafunc.fixturenames:
         return
-    from properties.trials import clean_trials, name
+    from properties.support.trials import clean_trials, name
 
     config = metafunc.config
     options = [config.getoption(f"--{option}") for option in ("runner", "preset", "bug")]

@@ -20,7 +20,7 @@ from harness.lockstep.config import DTYPES
 from harness.records.case import load_case
 from properties.support.command_line import FINDING, python
 from properties.support.places import ROOT
-from properties.trials import PAGE_SIZES, clean_trials
+from properties.support.trials import PAGE_SIZES, clean_trials
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS

@@ -37,27 +37,27 @@ def pools() -> KVPools:
     return KVPools(CONFIG, draft_config(CONFIG), sizes, torch.float32, torch.device("cpu"))
 
 
-def test_each_element_knows_who_wrote_it_last_and_how() -> None:
+def test_an_element_knows_who_wrote_it_last_and_how() -> None:
     buffer = torch.zeros(6, dtype=torch.int32)
     ledger = StaticLedger([buffer[:4], buffer])
     assert [write.how for write in ledger.of(buffer)] == ["capture"] * 6
     with ledger.during(FIRST):
         torch._foreach_zero_([buffer])
         torch._foreach_copy_([buffer[:3]], [torch.ones(3, dtype=torch.int64)])
-    with ledger.during(SECOND, levelling=True):
+    with ledger.during(SECOND, equalizing=True):
         buffer.view(2, 3)[:, 1].fill_(5)
     assert [(write.turn.step, write.how) for write in ledger.of(buffer)] == [
         (3, "copied"),
-        (5, "levelled"),
+        (5, "equalized"),
         (3, "copied"),
         (3, "reset"),
-        (5, "levelled"),
+        (5, "equalized"),
         (3, "reset"),
     ]
     assert [write.turn.step for write in ledger.of(buffer[4:])] == [5, 3]
 
 
-def test_what_is_written_elsewhere_or_outside_a_turn_is_not_credited() -> None:
+def test_what_is_written_elsewhere_or_outside_a_forward_is_not_credited() -> None:
     buffer, other = torch.zeros(2), torch.zeros(2)
     ledger = StaticLedger([buffer])
     with ledger.during(FIRST):
@@ -89,12 +89,12 @@ def locations(*slots: int, kind: Kind) -> Tensor:
 SWA = CONFIG.layers_of(Kind.SWA)[0]
 
 
-def test_each_slot_knows_the_row_that_wrote_it_last(pools: KVPools) -> None:
+def test_a_slot_knows_the_row_that_wrote_it_last(pools: KVPools) -> None:
     ledger = SlotLedger(pools)
     ledger.follow(FIRST, [store(pools, SWA, locations(4, 5, 0, kind=Kind.SWA), 1.0)])
     ledger.follow(SECOND, [store(pools, SWA, locations(6, 5, kind=Kind.SWA), 1.0)])
     found = [ledger.of(Role.TARGET, Kind.SWA, slot) for slot in (4, 5, 6, 0)]
-    assert [each and (each.turn.step, each.row, each.request) for each in found] == [
+    assert [write and (write.turn.step, write.row, write.request) for write in found] == [
         (3, 0, 7),
         (5, 1, None),
         (5, 0, 9),
@@ -121,7 +121,7 @@ def test_a_row_that_overwrites_a_slot_is_the_first_difference(pools: KVPools) ->
     assert int(tensor[element]) == 4
 
 
-def test_a_row_that_went_elsewhere_is_told_by_where_it_should_have_gone(pools: KVPools) -> None:
+def test_a_row_that_went_elsewhere_is_known_by_where_it_should_have_gone(pools: KVPools) -> None:
     right = [store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)]
     wrong = [store(pools, SWA, locations(0, kind=Kind.SWA), 1.0)]
     found = first_difference(side(pools, right), side(pools, wrong))
@@ -187,7 +187,7 @@ def test_the_first_key_that_differs_is_to_blame_for_a_row(pools: KVPools) -> Non
     assert read_again(found.index, [right], pools) == 8
 
 
-def test_ops_are_paired_by_name_and_turn() -> None:
+def test_ops_are_paired_by_name_and_by_how_often_it_was_called() -> None:
     """What one side alone ran is left out; the second of a name is held against the second."""
     left = [OpCall("a", (), torch.zeros(2, 1)), OpCall("b", (), torch.zeros(2, 1))]
     right = [

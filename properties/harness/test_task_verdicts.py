@@ -1,0 +1,49 @@
+"""How a task ends where the table of expectations, or the bug itself, is wrong.
+
+The bug is of the CPU graph runner: its engine is built in no time.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.campaigns.task import Source, Status, Task, run_task
+from harness.lockstep.config import TrialConfig
+from subjects.bugs.catalogue import BUGS
+from subjects.runners import RUNNERS
+
+BUG, RUNNER = "req_pool_pad", "cpu_graph"
+
+
+def status(device: str, examples: int = 20) -> Status:
+    """Return how the task of hunting the bug ends."""
+    trial = TrialConfig(RUNNER, device=device).with_bug(BUG)
+    return run_task(Task(trial, Source.GENERATED, 0, examples)).status
+
+
+def test_a_bug_that_the_named_property_sees_is_caught(device: str) -> None:
+    assert status(device) is Status.CAUGHT
+
+
+def test_a_bug_of_the_wrong_property_is_red(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that names another property is found out."""
+    wrong = replace(BUGS[BUG], detected_by="log_hygiene")
+    monkeypatch.setattr("harness.campaigns.task.BUGS", {**BUGS, BUG: wrong})
+    assert status(device) is Status.WRONG_PROPERTY
+
+
+def test_a_bug_that_changes_nothing_is_missed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inert = replace(BUGS[BUG], rows={})
+    monkeypatch.setattr("harness.campaigns.task.BUGS", {**BUGS, BUG: inert})
+    monkeypatch.setattr("harness.lockstep.config.BUGS", {**BUGS, BUG: inert})
+    assert status(device, examples=5) is Status.MISSED
+
+
+def test_a_bug_that_affects_a_runner_that_it_should_not_is_red(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that calls a bug harmless is found out."""
+    kind = RUNNERS[RUNNER]
+    monkeypatch.setattr(kind, "affected_by", kind.affected_by - {BUG})
+    monkeypatch.setattr(kind, "unaffected", {**kind.unaffected, BUG: "it is said to be right"})
+    assert status(device) is Status.AFFECTED_AFTER_ALL
