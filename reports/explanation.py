@@ -39,7 +39,7 @@ UNCAPTURED_RUN: Mapping[UncapturedRun | None, str] = {
 HOW: Mapping[How, str] = {
     "copied": "copied from its batch",
     "reset": "reset as padding",
-    "levelled": "made equal for all padded rows",
+    "equalized": "made equal for all padded rows",
     "capture": "left so since",
 }
 """How a static element came to hold what it holds."""

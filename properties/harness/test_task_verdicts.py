@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from harness.campaigns.task import Source, Status, Task, run_task
+from harness.checks.expectations import COMPILED, TABLE
 from harness.lockstep.config import TrialConfig
 from subjects.bugs.catalogue import BUGS
-from subjects.runners import RUNNERS
 
 BUG, RUNNER = "req_pool_pad", "cpu_graph"
 
@@ -27,8 +27,7 @@ def test_a_bug_that_the_named_property_sees_is_caught(device: str) -> None:
 
 def test_a_bug_of_the_wrong_property_is_red(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that names another property is found out."""
-    wrong = replace(BUGS[BUG], detected_by="log_hygiene")
-    monkeypatch.setattr("harness.campaigns.task.BUGS", {**BUGS, BUG: wrong})
+    monkeypatch.setitem(TABLE, BUG, replace(TABLE[BUG], detected_by="log_hygiene"))
     assert status(device) is Status.WRONG_PROPERTY
 
 
@@ -43,7 +42,11 @@ def test_a_bug_that_affects_a_runner_that_it_should_not_is_red(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that calls a bug harmless is found out."""
-    kind = RUNNERS[RUNNER]
-    monkeypatch.setattr(kind, "affected_by", kind.affected_by - {BUG})
-    monkeypatch.setattr(kind, "unaffected", {**kind.unaffected, BUG: "it is said to be right"})
+    row = TABLE[BUG]
+    harmless = replace(
+        row,
+        affected=row.affected - {COMPILED},
+        unaffected={**row.unaffected, COMPILED: "it is said to be right"},
+    )
+    monkeypatch.setitem(TABLE, BUG, harmless)
     assert status(device) is Status.AFFECTED_AFTER_ALL

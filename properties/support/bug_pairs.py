@@ -1,6 +1,6 @@
 """Which bugs are tried on which runners, and how far a schedule that shows one must shrink."""
 
-from harness.checks.expectations import affected_runners, unaffected_reason
+from harness.checks.expectations import affected_runners, detected_by, unaffected_reason
 from properties.support.trials import every_pair
 from subjects.bugs.catalogue import BUGS
 
@@ -42,7 +42,7 @@ MOST_REQUESTS = 3
 
 def detecting(bug: str) -> str:
     """Return the property that must see a bug that affects a runner."""
-    found = BUGS[bug].detected_by
+    found = detected_by(BUGS[bug])
     assert found is not None
     return found
 

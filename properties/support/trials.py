@@ -72,8 +72,8 @@ def clean_trials(
     runners = [runner] if runner else affected_runners(BUGS[bug])
     presets = [preset] if preset else list(PRESETS)
     return [
-        TrialConfig(*row, device, BUGS[bug].scheme, page_size, bugs=(bug,))
-        for *row, page_size in product(runners, presets, DTYPES, PAGE_SIZES)
+        TrialConfig(affected, model, dtype, device, BUGS[bug].scheme, page_size, bugs=(bug,))
+        for affected, model, dtype, page_size in product(runners, presets, DTYPES, PAGE_SIZES)
     ]
 
 

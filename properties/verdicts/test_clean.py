@@ -143,7 +143,7 @@ def failure(survey: Survey, property_id: str, seed: int, artifacts: Path) -> str
     lockstep.watch(PROPERTIES)
     outcome, timeline = observe(lockstep, hunt_result.schedule)
     cause = explanation(lockstep, hunt_result.schedule, outcome, timeline, property_id)
-    proof = "".join(f"{sentence}\n" for sentence in cause["proof"]) if cause is not None else ""
+    proof = "".join(f"{sentence}\n" for sentence in cause.proof) if cause is not None else ""
     violations = tuple(violation.to_json() for violation in outcome.violations)
     path = artifacts / f"{property_id}-{name(trial)}.json"
     write_case(Case(trial, hunt_result.schedule, property_id, seed, violations), path)

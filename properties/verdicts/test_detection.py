@@ -4,13 +4,20 @@ The table is written before a bug is hunted. A bug that only another property se
 so is one that shows on a runner that it is said not to affect.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from harness.campaigns.hunt import HuntResult, hunt
 from harness.campaigns.task import Source, Status, Task, pieces_of, run_task
-from harness.checks.expectations import affected_runners, unaffected_reason
+from harness.checks.expectations import (
+    DECODE,
+    TABLE,
+    affected_runners,
+    detected_by,
+    unaffected_reason,
+)
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
@@ -88,16 +95,29 @@ def small(device: str) -> TrialConfig:
 
 
 def test_every_bug_and_runner_is_decided_once() -> None:
-    """A pair is affected, or there is a reason; no runner names a bug that there is not."""
-    for name, bug in BUGS.items():
-        for runner, kind in RUNNERS.items():
+    """A pair is affected, or there is a reason; the table names no bug that there is not."""
+    for bug in BUGS.values():
+        for runner in RUNNERS:
             reason = unaffected_reason(bug, runner)
             assert (reason is None) == (runner in affected_runners(bug))
             assert reason is None or len(reason) > 10
             assert not (reason is None and missing_inputs(bug, runner))
-            assert not (name in kind.affected_by and name in kind.unaffected)
-    for kind in RUNNERS.values():
-        assert kind.affected_by | kind.unaffected.keys() <= BUGS.keys()
+    assert TABLE.keys() == BUGS.keys()
+    for row in TABLE.values():
+        assert not row.affected & row.unaffected.keys()
+
+
+def test_a_bug_without_a_row_is_an_error() -> None:
+    unheard = replace(BUGS["req_pool_pad"], name="unheard_of")
+    with pytest.raises(KeyError, match="unheard_of"):
+        unaffected_reason(unheard, "decode")
+
+
+def test_a_pair_that_nobody_decided_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = TABLE["req_pool_pad"]
+    monkeypatch.setitem(TABLE, "req_pool_pad", replace(row, affected=row.affected - {DECODE}))
+    with pytest.raises(KeyError, match="decided"):
+        unaffected_reason(BUGS["req_pool_pad"], "decode")
 
 
 def test_every_bug_but_a_masked_site_affects_a_runner() -> None:
@@ -117,9 +137,9 @@ def test_the_memo_warns_in_a_replay_that_no_allocation_precedes(device: str) -> 
 
 
 def test_a_masked_site_is_detected_together_with_what_masks_it() -> None:
-    masked = {bug.without for bug in BUGS.values() if bug.masked_by is not None}
+    masked = {bug.without for bug in BUGS.values() if detected_by(bug) is None}
     assert masked == {("entry",), ("before_window",)}
-    assert BUGS["loc_memo_warning.entry+before_window"].detected_by == "log_hygiene"
+    assert detected_by(BUGS["loc_memo_warning.entry+before_window"]) == "log_hygiene"
 
 
 @pytest.mark.parametrize("runner", affected_runners(BUGS["loc_memo_capture"]))

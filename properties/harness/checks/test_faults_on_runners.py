@@ -10,7 +10,6 @@ from functools import cache
 
 import pytest
 import torch
-from subjects.prefill import PrefillRunner
 from torch import Tensor
 
 from harness.checks.of_steps.captured_path import graph_breaches, path_breaches
@@ -40,6 +39,7 @@ from subjects.pool import TRANSLATE
 from subjects.protocol import Replay, ReplayFacts
 from subjects.runners import RUNNERS, engine_runners
 from subjects.runners.base import GraphRunner
+from subjects.runners.prefill import PrefillRunner
 
 PREFILLS = tuple(name for name, runner in RUNNERS.items() if issubclass(runner, PrefillRunner))
 

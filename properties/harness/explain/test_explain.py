@@ -12,11 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.checks.explanation import explanation, observe, violating_forward
+from harness.checks.explanation import explanation, observe
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.property import Violation
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.explain.cause import explain
+from harness.explain.explanation import explain, violating_forward
+from harness.explain.facts import (
+    Cause,
+    Explanation,
+    FirstDifference,
+    IndexOrigin,
+    Slot,
+    SlotMap,
+    TimelineEntry,
+)
 from harness.explain.recorded import record_forward
 from harness.lockstep.bits import hex_bits
 from harness.lockstep.config import TrialConfig
@@ -129,12 +138,35 @@ class Explained:
     case: Case
     lockstep: Lockstep
     seen: list[Seen]
-    facts: Data
+    facts: Explanation
+
+    @property
+    def cause(self) -> Cause:
+        """The cause that was found."""
+        return self.facts.cause
+
+    @property
+    def index(self) -> IndexOrigin:
+        """The index that led to the violation."""
+        assert self.cause.index is not None
+        return self.cause.index
+
+    @property
+    def slot(self) -> Slot:
+        """The slot that the violation is about."""
+        assert self.cause.slot is not None
+        return self.cause.slot
+
+    @property
+    def difference(self) -> FirstDifference:
+        """The first bits that differ."""
+        assert self.cause.difference is not None
+        return self.cause.difference
 
     @property
     def last(self) -> Seen:
         """The forward that is explained."""
-        return next(one for one in self.seen if one.step == self.facts["step"])
+        return next(one for one in self.seen if one.step == self.facts.at.step)
 
 
 def explain_case(case: Case, device: str) -> Explained:
@@ -177,98 +209,102 @@ REPLAYED = cases_of("swa_pad", "swa_int64", "req_pool_pad", "loc_memo_capture", 
 def test_the_cause_is_what_the_mechanism_implies(explained: Explained) -> None:
     """The buffer, whether it was stale, and what is to blame; or the site of a warning."""
     facts, bug = explained.facts, str(explained.case.trial.bug).partition(".")[0]
-    assert facts["property"] == explained.case.target
-    assert facts["proof"][0].startswith("Let ")
-    assert facts["proof"][-1].startswith("So ")
+    assert facts.property == explained.case.target
+    assert facts.proof[0].startswith("Let ")
+    assert facts.proof[-1].startswith("So ")
     if bug == "loc_memo_warning":
-        assert facts["blame"] == "call site"
-        assert facts["site"]["function"] in MEMO_SITES
-        assert facts["site"]["file"].startswith("subjects/")
-        assert "invalidate_loc_cache" in facts["site"]["message"]
+        assert facts.cause.blame == "call site"
+        assert facts.cause.site is not None
+        assert facts.cause.site.function in MEMO_SITES
+        assert facts.cause.site.file.startswith("subjects/")
+        assert "invalidate_loc_cache" in facts.cause.site.message
         return
     truth = TRUTH[bug]
-    index, site = facts["index"] or {}, facts["site"] or {}
-    assert facts["blame"] == truth["blame"]
-    assert {key: index[key] for key in ("buffer", "stale") if key in truth} == {
-        key: truth[key] for key in ("buffer", "stale") if key in truth
-    }
-    assert site.get("function") == truth.get("function", site.get("function"))
-    assert truth.get("message", "") in site.get("message", "")
+    index, site = facts.cause.index, facts.cause.site
+    assert facts.cause.blame == truth["blame"]
+    if "buffer" in truth:
+        assert index is not None
+        assert index.buffer == truth["buffer"]
+        assert index.stale is truth.get("stale", index.stale)
+    if "function" in truth:
+        assert site is not None
+        assert site.function == truth["function"]
+    if "message" in truth:
+        assert site is not None
+        assert truth["message"] in site.message
 
 
 @STALE
 def test_a_stale_element_was_seen_where_it_is_said_to_have_been_left(explained: Explained) -> None:
     """It held the value from the step that left it until the step that is explained."""
-    index, facts = explained.facts["index"], explained.facts
-    left_by, key = index["left_by"], (facts["runner"], index["buffer"])
-    values = {
-        seen.step: int(seen.static[key].flatten()[index["element"]]) for seen in explained.seen
-    }
-    since = [value for step, value in values.items() if left_by["step"] <= step <= facts["step"]]
+    index, facts = explained.index, explained.facts
+    left_by, key = index.left_by, (str(facts.at.runner), str(index.buffer))
+    values = {seen.step: int(seen.static[key].flatten()[index.element]) for seen in explained.seen}
+    since = [value for step, value in values.items() if left_by.step <= step <= facts.at.step]
     assert len(since) > 1
-    assert set(since) == {index["value"]}
-    assert index["value"] != index["right"]
-    assert left_by["step"] < facts["step"]
-    then = next(seen for seen in explained.seen if seen.step == left_by["step"])
+    assert set(since) == {index.value}
+    assert index.value != index.right
+    assert left_by.step < facts.at.step
+    then = next(seen for seen in explained.seen if seen.step == left_by.step)
     owner = {
-        "out_cache_loc_swa": then.owners.get((Kind.SWA, index["value"])),
-        "req_pool_indices": then.rows.get(index["value"]),
-    }[index["buffer"]]
-    assert left_by["request"] == owner
+        "out_cache_loc_swa": then.owners.get((Kind.SWA, index.value)),
+        "req_pool_indices": then.rows.get(index.value),
+    }[str(index.buffer)]
+    assert left_by.request == owner
     assert owner is not None
 
 
 @ABOUT_SLOTS
 def test_the_slot_named_was_seen_with_its_owner(explained: Explained) -> None:
-    slot = explained.facts["slot"]
-    owner = explained.last.owners.get((Kind(slot["kind"]), slot["slot"]))
-    assert slot["owner"] == ("nobody" if owner is None else f"request {owner}")
-    shown = slot_map(explained, Role(slot["model"]), Kind(slot["kind"]))
-    assert shown["owners"][slot["slot"]] == (-1 if owner is None else owner)
+    slot = explained.slot
+    owner = explained.last.owners.get((Kind(slot.kind), slot.slot))
+    assert slot.owner == ("nobody" if owner is None else f"request {owner}")
+    shown = slot_map(explained, Role(slot.model), Kind(slot.kind))
+    assert shown.owners[slot.slot] == (-1 if owner is None else owner)
 
 
 @DIVERGED
 def test_the_bits_of_a_slot_were_seen_in_both_worlds(explained: Explained) -> None:
-    difference = explained.facts["difference"]
+    difference = explained.difference
     pools = explained.lockstep.pair.graph_pools
-    role, kind = Role(difference["model"]), Kind(difference["kind"])
-    layer = pools[role].config.layers_of(kind).index(difference["layer"])
+    role, kind = Role(str(difference.model)), Kind(str(difference.kind))
+    layer = pools[role].config.layers_of(kind).index(difference.layer)
     place = (
         layer,
-        "KV".index(difference["tensor"]),
-        difference["slot"],
-        difference["head"],
-        difference["element"],
+        "KV".index(difference.tensor),
+        difference.slot,
+        difference.head,
+        difference.element,
     )
     for world, bits in (("eager", "eager_bits"), ("graph", "graph_bits")):
         storage = getattr(explained.last, world)
         arenas = {(r, k): arena for r, k, arena in pools.arenas_of(storage)}
-        assert hex_bits(arenas[role, kind][place]) == difference[bits]
-    assert difference["eager_bits"] != difference["graph_bits"]
-    assert difference["slot"] in slot_map(explained, role, kind)["differs"]
+        assert hex_bits(arenas[role, kind][place]) == getattr(difference, bits)
+    assert difference.eager_bits != difference.graph_bits
+    assert difference.slot in slot_map(explained, role, kind).differs
 
 
-def slot_map(explained: Explained, role: Role, kind: Kind) -> Data:
+def slot_map(explained: Explained, role: Role, kind: Kind) -> SlotMap:
     """Return what is shown of one sub-pool's slots."""
-    maps: list[Data] = explained.facts["slots"]
-    return next(m for m in maps if (m["model"], m["kind"]) == (str(role), str(kind)))
+    maps = explained.facts.slots
+    return next(shown for shown in maps if (shown.model, shown.kind) == (str(role), str(kind)))
 
 
 @REPLAYED
 def test_the_static_inputs_shown_are_those_seen(explained: Explained) -> None:
     """Values as they were, marked stale where this step did not write them."""
-    assert explained.facts["static_inputs"]
+    assert explained.facts.static_inputs
     runners = captured(explained.lockstep)[0].runners.values()
-    named = next(runner for runner in runners if runner.name == explained.facts["runner"])
-    for row in explained.facts["static_inputs"]:
-        seen = explained.last.static[named.name, row["name"]]
-        view = named.inputs.rows[row["name"]].head(
-            seen, len(row["values"]) // (3 if row["axis"].startswith("3") else 1)
+    named = next(runner for runner in runners if runner.name == explained.facts.at.runner)
+    for row in explained.facts.static_inputs:
+        seen = explained.last.static[named.name, row.name]
+        view = named.inputs.rows[row.name].head(
+            seen, len(row.values) // (3 if row.axis.startswith("3") else 1)
         )
-        assert row["values"] == view.flatten().int().tolist()
-        assert len(row["left_by"]) == len(row["values"])
-        assert all(row["left_by"][place] < explained.facts["step"] for place in row["stale"])
-        assert all(step <= explained.facts["step"] for step in row["left_by"])
+        assert list(row.values) == view.flatten().int().tolist()
+        assert len(row.left_by) == len(row.values)
+        assert all(row.left_by[place] < explained.facts.at.step for place in row.stale)
+        assert all(step <= explained.facts.at.step for step in row.left_by)
 
 
 DECODES = Schedule((Admit(3, 9), Admit(3, 9), Admit(5, 9), Decode((0, 1, 2)), Decode((0,))))
@@ -292,7 +328,7 @@ def test_a_clean_playing_has_nothing_to_explain(clean: Lockstep) -> None:
     for property_id in EXPLAINED_OF_CLEAN:
         find = PROPERTIES[property_id].cause
         assert find is not None
-        assert explain(clean.pair, DECODES, property_id, 4, find) is None
+        assert explain(clean.pair, DECODES, 4, property_id, find) is None
 
 
 def test_the_captured_function_run_eagerly_gives_the_graphs_bits(clean: Lockstep) -> None:
@@ -344,23 +380,24 @@ def test_a_fault_of_no_catalogue_is_traced_to_its_element(
     assert outcome.violations
     facts = explanation(lockstep, schedule, outcome, timeline, None)
     assert facts is not None
-    assert facts["blame"] == "inputs"
-    assert facts["index"]["buffer"] == name
-    assert facts["index"]["stale"]
-    assert facts["index"]["left_by"]["step"] < facts["step"]
+    assert facts.cause.blame == "inputs"
+    assert facts.cause.index is not None
+    assert facts.cause.index.buffer == name
+    assert facts.cause.index.stale
+    assert facts.cause.index.left_by.step < facts.at.step
 
 
 @cases_of("spec_page_table_untranslated")
 def test_a_page_table_of_full_slots_shows_in_what_a_live_row_reads(explained: Explained) -> None:
     """On some schedules the slot lies beyond the SWA sub-pool: where that fails, it is said."""
-    facts, index = explained.facts, explained.facts["index"]
+    facts, index, difference = explained.facts, explained.index, explained.difference
     mapping = explained.lockstep.pair.graph_pools.tables.full_to_swa_index_mapping
-    assert facts["difference"]["live"]
-    assert (facts["difference"]["op"], facts["difference"]["kind"]) == ("attention", "swa")
-    assert index["left_by"]["step"] == facts["step"]
-    assert index["read_right"] == int(mapping[index["read"]]) != index["read"]
+    assert difference.live
+    assert (difference.op, difference.kind) == ("attention", "swa")
+    assert index.left_by.step == facts.at.step
+    assert index.read_right == int(mapping[index.read]) != index.read
     swa_slots = explained.case.trial.swa_slots + explained.case.trial.page_size
-    assert (facts["failed"] is not None) >= (index["read"] >= swa_slots)
+    assert (facts.at.failed is not None) >= (index.read >= swa_slots)
 
 
 @pytest.mark.parametrize(
@@ -386,6 +423,11 @@ def test_every_other_property_says_how_its_cause_is_found() -> None:
     }
 
 
+def entry(mode: str | None, *violated: str) -> TimelineEntry:
+    """Return a step of a timeline; one without a mode ran no forward."""
+    return TimelineEntry(0, "decode", mode, None, None, (0,), 0, (), 1, violated)
+
+
 def test_an_error_of_the_explanation_is_raised(
     clean: Lockstep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,16 +441,16 @@ def test_an_error_of_the_explanation_is_raised(
     monkeypatch.setattr("harness.checks.explanation.PROPERTIES", everything)
     outcome = Outcome(violations=(Violation("kv_parity", 3, "it differs"),))
     with pytest.raises(ZeroDivisionError, match="no ops"):
-        explanation(clean, DECODES, outcome, [{"mode": "decode", "violated": ["kv_parity"]}], None)
+        explanation(clean, DECODES, outcome, [entry("decode", "kv_parity")], None)
 
 
 def test_the_forward_that_violated_is_counted_among_forwards_alone() -> None:
     """Steps that ran none do not count; a forward that failed is the one after them all."""
     entries = [
-        {"mode": "extend", "violated": ()},
-        {"mode": None, "violated": ()},
-        {"mode": "decode", "violated": ("kv_parity",)},
-        {"mode": "decode", "violated": ("log_hygiene",)},
+        entry("extend"),
+        entry(None),
+        entry("decode", "kv_parity"),
+        entry("decode", "log_hygiene"),
     ]
     assert violating_forward(entries, "kv_parity") == 1
     assert violating_forward(entries, "log_hygiene") == 2

@@ -46,7 +46,7 @@ def test_an_element_knows_who_wrote_it_last_and_how() -> None:
         torch._foreach_copy_([buffer[:3]], [torch.ones(3, dtype=torch.int64)])
     with ledger.during(SECOND, equalizing=True):
         buffer.view(2, 3)[:, 1].fill_(5)
-    assert [(write.turn.step, write.how) for write in ledger.of(buffer)] == [
+    assert [(write.forward_id.step, write.how) for write in ledger.of(buffer)] == [
         (3, "copied"),
         (5, "equalized"),
         (3, "copied"),
@@ -54,7 +54,7 @@ def test_an_element_knows_who_wrote_it_last_and_how() -> None:
         (5, "equalized"),
         (3, "reset"),
     ]
-    assert [write.turn.step for write in ledger.of(buffer[4:])] == [5, 3]
+    assert [write.forward_id.step for write in ledger.of(buffer[4:])] == [5, 3]
 
 
 def test_what_is_written_elsewhere_or_outside_a_forward_is_not_credited() -> None:
@@ -64,7 +64,7 @@ def test_what_is_written_elsewhere_or_outside_a_forward_is_not_credited() -> Non
         other.fill_(1.0)
         torch.add(other, 1.0, out=torch.empty(2))
     buffer.fill_(1.0)
-    assert [write.turn.step for write in ledger.of(buffer)] == [-1, -1]
+    assert [write.forward_id.step for write in ledger.of(buffer)] == [-1, -1]
 
 
 def store(
@@ -94,7 +94,7 @@ def test_a_slot_knows_the_row_that_wrote_it_last(pools: KVPools) -> None:
     ledger.follow(FIRST, [store(pools, SWA, locations(4, 5, 0, kind=Kind.SWA), 1.0)])
     ledger.follow(SECOND, [store(pools, SWA, locations(6, 5, kind=Kind.SWA), 1.0)])
     found = [ledger.of(Role.TARGET, Kind.SWA, slot) for slot in (4, 5, 6, 0)]
-    assert [write and (write.turn.step, write.row, write.request) for write in found] == [
+    assert [write and (write.forward_id.step, write.row, write.request) for write in found] == [
         (3, 0, 7),
         (5, 1, None),
         (5, 0, 9),
