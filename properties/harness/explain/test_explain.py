@@ -404,7 +404,7 @@ def test_an_error_of_the_explanation_is_raised(
 
 def test_the_forward_that_violated_is_counted_among_forwards_alone() -> None:
     """Steps that ran none do not count; a forward that failed is the one after them all."""
-    entries = [
+    entries: list[Data] = [
         {"mode": "extend", "violated": ()},
         {"mode": None, "violated": ()},
         {"mode": "decode", "violated": ("kv_parity",)},
