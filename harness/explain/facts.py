@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 How = Literal["copied", "reset", "equalized", "capture"]
-"""How a static element got its value: equalized is made equal for all padded rows, by the harness."""
+"""How a static element got its value: equalized is what the harness wrote to all padded rows."""
 
 UncapturedRun = Literal["as the graph", "as the eager world", "as neither"]
 """Whose bits the captured function gave when it was run eagerly, through the same buffers."""

@@ -61,7 +61,7 @@ from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
 
-trial = TrialConfig("cpu_graph")
+trial = TrialConfig("cpu_graph", buckets=(4,), token_buckets=(4,))
 lockstep = Lockstep(trial)
 found = hunt(lockstep, "few_requests", 0, 50)
 outcome = lockstep.play(found.schedule)

@@ -5,7 +5,7 @@ Read off the sources, without importing them.
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -52,9 +52,9 @@ def sources() -> Mapping[str, Path]:
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    """Return a file's syntax tree."""
-    return ast.parse(path.read_text())
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file's syntax tree, the module first."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
 
 
 def package_of(module: str) -> str:
@@ -65,9 +65,9 @@ def package_of(module: str) -> str:
     return ".".join(parts[:2] if parts[0] == "harness" else parts[:1])
 
 
-def imported_by(nodes: Iterator[ast.AST], known: Mapping[str, Path]) -> Iterator[str]:
+def imported_by(statements: Iterable[ast.AST], known: Mapping[str, Path]) -> Iterator[str]:
     """Yield the modules of ours that import statements name."""
-    for node in nodes:
+    for node in statements:
         if isinstance(node, ast.Import):
             named = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -80,12 +80,12 @@ def imported_by(nodes: Iterator[ast.AST], known: Mapping[str, Path]) -> Iterator
 
 def imports(module: str) -> set[str]:
     """Return every module of ours that a module imports, at the top or inside a function."""
-    return set(imported_by(ast.walk(tree(sources()[module])), sources()))
+    return set(imported_by(nodes(sources()[module]), sources()))
 
 
 def top_imports(path: Path, known: Mapping[str, Path]) -> set[str]:
     """Return every module of ours that is imported while a file is imported itself."""
-    return set(imported_by(outside_functions(tree(path)), known))
+    return set(imported_by(outside_functions(nodes(path)[0]), known))
 
 
 def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
@@ -160,19 +160,19 @@ def all_sources() -> list[Path]:
     return [*sources().values(), *sorted(tests)]
 
 
-def hidden_imports(source: ast.Module) -> Iterator[str]:
+def hidden_imports(source: Iterable[ast.AST]) -> Iterator[str]:
     """Yield what is imported for type checkers alone."""
-    for node in ast.walk(source):
+    for node in source:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             yield from imported_by(ast.walk(node), sources())
 
 
 def test_no_import_of_ours_is_hidden_from_the_interpreter() -> None:
     """What only a type checker sees may close a circle all the same."""
-    found = {path.name: set(hidden_imports(tree(path))) for path in all_sources()}
+    found = {path.name: set(hidden_imports(nodes(path))) for path in all_sources()}
     assert {name: hidden for name, hidden in found.items() if hidden} == {}
     source = "if typing.TYPE_CHECKING:\n    from harness.lockstep.pair import Pair\n"
-    assert list(hidden_imports(ast.parse(source))) == ["harness.lockstep.pair"]
+    assert list(hidden_imports(ast.walk(ast.parse(source)))) == ["harness.lockstep.pair"]
 
 
 def test_no_package_has_more_files_than_one_reads_at_a_glance() -> None:
@@ -200,7 +200,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
     long = {
         f"{path.relative_to(ROOT)}: {node.name}"
         for path in all_sources()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno >= MOST_FUNCTION_LINES
     }
@@ -214,7 +214,7 @@ def names_in(path: Path, names: Mapping[str, object]) -> set[str]:
     """
     strings = {
         node.value
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     text = path.read_text()
@@ -261,7 +261,7 @@ def test_no_test_module_imports_from_another() -> None:
     wrong = {
         f"{module} imports {other}"
         for module, path in tests.items()
-        for other in imported_by(ast.walk(tree(path)), tests)
+        for other in imported_by(nodes(path), tests)
     }
     assert wrong == set()
     assert not list((ROOT / "properties/support").rglob("test_*.py"))
@@ -271,7 +271,7 @@ def test_the_build_imports_no_test_and_no_conftest() -> None:
     for module, path in sources().items():
         named = {
             name
-            for node in ast.walk(tree(path))
+            for node in nodes(path)
             if isinstance(node, ast.ImportFrom | ast.Import)
             for name in (
                 [node.module or ""]

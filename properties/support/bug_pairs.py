@@ -13,6 +13,13 @@ PAIRS: list[Pair] = [pair for pair in every_pair() if "." not in pair[0]]
 AFFECTED = [pair for pair in PAIRS if unaffected_reason(BUGS[pair[0]], pair[1]) is None]
 UNAFFECTED = [pair for pair in PAIRS if pair not in AFFECTED]
 
+ONE_PAIR_PER_REASON: list[Pair] = list(
+    {
+        (bug, unaffected_reason(BUGS[bug], runner)): (bug, runner) for bug, runner in UNAFFECTED
+    }.values()
+)
+"""Of the runners that a bug does not affect for one reason, the last; the main job tries all."""
+
 ONE_RUNNER_PER_BUG: list[Pair] = [
     (name, affected_runners(bug)[place % len(affected_runners(bug))])
     for place, (name, bug) in enumerate(BUGS.items())

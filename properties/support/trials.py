@@ -4,6 +4,7 @@ A clean build is tried on few trials in which every two values of different axes
 broken one on every shape, and the hunts of bugs each on another.
 """
 
+import random
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
@@ -21,6 +22,9 @@ PAGE_SIZES = (1, 4)
 ENGINES = ("decode", "breakable", "cpu_graph")
 """A runner of each line-up: all runners of the line-up replay in its trials."""
 
+ORDERS = 24
+"""In how many orders few rows are looked for."""
+
 Row = tuple[Any, ...]
 """A value of every axis, in the order of the axes."""
 
@@ -36,14 +40,21 @@ def pairs_of(row: Row) -> set[Pair]:
 def all_pairs(axes: Sequence[Sequence[Any]]) -> list[Row]:
     """Return rows in which every two values of different axes meet, few and always the same.
 
-    Greedy: the next row is the first of those with the most pairs that no row has had.
+    The fewest that were found in some orders of all rows there can be.
     """
     candidates = list(product(*axes))
-    missing = set[Pair]().union(*map(pairs_of, candidates))
+    orders = [random.Random(seed).sample(candidates, len(candidates)) for seed in range(ORDERS)]
+    return min(map(greedy_pairs, orders), key=len)
+
+
+def greedy_pairs(candidates: Sequence[Row]) -> list[Row]:
+    """Return rows with all pairs: the next is the first of those with the most that are missing."""
+    having = {row: pairs_of(row) for row in candidates}
+    missing = set[Pair]().union(*having.values())
     rows = []
     while missing:
-        rows.append(max(candidates, key=lambda row: len(missing & pairs_of(row))))
-        missing -= pairs_of(rows[-1])
+        rows.append(max(candidates, key=lambda row: len(missing & having[row])))
+        missing -= having[rows[-1]]
     return rows
 
 
@@ -71,18 +82,25 @@ def clean_trials(
         return [TrialConfig(device=device, **row) for row in rows]
     runners = [runner] if runner else affected_runners(BUGS[bug])
     presets = [preset] if preset else list(PRESETS)
+    scheme = BUGS[bug].scheme
     return [
-        TrialConfig(affected, model, dtype, device, BUGS[bug].scheme, page_size, bugs=(bug,))
-        for affected, model, dtype, page_size in product(runners, presets, DTYPES, PAGE_SIZES)
+        TrialConfig(in_runner, of_preset, dtype, device, scheme, page_size, bugs=(bug,))
+        for in_runner, of_preset, dtype, page_size in product(runners, presets, DTYPES, PAGE_SIZES)
     ]
 
 
 def bug_trial(bug: str, runner: str, device: str, preset: str | None) -> TrialConfig:
-    """Return a trial of a bug on a runner, each pair on another preset, page size and dtype."""
+    """Return a trial of a bug on a runner, each pair on another preset, page size and dtype.
+
+    Two sizes are captured, which is enough to go from one to the other; the main job hunts
+    with the sizes that a trial has by default.
+    """
     place = every_pair().index((bug, runner))
     dtype, page_size = list(product(DTYPES, PAGE_SIZES))[place % 4]
     chosen = preset or list(PRESETS)[place % len(PRESETS)]
-    trial = TrialConfig(runner, chosen, dtype, device, page_size=page_size)
+    trial = TrialConfig(
+        runner, chosen, dtype, device, page_size=page_size, buckets=(2, 4), token_buckets=(4, 12)
+    )
     return trial.with_bug(bug)
 
 

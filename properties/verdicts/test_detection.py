@@ -5,11 +5,10 @@ so is one that shows on a runner that it is said not to affect.
 """
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from harness.campaigns.hunt import HuntResult, hunt
+from harness.campaigns.hunt import hunt
 from harness.campaigns.task import Source, Status, Task, pieces_of, run_task
 from harness.checks.expectations import (
     DECODE,
@@ -21,18 +20,18 @@ from harness.checks.expectations import (
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Idle, Schedule
+from harness.schedules.schedule import Idle, Schedule
 from properties.support.bug_pairs import (
     AFFECTED,
     MOST_REQUESTS,
     MOST_STEPS,
+    ONE_PAIR_PER_REASON,
     ONE_RUNNER_PER_BUG,
-    UNAFFECTED,
     Pair,
     detecting,
     pair_name,
 )
-from properties.support.planting import captured
+from properties.support.planting import SCHEDULE, captured, shared
 from properties.support.trials import bug_trial
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs
@@ -41,14 +40,6 @@ from subjects.runners import RUNNERS
 EXAMPLES = 50
 FEW = 4
 PIECES = 4
-
-
-@cache
-def hunted(trial: TrialConfig, seed: int) -> tuple[Lockstep, HuntResult]:
-    """Return the hunt of one bug, done once."""
-    assert trial.bug is not None
-    lockstep = Lockstep(trial)
-    return lockstep, hunt(lockstep, detecting(trial.bug), seed, EXAMPLES)
 
 
 @pytest.fixture
@@ -65,14 +56,14 @@ def test_a_bug_is_detected_and_shrinks_and_what_shows_it_is_green_without_it(
 
     And in recorded traffic, where traffic reaches what shows it.
     """
-    lockstep, hunt_result = hunted(trial, hunter_seed)
-    assert hunt_result.schedule is not None
-    assert len(hunt_result.schedule.steps) <= MOST_STEPS[pair[0]]
-    assert sum(step.name == "admit" for step in hunt_result.schedule.steps) <= MOST_REQUESTS
-    target = detecting(pair[0])
+    lockstep, target = Lockstep(trial), detecting(pair[0])
+    schedule = hunt(lockstep, target, hunter_seed, EXAMPLES).schedule
+    assert schedule is not None
+    assert len(schedule.steps) <= MOST_STEPS[pair[0]]
+    assert sum(step.name == "admit" for step in schedule.steps) <= MOST_REQUESTS
     lockstep.watch(PROPERTIES)
-    assert target in lockstep.play(hunt_result.schedule).violated
-    clean = Lockstep(trial.clean, PROPERTIES).play(hunt_result.schedule)
+    assert target in lockstep.play(schedule).violated
+    clean = Lockstep(trial.clean, PROPERTIES).play(schedule)
     assert (clean.error, clean.violations) == (None, ())
     if BUGS[pair[0]].in_traffic:
         lockstep.watch(STEP_PROPERTIES)
@@ -80,7 +71,7 @@ def test_a_bug_is_detected_and_shrinks_and_what_shows_it_is_green_without_it(
         assert any(target in lockstep.play(piece, until={target}).violated for piece in pieces)
 
 
-@pytest.mark.parametrize("pair", UNAFFECTED, ids=pair_name)
+@pytest.mark.parametrize("pair", ONE_PAIR_PER_REASON, ids=pair_name)
 def test_a_bug_shows_in_no_step_of_a_runner_that_it_does_not_affect(
     pair: Pair, trial: TrialConfig, hunter_seed: int
 ) -> None:
@@ -89,9 +80,9 @@ def test_a_bug_shows_in_no_step_of_a_runner_that_it_does_not_affect(
     assert result.status is Status.UNAFFECTED
 
 
-def small(device: str) -> TrialConfig:
-    """Return a clean trial of decode whose graphs are few."""
-    return TrialConfig(device=device, buckets=(2, 4), token_buckets=(4,))
+def small(device: str, runner: str = "decode") -> TrialConfig:
+    """Return a clean trial whose graphs are few."""
+    return TrialConfig(runner, device=device, buckets=(4,), token_buckets=(12,))
 
 
 def test_every_bug_and_runner_is_decided_once() -> None:
@@ -143,13 +134,10 @@ def test_a_masked_site_is_detected_together_with_what_masks_it() -> None:
 
 
 @pytest.mark.parametrize("runner", affected_runners(BUGS["loc_memo_capture"]))
-def test_a_stale_capture_is_silent(runner: str, device: str, hunter_seed: int) -> None:
+def test_a_stale_capture_is_silent(runner: str, device: str) -> None:
     """The memo hit that does harm warns nowhere: neither while capturing nor in any step."""
-    trial = bug_trial("loc_memo_capture", runner, device, None)
-    lockstep, hunt_result = hunted(trial, hunter_seed)
-    assert hunt_result.schedule is not None
-    lockstep.watch(PROPERTIES)
-    outcome = lockstep.play(hunt_result.schedule)
+    lockstep = Lockstep(small(device, runner).with_bug("loc_memo_capture"))
+    outcome = lockstep.play(SCHEDULE)
     assert "kv_parity" in outcome.violated
     assert "log_hygiene" not in outcome.violated
     assert lockstep.capture_warnings == ()
@@ -173,9 +161,7 @@ def test_every_property_that_must_detect_a_bug_is_checked_at_every_step() -> Non
 
 def test_the_runners_of_an_engine_replay_on_one_pool_of_static_buffers(device: str) -> None:
     """What a runner leaves in a shared buffer is another's stale tail."""
-    lockstep = Lockstep(small(device))
-    lockstep.play(Schedule((Admit(3, 9), Admit(2, 9), Decode((0, 1)))))
-    runners = captured(lockstep)[0].runners.values()
+    runners = captured(shared(device, "decode"))[0].runners.values()
     sharing = [r for r in runners if "positions" in r.inputs.buffers]
     addresses = {r.inputs.buffers["positions"].data_ptr() for r in sharing}
     assert len(addresses) < len(sharing)

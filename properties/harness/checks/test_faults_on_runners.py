@@ -171,6 +171,12 @@ def test_an_unlisted_conversion_of_metadata_is_seen_as_it_is_written(
     )
 
 
+def operations_of(facts: ReplayFacts) -> list[str]:
+    """Return the ops that the replayed graphs hold."""
+    assert facts.graph is not None
+    return list(facts.graph.operations)
+
+
 TRANSLATIONS = {"eagle_draft": 2, "eagle_draft_extend": 1, "cpu_graph": 2}
 """How often a graph translates where a `swa_loc` is preset; not at all in other runners."""
 
@@ -180,7 +186,7 @@ def test_a_graph_that_translates_more_or_less_than_its_scheme_does_is_off_its_pa
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_test, facts = facts_of_replay(device, runner)
-    operations, right = list(facts().graph.operations), TRANSLATIONS.get(runner, 0)
+    operations, right = operations_of(facts()), TRANSLATIONS.get(runner, 0)
     assert operations.count(TRANSLATE) == right
     changed = {right + 1: [*operations, TRANSLATE]}
     if right:
@@ -199,7 +205,7 @@ def test_attention_where_it_should_not_be_or_none_is_off_the_path(
 ) -> None:
     """In the graphs of a prefill, attention runs between them; in a full graph it must be."""
     under_test, facts = facts_of_replay(device, runner)
-    operations = list(facts().graph.operations)
+    operations = operations_of(facts())
     if runner in PREFILLS:
         wrong, breach = [*operations, "attention"], "attention, which runs between"
     else:

@@ -13,7 +13,7 @@ import torch
 
 from harness.checks.of_steps.batch_invariance import Variant
 from harness.checks.of_steps.hermetic_replay import FreshReplay
-from harness.checks.property import Description, Property, judge
+from harness.checks.property import Description, Playing, Property, Violation, judge
 from harness.checks.table import PROPERTIES
 from harness.lockstep.observation import Observation
 from properties.support.observations import FREE, OWNERS, arena_of, idle, observation
@@ -594,9 +594,18 @@ def test_a_property_judges_a_step_with_a_description_or_a_whole_schedule() -> No
     def flag(observed: Observation) -> bool:
         return True
 
-    for judges in ({}, {"flag": flag}, {"describe": lambda _: ("", {}), "at_end": lambda _: []}):
+    def at_end(playing: Playing) -> list[Violation]:
+        return []
+
+    halves: list[dict[str, Any]] = [
+        {},
+        {"flag": flag},
+        {"describe": lambda _: ("", {}), "at_end": at_end},
+    ]
+    for half in halves:
         with pytest.raises(ValueError, match="odd has a flag with its description"):
-            Property("odd", "it is odd", frozenset(), **judges)  # type: ignore[arg-type]
+            Property("odd", "it is odd", frozenset(), **half)
+    Property("whole", "it is not", frozenset(), at_end=at_end)
 
 
 def test_an_engine_that_lacks_what_a_property_needs_is_not_asked_it_with_the_reason() -> None:
