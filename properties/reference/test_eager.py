@@ -19,7 +19,7 @@ from properties.support.trees import SHAPES, parents_of, path_to
 from reference.allocator import Allocator, PageAllocation
 from reference.batch import TRACK_INTERVAL, DraftState, Mode, Span, prepare
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from reference.eager import EagerDecoder
+from reference.eager import EagerDecoder, frozen_layers
 from reference.model import Model, Output
 from reference.oracle import dense_draft_logits, dense_logits, visible
 from reference.pool import KVPools
@@ -582,6 +582,16 @@ def test_a_frozen_draft_changes_no_bit_of_any_pool(
     before = bits(bench.pools.storage).clone()
     bench.run(Mode.FROZEN_DRAFT, spans)
     assert torch.equal(bits(bench.pools.storage), before)
+
+
+BORROWED = {"gemma3": {0: 4, 1: 5}, "gpt_oss": {0: 2, 1: 3}, "mimo": {0: 3, 1: 4}}
+"""Of each layer of a draft without KV, a sliding one and a full one, the target's that it reads."""
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_frozen_draft_borrows_the_last_layer_of_each_kind(preset: str, device: str) -> None:
+    """Both worlds ask the same function, so that none would see it wrong."""
+    assert frozen_layers(*models(preset, "float32", device)) == BORROWED[preset]
 
 
 @of_every_preset

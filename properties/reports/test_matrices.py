@@ -102,6 +102,10 @@ def test_a_cell_says_that_nobody_asked_for_it(name: str, runner: str) -> None:
     assert cell == Cell(("none", "·"), "not asked for", "")
 
 
+def test_a_hunt_ended_well_if_it_caught_its_bug_or_found_it_unaffected() -> None:
+    assert {name for name, (sound, _) in STATUSES.items() if sound} == {"caught", "unaffected"}
+
+
 @pytest.mark.parametrize("status", [name for name, (sound, _) in STATUSES.items() if not sound])
 def test_a_cell_is_red_if_any_of_its_hunts_did_not_end_well(status: str) -> None:
     section = section_of(with_bug(green(), 1, status=status))

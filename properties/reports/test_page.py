@@ -168,12 +168,19 @@ def test_a_clean_trial_without_a_finding_may_still_need_attention(
     assert (error or "") in listed
 
 
+def test_a_clean_trial_that_padded_nothing_needs_attention_however_often_it_replayed() -> None:
+    record = with_clean(replace(green(), verdict="red"), 3, padded_replays=0)
+    assert record.clean[3].replays > 0
+    assert "no padded replay, so it proves nothing" in attention(text_of(record))
+
+
 def test_threads_become_links_and_nothing_else_does() -> None:
     page = sample_page("green")
     outside = {href for href in page.hrefs if not href.startswith("#")}
     assert outside == {f"{PULL}{number}" for number in (23552, 24743, 25824, 26152)}
     assert "sgl-project/sglang#23552 , mended by sgl-project/sglang#24743" in page.text
-    assert linked("javascript:alert(1)")[0].href == ""
+    for address in ("javascript:alert(1)", "javascript://alert(1)", "ftp://a.org/b", "://a.org"):
+        assert [piece.href for piece in linked(address)] == [""], address
 
 
 def test_hostile_texts_are_shown_and_do_nothing() -> None:

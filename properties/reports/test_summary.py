@@ -9,7 +9,7 @@ import pytest
 from harness.__main__ import main
 from harness.records import record as records
 from properties.support.records import SAMPLES, failed_explainer, green, hostile, many, red
-from reports.summary import MOST_LINES, summarise
+from reports.summary import MOST_LINES, summarise, text
 
 
 def test_the_command_prints_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,6 +56,13 @@ def test_a_summary_of_very_many_faults_is_cut_short() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_text_of_a_record_makes_markup_in_a_summary(name: str) -> None:
     assert not re.search(r"(?<!\\)[<>&`\[\]]", summarise(SAMPLES[name]))
+
+
+def test_every_character_that_makes_markup_is_escaped() -> None:
+    """A vertical bar ends a cell of a table."""
+    for character in "\\`*_{}[]()<>#|!&~@":
+        assert text(f"a{character}b") == f"a\\{character}b"
+    assert text("a\n\n# b") == r"a \# b"
 
 
 def test_hostile_texts_make_no_heading_in_a_summary() -> None:

@@ -1,7 +1,9 @@
 """How a task ends: an error of ours is a failure with its traceback, and never a verdict."""
 
 import pickle
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,6 +127,64 @@ def test_an_error_of_the_explainer_leaves_what_it_was_to_explain(
     assert "in explain\n" in result.error
     assert headline(result.error) == "RuntimeError: cannot explain"
     assert 'File "/' not in result.error
+
+
+def without(count: str) -> Outcome:
+    """Return the outcome of a clean playing of which one count is nothing."""
+    nothing: Any = Counter() if count == "events" else 0
+    return replace(clean(), **{count: nothing})
+
+
+HARMLESS = TRIAL.with_bug("loc_memo_warning.entry")
+"""A bug that affects no runner."""
+
+ENDS: dict[str, tuple[TrialConfig, Outcome, Outcome, Status]] = {
+    "seen on the clean build too": (
+        BROKEN,
+        violating(TARGET),
+        violating("log_hygiene"),
+        Status.CLEAN_IS_RED,
+    ),
+    "seen as another property": (BROKEN, violating("log_hygiene"), clean(), Status.WRONG_PROPERTY),
+    "not seen": (BROKEN, clean(), clean(), Status.MISSED),
+    "a harmless bug, not seen": (HARMLESS, clean(), clean(), Status.UNAFFECTED),
+    "a harmless bug, seen": (HARMLESS, violating(TARGET), clean(), Status.AFFECTED_AFTER_ALL),
+    "a clean build": (TRIAL, clean(), clean(), Status.GREEN),
+    "a clean build that violates": (TRIAL, violating(TARGET), clean(), Status.RED),
+    "nothing replayed": (TRIAL, without("replays"), clean(), Status.VACUOUS),
+    "nothing padded": (TRIAL, without("padded_replays"), clean(), Status.VACUOUS),
+    "nothing held to the oracle": (TRIAL, without("events"), clean(), Status.VACUOUS),
+    "a harmless bug, nothing padded": (
+        HARMLESS,
+        without("padded_replays"),
+        clean(),
+        Status.VACUOUS,
+    ),
+}
+"""What is on trial, what every playing of it gives and of the clean build, and how it ends."""
+
+
+@pytest.mark.parametrize("which", ENDS)
+def test_the_status_of_a_task_follows_from_its_playings(which: str) -> None:
+    trial, outcome, of_clean, status = ENDS[which]
+    build = locksteps(lambda *_: outcome, of_clean if trial.bugs else outcome)
+    assert run_task(Task(trial, Source.GENERATED, 0, 3), build).status is status
+
+
+def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced() -> None:
+    def script(lockstep: Scripted, _: Schedule) -> Outcome:
+        return violating(TARGET if lockstep.played < 3 else "log_hygiene")
+
+    assert ended(script, of_clean=clean()).status is Status.NOT_REPRODUCED
+
+
+def test_a_clean_build_that_warned_while_it_was_captured_is_not_green() -> None:
+    def build(trial: TrialConfig) -> Any:
+        lockstep = Scripted(trial, lambda *_: clean())
+        lockstep.capture_warnings = ("loc changed",)
+        return lockstep
+
+    assert run_task(Task(TRIAL, Source.GENERATED, 0, 3), build).status is Status.CAPTURE_WARNED
 
 
 def test_a_lost_device_is_a_finding_of_its_own() -> None:

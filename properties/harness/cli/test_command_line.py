@@ -15,6 +15,7 @@ from harness.campaigns.regress import all_hunts
 from harness.checks.play import DeviceLostError, Outcome
 from harness.checks.property import Violation
 from harness.checks.table import PROPERTIES
+from harness.cli.engines import EXIT_CODES
 from harness.cli.folders import shown
 from harness.cli.regress import hunts_of
 from harness.records.case import VERSION as CASE_VERSION
@@ -210,6 +211,15 @@ def test_the_module_itself_exits_with_the_code(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == ("paritybit: missing.json cannot be read: No such file or directory\n")
+
+
+def test_an_engine_of_which_nothing_was_decided_exits_as_what_cannot_run() -> None:
+    """So that a bisection over releases skips it, and does not take it for a good one."""
+    assert {str(verdict): code for verdict, code in EXIT_CODES.items()} == {
+        "absent": OK,
+        "present": FINDING,
+        "undecided": CANNOT_RUN,
+    }
 
 
 def test_a_lost_device_is_a_finding(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Who wrote what last, and where two runs of ops first differ: on hand-made tensors and ops."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +57,19 @@ def test_an_element_knows_who_wrote_it_last_and_how() -> None:
         (3, "reset"),
     ]
     assert [write.forward_id.step for write in ledger.of(buffer[4:])] == [5, 3]
+
+
+@pytest.mark.parametrize(
+    "reset",
+    [torch.Tensor.zero_, lambda part: part.fill_(7), lambda part: torch._foreach_zero_([part])],
+    ids=["zero_", "fill_", "_foreach_zero_"],
+)
+def test_whatever_fills_elements_with_one_value_resets_them(reset: Callable[[Tensor], Any]) -> None:
+    buffer = torch.zeros(3)
+    ledger = StaticLedger([buffer])
+    with ledger.during(FIRST):
+        reset(buffer[:2])
+    assert [write.how for write in ledger.of(buffer)] == ["reset", "reset", "capture"]
 
 
 def test_what_is_written_elsewhere_or_outside_a_forward_is_not_credited() -> None:
@@ -189,10 +204,15 @@ def test_the_first_key_that_differs_is_to_blame_for_a_row(pools: KVPools) -> Non
 
 def test_ops_are_paired_by_name_and_by_how_often_it_was_called() -> None:
     """What one side alone ran is left out; the second of a name is held against the second."""
-    left = [OpCall("a", (), torch.zeros(2, 1)), OpCall("b", (), torch.zeros(2, 1))]
+    left = [
+        OpCall("a", (), torch.zeros(2, 1)),
+        OpCall("b", (), torch.zeros(2, 1)),
+        OpCall("a", (), torch.ones(2, 1)),
+    ]
     right = [
         OpCall("extra", (), torch.ones(2, 1)),
         OpCall("a", (), torch.zeros(3, 1)),
+        OpCall("a", (), torch.ones(3, 1)),
         OpCall("b", (), torch.tensor([[0.0], [1.0], [5.0]])),
     ]
     pools = KVPools(
