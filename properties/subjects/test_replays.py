@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from harness.lockstep.bits import bits
-from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Idle, Step, Verify
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Idle,
+    Step,
+    Verify,
+    idle_modes,
+)
 from properties.support.engines import ENGINES, TRIALS, trial_of
 from properties.support.graph_world import shared_world
 from properties.support.runners import EXPECTED
@@ -83,3 +92,14 @@ def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
         if work.batch is not None:
             world.scheduler.commit(work.batch, forward.output)
     assert compared == {(name, padded) for name in world.runners for padded in (True, False)}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_idle_step_replays_the_runner_of_its_mode(engine: str, device: str) -> None:
+    """Though an engine that ran another one would give nobody a wrong bit."""
+    world = shared_world(trial_of(engine, LocationScheme.PRESET, device))
+    world.reset()
+    for pick, mode in enumerate(idle_modes(world.trial.modes)):
+        ran = world.run(Idle(pick))
+        assert ran is not None and ran.forward.replay is not None
+        assert EXPECTED[ran.forward.replay.runner].mode is mode

@@ -396,12 +396,12 @@ def other_bits_in_the_largest_bucket(
 
 
 def flipping(under_test: GraphRunner) -> Callable[..., Replay]:
-    """Return a runner's replay with one wrong bit when the largest bucket was asked for and ran."""
+    """Return a runner's replay with one wrong bit in a larger bucket than the batch needs."""
     run = under_test.replay
 
     def changed(batch: ForwardBatch | None, least: int = 0, **named: object) -> Replay:
         result = run(batch, least, **named)  # type: ignore[arg-type]
-        if least == result.bucket == under_test.buckets[-1]:
+        if under_test.bucket(result.live_size) != result.bucket:
             flip(first_of(result.live_output), 0, 0)
         return result
 
