@@ -23,6 +23,7 @@ ORDER = (
     "harness.lockstep",
     "harness.explain",
     "harness.checks",
+    "harness.records",
     "harness.campaigns",
     "harness.engines",
     "harness.cli",
