@@ -24,8 +24,8 @@ from harness.records import record as records
 from harness.records.case import Case, load_case, write_case
 from harness.records.schema import Record
 from harness.schedules.schedule import Admit, Decode, Schedule
-from properties.support.pages import Page, RunnerSection
-from properties.support.records import explanation
+from properties.support.reports.pages import Page, RunnerSection
+from properties.support.reports.records import explanation
 from reports.page import render
 
 VIOLATION = Violation("kv_parity", 0, "message", {"slot": 3})

@@ -31,7 +31,7 @@ from properties.support.bug_pairs import (
     detecting,
     pair_name,
 )
-from properties.support.planting import SCHEDULE, captured, shared
+from properties.support.harness.planting import SCHEDULE, captured, shared
 from properties.support.trials import bug_trial
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs

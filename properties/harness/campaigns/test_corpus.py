@@ -17,10 +17,10 @@ from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case, load_case
-from properties.support.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from properties.support.harness.scripted import ERROR
+from properties.support.harness.shrunk_sizes import MOST_STEPS
 from properties.support.places import CORPUS
-from properties.support.scripted import ERROR
-from properties.support.shrunk_sizes import MOST_STEPS
 from subjects.bugs.catalogue import BUGS
 
 CASES = {path.stem: load_case(path) for path in sorted(CORPUS.glob("*.json"))}

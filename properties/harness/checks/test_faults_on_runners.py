@@ -18,8 +18,8 @@ from harness.checks.play import Lockstep
 from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.observation import Observation
 from harness.schedules.schedule import Step
-from properties.support.faults import eager_fallback, reads_free_bytes, wrong_kv
-from properties.support.planting import (
+from properties.support.harness.faults import eager_fallback, reads_free_bytes, wrong_kv
+from properties.support.harness.planting import (
     ENGINES,
     SCHEDULE,
     WITHOUT_REPLAYS,
@@ -32,7 +32,7 @@ from properties.support.planting import (
     runners_named,
     shared,
 )
-from properties.support.tensors import first_of, flip
+from properties.support.harness.tensors import first_of, flip
 from reference.batch import ForwardBatch, Mode
 from reference.model import Heads, Output
 from subjects.pool import TRANSLATE

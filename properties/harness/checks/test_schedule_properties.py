@@ -16,7 +16,7 @@ from harness.checks.of_schedules.dense_agreement import (
 from harness.checks.property import Playback, Playing, Violation
 from harness.checks.table import PROPERTIES
 from harness.lockstep.observation import Sample, tracked_rows
-from properties.support.tensors import flip
+from properties.support.harness.tensors import flip
 from reference.config import PRESETS, Role, draft_config
 from reference.model import Model
 
