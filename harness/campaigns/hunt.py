@@ -119,7 +119,7 @@ def draw(
     """Hand `examples` generated schedules to `use`, until one raises."""
     trial = lockstep.trial
     under_test = RUNNERS[trial.runner].mode
-    drawn = schedules(lockstep.pair.config, max(trial.buckets), trial.modes, under_test)
+    drawn = schedules(lockstep.pair.config, max(trial.buckets), lockstep.pair.modes, under_test)
     for_each_drawn(drawn, use, seed_value, examples)
 
 

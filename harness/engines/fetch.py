@@ -119,7 +119,7 @@ def trial(
                     "dependencies": str(folder() / DEPENDENCIES),
                     "device": device,
                     "seed": seed,
-                    "case": None if case is None else vars(case),
+                    "case": None if case is None else case.case.to_json(),
                 }
             )
         )
