@@ -154,10 +154,11 @@ class Lockstep:
         """Play a schedule from equal bytes until its end or until the worlds diverge.
 
         It also ends with the first violation of a property of `until`. `observer` is called
-        after every step; it also sees what `extra_runs` of its own gave. A step in which the subject fails violates captured_path and
-        logits_parity; any other error ends the playing with its traceback in the outcome. One
-        that loses the device raises DeviceLostError. A build whose runners disagree on a shared
-        buffer cannot be captured: that violates index_contract at the first forward.
+        after every step; it also sees what `extra_runs` of its own gave. A step in which the
+        subject fails violates captured_path and logits_parity; any other error ends the playing
+        with its traceback in the outcome. One that loses the device raises DeviceLostError. A
+        build whose runners disagree on a shared buffer cannot be captured: that violates
+        index_contract at the first forward.
         """
         outcome, judged = Outcome(), Judged()
         with torch.inference_mode():

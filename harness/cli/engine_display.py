@@ -15,14 +15,27 @@ def fault_table(record: Mapping[str, Any]) -> Table:
     table = Table(title=f"faults of {record['engine']}, by what it does", box=None)
     for column in ("fault", "runner", "verdict", "seen", "how"):
         table.add_column(column, justify="right" if column == "seen" else "left")
-    for each in record["answer"]["faults"]:
+    for judged in record["answer"]["faults"]:
         table.add_row(
-            each["fault"],
-            each["runner"],
-            MARKS[Verdict(each["verdict"])],
-            str(each["observations"]),
-            each["message"],
+            judged["fault"],
+            judged["runner"],
+            MARKS[Verdict(judged["verdict"])],
+            str(judged["observations"]),
+            judged["message"],
         )
+    return table
+
+
+def property_table(record: Mapping[str, Any]) -> Table:
+    """Return the properties that were violated, by leg: in how many schedules of how many."""
+    table = Table(title="properties violated, by leg", box=None)
+    for column in ("runner", "model", "property", "schedules", "how first"):
+        table.add_column(column, justify="right" if column == "schedules" else "left")
+    for leg in record["answer"]["legs"]:
+        for name, found in leg["properties"].items():
+            if found["violated"]:
+                schedules = f"{found['violated']}/{found['asked']}"
+                table.add_row(leg["runner"], leg["preset"], name, schedules, found["message"])
     return table
 
 
@@ -32,26 +45,35 @@ def padding_table(record: Mapping[str, Any]) -> Table:
     for column in ("runner", "buffer", "dtype", "verdict", "tried"):
         table.add_column(column, justify="right" if column == "tried" else "left")
     merged: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for each in record["answer"]["padding"]:
-        merged.setdefault((each["runner"], each["buffer"]), []).append(each)
+    for entry in record["answer"]["padding"]:
+        merged.setdefault((entry["runner"], entry["buffer"]), []).append(entry)
     for (runner, buffer), entries in merged.items():
-        worst = max(entries, key=lambda each: (each["moved"] > 0, each["outlived"] > 0))
-        under_test = sum(each["disturbed"] for each in entries)
-        table.add_row(runner, buffer, worst["dtype"], worst["verdict"], str(under_test))
+        worst = max(entries, key=lambda entry: (entry["moved"] > 0, entry["outlived"] > 0))
+        disturbed = sum(entry["disturbed"] for entry in entries)
+        table.add_row(runner, buffer, worst["dtype"], worst["verdict"], str(disturbed))
     return table
 
 
 def notes(record: Mapping[str, Any]) -> list[str]:
-    """Return what else a reader must know: what ran, what was not the engine's, what has moved."""
+    """Return what else a reader must know.
+
+    That is: what ran, what could not be asked, what was not the engine's, what has moved.
+    """
     answer = record["answer"]
-    replays = sum(each["replays"] for each in answer["legs"])
-    padded = sum(each["padded"] for each in answer["legs"])
+    captured = [leg for leg in answer["legs"] if leg["captured"]]
+    replays = sum(leg["replays"] for leg in captured)
+    padded = sum(leg["padded"] for leg in captured)
     return [
         f"{replays} replays, {padded} padded, in {answer['seconds']:.0f} s",
         *answer["findings"],
-        *(f"moved: {each}" for each in answer["moved"]),
+        *(
+            f"not asked of {'; '.join(group['legs'])}: {', '.join(group['properties'])}:"
+            f" {group['reason']}"
+            for group in record["unasked"]
+        ),
+        *(f"moved: {part}" for part in answer["moved"]),
         f"stubbed: {', '.join(answer['stubs'])}",
-        *(f"emulated: {each}" for each in answer["emulated"]),
+        *(f"emulated: {part}" for part in answer["emulated"]),
     ]
 
 
@@ -60,9 +82,9 @@ def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Tabl
     under_test = [(name, record) for name, record in walked if not isinstance(record, str)]
     pairs = sorted(
         {
-            (list(FAULTS).index(each["fault"]), each["fault"], each["runner"])
+            (list(FAULTS).index(judged["fault"]), judged["fault"], judged["runner"])
             for _, record in under_test
-            for each in record["answer"]["faults"]
+            for judged in record["answer"]["faults"]
         }
     )
     table = Table(title="faults by release: ● present, ○ absent, ? undecided", box=None)
@@ -75,9 +97,9 @@ def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Tabl
         for _, record in walked:
             found = [] if isinstance(record, str) else record["answer"]["faults"]
             verdicts = [
-                each["verdict"]
-                for each in found
-                if (each["fault"], each["runner"]) == (fault, runner)
+                judged["verdict"]
+                for judged in found
+                if (judged["fault"], judged["runner"]) == (fault, runner)
             ]
             cells.append(MARKS[Verdict(verdicts[0])][0] if verdicts else "?")
         table.add_row(fault, runner, *cells)
@@ -89,8 +111,8 @@ def changes(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> list[str]:
     last: dict[tuple[str, str], tuple[str, str]] = {}
     message: list[str] = []
     for name, record in walked:
-        for each in [] if isinstance(record, str) else record["answer"]["faults"]:
-            key, verdict = (each["fault"], each["runner"]), each["verdict"]
+        for judged in [] if isinstance(record, str) else record["answer"]["faults"]:
+            key, verdict = (judged["fault"], judged["runner"]), judged["verdict"]
             if verdict == Verdict.UNDECIDED:
                 continue
             before = last.get(key)

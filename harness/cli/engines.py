@@ -11,7 +11,14 @@ from rich.console import Console
 
 from harness.campaigns.record import device_name
 from harness.cli import CANNOT_RUN, FINDING, OK
-from harness.cli.engine_display import changes, fault_table, notes, padding_table, release_table
+from harness.cli.engine_display import (
+    changes,
+    fault_table,
+    notes,
+    padding_table,
+    property_table,
+    release_table,
+)
 from harness.cli.folders import new_folder, shown, swap_link
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
@@ -35,11 +42,11 @@ def try_engine(options: argparse.Namespace) -> int:
     console.print(f"paritybit on {engine.name}, on {device_name(device)}")
     record = under_test(engine, device, asked, options, folder)
     write_engine(record, folder)
-    cases = cases_of(shown(options.engine), options.seed, record["answer"])
+    cases = cases_of(shown(options.engine), record["answer"])
     for name, case in cases.items():
         case.write(folder / "cases" / name)
     swap_link(folder)
-    console.print(fault_table(record), padding_table(record))
+    console.print(fault_table(record), property_table(record), padding_table(record))
     for note in notes(record):
         console.print(note, highlight=False)
     names_asked = ", ".join(record["asked"])
@@ -52,21 +59,22 @@ def try_engine(options: argparse.Namespace) -> int:
 
 
 def replay_engine(path: Path, options: argparse.Namespace) -> int:
-    """Replay an engine's case, on the engine it names or on another, and ask what it seeks."""
+    """Replay an engine's case, on the engine it names or on another, and ask for its target."""
     case = load_engine_case(path)
-    device = case.trial["device"]
+    device, target = case.case.trial.device, case.case.target
     if resolve_device(options.device or device) != device:
         raise CannotRunError(f"{path.name} was found on {device}; it replays there alone")
     engine = engines.find(options.engine or case.engine)
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        answer = engines.trial(engine, device, case.seed, Path(scratch) / "engine.log", case)
+        log = Path(scratch) / "engine.log"
+        answer = engines.trial(engine, device, case.case.seed, log, case)
     leg = answer["legs"][0]
-    violated = {name: seen for name, seen in leg["seen"].items() if seen["violated"]}
-    for name, seen in violated.items():
-        print(f"{name}: {seen['message']}")
+    violated = {name: found for name, found in leg["properties"].items() if found["violated"]}
+    for name, found in violated.items():
+        print(f"{name}: {found['message']}")
     counts = f"{leg['steps']} steps, {leg['replays']} replays, {leg['padded']} padded"
-    present = case.target in violated
-    print(f"{engine.name}: {counts}: {case.target} {'is violated' if present else 'holds'}")
+    present = target in violated
+    print(f"{engine.name}: {counts}: {target} {'is violated' if present else 'holds'}")
     return FINDING if present else OK
 
 
@@ -100,7 +108,7 @@ def run_releases(options: argparse.Namespace) -> int:
     asked = engine_record.faults_of(options.bug)
     device = resolve_device(options.device or "auto")
     versions = sorted(
-        {engines.newest() if each == NEWEST else each for each in options.releases},
+        {engines.newest() if name == NEWEST else name for name in options.releases},
         key=engines.in_order,
     )
     console, folder = Console(), new_folder(options.out)
@@ -122,4 +130,4 @@ def run_releases(options: argparse.Namespace) -> int:
     for line in changes(walked):
         console.print(line, highlight=False)
     swap_link(folder)
-    return OK if any(not isinstance(each, str) for _, each in walked) else CANNOT_RUN
+    return OK if any(not isinstance(record, str) for _, record in walked) else CANNOT_RUN

@@ -71,7 +71,9 @@ class DecodingEngines:
     def __call__(self, pair: Pair) -> Engines:
         """Build both over the graph world of a pair."""
         pool = pool_of(self.engine, pair.model, pair.trial)
-        mirror = Mirror(pool, pair.graph_pools, lambda: pair.graph.owners())
+        # The pair's graph world is made after its engines.
+        owners = lambda: pair.graph.owners()  # noqa: E731, PLW0108
+        mirror = Mirror(pool, pair.graph_pools, owners)
         subject = self._build(pair, mirror)
         return subject, subject if self.own_kernels else self._build(pair, mirror)
 
@@ -103,7 +105,9 @@ class PrefillEngines:
     def __call__(self, pair: Pair) -> Engines:
         """Build it over the graph world of a pair."""
         pool = pool_of(self.engine, pair.model, pair.trial)
-        mirror = Mirror(pool, pair.graph_pools, lambda: pair.graph.owners())
+        # The pair's graph world is made after its engines.
+        owners = lambda: pair.graph.owners()  # noqa: E731, PLW0108
+        mirror = Mirror(pool, pair.graph_pools, owners)
         host = host_of(self.engine, pair.trial, self.asked)
         if not self.shares:
             host.forget_shared_buffers()

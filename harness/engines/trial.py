@@ -48,7 +48,6 @@ from harness.engines.speculative import MISSING, SPECULATING, SpeculativeLeg
 from harness.engines.windows import measure
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Engines, Pair
 from harness.schedules.schedule import Schedule
 from harness.schedules.traffic import traffic_schedules
 from reference.batch import Mode
@@ -164,9 +163,7 @@ class Session:
         ledger = leg.ledger = PaddingLedger(subject, leg.lockstep.pair)
         leg.play(SHRINKING, frozenset(PROPERTIES))
         config, most = leg.lockstep.pair.config, max(trial.buckets)
-        for schedule in traffic_schedules(
-            config, most, trial.room, EXAMPLES["traffic"], self.seed
-        ):
+        for schedule in traffic_schedules(config, most, trial.room, EXAMPLES["traffic"], self.seed):
             leg.play(schedule)
         leg.play_drawn(self.seed, EXAMPLES["generated"])
         if getattr(subject.runner, "left_behind", False):
@@ -180,7 +177,9 @@ class Session:
         ]
         self.answer.policies = self.answer.policies or ledger.policies()
         leg.ledger = None
-        self.answer.cases += [case.to_json() for case in leg.cases(self.seed, PLAYINGS, self.shrunk)]
+        self.answer.cases += [
+            case.to_json() for case in leg.cases(self.seed, PLAYINGS, self.shrunk)
+        ]
         self.answer.legs.append(leg.to_json())
 
     def _decoding(self, trial: TrialConfig, *, own_kernels: bool = False) -> tuple[Leg, Any]:
@@ -223,14 +222,18 @@ class Session:
         self.answer.legs.append(leg.to_json())
 
     def _prefill_lockstep(self, trial: TrialConfig) -> Lockstep:
-        """Return a pair with a prefill runner, which shares static buffers if the engine lets it."""
+        """Return a pair with a prefill runner, which shares static buffers where it can."""
         try:
-            return Lockstep(trial, engines=PrefillEngines(self.engine, True, self.asked))
+            return Lockstep(
+                trial, engines=PrefillEngines(self.engine, shares=True, asked=self.asked)
+            )
         except AssertionError as error:
             self.answer.findings.append(
                 f"{trial.runner} cannot be built beside the runners before it: {error}"
             )
-            return Lockstep(trial, engines=PrefillEngines(self.engine, False, self.asked))
+            return Lockstep(
+                trial, engines=PrefillEngines(self.engine, shares=False, asked=self.asked)
+            )
 
     def speculate(self, trial: TrialConfig) -> None:
         """Try which slots the rows that a speculative runner hands to attention would read."""

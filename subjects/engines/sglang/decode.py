@@ -69,7 +69,7 @@ class DecodeRunner(ReplayingRunner):
         return {**self.inputs(), **held}
 
     def reads(self, rows: int) -> RowSlots:
-        """Return the slots that the last replay's index lists give the first `rows` rows to read."""
+        """Return the slots that the last replay's index lists give the first `rows` rows."""
         held = self.backend
         return {
             Kind.FULL: listed(held.kv_indptr, held.cuda_graph_kv_indices, rows),
@@ -144,7 +144,7 @@ class CpuGraphRunner(ReplayingRunner):
         return self.inputs()
 
     def reads(self, rows: int) -> RowSlots:
-        """Return the slots that the last replay's index lists give the first `rows` rows to read."""
+        """Return the slots that the last replay's index lists give the first `rows` rows."""
         planned = self.backend.forward_metadata
         return {
             Kind.FULL: listed(planned.kv_indptr, planned.kv_indices, rows),

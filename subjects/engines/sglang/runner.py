@@ -1,13 +1,13 @@
 """What every runner of the engine needs around it: a pool, a backend, a model, its batches."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from torch import Tensor
 import torch
+from torch import Tensor
 
 from reference.batch import ForwardBatch
 from reference.model import Model, Output
