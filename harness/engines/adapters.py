@@ -70,15 +70,19 @@ class DecodingEngines:
 
     def __call__(self, pair: Pair) -> Engines:
         """Build both over the graph world of a pair."""
+        # Its modules bind what stands around it as they are imported: that comes first.
+        host = host_of(self.engine, pair.trial, self.asked)
         pool = pool_of(self.engine, pair.model, pair.trial)
         # The pair's graph world is made after its engines.
         owners = lambda: pair.graph.owners()  # noqa: E731, PLW0108
         mirror = Mirror(pool, pair.graph_pools, owners)
-        subject = self._build(pair, mirror)
-        return subject, subject if self.own_kernels else self._build(pair, mirror)
+        subject = self._build(pair, mirror, host)
+        if self.own_kernels:
+            return subject, subject
+        return subject, self._build(pair, mirror, host_of(self.engine, pair.trial, self.asked))
 
-    def _build(self, pair: Pair, mirror: Mirror) -> DecodingEngine:
-        host, kind = host_of(self.engine, pair.trial, self.asked), DECODING[pair.trial.runner]
+    def _build(self, pair: Pair, mirror: Mirror, host: Host) -> DecodingEngine:
+        kind = DECODING[pair.trial.runner]
         host.forget_shared_buffers()
         with mirror.pool.stored_dtypes() as stored:
             runner = kind(
@@ -104,11 +108,11 @@ class PrefillEngines:
 
     def __call__(self, pair: Pair) -> Engines:
         """Build it over the graph world of a pair."""
+        host = host_of(self.engine, pair.trial, self.asked)
         pool = pool_of(self.engine, pair.model, pair.trial)
         # The pair's graph world is made after its engines.
         owners = lambda: pair.graph.owners()  # noqa: E731, PLW0108
         mirror = Mirror(pool, pair.graph_pools, owners)
-        host = host_of(self.engine, pair.trial, self.asked)
         if not self.shares:
             host.forget_shared_buffers()
         runner = PREFILLING[pair.trial.runner](

@@ -81,17 +81,17 @@ class Leg:
         """Play schedules that the hunter draws."""
         draw(self.lockstep, self.play, seed, examples)
 
-    def cases(self, seed: int, most_playings: int, known: list[Schedule]) -> list[Case]:
+    def cases(self, seed: int, most_forwards: int, known: list[Schedule]) -> list[Case]:
         """Return a case of each violated property: its first failing schedule, shrunk.
 
-        So many playings at most are spent on each. `known` are schedules shrunk before, for
+        So many forwards at most are spent on each. `known` are schedules shrunk before, for
         other properties and legs: one that violates this one too is taken as it is. What is
         shrunk here is added to them.
         """
         found = []
         shortest_first = sorted(self.failing.items(), key=lambda item: len(item[1][0].steps))
         for target, (schedule, _) in shortest_first:
-            fails = self._fails(target, most_playings)
+            fails = self._fails(target, most_forwards)
             smallest = next((one for one in known if fails(one)), None)
             if smallest is None:
                 smallest = shrink(schedule, fails)
@@ -102,18 +102,19 @@ class Leg:
             found.append(Case(self.lockstep.trial, smallest, target, seed, recorded))
         return found
 
-    def _fails(self, target: str, most_playings: int) -> Callable[[Schedule], bool]:
-        """Return whether a schedule violates `target`: never, once all playings are spent."""
-        left = most_playings
+    def _fails(self, target: str, most_forwards: int) -> Callable[[Schedule], bool]:
+        """Return whether a schedule violates `target`: never, once all forwards are spent."""
+        left = most_forwards
         watched = STATE_PROPERTIES | {target}
 
         def fails(schedule: Schedule) -> bool:
             nonlocal left
-            left -= 1
-            if left < 0:
+            if left <= 0:
                 return False
             self.lockstep.watch(watched)
-            return target in self.lockstep.play(schedule, until=(target,)).violated
+            outcome = self.lockstep.play(schedule, until=(target,))
+            left -= outcome.steps
+            return target in outcome.violated
 
         return fails
 

@@ -13,8 +13,8 @@ TRIALS = (
 EXAMPLES = {"traffic": 2, "generated": 2}
 """Schedules of each source in each trial."""
 
-PLAYINGS = 40
-"""Playings at most that are spent on shrinking one failing schedule."""
+SHRINKING_FORWARDS = 160
+"""Forwards at most that are spent on shrinking one failing schedule."""
 
 SHRINKING = Schedule(
     (
@@ -26,9 +26,13 @@ SHRINKING = Schedule(
         Admit(4, 24),
         Decode((0, 1, 2)),
         Decode((3, 2, 1)),
+        Decode((0,)),
     )
 )
-"""A batch fills its bucket and shrinks while the request that left it keeps its KV."""
+"""A batch fills its bucket and shrinks while the request that left it keeps its KV.
+
+It then shrinks into a smaller bucket, for runners whose full buckets leave no history.
+"""
 
 PREFILL = TrialConfig(preset="mimo")
 """The trial of the prefill and speculative runners, whichever it is."""

@@ -73,8 +73,8 @@ class SpeculativeLeg:
         kind, self.mode = SPECULATING[self.trial.runner]
         config, dtype = PRESETS[self.trial.preset].tiny, DTYPES[self.trial.dtype]
         self.model = Model(config, dtype, torch.device(self.trial.device))
-        self.pool: SglangPool = pool_of(self.engine, self.model, self.trial)
         self.host: Host = host_of(self.engine, self.trial, self.asked)
+        self.pool: SglangPool = pool_of(self.engine, self.model, self.trial)
         self.host.forget_shared_buffers()
         ops = self.trial.ops()
         self.runner = kind(self.host, self.model, self.pool, ops, own_kernels=False)

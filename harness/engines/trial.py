@@ -37,11 +37,11 @@ from harness.engines.playlist import (
     EXAMPLES,
     KERNELS,
     OWN_BOUND,
-    PLAYINGS,
     PREFILL,
     PROMPTS,
     REUSING,
     SHRINKING,
+    SHRINKING_FORWARDS,
     TRIALS,
 )
 from harness.engines.speculative import MISSING, SPECULATING, SpeculativeLeg
@@ -178,7 +178,7 @@ class Session:
         self.answer.policies = self.answer.policies or ledger.policies()
         leg.ledger = None
         self.answer.cases += [
-            case.to_json() for case in leg.cases(self.seed, PLAYINGS, self.shrunk)
+            case.to_json() for case in leg.cases(self.seed, SHRINKING_FORWARDS, self.shrunk)
         ]
         self.answer.legs.append(leg.to_json())
 
