@@ -129,7 +129,7 @@ class SglangEngine(Generic[Runner]):
         self.pool = mirror.pool
         self.mode = mode
         self.stored = frozenset(stored)
-        self.missing = {**NOT_OFFERED, **missing}
+        self.missing: Mapping[Offer, str] = {**NOT_OFFERED, **missing}
         self._preset = self._captured_preset = self.pool.preset_locations
         self._captured = {name: buffer.clone() for name, buffer in runner.statics().items()}
         self._captured_facts = facts_of(runner.statics())
