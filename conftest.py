@@ -11,13 +11,12 @@ import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import settings
-
-if TYPE_CHECKING:
-    from xdist.workermanage import WorkerController
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 ARTIFACTS = Path("reports/out/pytest")
 """Where failing cases go; each worker has a folder of its own, merged at the end."""
@@ -104,6 +103,8 @@ def pytest_configure(config: pytest.Config) -> None:
 DEVICE = pytest.StashKey[str]()
 SEED = pytest.StashKey[int]()
 COUNTS = pytest.StashKey[Counter[str]]()
+CLEARED = pytest.StashKey[bool]()
+"""Set once this run, which executes tests, has cleared the artifacts of the last."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -114,23 +115,29 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: "WorkerController") -> None:
-    """Tell a worker the device and the seed that this process chose."""
+def pytest_configure_node(node: WorkerController) -> None:
+    """Hand a worker the device and the seed that this process chose."""
     node.workerinput["paritybit_device"] = node.config.stash[DEVICE]
     node.workerinput["paritybit_seed"] = node.config.stash[SEED]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send all tests that share a survey, or what an engine did, to one worker."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByTrial(LoadScopeScheduling):  # type: ignore[misc]  # xdist leaves it untyped
-        def _split_scope(self, nodeid: str) -> str:
-            shared = re.search(r"test_clean\.py::\w+\[(.*page\d+)|(test_engines)\.py", nodeid)
-            return shared.group(1) or shared.group(2) if shared else nodeid
-
+    """Send all tests that share the playing of a trial, or an engine's run, to one worker."""
     return ByTrial(config, log)
+
+
+class ByTrial(LoadScopeScheduling):  # type: ignore[misc]  # xdist leaves it untyped
+    """Hands out tests by what they share."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return shared_scope(nodeid)
+
+
+def shared_scope(nodeid: str) -> str:
+    """Return what a test shares with others: a clean trial, a released engine, or nothing."""
+    shared = re.search(r"test_clean\.py::\w+\[(.*page\d+)|properties/(engines)/", nodeid)
+    return shared.group(1) or shared.group(2) if shared else nodeid
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -144,22 +151,43 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Clear the last session's artifacts, and refuse names that this build lacks."""
-    if not hasattr(session.config, "workerinput"):
-        shutil.rmtree(ARTIFACTS, ignore_errors=True)
+    """Refuse names that this build lacks; without any named, import nothing that takes long."""
+    options = ("runner", "preset", "bug")
+    asked = {option: session.config.getoption(f"--{option}") for option in options}
+    if set(asked.values()) == {None}:
+        return
     from harness.lockstep.config import UnknownNameError, known
     from reference.config import PRESETS
     from subjects.bugs.catalogue import BUGS
     from subjects.runners import RUNNERS
 
-    named = {"runner": RUNNERS, "preset": PRESETS, "bug": BUGS}
-    for option, names in named.items():
-        value = session.config.getoption(f"--{option}")
+    for option, names in zip(options, (RUNNERS, PRESETS, BUGS), strict=True):
         try:
-            if value is not None:
-                known(option, value, names)
+            if asked[option] is not None:
+                known(option, asked[option], names)
         except UnknownNameError as error:
             raise pytest.UsageError(str(error)) from error
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Clear the last run's artifacts before the tests of this one, where no worker runs them."""
+    if session.testscollected and not session.config.option.collectonly:
+        clear_artifacts(session.config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: WorkerController, ids: list[str]) -> None:
+    """Clear the last run's artifacts before the first worker is given a test."""
+    if ids:
+        clear_artifacts(node.config)
+
+
+def clear_artifacts(config: pytest.Config) -> None:
+    """Clear the last run's artifacts, once, in the process that no other one started."""
+    if CLEARED not in config.stash and not hasattr(config, "workerinput"):
+        shutil.rmtree(ARTIFACTS, ignore_errors=True)
+        config.stash[CLEARED] = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -180,7 +208,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     options = [config.getoption(f"--{option}") for option in ("runner", "preset", "bug")]
     trials = clean_trials(config.stash[DEVICE], *options)
-    metafunc.parametrize("clean_trial", trials, ids=[name(each) for each in trials])
+    metafunc.parametrize("clean_trial", trials, ids=[name(trial) for trial in trials])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -192,7 +220,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: "WorkerController") -> None:
+def pytest_testnodedown(node: WorkerController) -> None:
     """Add up the counts of a worker that is done; one that crashed has none."""
     output = getattr(node, "workeroutput", {})
     counts: Counter[str] = node.config.stash[COUNTS]
@@ -201,7 +229,7 @@ def pytest_testnodedown(node: "WorkerController") -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say how much was played; merge the workers' cases, and say how each is replayed."""
-    if hasattr(config, "workerinput"):
+    if CLEARED not in config.stash:  # A worker, or no test was run.
         return
     counts = config.stash[COUNTS]
     terminalreporter.write_line(
@@ -209,7 +237,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f" {counts['schedules']} schedules, {counts['steps']} differential steps,"
         f" {counts['replays']} replays, {counts['padded_replays']} of them padded"
     )
-    write_summary(config, {key: len(each) for key, each in terminalreporter.stats.items() if key})
+    stats = terminalreporter.stats
+    write_summary(config, {key: len(reports) for key, reports in stats.items() if key})
     merged = ARTIFACTS / "cases"
     found = sorted(ARTIFACTS.glob("worker-*/*.json"))
     for path in found:
@@ -243,7 +272,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def played(request: pytest.FixtureRequest) -> Counter[str]:
-    """Counts of what the clean trials played, told in the summary."""
+    """Counts of what the clean trials played, for the summary."""
     return request.config.stash[COUNTS]
 
 

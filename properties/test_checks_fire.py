@@ -36,9 +36,9 @@ from reference.model import Output
 from reference.pool import Tables
 from reference.torch_ops import TorchOps
 from subjects.captured import CountingGraph, allocations
-from subjects.engine import Forward
-from subjects.runner import GraphRunner, Replay
+from subjects.protocol import Forward, Replay
 from subjects.runners import RUNNERS, engine_runners
+from subjects.runners.base import GraphRunner
 from subjects.toggles import LocationScheme
 
 SCHEDULE = Schedule(
@@ -188,7 +188,7 @@ def wrong_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
 
     def change(batch: ForwardBatch | None, replay: Replay) -> None:
         if batch is not None:
-            flip(first_of(replay.live), -1, -1)
+            flip(first_of(replay.live_output), -1, -1)
 
     on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
@@ -251,7 +251,7 @@ def reads_free_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monkey
         if batch is not None:
             slot = free_slot(lockstep)
             read = sum(pools[role].arena[Kind.FULL][:, :, slot].sum() for role in Role)
-            first_of(replay.live)[-1] += 1e-30 * read
+            first_of(replay.live_output)[-1] += 1e-30 * read
 
     on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
@@ -351,7 +351,11 @@ def other_bits_alone(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monkey
     """A request run eagerly alone that has other bits than in company."""
 
     def change(batch: ForwardBatch, output: Output) -> None:
-        if batch.mode is RUNNERS[runner].mode and batch.raw_bs == 1 and batch.raw_num_token < 9:
+        if (
+            batch.mode is RUNNERS[runner].mode
+            and batch.live_requests == 1
+            and batch.live_tokens < 9
+        ):
             flip(first_of(output), 0, 0)
 
     on_eager(lockstep, monkeypatch, change)
@@ -384,7 +388,7 @@ def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
     commit = world.commit
 
     def unlikely(batch: ForwardBatch, output: Output) -> list[int]:
-        last = batch.mode is Mode.DECODE and batch.raw_bs == 2
+        last = batch.mode is Mode.DECODE and batch.live_requests == 2
         return commit(batch, {**output, "logits": -output["logits"]} if last else output)
 
     monkeypatch.setattr(world, "settle", unlikely)

@@ -47,11 +47,11 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind, Role
 from reference.model import Heads, Output
 from subjects.captured import CapturedEngine
-from subjects.engine import Forward
 from subjects.pool import TRANSLATE
-from subjects.prefill import PrefillRunner
-from subjects.runner import GraphRunner, Replay
+from subjects.protocol import Forward, Replay
 from subjects.runners import RUNNERS, engine_runners
+from subjects.runners.base import GraphRunner
+from subjects.runners.prefill import PrefillRunner
 
 PREFILLS = tuple(n for n, each in RUNNERS.items() if issubclass(each, PrefillRunner))
 
@@ -60,7 +60,7 @@ def padded_element(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
     """The last bit of one element of a padded row, which the twin has right."""
 
     def change(batch: ForwardBatch | None, replay: Replay) -> None:
-        if replay.rows < len(first_of(replay.output)):
+        if replay.live_rows < len(first_of(replay.output)):
             flip(first_of(replay.output), -1, 0)
 
     on_replay(lockstep, runner, monkeypatch, change)
@@ -143,7 +143,7 @@ def flipping(under_test: GraphRunner) -> Callable[..., Replay]:
     def changed(batch: ForwardBatch | None, least: int = 0) -> Replay:
         result = run(batch, least)
         if result.bucket == under_test.buckets[-1]:
-            flip(first_of(result.live), 0, 0)
+            flip(first_of(result.live_output), 0, 0)
         return result
 
     return changed
@@ -159,7 +159,7 @@ def drifting_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyP
 
     def change(batch: ForwardBatch | None, replay: Replay) -> None:
         if batch is not None and playings[0] > 1:
-            flip(first_of(replay.live), -1, -1)
+            flip(first_of(replay.live_output), -1, -1)
 
     monkeypatch.setattr(lockstep.pair, "reset", counted)
     on_replay(lockstep, runner, monkeypatch, change)
@@ -245,8 +245,8 @@ def wrong_in_request_1(tensor: str) -> Plant:
         def change(batch: ForwardBatch | None, replay: Replay) -> None:
             serials = [world.request_of(s.row).serial for s in batch.spans] if batch else []
             if 1 in serials:
-                each = len(replay.live[tensor]) // len(serials)
-                flip(replay.live[tensor], serials.index(1) * each + min(1, each - 1), 1)
+                each = len(replay.live_output[tensor]) // len(serials)
+                flip(replay.live_output[tensor], serials.index(1) * each + min(1, each - 1), 1)
 
         on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
@@ -381,7 +381,7 @@ def reads_a_padded_mask(lockstep: Lockstep, runner: str, monkeypatch: pytest.Mon
             # Further buckets are replayed over buffers just captured, their mask all clear.
             if batch is not None and not least:
                 tail = under_test.inputs.buffers["custom_mask"][-100:]
-                first_of(result.live)[-1] += 1e-3 * (~tail).sum()
+                first_of(result.live_output)[-1] += 1e-3 * (~tail).sum()
             return result
 
         return changed

@@ -125,13 +125,14 @@ def failure(survey_of: Survey, property_id: str, seed: int, artifacts: Path) -> 
     lockstep.watch(PROPERTIES)
     outcome, timeline = observe(lockstep, hunt_result.schedule)
     cause = explanation(lockstep, hunt_result.schedule, outcome, timeline, property_id)
-    proof = "".join(f"{sentence}\n" for sentence in cause["proof"]) if cause is not None else ""
+    proof = "".join(f"{sentence}\n" for sentence in cause.proof) if cause is not None else ""
     violations = tuple(each.to_json() for each in outcome.violations)
     path = artifacts / f"{property_id}-{name(trial)}.json"
     write_case(Case(trial, hunt_result.schedule, property_id, seed, violations), path)
     message = next(each for each in outcome.violations if each.property == property_id)
     return (
-        f"{property_id}: step {message.step} of {len(hunt_result.schedule.steps)}: {message.message}\n"
+        f"{property_id}: step {message.step} of {len(hunt_result.schedule.steps)}:"
+        f" {message.message}\n"
         f"{proof}case: {path.name}, to be found in reports/out/pytest/cases;"
         f" replay with: paritybit replay reports/out/pytest/cases/{path.name}"
     )

@@ -1,7 +1,7 @@
-"""Every bug is caught on every runner it can harm, by the property its entry names.
+"""Every bug is caught on every runner it can harm, by the property its row names.
 
-The entries of `subjects/bugs.py` and the tables of the runners are the committed table. A
-bug that only another property sees is red, and so is one that shows where it cannot harm.
+The table is `harness/checks/expectations.py`. A bug that only another property sees is red,
+and so is one that shows where it cannot harm.
 """
 
 from dataclasses import replace
@@ -11,12 +11,21 @@ import pytest
 
 from harness.campaigns.hunt import HuntResult, first_failure, hunt
 from harness.campaigns.task import Source, Status, Task, pieces_of, run_task
+from harness.checks.expectations import (
+    DECODE,
+    TABLE,
+    affected_runners,
+    detected_by,
+    unaffected_reason,
+)
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Idle, Schedule
+from properties.support.shrunk_sizes import MOST_STEPS
 from properties.trials import bug_trial, every_pair
-from subjects.bugs.catalogue import BUGS, missing_inputs, runners_of, unaffected_reason
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
 from subjects.runners import RUNNERS
 
 PAIRS = [pair for pair in every_pair() if "." not in pair[0]]
@@ -25,9 +34,9 @@ PAIRS = [pair for pair in every_pair() if "." not in pair[0]]
 AFFECTED = [pair for pair in PAIRS if unaffected_reason(BUGS[pair[0]], pair[1]) is None]
 UNAFFECTED = [pair for pair in PAIRS if pair not in AFFECTED]
 ONE_RUNNER_EACH = [
-    (name, runners_of(bug)[place % len(runners_of(bug))])
+    (name, affected_runners(bug)[place % len(affected_runners(bug))])
     for place, (name, bug) in enumerate(BUGS.items())
-    if runners_of(bug)
+    if affected_runners(bug)
 ]
 """Each bug on one runner: the main job shrinks, and plays traffic, on all of them."""
 
@@ -35,22 +44,6 @@ IN_TRAFFIC = [pair for pair in ONE_RUNNER_EACH if BUGS[pair[0]].in_traffic]
 
 EXAMPLES = 50
 FEW = 4
-MOST_STEPS = {
-    "swa_pad": 5,
-    "swa_int64": 2,
-    "req_pool_pad": 6,
-    "loc_memo_warning": 4,
-    "loc_memo_warning.after_window": 3,
-    "loc_memo_warning.entry+before_window": 4,
-    "loc_memo_warning.entry+after_window": 3,
-    "loc_memo_warning.before_window+after_window": 3,
-    "loc_memo_capture": 3,
-    "swa_loc_unset": 2,
-    "spec_page_table_untranslated": 3,
-    "shared_buffer_dtype": 2,
-}
-"""How long a shrunk schedule may be: as many steps as the mechanism needs, or one more."""
-
 MOST_REQUESTS = 3
 """Two, and one more: the smallest batch that a CPU graph pads after it held more is of three."""
 
@@ -65,7 +58,7 @@ def hunted(trial: TrialConfig, seed: int) -> tuple[Lockstep, HuntResult]:
     """Return the hunt of one bug, done once."""
     assert trial.bug is not None
     lockstep = Lockstep(trial)
-    return lockstep, hunt(lockstep, BUGS[trial.bug].detected_by, seed, EXAMPLES)
+    return lockstep, hunt(lockstep, detected_by(BUGS[trial.bug]), seed, EXAMPLES)
 
 
 @pytest.fixture
@@ -84,7 +77,7 @@ def test_what_shows_a_bug_shrinks_and_is_green_without_it(
     assert len(hunt_result.schedule.steps) <= MOST_STEPS[pair[0]]
     assert sum(step.name == "admit" for step in hunt_result.schedule.steps) <= MOST_REQUESTS
     lockstep.watch(PROPERTIES)
-    assert BUGS[pair[0]].detected_by in lockstep.play(hunt_result.schedule).violated
+    assert detected_by(BUGS[pair[0]]) in lockstep.play(hunt_result.schedule).violated
     clean = Lockstep(trial.clean, PROPERTIES)
     assert clean.play(hunt_result.schedule).violations == ()
 
@@ -93,7 +86,7 @@ def test_what_shows_a_bug_shrinks_and_is_green_without_it(
 def test_a_bug_is_caught_on_real_traffic(pair: tuple[str, str], trial: TrialConfig) -> None:
     lockstep = Lockstep(trial)
     pieces = pieces_of(trial, 4, 0)
-    assert first_failure(lockstep, pieces, BUGS[pair[0]].detected_by).schedule is not None
+    assert first_failure(lockstep, pieces, detected_by(BUGS[pair[0]])).schedule is not None
 
 
 @pytest.mark.parametrize("pair", UNAFFECTED, ids=pair_name)
@@ -106,20 +99,20 @@ def test_a_bug_that_cannot_harm_a_runner_shows_in_no_step(
 
 
 def test_every_bug_and_runner_is_decided_once() -> None:
-    """A pair is harmed, or there is a reason; no runner names a bug that there is not."""
-    for name, bug in BUGS.items():
-        for runner, kind in RUNNERS.items():
+    """A pair is affected, or there is a reason; no row is of a bug that there is not."""
+    for bug in BUGS.values():
+        for runner in RUNNERS:
             reason = unaffected_reason(bug, runner)
-            assert (reason is None) == (runner in runners_of(bug))
+            assert (reason is None) == (runner in affected_runners(bug))
             assert reason is None or len(reason) > 10
             assert not (reason is None and missing_inputs(bug, runner))
-            assert not (name in kind.affected_by and name in kind.unaffected)
-    for kind in RUNNERS.values():
-        assert kind.affected_by | kind.unaffected.keys() <= BUGS.keys()
+    assert list(TABLE) == list(BUGS)
+    for row in TABLE.values():
+        assert not row.affected & row.unaffected.keys()
 
 
 def test_every_bug_but_a_masked_site_harms_a_runner() -> None:
-    assert {name for name, bug in BUGS.items() if not runners_of(bug)} == {
+    assert {name for name, bug in BUGS.items() if not affected_runners(bug)} == {
         "loc_memo_warning.entry",
         "loc_memo_warning.before_window",
     }
@@ -135,12 +128,12 @@ def test_the_memo_warns_in_a_replay_that_no_allocation_precedes(device: str) -> 
 
 
 def test_a_masked_site_is_caught_together_with_what_masks_it() -> None:
-    masked = {bug.without for bug in BUGS.values() if bug.masked_by is not None}
+    masked = {bug.without for bug in BUGS.values() if detected_by(bug) is None}
     assert masked == {("entry",), ("before_window",)}
-    assert BUGS["loc_memo_warning.entry+before_window"].detected_by == "log_hygiene"
+    assert detected_by(BUGS["loc_memo_warning.entry+before_window"]) == "log_hygiene"
 
 
-@pytest.mark.parametrize("runner", runners_of(BUGS["loc_memo_capture"]))
+@pytest.mark.parametrize("runner", affected_runners(BUGS["loc_memo_capture"]))
 def test_a_stale_capture_is_silent(runner: str, device: str, hunter_seed: int) -> None:
     """The harmful memo hit warns nowhere: neither while capturing nor in any step."""
     trial = bug_trial("loc_memo_capture", runner, device, None)
@@ -169,8 +162,8 @@ def test_a_bug_of_one_runner_leaves_the_others_of_its_engine_right(device: str) 
 
 def test_a_bug_of_the_wrong_property_is_red(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that names another property is found out."""
-    wrong = replace(BUGS["swa_pad"], detected_by="log_hygiene")
-    monkeypatch.setattr("harness.campaigns.task.BUGS", {**BUGS, "swa_pad": wrong})
+    wrong = replace(TABLE["swa_pad"], detected_by="log_hygiene")
+    monkeypatch.setitem(TABLE, "swa_pad", wrong)
     task = Task(TrialConfig(device=device).with_bug("swa_pad"), Source.GENERATED, 0, 20)
     assert run_task(task).status is Status.WRONG_PROPERTY
 
@@ -186,18 +179,17 @@ def test_a_bug_that_changes_nothing_is_missed(device: str, monkeypatch: pytest.M
 def test_a_bug_that_harms_where_it_should_not_is_red(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A runner's table that calls a bug harmless is found out."""
-    kind = RUNNERS["decode"]
-    monkeypatch.setattr(kind, "affected_by", kind.affected_by - {"swa_pad"})
-    monkeypatch.setattr(
-        kind, "unaffected", {**kind.unaffected, "swa_pad": "it is said to be right"}
-    )
+    """A row that calls a bug harmless is found out."""
+    row = TABLE["swa_pad"]
+    harmless = {**row.unaffected, DECODE: "it is said to be right"}
+    wrong = replace(row, affected=row.affected - {DECODE}, unaffected=harmless)
+    monkeypatch.setitem(TABLE, "swa_pad", wrong)
     task = Task(TrialConfig(device=device).with_bug("swa_pad"), Source.GENERATED, 0, 20)
     assert run_task(task).status is Status.AFFECTED_AFTER_ALL
 
 
 def test_every_property_that_must_catch_is_checked_at_every_step() -> None:
-    assert {BUGS[name].detected_by for name, _ in AFFECTED} <= STEP_PROPERTIES
+    assert {detected_by(BUGS[name]) for name, _ in AFFECTED} <= STEP_PROPERTIES
 
 
 def test_the_decode_line_up_replays_all_its_runners_on_one_buffer_pool(device: str) -> None:

@@ -22,9 +22,10 @@ from reference.config import PRESETS
 from reference.model import Output
 from reference.ops import Ops
 from reference.torch_ops import TorchOps
-from subjects.graphs.capture import Capture, UncapturableError
-from subjects.runner import GraphRunner
+from subjects.graphs.capture import Capture
+from subjects.graphs.protocol import UncapturableError
 from subjects.runners import RUNNERS, engine_runners
+from subjects.runners.base import GraphRunner
 from subjects.toggles import LocationScheme
 
 Function = Callable[[], Tensor]
@@ -511,7 +512,7 @@ def test_the_line_ups_have_every_runner_that_captures() -> None:
 
 
 @pytest.mark.parametrize("inference", [True], indirect=True, ids=["inference"])
-@pytest.mark.parametrize(("tried", "preset", "dtype", "scheme"), ENGINES)
+@pytest.mark.parametrize(("under_test", "preset", "dtype", "scheme"), ENGINES)
 def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
     under_test: str, preset: str, dtype: str, scheme: LocationScheme, device: str
 ) -> None:
@@ -530,7 +531,7 @@ def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
         replay = forward.replay
         if replay is not None:
             runner = pair.subject.runner_of(replay)
-            rows = slice(None) if runner.attention_captured else slice(replay.rows)
+            rows = slice(None) if runner.attention_captured else slice(replay.live_rows)
             output = {name: each[rows].clone() for name, each in replay.output.items()}
             written = storage.clone()
             storage.copy_(before)

@@ -26,7 +26,7 @@ from reference.batch import (
 )
 from reference.config import SPECULATION, Kind, Role
 from subjects.contracts import Axis
-from subjects.engine import Forward
+from subjects.protocol import Forward
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
 
@@ -124,7 +124,7 @@ class RecordedForward:
             for step in before:
                 self._run(step)
             self.batch = self._plan(last)
-        assert self.batch.raw_bs == REQUESTS
+        assert self.batch.live_requests == REQUESTS
         allocator = pair.graph.allocator
         self.free = {Kind.FULL: allocator.free_full[0], Kind.SWA: allocator.free_swa[0]}
         pools = pair.graph_pools
@@ -351,7 +351,7 @@ def test_a_kept_tail_holds_the_tokens_of_another_runner(device: str) -> None:
     verify, extend = (
         RecordedForward(name, pair) for name in ("target_verify", "eagle_draft_extend")
     )
-    live, left = extend.batch.raw_num_token, verify.batch.input_ids.tolist()
+    live, left = extend.batch.live_tokens, verify.batch.input_ids.tolist()
     assert 0 < live < len(left)
     verify.forward()
     assert extend.buffer("input_ids")[: len(left)].tolist() == left

@@ -407,7 +407,7 @@ def test_the_same_launch_twice_gives_the_same_bits(recorded: RecordedForward) ->
     assert again.written == recorded.plain.written == written
 
 
-@pytest.mark.parametrize(("scene", "name"), CASES, indirect=["scene"])
+@pytest.mark.parametrize(("recorded", "name"), CASES, indirect=["recorded"])
 def test_no_static_buffer_is_inert(recorded: RecordedForward, name: str) -> None:
     """A live element changed under the replay moves the output of its request, and no other's."""
     flip = FLIPS[recorded.name][name]
@@ -422,14 +422,14 @@ def test_no_static_buffer_is_inert(recorded: RecordedForward, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("scene", "name"),
+    ("recorded", "name"),
     [
         pytest.param(each, name, id=f"{'-'.join(each)}-{name}")
         for each in SCENES
         for runner, name in INERT
         if runner == each[0]
     ],
-    indirect=["scene"],
+    indirect=["recorded"],
 )
 def test_a_buffer_named_as_inert_is(recorded: RecordedForward, name: str) -> None:
     """Whatever it holds at the launch, no bit of a live output or of KV follows it."""
@@ -453,7 +453,7 @@ PREFILLING = [each for each in SCENES if each[0] in PREFILLS]
 
 
 @pytest.mark.parametrize(
-    "scene", PREFILLING, ids=["-".join(each) for each in PREFILLING], indirect=True
+    "recorded", PREFILLING, ids=["-".join(each) for each in PREFILLING], indirect=True
 )
 def test_no_live_token_reads_what_stood_in_an_attention_output(recorded: RecordedForward) -> None:
     """Attention writes the live part before a segment reads it; the rest is the padding's."""

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.checks.expectations import affected_runners
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Pair
 from subjects.buffers import BufferPool, SharedBufferError, StaticInputs
-from subjects.bugs.catalogue import BUGS, broken_subject, missing_inputs, runners_of
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import broken_subject, missing_inputs
 from subjects.contracts import (
     HIDDEN,
     Axis,
@@ -27,8 +29,8 @@ from subjects.contracts import (
     reset,
 )
 from subjects.engine import contract
-from subjects.runner import GraphRunner
 from subjects.runners import RUNNERS, engine_runners
+from subjects.runners.base import GraphRunner
 from subjects.toggles import LocationScheme
 
 T, B, M = Axis.TOKEN, Axis.REQUEST, Axis.MROPE
@@ -500,7 +502,7 @@ ALONE = ("cpu_graph", "breakable")
 """Runners that have their buffers to themselves: there is no one to disagree with."""
 
 
-@pytest.mark.parametrize("runner", runners_of(BUGS["shared_buffer_dtype"]))
+@pytest.mark.parametrize("runner", affected_runners(BUGS["shared_buffer_dtype"]))
 def test_an_engine_whose_runners_disagree_on_a_dtype_is_not_built(runner: str, device: str) -> None:
     if runner in ALONE:
         broken = of_lineup(runner, device, bug="shared_buffer_dtype")[runner]

@@ -1,17 +1,16 @@
-"""The trials of the suite: every runner, preset, page size and dtype together, eras in turn."""
+"""The trials of the suite: every runner, preset, page size and dtype; location schemes in turn."""
 
 from itertools import product
 
+from harness.checks.expectations import affected_runners
 from harness.lockstep.config import DTYPES, TrialConfig
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, missing_inputs, runners_of
-from subjects.runners import RUNNERS
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
+from subjects.runners import ONE_PER_ENGINE, RUNNERS
 from subjects.toggles import LocationScheme
 
 PAGE_SIZES = (1, 4)
-
-ENGINES = ("decode", "breakable", "cpu_graph")
-"""A runner of each line-up: all runners of the line-up replay in its trials."""
 
 
 def clean_trials(
@@ -19,19 +18,24 @@ def clean_trials(
 ) -> list[TrialConfig]:
     """Return the trials that a clean build must pass, or the same ones broken by `bug`.
 
-    A bug takes the runner asked for, or each that it can harm.
+    A bug takes the runner asked for, or all that it affects.
     """
-    runners = [runner] if runner else list(runners_of(BUGS[bug])) if bug else list(ENGINES)
+    runners = (
+        [runner] if runner else list(affected_runners(BUGS[bug])) if bug else list(ONE_PER_ENGINE)
+    )
     presets = [preset] if preset else list(PRESETS)
-    shapes = list(product(DTYPES, PAGE_SIZES))
+    shapes, schemes = list(product(DTYPES, PAGE_SIZES)), list(LocationScheme)
+    a_round = len(PRESETS) * len(shapes)
     trials = []
-    for place, (each_runner, each_preset, shape) in enumerate(product(runners, presets, shapes)):
-        # Four shapes and three eras: over the runners each shape meets each era.
-        scheme = BUGS[bug].scheme if bug else list(LocationScheme)[(place + place // 12) % 3]
+    for place, (of_runner, of_preset, shape) in enumerate(product(runners, presets, shapes)):
+        # A round is a multiple of the schemes: one more is skipped after each round, or else a
+        # shape would meet the same schemes on every runner.
+        turn = place + place // a_round
+        scheme = BUGS[bug].scheme if bug else schemes[turn % len(schemes)]
         dtype, page_size = shape
         bugs = (bug,) if bug else ()
         trials.append(
-            TrialConfig(each_runner, each_preset, dtype, device, scheme, page_size, bugs=bugs)
+            TrialConfig(of_runner, of_preset, dtype, device, scheme, page_size, bugs=bugs)
         )
     return trials
 

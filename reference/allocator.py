@@ -1,8 +1,8 @@
-"""Who owns which slot: pages of both sub-pools and request rows, handed out shuffled.
+"""Who owns which slot: pages of both sub-pools and request rows, allocated in shuffled order.
 
 Host-side bookkeeping, exact and deterministic, plus the device writes of the
 mapping and of `req_to_token` that follow from it. A freed page or row is the
-first to be handed out again, because a stale slot hurts only once re-owned.
+first to be allocated again, because a stale slot hurts only once re-owned.
 """
 
 import random
@@ -27,7 +27,7 @@ class PageAllocation:
 
 
 class Allocator:
-    """Hands out slots of one pool. `on_change` is called by whatever may change a slot's owner."""
+    """Allocates slots of one pool. `on_change` is called whenever a slot may change its owner."""
 
     def __init__(self, pool: HybridKVPool, on_change: Callable[[], None] = lambda: None) -> None:
         self.pool = pool
@@ -36,7 +36,7 @@ class Allocator:
         self.clear(seed=0)
 
     def clear(self, seed: int) -> None:
-        """Own nothing; shuffle what is free by `seed`."""
+        """Free everything, and shuffle the free pages and rows by `seed`."""
         sizes = self.pool.sizes
         shuffle = random.Random(seed)
         self.free_full = list(range(1, sizes.full_slots // self.page_size + 1))
@@ -47,11 +47,11 @@ class Allocator:
         self.on_change()
 
     def alloc_row(self) -> PageAllocation | None:
-        """Return a holding with a request row of its own, or None if there is none."""
+        """Return an allocation with a request row and no page, or None if no row is free."""
         return PageAllocation(self.free_rows.pop()) if self.free_rows else None
 
     def extend(self, allocation: PageAllocation, length: int, count: int) -> list[int] | None:
-        """Give `holding`, of `length` tokens, slots for `count` more; return their full slots.
+        """Allocate slots for `count` tokens after the first `length`; return their full slots.
 
         Returns None, and changes nothing, if either sub-pool has too few pages.
         """
@@ -73,7 +73,7 @@ class Allocator:
         ]
 
     def swa_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
-        """Return the SWA slots of the tokens begin .. end-1, none of which was evicted."""
+        """Return the SWA slots of the tokens begin .. end-1. Raises ValueError for one evicted."""
         size = self.page_size
         slots = []
         for token in range(begin, end):
@@ -94,7 +94,7 @@ class Allocator:
         return len(pages)
 
     def truncate(self, allocation: PageAllocation, tokens: int) -> None:
-        """Take back the pages that hold nothing of the first `tokens` tokens, last page first."""
+        """Free the pages that hold none of the first `tokens` tokens, last page first."""
         kept = -(-tokens // self.page_size)
         gone = range(kept, len(allocation.full_pages))
         self._free_swa(allocation, [i for i in gone if allocation.swa_pages[i] is not None])
@@ -103,12 +103,12 @@ class Allocator:
         self.on_change()
 
     def free(self, allocation: PageAllocation) -> None:
-        """Take back the row and every page of `holding`."""
+        """Free the row and every page of `allocation`."""
         self.truncate(allocation, 0)
         self.free_rows.append(allocation.row)
 
     def _free_swa(self, allocation: PageAllocation, pages: Sequence[int]) -> None:
-        """Free the SWA pages at the given places of `holding`, and unmap their tokens."""
+        """Free the SWA pages at the given indices of `allocation`, and unmap their tokens."""
         for index in reversed(pages):
             page = allocation.swa_pages[index]
             if page is not None:

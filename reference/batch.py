@@ -1,21 +1,20 @@
-"""One forward's worth of work: which requests, how many tokens of each, and where they write.
+"""One forward's worth of work: which requests, how many of their tokens, and where they write.
 
-A batch is what a scheduler hands to either world. It holds what an engine's
-scheduler knows; every further index (attention lists, SWA locations) is each
-world's own business.
+A batch is what a scheduler hands to the eager world and to the graph world. It holds what
+an engine's scheduler knows; every further index (attention lists, SWA locations) a world
+derives by itself.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from reference.config import SPECULATION, Role
 from reference.pool import Tables
+from reference.transfer import transfer
 
 MROPE_SECTIONS = 3
 TRACK_ROWS = 16
@@ -40,14 +39,14 @@ class Mode(StrEnum):
 
     @property
     def written(self) -> Role | None:
-        """Whose KV a forward writes; None for no one's."""
+        """The model whose KV a forward writes; None if it writes none."""
         if self is Mode.FROZEN_DRAFT:
             return None
         return Role.DRAFT if self in {Mode.DRAFT, Mode.DRAFT_EXTEND} else Role.TARGET
 
     @property
     def drafts(self) -> bool:
-        """Whether a forward proposes tokens, `topk` branches of each request at a time."""
+        """Whether a forward proposes tokens, `topk` branches of every request at a time."""
         return self in {Mode.DRAFT, Mode.FROZEN_DRAFT}
 
 
@@ -68,9 +67,10 @@ class Span:
     """Columns begin .. end-1 of one request's row of req_to_token, written in one forward.
 
     `full_slots` and `swa_slots` are where K and V go, one per column. To verify, `tree`
-    holds (token, parent) of each draft token, the root first, parent -1, of which at least
-    `accept` drafts are to pass; to draft, `state` says where from. The payloads stand for
-    multimodal positions, state tracking and cross attention.
+    holds (token, parent) of every draft token, the root first, its parent -1; at least
+    `accept` of the drafts are accepted. To draft, `state` is where drafting starts.
+    `mrope_delta` stands for multimodal positions, `track_index` and `tracked` for state
+    tracking, `encoder_len` for cross attention. `token_row` is the request's row of tokens.
     """
 
     row: int
@@ -89,28 +89,28 @@ class Span:
 
     @property
     def depths(self) -> list[int]:
-        """How far each node of the tree is from its root, in tokens."""
+        """How far every node of the tree is from its root, in tokens."""
         found: list[int] = []
         for _, parent in self.tree:
             found.append(found[parent] + 1 if parent >= 0 else 0)
         return found
 
     def positions(self, mode: Mode) -> list[int]:
-        """Return the position of each token that a forward runs for this request at first."""
+        """Return the positions of the tokens that a forward runs for this request at first."""
         if mode is Mode.TARGET_VERIFY:
             return [self.begin + depth for depth in self.depths]
         if mode is Mode.DRAFT:
             return [self.begin] * SPECULATION.topk
-        if mode is Mode.FROZEN_DRAFT:  # It stands where the target wrote last.
+        if mode is Mode.FROZEN_DRAFT:  # The last token that the target wrote.
             return [self.begin - 1] * SPECULATION.topk
         return list(range(self.begin, self.end))
 
     def seq_len(self, mode: Mode) -> int:
-        """Return how many keys the batch says the request has: drafts not yet accepted apart."""
+        """Return the batch's key count of the request, without drafts not yet accepted."""
         return self.begin if mode.drafts or mode is Mode.TARGET_VERIFY else self.end
 
     def tree_mask(self) -> list[bool]:
-        """Return which keys each draft token sees: [draft tokens, begin + draft tokens], flat."""
+        """Return which keys the draft tokens see: [draft tokens, begin + draft tokens], flat."""
         seen: list[list[bool]] = []
         for place, (_, parent) in enumerate(self.tree):
             row = list(seen[parent]) if parent >= 0 else [False] * len(self.tree)
@@ -124,13 +124,13 @@ class ForwardBatch:
     """B requests with T tokens in all. Shapes and dtypes as an engine's scheduler makes them.
 
     Device: input_ids, positions, token_rows int64 [T]; mrope_positions int64 [3, T];
-    out_cache_loc int64 [N], N = T but for a draft, which takes topk x steps slots a request;
-    req_pool_indices, seq_lens, mamba_track_indices, encoder_lens int64 [B]; mamba_track_mask
-    bool [B]; num_token_non_padded int32 [1]; token_requests int64 [T], which request a token
-    is of. Host: `spans`, `seq_lens_cpu` int64 [B].
-    `spec_info` holds what speculation adds: custom_mask bool [draft tokens x keys of each
-    request]; hidden_states [T or B, H]; topk_p float32 and topk_index int64 [B, topk];
-    extend_seq_lens, num_correct_drafts, num_accept_tokens int32 [B].
+    out_cache_loc int64 [N], where N = T except for a draft, which takes topk x steps slots a
+    request; req_pool_indices, seq_lens, mamba_track_indices, encoder_lens int64 [B];
+    mamba_track_mask bool [B]; num_token_non_padded int32 [1]; token_requests int64 [T], the
+    batch index of the request that a token belongs to. Host: `spans`, `seq_lens_cpu` int64 [B].
+    `spec_info` holds what speculation adds: custom_mask bool [M], M the sum over the requests
+    of draft tokens x keys; hidden_states [T or B, H]; topk_p float32 and topk_index int64
+    [B, topk]; extend_seq_lens, num_correct_drafts, num_accept_tokens int32 [B].
     """
 
     mode: Mode
@@ -151,18 +151,18 @@ class ForwardBatch:
     spec_info: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
-    def raw_bs(self) -> int:
+    def live_requests(self) -> int:
         """Live requests."""
         return len(self.spans)
 
     @property
-    def raw_num_token(self) -> int:
+    def live_tokens(self) -> int:
         """Live tokens."""
         return self.positions.shape[0]
 
     def requests_of_rows(self, rows: int) -> list[int]:
         """Return which request of the batch each row of an output of `rows` rows belongs to."""
-        if rows == self.raw_bs:
+        if rows == self.live_requests:
             return list(range(rows))
         requests: list[int] = self.token_requests.tolist()
         return requests
@@ -179,88 +179,114 @@ def prepare(
     """Write the slots of `spans` into the index tables and return the batch over them.
 
     `tokens` is int64 [token rows, max_context], `hidden_states` [token rows, max_context,
-    H], the target's. Everything the host knows crosses to the device in one blocking copy:
-    a copy still in flight must not be possible.
+    H], the target's. Everything the host knows crosses to the device in one blocking copy.
     """
-    per_slot = [
+    lists = {**_per_slot(spans), **_per_token(mode, spans), **_per_request(mode, spans)}
+    lists["tree_token"] = [token for span in spans for token, _ in span.tree]
+    lists["tree_mask"] = [bit for span in spans for bit in span.tree_mask()]
+    host, device = transfer(lists, tokens.device)
+    tables.write(device["row"], device["column"], device["full_slot"], device["swa_slot"])
+    positions = device["position"]
+    section = torch.arange(MROPE_SECTIONS, device=tokens.device)[:, None]
+    live_tokens = torch.full((1,), len(positions), dtype=torch.int32, device=tokens.device)
+    return ForwardBatch(
+        mode=mode,
+        spans=tuple(spans),
+        input_ids=_input_ids(mode, device, tokens),
+        positions=positions,
+        mrope_positions=positions + section * device["mrope_delta"],
+        out_cache_loc=device["full_slot"],
+        req_pool_indices=device["request_row"],
+        seq_lens=device["seq_len"],
+        mamba_track_indices=device["track_index"],
+        mamba_track_mask=device["tracked"].bool(),
+        encoder_lens=device["encoder_len"],
+        num_token_non_padded=live_tokens,
+        seq_lens_cpu=host["seq_len"],
+        token_rows=device["token_row"],
+        token_requests=device["token_request"],
+        spec_info=_spec_info(mode, spans, device, hidden_states),
+    )
+
+
+def _per_slot(spans: Sequence[Span]) -> dict[str, list[int]]:
+    """Return, for every column that is written, where it lies and the slots it is mapped to."""
+    slots = [
         (span.row, column, full, swa)
         for span in spans
         for column, full, swa in zip(
             range(span.begin, span.end), span.full_slots, span.swa_slots, strict=True
         )
     ]
-    per_token = [
-        (request, span.token_row, position, span.mrope_delta)
+    return {
+        "row": [row for row, _, _, _ in slots],
+        "column": [column for _, column, _, _ in slots],
+        "full_slot": [full for _, _, full, _ in slots],
+        "swa_slot": [swa for _, _, _, swa in slots],
+    }
+
+
+def _per_token(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
+    """Return, for every token that is run, its request, its row of tokens and its position."""
+    tokens = [
+        (request, span, position)
         for request, span in enumerate(spans)
         for position in span.positions(mode)
     ]
-    per_request = [
-        (
-            span.row,
-            span.seq_len(mode),
-            span.track_index,
-            span.tracked,
-            span.encoder_len,
-            span.end - span.begin,
-        )
-        for span in spans
-    ]
-    tree_tokens = [token for span in spans for token, _ in span.tree]
-    tree_mask = [bit for span in spans for bit in span.tree_mask()]
-    packed = [
-        np.array(each, dtype=np.int64).T.ravel()
-        for each in (per_slot, per_token, per_request, tree_tokens, tree_mask)
-    ]
-    on_host = torch.from_numpy(np.concatenate(packed))
-    on_device = on_host.to(tokens.device)
-    slots, token_part, requests, drafted, mask = on_device.split([each.size for each in packed])
-    rows, columns, full, swa = slots.view(4, -1)
-    token_requests, token_rows, positions, delta = token_part.view(4, -1)
-    pool_rows, seq_lens, track, tracked, encoder, counts = requests.view(6, -1)
-    tables.write(rows, columns, full, swa)
-    first_request = packed[0].size + packed[1].size
-    section = torch.arange(MROPE_SECTIONS, device=tokens.device)[:, None]
-    spec_info: dict[str, Tensor] = {}
-    input_ids = tokens[token_rows, positions]
+    return {
+        "token_request": [request for request, _, _ in tokens],
+        "token_row": [span.token_row for _, span, _ in tokens],
+        "position": [position for _, _, position in tokens],
+        "mrope_delta": [span.mrope_delta for _, span, _ in tokens],
+    }
+
+
+def _per_request(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
+    """Return, for every request, its row of `req_to_token`, its lengths and its payloads."""
+    return {
+        "request_row": [span.row for span in spans],
+        "seq_len": [span.seq_len(mode) for span in spans],
+        "track_index": [span.track_index for span in spans],
+        "tracked": [span.tracked for span in spans],
+        "encoder_len": [span.encoder_len for span in spans],
+        "extend_len": [span.end - span.begin for span in spans],
+    }
+
+
+def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+    """Return the tokens that a forward runs, int64 [T]."""
     if mode is Mode.TARGET_VERIFY:
-        input_ids = drafted
-        spec_info = {"custom_mask": mask.bool()}
-    elif mode is Mode.DRAFT_EXTEND:  # The draft's input runs one token ahead of the target's.
-        input_ids = tokens[token_rows, positions + 1]
-        accepted = counts.to(torch.int32)
-        spec_info = {
-            "hidden_states": hidden_states[token_rows, positions],
+        return device["tree_token"]
+    if mode is Mode.DRAFT_EXTEND:  # The draft's input runs one token ahead of the target's.
+        return tokens[device["token_row"], device["position"] + 1]
+    return tokens[device["token_row"], device["position"]]
+
+
+def _spec_info(
+    mode: Mode, spans: Sequence[Span], device: Mapping[str, Tensor], hidden_states: Tensor
+) -> dict[str, Tensor]:
+    """Return what speculation adds to a batch; see `ForwardBatch`."""
+    if mode is Mode.TARGET_VERIFY:
+        return {"custom_mask": device["tree_mask"].bool()}
+    if mode is Mode.DRAFT_EXTEND:
+        accepted = device["extend_len"].to(torch.int32)
+        return {
+            "hidden_states": hidden_states[device["token_row"], device["position"]],
             "extend_seq_lens": accepted,
             "num_accept_tokens": accepted,
             "num_correct_drafts": accepted - 1,
         }
-    elif mode.drafts:
-        spec_info = _stacked([span.state for span in spans])
-    return ForwardBatch(
-        mode=mode,
-        spans=tuple(spans),
-        input_ids=input_ids,
-        positions=positions,
-        mrope_positions=positions + section * delta,
-        out_cache_loc=full,
-        req_pool_indices=pool_rows,
-        seq_lens=seq_lens,
-        mamba_track_indices=track,
-        mamba_track_mask=tracked.bool(),
-        encoder_lens=encoder,
-        num_token_non_padded=torch.full(
-            (1,), len(per_token), dtype=torch.int32, device=tokens.device
-        ),
-        seq_lens_cpu=on_host[first_request + len(spans) : first_request + 2 * len(spans)],
-        token_rows=token_rows,
-        token_requests=token_requests,
-        spec_info=spec_info,
-    )
+    if mode.drafts:
+        states = [_state(span) for span in spans]
+        return {
+            "topk_p": torch.stack([state.topk_p for state in states]),
+            "topk_index": torch.stack([state.topk_index for state in states]),
+            "hidden_states": torch.stack([state.hidden for state in states]),
+        }
+    return {}
 
 
-def _stacked(states: Sequence[Any]) -> dict[str, Tensor]:
-    return {
-        "topk_p": torch.stack([each.topk_p for each in states]),
-        "topk_index": torch.stack([each.topk_index for each in states]),
-        "hidden_states": torch.stack([each.hidden for each in states]),
-    }
+def _state(span: Span) -> DraftState:
+    if span.state is None:
+        raise ValueError(f"the request in row {span.row} has no state to draft from")
+    return span.state

@@ -1,4 +1,4 @@
-"""Model shapes: three hybrid sliding-window decoders, each tiny for properties and real for scale.
+"""Model shapes: three hybrid sliding-window decoders, tiny for properties and real for scale.
 
 The tiny sizes keep what the historical bugs depend on (layer pattern, grouped
 queries, sinks, a window that short generations cross); the real dimensions are
@@ -63,7 +63,7 @@ class ModelConfig:
 
     def layers_of(self, kind: Kind) -> tuple[int, ...]:
         """Return the indices of the layers of one kind, in execution order."""
-        return tuple(index for index, each in enumerate(self.layers) if each is kind)
+        return tuple(index for index, layer in enumerate(self.layers) if layer is kind)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """The reference: every mode eagerly, every index computed afresh in every layer.
 
 No static buffers, no memo, no fast path: slot lists come from `req_to_token`, SWA
-slots from the mapping, each time they are needed.
+slots from the mapping, anew whenever they are needed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -17,14 +18,16 @@ from reference.model import Model, Output, TokenInputs, most_keys
 from reference.ops import Ops
 from reference.pool import LOC_DTYPE, HybridKVPool, KVPools
 from reference.speculative import likeliest, propose
+from reference.transfer import transfer
 
 
 @dataclass(frozen=True)
 class Visible:
     """Which columns the tokens of a forward see on layers of one kind, token by token.
 
-    `bounds` int64 [T+1] bounds each token's keys; `row` and `column` int64 [N] are their
-    places in `req_to_token`; `seen` bool [N] says whether the token sees it, None if all.
+    The keys of token t are bounds[t] .. bounds[t+1]-1 (`bounds` int64 [T+1]); `row` and
+    `column` int64 [N] are the keys' places in `req_to_token`. `seen` bool [N] says whether
+    the token sees the key, None if it sees all.
     """
 
     bounds: Tensor
@@ -38,9 +41,10 @@ Columns = list[tuple[int, bool]]
 
 
 def columns_of(mode: Mode, span: Span, window: int | None, step: int) -> list[Columns]:
-    """Return the columns that each token of a request sees, of which the last `window` positions.
+    """Return, for every token of a request, the columns it sees.
 
-    `step` counts the forwards of a draft.
+    They hold the last `window` positions, or all if that is None. `step` counts the forwards
+    of a draft.
     """
     if mode is Mode.TARGET_VERIFY:
         return [_tree_columns(span, node, window) for node in range(len(span.tree))]
@@ -60,7 +64,7 @@ def _since(position: int, window: int | None, end: int) -> Columns:
 
 
 def _tree_columns(span: Span, node: int, window: int | None) -> Columns:
-    """Return what draft token `node` sees: the request's past, itself and what is above it."""
+    """Return the columns of draft token `node`: it sees the past, itself and its ancestors."""
     above, parent = {node}, span.tree[node][1]
     while parent >= 0:
         above.add(parent)
@@ -70,7 +74,7 @@ def _tree_columns(span: Span, node: int, window: int | None) -> Columns:
 
 
 def visible(batch: ForwardBatch, window: int, step: int = 0) -> dict[Kind, Visible]:
-    """List what each token sees: all keys up to itself, or the last `window` of them."""
+    """List what every token sees: all keys up to itself, or the last `window` of them."""
     listed = {
         kind: [
             (span.row, columns)
@@ -79,34 +83,31 @@ def visible(batch: ForwardBatch, window: int, step: int = 0) -> dict[Kind, Visib
         ]
         for kind, seen_back in ((Kind.FULL, None), (Kind.SWA, window))
     }
-    parts = [
-        np.array(part, dtype=np.int64)
-        for tokens in listed.values()
-        for part in (
-            np.cumsum([0] + [len(columns) for _, columns in tokens]),
-            [row for row, columns in tokens for _ in columns],
-            [column for _, columns in tokens for column, _ in columns],
-            [seen for _, columns in tokens for _, seen in columns],
-        )
-    ]
-    on_device = torch.from_numpy(np.concatenate(parts)).to(batch.positions.device)
-    split = iter(on_device.split([part.size for part in parts]))
+    lists: dict[tuple[Kind, str], Sequence[int]] = {}
+    for kind, tokens in listed.items():
+        counts = [len(columns) for _, columns in tokens]
+        lists[kind, "bounds"] = [0, *accumulate(counts)]
+        lists[kind, "row"] = [row for row, columns in tokens for _ in columns]
+        lists[kind, "column"] = [column for _, columns in tokens for column, _ in columns]
+        lists[kind, "seen"] = [seen for _, columns in tokens for _, seen in columns]
+    _, device = transfer(lists, batch.positions.device)
     masked = batch.mode is Mode.TARGET_VERIFY
     return {
-        kind: Visible(next(split), next(split), next(split), _mask(next(split), masked=masked))
+        kind: Visible(
+            bounds=device[kind, "bounds"],
+            row=device[kind, "row"],
+            column=device[kind, "column"],
+            seen=device[kind, "seen"].bool() if masked else None,
+        )
         for kind in listed
     }
-
-
-def _mask(seen: Tensor, *, masked: bool) -> Tensor | None:
-    return seen.bool() if masked else None
 
 
 class EagerKV:
     """KV access of one eager forward: slots are looked up in the pool's tables in every layer.
 
     `write_slots` are full slots, int64 [T]; None writes nothing. `borrowed` maps a layer
-    of the model to the layer of the pool it reads, where that is another model's.
+    of the model to the layer of the pool it reads, where the pool is another model's.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class EagerKV:
         self.borrowed = borrowed or {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store at the batch's slots, then attend to each token's own visible slots."""
+        """Store at the batch's slots, then attend to the slots that each token sees."""
         config = self.model.config
         kind = config.layers[layer]
         cache = self.pool.cache(self.borrowed.get(layer, layer))
@@ -163,11 +164,11 @@ class EagerDecoder:
         self.pools = pools
 
     def forward(self, batch: ForwardBatch) -> Output:
-        """Store the batch's KV and return what it gives, live rows only.
+        """Store the batch's KV and return its output, live rows only.
 
-        `logits` [rows, vocab] of each request's last token, or of every token to verify;
-        `hidden` [T, H]. A draft gives what `propose` does; draft-extend gives `logits`,
-        `hidden`, `topk_p` and `topk_index` of each request's last token.
+        `logits` [rows, vocab] of every request's last token, or of every token to verify;
+        `hidden` [T, H]. A draft returns what `propose` does; draft-extend returns `logits`,
+        `hidden`, `topk_p` and `topk_index` of every request's last token.
         """
         match batch.mode:
             case Mode.DRAFT | Mode.FROZEN_DRAFT:
@@ -246,7 +247,7 @@ def draft_inputs(
     live_tokens: Tensor,
     mrope_positions: Tensor | None = None,
 ) -> TokenInputs:
-    """Return a draft model's inputs: its embeddings plus what it makes of hidden states [T, H]."""
+    """Return a draft model's inputs: its embeddings plus its fusion of hidden states [T, H]."""
     if mrope_positions is None:
         mrope_positions = positions.expand(3, -1)
     return TokenInputs(
@@ -266,6 +267,6 @@ def frozen_layers(target: Model, draft: Model) -> dict[int, int]:
 
 
 def last_rows(batch: ForwardBatch) -> Tensor:
-    """Return the row of each request's last token, int64 [B]."""
+    """Return the rows of the requests' last tokens, int64 [B]."""
     ends = np.cumsum([span.end - span.begin for span in batch.spans])
     return torch.from_numpy(ends - 1).to(batch.positions.device)

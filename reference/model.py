@@ -2,7 +2,7 @@
 
 Knows arithmetic only. Where a token's K and V go, and which slots it reads, is
 decided by the `KVAccess` it is given: that is where the two worlds differ. A draft
-model is a decoder that adds what it makes of the target's hidden state to its input.
+model is a decoder that adds a projection of the target's hidden state to its input.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from reference.config import SPECULATION, Kind, ModelConfig
 from reference.ops import Ops
 
 Output = dict[str, Tensor]
-"""What a forward gives, by name: `logits` [rows, vocab], `hidden` [rows, H], and the like."""
+"""The results of a forward by name: `logits` [rows, vocab], `hidden` [rows, H], and others."""
 
 
 class KVAccess(Protocol):
@@ -31,10 +31,10 @@ class KVAccess(Protocol):
 class TokenInputs:
     """What a forward over T tokens reads besides KV.
 
-    input_ids int64 [T]; payload float32 [T, H] is added to the embeddings. positions
-    int64 [T] turn SWA layers, mrope_positions int64 [3, T] full layers. Rows from
-    `live_tokens` (int32 [1]) on skip the MLP; rows from `token_count` (int32 [1]) on, if
-    it is given, give zero logits.
+    input_ids int64 [T]; payload float32 [T, H] is added to the embeddings. RoPE uses
+    positions int64 [T] on SWA layers, mrope_positions int64 [3, T] on full layers. Rows from
+    `live_tokens` (int32 [1]) on skip the MLP; rows from `token_count` (int32 [1]) on, if it
+    is given, have zero logits.
     """
 
     input_ids: Tensor
@@ -60,7 +60,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Heads:
-    """What one layer hands to attention: query [T, Q, D], key and value [T, G, D]."""
+    """The inputs of one layer's attention: query [T, Q, D], key and value [T, G, D]."""
 
     query: Tensor
     key: Tensor
@@ -136,7 +136,7 @@ class Model:
         )
 
     def fuse(self, ops: Ops, hidden_states: Tensor) -> Tensor:
-        """Return what a draft model adds to its embeddings, float32 [T, H], of hidden states."""
+        """Return the payload of a draft model, float32 [T, H]: its projection of hidden states."""
         return ops.norm_linear(hidden_states, self.hidden_norm, self.fusion).float()
 
     def embed(self, ops: Ops, input_ids: Tensor, payload: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class Model:
         return ops.embed(self.embedding, input_ids, payload)
 
     def rotary(self, ops: Ops, positions: Tensor, mrope_positions: Tensor) -> dict[Kind, Tensor]:
-        """Return cos and sin, float32 [2, T, D/2], for each kind of layer."""
+        """Return cos and sin, float32 [2, T, D/2], for both kinds of layer."""
         by_kind = {Kind.SWA: positions[None], Kind.FULL: mrope_positions}
         return {
             kind: ops.rotary(by_kind[kind], self.section[kind], self.frequency[kind])
@@ -154,7 +154,7 @@ class Model:
     def before_attention(
         self, ops: Ops, layer: int, hidden: Tensor, rotary: dict[Kind, Tensor]
     ) -> Heads:
-        """Return what a layer makes of its input up to attention."""
+        """Return a layer's Q, K and V: its input [T, H] after norm, projection and RoPE."""
         kind, weights = self.config.layers[layer], self.layers[layer]
         shape = self.config.shape(kind)
         qkv = ops.norm_linear(hidden, weights.input_norm, weights.qkv)
@@ -203,7 +203,7 @@ class Model:
 
 
 def most_keys(config: ModelConfig, kind: Kind, *, masked: bool) -> int:
-    """Return how many keys a token may list; a masked list names drafts beside the window."""
+    """Return how many keys a token may list: if `masked`, drafts come on top of the window."""
     if kind is Kind.FULL:
         return config.max_context
     return config.window + (SPECULATION.draft_tokens if masked else 0)
@@ -216,5 +216,5 @@ def rotary_frequency(config: ModelConfig, kind: Kind) -> Tensor:
 
 
 def rotary_section(pairs: int) -> Tensor:
-    """Return which of the mrope position rows turns each rotary pair, int64 [pairs]."""
+    """Return the row of the mrope positions that rotates each pair, int64 [pairs]."""
     return torch.arange(pairs) * MROPE_SECTIONS // pairs

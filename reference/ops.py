@@ -139,26 +139,27 @@ class Ops(ABC):
 
     @operation
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the softmax of each row of `logits` [T, V], float32 [T, V]."""
+        """Return the softmax of every row of `logits` [T, V], float32 [T, V]."""
         return self._probabilities(logits)
 
     @operation
     def largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the `count` largest of each row of `values` float32 [T, N], and their places.
+        """Return the `count` largest of every row of `values` float32 [T, N], and their places.
 
-        Both are [T, count], descending; places are int64. Equal values go by place, lowest
-        first. A NaN is taken for -inf, and is returned as such. Places are in 0 .. N-1 and
-        distinct whatever the values; beyond N of them the last repeats. `count` is positive.
+        Both are [T, count], in descending order; places are int64. Equal values are ordered by
+        place, lowest first. A NaN counts as -inf, and is returned as -inf. Places are in
+        0 .. N-1 and distinct whatever the values; beyond N of them the last repeats. `count`
+        is positive.
         """
         ranked = torch.where(values.isnan(), -torch.inf, values)
         index = torch.arange(values.shape[1], device=values.device)
-        left = torch.ones_like(values, dtype=torch.bool)
+        remaining = torch.ones_like(values, dtype=torch.bool)
         found = []
         for _ in range(count):
-            best = torch.where(left, ranked, -torch.inf).amax(-1, keepdim=True)
-            leading = left & (ranked == best)
+            best = torch.where(remaining, ranked, -torch.inf).amax(-1, keepdim=True)
+            leading = remaining & (ranked == best)
             place = torch.where(leading, index, values.shape[1] - 1).amin(-1, keepdim=True)
-            left = left & (index != place)
+            remaining = remaining & (index != place)
             found.append(place)
         places = torch.cat(found, dim=-1)
         return ranked.gather(-1, places), places
@@ -191,19 +192,19 @@ class Ops(ABC):
         mask: Tensor | None = None,
         mask_start: Tensor | None = None,
     ) -> Tensor:
-        """Return softmax attention [T, Q, D] of each query row over its listed slots.
+        """Return softmax attention [T, Q, D] of every query row over its listed slots.
 
         Row t attends to slots[begin[t]:end[t]] (at most `max_keys`) of `cache`
         [2, S, G, D], in list order; rows may share places of the list. With `mask`
         (bool [M], M > 0) and `mask_start` (int64 [T]), both or neither, its i-th key
         takes part only if mask[mask_start[t] + i] is set. A row of which no key takes
-        part gives zeros. `sinks` float32 [Q] adds a logit that takes weight and gives no
-        value. What does not take part is never loaded, and what of the mask belongs to
-        no listed key is of no effect. A row's bits depend on its query, on its keys in
-        list order and on which take part: a mask that is all set changes none.
+        part gives zeros. `sinks` float32 [Q] adds a logit that takes weight and has no
+        value. Keys that take no part are never loaded, and mask bits of no listed key have
+        no effect. A row's bits depend on its query, on its keys in list order and on which
+        take part: a mask that is all set changes none.
 
-        `begin` and `end` are [T], `slots` is [N], each int32 or int64 and contiguous;
-        every entry of `slots` is a slot of the cache, listed or not.
+        `begin` and `end` are [T], `slots` is [N], all int32 or int64 and contiguous; every
+        entry of `slots` is a slot of the cache, listed or not.
         """
         return self._attention(query, cache, begin, end, slots, sinks, max_keys, mask, mask_start)
 

@@ -17,7 +17,7 @@ from reference.model import Model
 def visible(kind: Kind, window: int | Tensor, length: int) -> Tensor:
     """Return the attention mask, bool [length, length]: whether query i sees key j.
 
-    `window` is every query's, or int64 [length, 1], each one's own.
+    `window` is one for all queries, or int64 [length, 1], one per query.
     """
     query = torch.arange(length)[:, None]
     key = torch.arange(length)[None, :]
@@ -35,8 +35,8 @@ def dense_logits(
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
 
-    `tracked` is int64 [L]: the state-tracking row of each token, -1 for none. `windows`
-    int64 [L] are the tokens' own windows, where they are not all the model's.
+    `tracked` is int64 [L]: the state-tracking row of every token, -1 for none. `windows`
+    int64 [L] are the windows of the tokens; None means the model's for all of them.
     """
     inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
     track = wide(model.track_table)
@@ -49,7 +49,7 @@ def dense_logits(
 def dense_draft_logits(draft: Model, tokens: Tensor, hidden_states: Tensor) -> Tensor:
     """Return float64 logits [L, vocab] of a draft model over L tokens (int64 [L], host).
 
-    `hidden_states` [L, H] are the target's, each of the token before.
+    Row i of `hidden_states` [L, H] is the target's of the token before token i.
     """
     fused = _norm(wide(hidden_states), wide(draft.hidden_norm)) @ wide(draft.fusion).T
     return _decode(draft, wide(draft.embedding)[tokens] + fused, 0)

@@ -1,8 +1,8 @@
 """Drafting: a tree of likely tokens, a few forwards deep, `topk` branches wide.
 
-Knows which branch is kept after each forward. Where the forwards read and write KV is
-the caller's business. A branch keeps its own KV slots whatever branch it was continued
-from, as engines do it: drafts are verified, so that only their quality depends on it.
+Knows which branches are kept after a forward. Where the forwards read and write KV is
+the caller's business. A branch keeps its own KV slots whatever branch it continues, as in
+engines: drafts are verified, so that only their quality depends on it.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from reference.model import Output
 from reference.ops import Ops
 
 Tree = tuple[tuple[int, int], ...]
-"""Draft tokens of one request: (token, parent) each, the root first, its parent -1."""
+"""Draft tokens of one request as (token, parent), the root first, its parent -1."""
 
 DraftForward = Callable[[int, Tensor, Tensor], Output]
 """Runs forward `step` on input_ids int64 [B topk] and hidden states [B topk, H]."""
@@ -27,8 +27,8 @@ def propose(
     """Return every candidate of B requests, in the order they were found.
 
     `scores` float32 and `tokens` int64 are [B, candidates]: first the `topk` given, then
-    topk x topk of each forward. `chosen` int64 [B, forwards x topk] says which of its
-    forward's candidates each branch went on from.
+    topk x topk of every forward. `chosen` int64 [B, forwards x topk] is, for a forward and a
+    branch, the candidate of that forward that the branch continues from.
     """
     topk, requests = SPECULATION.topk, topk_p.shape[0]
     first = topk * torch.arange(requests, device=topk_p.device)[:, None]
@@ -53,13 +53,13 @@ def propose(
 
 
 def likeliest(ops: Ops, output: Output) -> Output:
-    """Return a forward's output with its `topk` likeliest next tokens, [rows, topk] each."""
+    """Return `output` with its likeliest next tokens, `topk_p` and `topk_index` [rows, topk]."""
     topk_p, topk_index = ops.largest(ops.probabilities(output["logits"]), SPECULATION.topk)
     return {**output, "topk_p": topk_p, "topk_index": topk_index}
 
 
 def tree_of(root: int, scores: list[float], tokens: list[int], chosen: list[int]) -> Tree:
-    """Return the tree of the best candidates of one request below `root`: (token, parent) each.
+    """Return the tree of the best candidates of one request below `root`.
 
     All lists are one row of what `propose` returns. Parents come before their children.
     """
@@ -92,9 +92,9 @@ def _parent(place: int, chosen: list[int], topk: int) -> int:
 def accepted_path(tree: Tree, greedy: list[int], at_least: int) -> list[int]:
     """Return the nodes of a verified tree that are accepted, from the root down.
 
-    A node is accepted if the target, at its parent, says its token. `at_least` accepts
-    that many drafts whatever the target says, as engines simulate an acceptance length:
-    always the last child.
+    A node is accepted if the target's greedy token at its parent is the node's token. At
+    least `at_least` drafts are accepted whatever the target says, as engines simulate an
+    acceptance length: where no child matches, the last one is taken.
     """
     path = [0]
     while True:

@@ -81,7 +81,7 @@ class TorchOps(Ops):
         return torch.softmax(logits.float(), dim=-1)
 
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
-        # Every row writes what the highest row naming its slot writes: order is then no matter.
+        # Every row writes the values of the highest row with its slot: order does not matter.
         winner = ((loc[:, None] == loc) * self.counting[: loc.shape[0]]).amax(-1)
         cache[0].index_put_((loc,), key[winner])
         cache[1].index_put_((loc,), value[winner])
@@ -105,19 +105,19 @@ class TorchOps(Ops):
         listed = place <= last
         if mask is None or mask_start is None:
             taken = listed[:, None, None]
-            # An unlisted place re-reads the row's last listed slot, and is then not selected.
+            # A place beyond the list re-reads the row's last listed slot, and is not selected.
             slot = slots[torch.minimum(place, last).clamp(min=0)]
             # A row's first place is listed unless it has no key at all.
-            some = taken[..., :1]
+            has_key = taken[..., :1]
         else:
             bit = (mask_start[:, None] + turn).clamp(0, mask.shape[0] - 1)
             listed = listed & mask[bit]
             taken = listed[:, None, None]
-            # Likewise, a place that takes no part re-reads the row's last that does.
+            # Likewise, a masked place re-reads the row's last place that is not masked.
             other = (listed * turn).amax(-1, keepdim=True)
             place = begin[:, None] + torch.where(listed, turn, other)
             slot = slots[place.clamp(0, slots.shape[0] - 1)]
-            some = taken.any(-1, keepdim=True)
+            has_key = taken.any(-1, keepdim=True)
         keys, values = cache[:, slot].float().transpose(2, 3)[:, :, :, None]  # [T, G, 1, keys, D]
         grouped = query.float().view(rows, kv_heads, heads // kv_heads, 1, dim)
         score = (grouped * keys).sum(-1) * dim**-0.5  # [T, G, Q/G, keys]
@@ -127,7 +127,7 @@ class TorchOps(Ops):
             score = torch.cat([score, sink], dim=-1)
         weight = torch.softmax(score, dim=-1)[..., :max_keys, None]
         mixed = (weight * values).sum(-2)
-        mixed = torch.where(some, mixed, self.zero)
+        mixed = torch.where(has_key, mixed, self.zero)
         return mixed.view(rows, heads, dim).to(query.dtype)
 
 

@@ -71,8 +71,8 @@ def float_of(text: str) -> str:
     width = _width(text)
     if width not in (16, 32):
         return ""
-    live_size = int(text, 16) << (32 - width)
-    (value,) = struct.unpack(">f", live_size.to_bytes(4, "big"))
+    bits = int(text, 16) << (32 - width)
+    (value,) = struct.unpack(">f", bits.to_bytes(4, "big"))
     return f"{value:.9g}" if width == 32 else f"{value:.4g}"
 
 
@@ -87,5 +87,7 @@ def _count(left: str, right: str) -> str:
 def _width(text: str) -> int:
     """Return how many bits a text such as 0x3f800000 spells, 0 if it is none such."""
     digits = text[2:]
-    right = text.startswith("0x") and digits and all(each in "0123456789abcdef" for each in digits)
-    return 4 * len(digits) if right else 0
+    spelled = (
+        text.startswith("0x") and digits and all(digit in "0123456789abcdef" for digit in digits)
+    )
+    return 4 * len(digits) if spelled else 0

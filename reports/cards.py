@@ -1,39 +1,37 @@
 """Cards: one hunt of one bug, or one finding on the clean subject, at full length.
 
-Knows the record's JSON of hunts and findings. Does not know markup, and judges
+Knows the record's rows of hunts and findings. Does not know markup, and judges
 nothing: a status is the record's, only explained here.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.campaigns.schema import BugRow, CleanRow, Record, TrialRow, TrialSettings, Violation
+from harness.campaigns.schema import Finding as RecordedFinding
 from reports.bit_patterns import Comparison, compare
-from reports.explanation import Explanation, explain
+from reports.explanation import ExplanationView, describe
 from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words
 from reports.timeline import Timeline, lay_out
 
-Data = Mapping[str, Any]
-
 STATUSES: Mapping[str, tuple[bool, str]] = {
-    "caught": (True, "The property that must catch it did."),
+    "caught": (True, "The property that must detect it did."),
     "clean is red too": (False, "What showed it shows on the clean build as well."),
     "not reproduced": (False, "Caught in the hunt, but not when its shrunk schedule was played."),
-    "failed": (False, "A process failed and told no more than its error."),
+    "failed": (False, "An error ended it: nothing is proved."),
     "device lost": (False, "A step ended the device's context; what follows ran in a new process."),
-    "unaffected": (True, "It shows nowhere, as expected: it cannot harm this runner."),
+    "unaffected": (True, "It shows nowhere, as expected: it cannot affect this runner."),
     "missed": (False, "No schedule showed it."),
-    "wrong property": (False, "Seen, but not by the property that must catch it."),
+    "wrong property": (False, "Seen, but not by the property that must detect it."),
     "affected after all": (False, "It was expected to show nowhere, yet it was seen."),
     "vacuous": (False, "No replay could have shown it, so nothing was proved."),
 }
-"""Of each status: whether it is as expected, and what it means."""
+"""Of each status of a hunt: whether it is as expected, and what it means."""
 
 ROOM = 6400
 """Boxes in all time lines of a page together: what keeps it below a megabyte."""
-
-COUNTS = ("schedules", "steps", "replays", "padded_replays")
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,17 @@ class Seen:
 
 @dataclass(frozen=True)
 class Finding:
-    """One counterexample. `lead` is the violation to read first."""
+    """One counterexample. `lead` is the violation to read first.
+
+    `error` is the traceback of an explainer that failed, '' for none.
+    """
 
     anchor: str
     lead: Seen
     others: tuple[Seen, ...]
     violated: bool
-    explanation: Explanation | None
+    explanation: ExplanationView | None
+    error: str
     timeline: Timeline | None
     case: str
     case_file: str
@@ -72,7 +74,7 @@ class Card:
     runner: str
     source: str
     status: str
-    status_told: str
+    meaning: str
     error: str
     sound: bool
     mechanism: str
@@ -89,65 +91,66 @@ class Card:
         if self.finding is None or not self.finding.violated:
             return ()
         seen = (self.finding.lead, *self.finding.others)
-        return tuple(dict.fromkeys(each.property for each in seen))
+        return tuple(dict.fromkeys(violation.property for violation in seen))
 
 
-def bug_cards(record: Data) -> Iterator[Card]:
+def bug_cards(record: Record) -> Iterator[Card]:
     """Yield a card for each hunt of a bug, in the record's order."""
-    bugs = record["bugs"]
-    names = anchors(f"bug-{bug['bug']}-{bug['runner']}-{bug['source']}" for bug in bugs)
-    for bug, anchor in zip(bugs, names, strict=True):
-        sound, status_told = STATUSES[bug["status"]]
+    names = anchors(f"bug-{bug.bug}-{bug.runner}-{bug.source}" for bug in record.bugs)
+    for bug, anchor in zip(record.bugs, names, strict=True):
+        sound, meaning = STATUSES[bug.status]
         yield Card(
             anchor=anchor,
-            title=f"{bug['bug']}@{bug['runner']}",
-            bug=bug["bug"],
-            runner=bug["runner"],
-            source=bug["source"],
-            status=bug["status"],
-            status_told=status_told,
-            error=bug["error"] or "",
+            title=f"{bug.bug}@{bug.runner}",
+            bug=bug.bug,
+            runner=bug.runner,
+            source=bug.source,
+            status=bug.status,
+            meaning=meaning,
+            error=bug.error or "",
             sound=sound,
-            mechanism=bug["mechanism"],
-            facts=tuple(_settings(bug["trial"])),
-            expected=bug["detected_by"] or "",
-            unaffected=bug["unaffected"] or "",
-            threads=linked(bug["thread"]),
+            mechanism=bug.mechanism,
+            facts=tuple(_settings(bug.trial)),
+            expected=bug.detected_by or "",
+            unaffected=bug.unaffected or "",
+            threads=linked(bug.thread),
             counts=tuple(_bug_counts(bug)),
-            finding=_finding(bug, anchor, bug["detected_by"], _room(record)),
+            finding=_finding(bug, anchor, bug.detected_by, _room(record)),
         )
 
 
-def _bug_counts(bug: Data) -> Iterator[Fact]:
-    yield Fact("schedules to detection", or_dash(bug["schedules_to_detection"]))
+def _bug_counts(bug: BugRow) -> Iterator[Fact]:
+    yield Fact("schedules to detection", or_dash(bug.schedules_to_detection))
     yield from _counts(bug)
-    if bug["capture_warnings"]:
-        yield Fact("warnings at capture", str(bug["capture_warnings"]))
+    if bug.capture_warnings:
+        yield Fact("warnings at capture", str(bug.capture_warnings))
 
 
-def _counts(hunt: Data) -> Iterator[Fact]:
-    for name in COUNTS:
-        yield Fact(name.replace("_", " "), f"{hunt[name]:,}")
-    yield Fact("time taken", duration(hunt["seconds"]))
+def _counts(hunt: TrialRow) -> Iterator[Fact]:
+    yield Fact("schedules", f"{hunt.schedules:,}")
+    yield Fact("steps", f"{hunt.steps:,}")
+    yield Fact("replays", f"{hunt.replays:,}")
+    yield Fact("padded replays", f"{hunt.padded_replays:,}")
+    yield Fact("time taken", duration(hunt.seconds))
 
 
-def clean_cards(record: Data) -> Iterator[Card]:
+def clean_cards(record: Record) -> Iterator[Card]:
     """Yield a card for each clean trial that has a finding, in the record's order."""
-    found = [trial for trial in record["clean"] if trial["finding"] is not None]
-    names = anchors(f"{setting(trial)}-{trial['source']}" for trial in found)
+    found = [trial for trial in record.clean if trial.finding is not None]
+    names = anchors(f"{setting(trial)}-{trial.source}" for trial in found)
     for trial, anchor in zip(found, names, strict=True):
         yield Card(
             anchor=anchor,
             title=setting(trial),
             bug="clean",
-            runner=trial["trial"]["runner"],
-            source=trial["source"],
+            runner=trial.trial.runner,
+            source=trial.source,
             status="violated",
-            status_told="Nothing may be found on the clean subject.",
-            error=trial["error"] or "",
+            meaning="Nothing may be found on the clean subject.",
+            error=trial.error or "",
             sound=False,
             mechanism="",
-            facts=tuple(_settings(trial["trial"])),
+            facts=tuple(_settings(trial.trial)),
             expected="",
             unaffected="",
             threads=(),
@@ -156,70 +159,74 @@ def clean_cards(record: Data) -> Iterator[Card]:
         )
 
 
-def setting(hunt: Data) -> str:
+def setting(row: CleanRow) -> str:
     """Name a clean trial by what tells it from the others."""
-    trial = hunt["trial"]
+    trial = row.trial
     return (
-        f"clean {trial['runner']}, {trial['preset']}, {trial['scheme']},"
-        f" page size {trial['page_size']}, {trial['dtype']}"
+        f"clean {trial.runner}, {trial.preset}, {trial.scheme},"
+        f" page size {trial.page_size}, {trial.dtype}"
     )
 
 
-def _settings(trial: Data) -> Iterator[Fact]:
-    for name in ("runner", "preset", "scheme", "dtype", "device"):
-        yield Fact(name, str(trial[name]))
-    yield Fact("page size", str(trial["page_size"]))
-    yield Fact("slots", f"{trial['full_slots']} full, {trial['swa_slots']} SWA")
-    yield Fact("request rows", str(trial["rows"]))
-    yield Fact("buckets", words(trial["buckets"]))
-    yield Fact("token buckets", words(trial["token_buckets"]))
+def _settings(trial: TrialSettings) -> Iterator[Fact]:
+    yield Fact("runner", trial.runner)
+    yield Fact("preset", trial.preset)
+    yield Fact("location scheme", trial.scheme)
+    yield Fact("dtype", trial.dtype)
+    yield Fact("device", trial.device)
+    yield Fact("page size", str(trial.page_size))
+    yield Fact("slots", f"{trial.full_slots} full, {trial.swa_slots} SWA")
+    yield Fact("request rows", str(trial.rows))
+    yield Fact("buckets", words(trial.buckets))
+    yield Fact("token buckets", words(trial.token_buckets))
 
 
-def _finding(hunt: Data, anchor: str, expected: str | None, room: int) -> Finding | None:
-    finding = hunt["finding"]
+def _finding(row: TrialRow, anchor: str, expected: str | None, room: int) -> Finding | None:
+    finding = row.finding
     if finding is None:
         return None
-    seen = [_seen(violation) for violation in finding["violations"]]
+    seen = [_seen(violation) for violation in finding.violations]
     nothing = Seen("nothing", 0, "Nothing was violated when it was played again.", None, ())
-    lead = next((each for each in seen if each.property == expected), [*seen, nothing][0])
+    lead = next((other for other in seen if other.property == expected), [*seen, nothing][0])
     return Finding(
         anchor=anchor,
         lead=lead,
-        others=tuple(each for each in seen if each is not lead),
+        others=tuple(other for other in seen if other is not lead),
         violated=bool(seen),
-        explanation=explain(finding["explanation"], finding["timeline"]),
-        timeline=lay_out(finding["timeline"], room),
-        case=case_text(hunt["trial"], finding),
-        case_file=finding["case_file"],
-        reproduce=finding["reproduce"],
+        explanation=describe(finding.explanation, finding.timeline),
+        error=finding.error or "",
+        timeline=lay_out(finding.timeline, room),
+        case=case_text(row.trial, finding),
+        case_file=finding.case_file,
+        reproduce=finding.reproduce,
     )
 
 
-def _seen(violation: Data) -> Seen:
-    comparison = compare(violation["property"], violation["where"])
+def _seen(violation: Violation) -> Seen:
+    comparison = compare(violation.property, violation.where)
     compared = ("eager_bits", "graph_bits") if comparison is not None else ()
     return Seen(
-        property=violation["property"],
-        step=violation["step"],
-        message=violation["message"],
+        property=violation.property,
+        step=violation.step,
+        message=violation.message,
         comparison=comparison,
         facts=tuple(
             Fact(name.replace("_", " "), value_text(value))
-            for name, value in violation["where"].items()
+            for name, value in violation.where.items()
             if name not in compared
         ),
     )
 
 
-def case_text(trial: Data, finding: Data) -> str:
+def case_text(trial: TrialSettings, finding: RecordedFinding) -> str:
     """Return the case file of a finding, a step or a violation a line.
 
     The record holds apart what a case shares with its finding.
     """
-    case = finding["case"] | {
-        "trial": trial,
-        "schedule": finding["schedule"],
-        "violations": finding["violations"],
+    case = asdict(finding.case) | {
+        "trial": asdict(trial),
+        "schedule": asdict(finding.schedule),
+        "violations": [asdict(violation) for violation in finding.violations],
     }
     parts = [f" {json.dumps(name)}: {_lines(value)}" for name, value in case.items()]
     return "{\n" + ",\n".join(parts) + "\n}"
@@ -229,12 +236,12 @@ def _lines(value: Any) -> str:
     """Return JSON text in which a list of objects has a line for each."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)}: {_lines(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
-        return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in value) + "\n ]"
+    if isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
     return json.dumps(value)
 
 
-def _room(record: Data) -> int:
+def _room(record: Record) -> int:
     """Return how many boxes each time line may draw."""
-    hunts = [*record["clean"], *record["bugs"]]
-    return ROOM // max(10, sum(hunt["finding"] is not None for hunt in hunts))
+    hunts = (*record.clean, *record.bugs)
+    return ROOM // max(10, sum(hunt.finding is not None for hunt in hunts))

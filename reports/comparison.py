@@ -1,24 +1,20 @@
 """Two run records side by side: what is new, gone or changed from the one to the other.
 
-Knows the record's JSON. Does not know markup or the terminal, and judges nothing: of each
+Knows the record. Does not know markup or the terminal, and judges nothing: of each
 hunt it takes the record's word, and says where the words differ.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.campaigns.schema import Record, TrialRow
 from reports.cards import Card, bug_cards, clean_cards
 from reports.texts import duration, or_dash, words
 
-Data = Mapping[str, Any]
-
 KINDS = ("new", "changed", "gone")
 """Of findings, the gravest first. What was not tried in both runs is never gone."""
-
-IDENTITY = ("runner", "preset", "scheme", "page_size", "dtype")
-"""What of a trial's settings, beside its bugs, makes two hunts the same hunt."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both runs; `told` says it in a sentence. `untried` hunts are of one run alone."""
+    """Both runs; `message` says it in a sentence. `untried` hunts are of one run alone."""
 
     message: str
     changes: tuple[Change, ...]
@@ -63,8 +59,8 @@ class Comparison:
         return any(change.kind != "gone" for change in self.changes)
 
 
-def compare_runs(before: Data, after: Data) -> Comparison:
-    """Return what differs between two records. Raises LookupError for one that lacks something."""
+def compare_runs(before: Record, after: Record) -> Comparison:
+    """Return what differs between two records."""
     hunts = _hunts(before), _hunts(after)
     cards = _cards(before), _cards(after)
     both = [key for key in hunts[0] if key in hunts[1]]
@@ -74,47 +70,68 @@ def compare_runs(before: Data, after: Data) -> Comparison:
     )
     counts = Counter(change.kind for change in changes)
     message = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
-    untried = [_name(key) for each in hunts for key in each if key not in both]
+    untried = [_name(key) for of_run in hunts for key in of_run if key not in both]
     return Comparison(
-        message=f"{message}; {len(both)} hunts and clean trials in both runs, {len(untried)} in one",
+        message=(
+            f"{message}; {len(both)} hunts and clean trials in both runs, {len(untried)} in one"
+        ),
         changes=changes,
         untried=tuple(untried),
-        verdicts=Row("verdict", before["verdict"], after["verdict"]),
+        verdicts=Row("verdict", before.verdict, after.verdict),
         environment=tuple(_environment(before, after)),
         coverage=tuple(_coverage(before, after)),
         speed=tuple(_speed(before, after)),
     )
 
 
-Key = tuple[str, ...]
-Hunts = Mapping[Key, Data]
+@dataclass(frozen=True)
+class Key:
+    """What makes two hunts the same hunt: what was on trial, and where schedules came from."""
+
+    bugs: tuple[str, ...]
+    runner: str
+    preset: str
+    scheme: str
+    page_size: int
+    dtype: str
+    source: str
 
 
-def _hunts(record: Data) -> dict[Key, Data]:
+Hunts = Mapping[Key, TrialRow]
+
+
+def _hunts(record: Record) -> dict[Key, TrialRow]:
     """Return the hunts and clean trials of a record by what makes them the same."""
-    return {_key(hunt): hunt for hunt in [*record["clean"], *record["bugs"]]}
+    return {_key(hunt): hunt for hunt in (*record.clean, *record.bugs)}
 
 
-def _cards(record: Data) -> dict[Key, Card]:
+def _cards(record: Record) -> dict[Key, Card]:
     """Return the cards of the findings of a record."""
-    found = [trial for trial in record["clean"] if trial["finding"] is not None]
-    pairs = [
+    found = [trial for trial in record.clean if trial.finding is not None]
+    pairs: list[tuple[TrialRow, Card]] = [
         *zip(found, clean_cards(record), strict=True),
-        *zip(record["bugs"], bug_cards(record), strict=True),
+        *zip(record.bugs, bug_cards(record), strict=True),
     ]
     return {_key(hunt): card for hunt, card in pairs if card.finding is not None}
 
 
-def _key(hunt: Data) -> Key:
-    trial = hunt["trial"]
-    settings = (str(trial[name]) for name in IDENTITY)
-    return (*settings, ", ".join(trial["bugs"]), hunt["source"])
+def _key(hunt: TrialRow) -> Key:
+    trial = hunt.trial
+    return Key(
+        bugs=trial.bugs,
+        runner=trial.runner,
+        preset=trial.preset,
+        scheme=trial.scheme,
+        page_size=trial.page_size,
+        dtype=trial.dtype,
+        source=hunt.source,
+    )
 
 
 def _name(key: Key) -> str:
-    runner, preset, scheme, page_size, dtype, bugs, source = key
     return (
-        f"{bugs or 'clean'}@{runner} ({preset}, {scheme}, page size {page_size}, {dtype}, {source})"
+        f"{', '.join(key.bugs) or 'clean'}@{key.runner} ({key.preset}, {key.scheme},"
+        f" page size {key.page_size}, {key.dtype}, {key.source})"
     )
 
 
@@ -122,13 +139,14 @@ def _change(
     key: Key, hunts: tuple[Hunts, Hunts], cards: tuple[Mapping[Key, Card], Mapping[Key, Card]]
 ) -> Change | None:
     """Return how a hunt went differently, None where it did not, or has a finding in no run."""
-    before, after = (each.get(key) for each in hunts)
+    before, after = hunts[0].get(key), hunts[1].get(key)
     parts = _parts(before), _parts(after)
     differs = [name for name in parts[0] if parts[0][name] != parts[1][name]]
-    found = [each is not None and each["finding"] is not None for each in (before, after)]
-    if found == [False, True]:
+    found_before = before is not None and before.finding is not None
+    found_after = after is not None and after.finding is not None
+    if found_after and not found_before:
         kind = "new"
-    elif found == [True, False] and after is not None:
+    elif found_before and not found_after and after is not None:
         kind = "gone"
     elif before is not None and after is not None and differs:
         kind = "changed"
@@ -144,83 +162,85 @@ def _change(
     )
 
 
-def _parts(hunt: Data | None) -> dict[str, Any]:
+def _parts(hunt: TrialRow | None) -> dict[str, Any]:
     """Return what of a hunt is compared, by what it is called."""
-    finding = (hunt or {}).get("finding") or {}
-    violations = finding.get("violations", [])
-    explanation = finding.get("explanation") or {}
+    finding = hunt.finding if hunt is not None else None
+    violations = finding.violations if finding is not None else ()
+    explanation = finding.explanation if finding is not None else None
     return {
-        "status": (hunt or {}).get("status"),
-        "properties": [each["property"] for each in violations],
-        "step": [each["step"] for each in violations],
-        "what was seen": [each["message"] for each in violations],
-        "schedule": finding.get("schedule"),
-        "proof": explanation.get("proof"),
+        "status": hunt.status if hunt is not None else None,
+        "properties": [violation.property for violation in violations],
+        "step": [violation.step for violation in violations],
+        "what was seen": [violation.message for violation in violations],
+        "schedule": finding.schedule if finding is not None else None,
+        "proof": explanation.proof if explanation is not None else None,
+        "error of the explainer": finding.error if finding is not None else None,
     }
 
 
-def _outcome(hunt: Data | None) -> str:
+def _outcome(hunt: TrialRow | None) -> str:
     """Say in words how a hunt ended."""
     if hunt is None:
         return "not tried"
-    if hunt["finding"] is None:
-        return str(hunt["status"])
-    violations = hunt["finding"]["violations"]
-    seen = words(dict.fromkeys(each["property"] for each in violations))
-    steps = len(hunt["finding"]["schedule"]["steps"])
-    return f"{hunt['status']}: {seen}, in {steps} step{'s' if steps != 1 else ''}"
+    if hunt.finding is None:
+        return hunt.status
+    seen = words(dict.fromkeys(violation.property for violation in hunt.finding.violations))
+    steps = len(hunt.finding.schedule.steps)
+    return f"{hunt.status}: {seen}, in {steps} step{'s' if steps != 1 else ''}"
 
 
-def _environment(before: Data, after: Data) -> Iterator[Row]:
+def _environment(before: Record, after: Record) -> Iterator[Row]:
     """Yield what the runs do not have in common."""
-    settings = {name: (before[name], after[name]) for name in ("command", "seed", "examples")}
-    names = dict.fromkeys([*before["environment"], *after["environment"]])
-    versions = {
-        name: (before["environment"].get(name), after["environment"].get(name)) for name in names
+    settings = {
+        "command": (before.command, after.command),
+        "seed": (before.seed, after.seed),
+        "examples": (before.examples, after.examples),
     }
-    for name, (old, new) in (settings | versions).items():
+    versions = asdict(before.environment), asdict(after.environment)
+    both = settings | {name: (versions[0][name], versions[1][name]) for name in versions[0]}
+    for name, (old, new) in both.items():
         if old != new:
             yield Row(name.replace("_", " "), or_dash(old), or_dash(new))
 
 
-def _coverage(before: Data, after: Data) -> Iterator[Row]:
+def _coverage(before: Record, after: Record) -> Iterator[Row]:
     """Yield how often the clean trials of each run reached each state."""
     counts = _events(before), _events(after)
     for name in sorted(counts[0] | counts[1]):
         yield Row(name, f"{counts[0][name]:,}", f"{counts[1][name]:,}")
 
 
-def _events(record: Data) -> Counter[str]:
-    counts = Counter(dict.fromkeys(record["required_events"], 0))
-    for trial in record["clean"]:
-        counts.update(trial["events"])
+def _events(record: Record) -> Counter[str]:
+    counts = Counter(dict.fromkeys(record.required_events, 0))
+    for trial in record.clean:
+        counts.update(trial.events)
     return counts
 
 
-def _speed(before: Data, after: Data) -> Iterator[Row]:
+def _speed(before: Record, after: Record) -> Iterator[Row]:
     """Yield the time both runs took, and the clean steps a second of each runner."""
-    yield Row("time taken", duration(before["seconds"]), duration(after["seconds"]))
+    yield Row("time taken", duration(before.seconds), duration(after.seconds))
     yield Row("schedules to detection, mean", _mean_drawn(before), _mean_drawn(after))
     rates = _rates(before), _rates(after)
     for runner in rates[0] | rates[1]:
-        values = [f"{each[runner]:.0f}" if runner in each else "–" for each in rates]
+        values = [f"{rate[runner]:.0f}" if runner in rate else "–" for rate in rates]
         yield Row(f"{runner}, clean steps a second", values[0], values[1])
 
 
-def _mean_drawn(record: Data) -> str:
-    drawn = [bug["schedules_to_detection"] for bug in record["bugs"]]
-    caught = [each for each in drawn if each is not None]
-    return f"{sum(caught) / len(caught):.1f}" if caught else "–"
+def _mean_drawn(record: Record) -> str:
+    drawn = [bug.schedules_to_detection for bug in record.bugs]
+    detected = [schedules for schedules in drawn if schedules is not None]
+    return f"{sum(detected) / len(detected):.1f}" if detected else "–"
 
 
-def _rates(record: Data) -> dict[str, float]:
+def _rates(record: Record) -> dict[str, float]:
     """Return the clean steps a second, by runner."""
-    trials: dict[str, list[Data]] = {}
-    for trial in record["clean"]:
-        trials.setdefault(trial["trial"]["runner"], []).append(trial)
-    return {runner: _rate(each) for runner, each in trials.items()}
+    trials: dict[str, list[TrialRow]] = {}
+    for trial in record.clean:
+        trials.setdefault(trial.trial.runner, []).append(trial)
+    return {runner: _rate(of_runner) for runner, of_runner in trials.items()}
 
 
-def _rate(trials: Sequence[Data]) -> float:
-    seconds = sum(trial["seconds"] for trial in trials)
-    return sum(trial["steps"] for trial in trials) / seconds if seconds else 0.0
+def _rate(trials: Sequence[TrialRow]) -> float:
+    seconds = sum(trial.seconds for trial in trials)
+    return sum(trial.steps for trial in trials) / seconds if seconds else 0.0

@@ -1,13 +1,15 @@
 """Layout of a plot: how many schedules were drawn until each hunt caught its bug.
 
-Knows the record's JSON of hunts, and pixels. Does not know markup or colours. The axis is
+Knows the record's hunts, and pixels. Does not know markup or colours. The axis is
 logarithmic: the first schedules tell a toothless generator from a good one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Any
+from typing import Literal
+
+from harness.campaigns.schema import BugRow
 
 LETTER = 7.3
 """Width of a letter of a name, at most."""
@@ -57,7 +59,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Plot:
-    """A whole plot; lengths are in pixels. `told` says in one sentence what it shows."""
+    """A whole plot; lengths are in pixels. `message` says in one sentence what it shows."""
 
     title: str
     message: str
@@ -68,25 +70,28 @@ class Plot:
     ticks: tuple[Tick, ...]
 
 
-def lay_out(hunts: Sequence[Mapping[str, Any]], key: str, examples: int) -> Plot | None:
-    """Return the plot of hunts by `key`, bug or runner; None where no bug was to be caught.
+def lay_out(hunts: Sequence[BugRow], key: Literal["bug", "runner"], examples: int) -> Plot | None:
+    """Return the plot of hunts by bug or by runner; None where no bug was to be caught.
 
     Of each hunt that had to catch something: `examples` schedules are the most it could draw.
     """
-    target = [hunt for hunt in hunts if hunt["detected_by"] is not None]
+    target = [hunt for hunt in hunts if hunt.detected_by is not None]
     if not target:
         return None
-    names = list(dict.fromkeys(hunt[key] for hunt in target))
+    by_name: dict[str, list[BugRow]] = {}
+    for hunt in target:
+        by_name.setdefault(hunt.bug if key == "bug" else hunt.runner, []).append(hunt)
+    names = list(by_name)
     left = int(max(len(name) for name in names) * LETTER) + GAP
     lines = tuple(
         Line(
             name,
             HEAD + LINE * place + LINE // 2,
-            tuple(_dots([each for each in target if each[key] == name], left, place, examples)),
+            tuple(_dots(by_name[name], left, place, examples)),
         )
         for place, name in enumerate(names)
     )
-    missed = sum(hunt["schedules_to_detection"] is None for hunt in target)
+    missed = sum(hunt.schedules_to_detection is None for hunt in target)
     return Plot(
         title=f"Schedules to detection, by {key}",
         message=f"{len(target) - missed} of {len(target)} hunts caught their bug",
@@ -101,14 +106,12 @@ def lay_out(hunts: Sequence[Mapping[str, Any]], key: str, examples: int) -> Plot
     )
 
 
-def _dots(
-    hunts: Sequence[Mapping[str, Any]], left: int, place: int, examples: int
-) -> Iterator[Dot]:
+def _dots(hunts: Sequence[BugRow], left: int, place: int, examples: int) -> Iterator[Dot]:
     """Yield a dot for each source and number of schedules, as large as there are hunts."""
     groups: dict[tuple[str, int | None], list[str]] = {}
     for hunt in hunts:
-        drawn = hunt["schedules_to_detection"]
-        groups.setdefault((hunt["source"], drawn), []).append(f"{hunt['bug']}@{hunt['runner']}")
+        drawn = hunt.schedules_to_detection
+        groups.setdefault((hunt.source, drawn), []).append(f"{hunt.bug}@{hunt.runner}")
     for (source, drawn), names in groups.items():
         caught = drawn is not None
         lane = int(source == LOWER)

@@ -11,7 +11,10 @@ SIGNS = {"present": ("✗", "bad"), "absent": ("✓", "good"), "undecided": ("?"
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """Return the page of a record. Raises LookupError or jinja2.UndefinedError as `page` does."""
+    """Return the page of a record.
+
+    Raises LookupError or jinja2.UndefinedError for a record that lacks something.
+    """
     sign, tone = SIGNS[record["verdict"]]
     answer = record["answer"]
     captured = [leg for leg in answer["legs"] if leg["captured"]]

@@ -1,20 +1,31 @@
 """From red to root cause: what the record tells of why the two worlds differ, in order.
 
-Knows the record's JSON of an explanation and the words for it. Does not know markup, and
-explains nothing itself.
+Knows the facts of an explanation and the words for them. Does not know markup, and explains
+nothing itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
+from harness.explain.facts import (
+    CAPTURE,
+    Cause,
+    Explanation,
+    FirstDifference,
+    How,
+    IndexOrigin,
+    Situation,
+    TimelineEntry,
+    UncapturedRun,
+    Writer,
+)
 from reports import slot_map, static_inputs
 from reports.bit_patterns import Comparison, compare
-from reports.slot_map import SlotMap
+from reports.slot_map import MapDrawing
 from reports.static_inputs import Table, source_text
 from reports.texts import Fact
 
-THIRD_ARM: Mapping[str | None, str] = {
+UNCAPTURED_RUN: Mapping[UncapturedRun | None, str] = {
     None: "",
     "as the graph": "Run eagerly through the same static buffers, the captured function gives the"
     " graph’s bits: what it reads is wrong, not how it runs.",
@@ -23,10 +34,9 @@ THIRD_ARM: Mapping[str | None, str] = {
     "as neither": "Run eagerly through the same static buffers, the captured function gives the"
     " bits of neither world.",
 }
-"""What a third arm, the captured function run eagerly, says of the blame."""
+"""What a run of the captured function, eagerly, says of the blame."""
 
-
-HOW: Mapping[str, str] = {
+HOW: Mapping[How, str] = {
     "copied": "copied from its batch",
     "reset": "reset as padding",
     "levelled": "made equal for all padded rows",
@@ -36,34 +46,39 @@ HOW: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """Why the worlds differ. `chain` leads from what went wrong to the first differing bits."""
+class ExplanationView:
+    """Why the worlds differ. `chain` leads from what went wrong to the first differing bits.
+
+    `situation` names the step, its runner and its bucket.
+    """
 
     blame: str
-    third_arm: str
+    uncaptured_run: str
     proof: tuple[Fact, ...]
     chain: tuple[Fact, ...]
     comparison: Comparison | None
-    timeline_entry: str
+    situation: str
     table: Table | None
-    slots: tuple[SlotMap, ...]
+    slots: tuple[MapDrawing, ...]
 
 
-def explain(
-    explanation: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]
-) -> Explanation | None:
+def describe(
+    explanation: Explanation | None, timeline: Sequence[TimelineEntry]
+) -> ExplanationView | None:
     """Return what a finding's explanation tells, None where there is none."""
     if explanation is None:
         return None
-    return Explanation(
-        blame=explanation["blame"],
-        third_arm=THIRD_ARM[explanation["third_arm"]],
-        proof=tuple(_sentence(each) for each in explanation["proof"]),
-        chain=tuple(_chain(explanation)),
-        comparison=compare(explanation["property"], explanation["difference"] or {}),
-        timeline_entry=_moment(explanation),
-        table=static_inputs.tabulate(explanation, steps),
-        slots=tuple(slot_map.lay_out(each) for each in explanation["slots"]),
+    cause = explanation.cause
+    difference = asdict(cause.difference) if cause.difference is not None else {}
+    return ExplanationView(
+        blame=cause.blame,
+        uncaptured_run=UNCAPTURED_RUN[cause.uncaptured_run],
+        proof=tuple(_sentence(text) for text in explanation.proof),
+        chain=tuple(_chain(cause)),
+        comparison=compare(explanation.property, difference),
+        situation=_situation(explanation.at),
+        table=static_inputs.tabulate(explanation, timeline),
+        slots=tuple(slot_map.lay_out(pool) for pool in explanation.slots),
     )
 
 
@@ -73,69 +88,63 @@ def _sentence(text: str) -> Fact:
     return Fact(first, rest)
 
 
-def _moment(explanation: Mapping[str, Any]) -> str:
-    if explanation["bucket"] is None:
-        return f"step {explanation['step']}"
-    return (
-        f"step {explanation['step']}: {explanation['runner']},"
-        f" {explanation['live_size']} live of bucket {explanation['bucket']}"
-    )
+def _situation(at: Situation) -> str:
+    if at.bucket is None:
+        return f"step {at.step}"
+    return f"step {at.step}: {at.runner}, {at.live_size} live of bucket {at.bucket}"
 
 
-def _chain(explanation: Mapping[str, Any]) -> Iterator[Fact]:
+def _chain(cause: Cause) -> Iterator[Fact]:
     """Yield the links that are known: who left what where, whose slot it is, what differs."""
-    index, slot = explanation["index"], explanation["slot"]
-    site, difference = explanation["site"], explanation["difference"]
-    if index is not None:
-        yield Fact(_who(index["left_by"]), HOW[index["left_by"]["how"]])
-        yield Fact(_element(index), _right(index))
-    if slot is not None:
-        written = slot["written_by"]
+    if cause.index is not None:
+        yield Fact(_who(cause.index.left_by), HOW[cause.index.how])
+        yield Fact(_element(cause.index), _right(cause.index))
+    if cause.slot is not None:
+        slot, written = cause.slot, cause.slot.written_by
         by = "never written" if written is None else f"written by {_who(written)}"
-        name = f"{slot['model']}, {slot['kind']} slot {slot['slot']}"
-        yield Fact(name, f"{slot['owner']}’s; {by}")
-    if site is not None:
-        yield Fact(f"{site['function']} in {site['file']}", site["message"])
-    if difference is not None:
-        yield Fact(_what(difference), _where(difference))
+        yield Fact(f"{slot.model}, {slot.kind} slot {slot.slot}", f"{slot.owner}’s; {by}")
+    if cause.site is not None:
+        yield Fact(f"{cause.site.function} in {cause.site.file}", cause.site.message)
+    if cause.difference is not None:
+        yield Fact(_what(cause.difference), _where(cause.difference))
 
 
-def _who(writer: Mapping[str, Any]) -> str:
+def _who(writer: Writer) -> str:
     """Name a step, its runner and its row."""
-    if writer["step"] == static_inputs.CAPTURE:
-        return source_text(writer["step"])
-    by = writer["runner"] or "eager forward"
-    request = "padding" if writer["request"] is None else f"request {writer['request']}"
-    return f"{source_text(writer['step'])}, {by}, row {writer['row']} ({request})"
+    if writer.step == CAPTURE:
+        return source_text(writer.step)
+    by = writer.runner or "eager forward"
+    request = "padding" if writer.request is None else f"request {writer.request}"
+    return f"{source_text(writer.step)}, {by}, row {writer.row} ({request})"
 
 
-def _element(index: Mapping[str, Any]) -> str:
+def _element(index: IndexOrigin) -> str:
     """Name the static element that led to an index, or the slot that the graph itself holds."""
-    if index["buffer"] is None:
-        return f"slot {index['value']}, in no static input"
-    return f"{index['buffer']}[{index['element']}] = {index['value']}"
+    if index.buffer is None:
+        return f"slot {index.value}, in no static input"
+    return f"{index.buffer}[{index.element}] = {index.value}"
 
 
-def _right(index: Mapping[str, Any]) -> str:
-    message = ["stale" if index["stale"] else "written by this step"]
-    message += (
-        [] if index["right"] in (None, index["value"]) else [f"{index['right']} would be right"]
-    )
-    message += [] if index["read"] == index["value"] else [f"leads to slot {index['read']}"]
-    return ", ".join(message)
+def _right(index: IndexOrigin) -> str:
+    parts = ["stale" if index.stale else "written by this step"]
+    if index.right not in (None, index.value):
+        parts.append(f"{index.right} would be right")
+    if index.read != index.value:
+        parts.append(f"leads to slot {index.read}")
+    return ", ".join(parts)
 
 
-def _what(difference: Mapping[str, Any]) -> str:
+def _what(difference: FirstDifference) -> str:
     """Name the op, and of what it works on all that is known."""
-    layer = None if difference["layer"] is None else f"layer {difference['layer']}"
-    parts = (difference["model"], layer, difference["kind"], difference["tensor"])
-    return ", ".join([difference["op"], *(part for part in parts if part is not None)])
+    layer = None if difference.layer is None else f"layer {difference.layer}"
+    parts = (difference.model, layer, difference.kind, difference.tensor)
+    return ", ".join([difference.op, *(part for part in parts if part is not None)])
 
 
-def _where(difference: Mapping[str, Any]) -> str:
+def _where(difference: FirstDifference) -> str:
     """Say where within a tensor the first difference is."""
-    liveness = "live" if difference["live"] else "padded"
-    row = [] if difference["row"] is None else [f"{liveness} row {difference['row']}"]
-    names = ("slot", "head", "element")
-    parts = [f"{name} {difference[name]}" for name in names if difference[name] is not None]
+    liveness = "live" if difference.live else "padded"
+    row = [] if difference.row is None else [f"{liveness} row {difference.row}"]
+    places = {"slot": difference.slot, "head": difference.head, "element": difference.element}
+    parts = [f"{name} {place}" for name, place in places.items() if place is not None]
     return ", ".join(["the first difference", *row, *parts])

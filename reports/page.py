@@ -1,35 +1,28 @@
 """One HTML page from one run record, or from two of them.
 
 Knows where the templates lie and how numbers are written. Does not know what a run
-is: it takes the record as plain JSON data, and the page asks nothing of anybody
-(no script, style, font or image from elsewhere).
+is. The page asks nothing of anybody: no script, style, font or image from elsewhere.
 """
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from harness.campaigns.schema import FORMAT, VERSION, Record
 from reports.comparison import Comparison
 from reports.review import review
 from reports.texts import duration
 
 
-def render(record: Mapping[str, Any]) -> str:
-    """Return the page of a record. Equal records give equal pages.
-
-    Raises LookupError or jinja2.UndefinedError for a record that lacks something.
-    """
+def render(record: Record) -> str:
+    """Return the page of a record. Equal records give equal pages."""
     page = environment().get_template("page.html.j2")
     return page.render(record=record, review=review(record))
 
 
-def render_comparison(
-    before: Mapping[str, Any], after: Mapping[str, Any], comparison: Comparison
-) -> str:
-    """Return the page of two records side by side. Raises as `render` does."""
+def render_comparison(before: Record, after: Record, comparison: Comparison) -> str:
+    """Return the page of two records side by side."""
     page = environment().get_template("compare.html.j2")
     return page.render(before=before, after=after, comparison=comparison)
 
@@ -52,4 +45,5 @@ def environment() -> Environment:
     )
     environment.filters["number"] = lambda value: f"{int(value):,}"
     environment.filters["duration"] = duration
+    environment.globals["record_format"] = f"{FORMAT}, version {VERSION}"
     return environment

@@ -1,6 +1,6 @@
 """What the page shows, read off a run record: one small value per table row or card.
 
-Knows the record's JSON and the words for it. Does not know markup, and
+Knows the record and the words for it. Does not know markup, and
 judges nothing: verdict and statuses are the record's, only gathered here.
 """
 
@@ -9,10 +9,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Any
 
+from harness.campaigns.schema import (
+    BugOnRunner,
+    BugRow,
+    CleanRow,
+    Environment,
+    Record,
+    TrialRow,
+    TrialSettings,
+)
 from reports import detection_plot
-from reports.cards import COUNTS, Card, Data, bug_cards, clean_cards, setting
+from reports.cards import Card, bug_cards, clean_cards, setting
 from reports.detection_plot import Plot
 from reports.skipped import skipped
 from reports.texts import Fact, Piece, duration, or_dash, words
@@ -25,27 +33,14 @@ VERDICTS: Mapping[str, tuple[str, str, str]] = {
 """Of each verdict: the word, the tone, the sign."""
 
 MARKS: Mapping[tuple[bool, bool], tuple[str, str, str]] = {
-    (True, True): ("caught", "●", "must catch it, and did"),
+    (True, True): ("caught", "●", "must detect it, and did"),
     (False, True): ("also", "○", "saw it as well"),
-    (True, False): ("missed", "✕", "must catch it, but did not"),
+    (True, False): ("missed", "✕", "must detect it, but did not"),
     (False, False): ("none", "·", "did not see it"),
 }
 """Of each (expected, seen): the kind of mark, the sign, the words."""
 
-ENVIRONMENT: Mapping[str, str] = {
-    "device_name": "device",
-    "device": "backend",
-    "paritybit": "paritybit",
-    "commit": "commit",
-    "python": "Python",
-    "torch": "PyTorch",
-    "triton": "Triton",
-    "numpy": "NumPy",
-    "hypothesis": "Hypothesis",
-}
-
-
-Hunts = list[tuple[Data, Card]]
+Hunts = list[tuple[BugRow, Card]]
 """Hunts as the record has them, each with its card."""
 
 
@@ -61,7 +56,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """The hunts of one bug, on one runner or on all; `sought` of them had to catch it."""
+    """The hunts of one bug, on one runner or on all; `target` of them had to detect it."""
 
     name: str
     hunts: tuple[Piece, ...]
@@ -90,16 +85,15 @@ class RunnerRow:
 
 
 @dataclass(frozen=True)
-class TrialConfig:
+class CleanTrial:
     """One trial on the clean subject. `anchor` is its card's, '' if nothing was found."""
 
-    facts: Mapping[str, Any]
-    source: str
-    counts: Mapping[str, Any]
+    facts: TrialSettings
+    counts: CleanRow
     checked: str
     anchor: str
     violated: str
-    step: Any
+    step: int | None
 
 
 @dataclass(frozen=True)
@@ -136,7 +130,7 @@ class Review:
     legend: tuple[Mark, ...]
     runners: tuple[str, ...]
     runner_rows: tuple[RunnerRow, ...]
-    trials: tuple[TrialConfig, ...]
+    trials: tuple[CleanTrial, ...]
     property_sets: tuple[Fact, ...]
     events: tuple[Event, ...]
     clean_cards: tuple[Card, ...]
@@ -146,23 +140,23 @@ class Review:
     filters: tuple[Filter, ...]
 
 
-def review(record: Data) -> Review:
-    """Return what the page shows. Raises LookupError for a record that lacks something."""
-    word, tone, sign = VERDICTS[record["verdict"]]
+def review(record: Record) -> Review:
+    """Return what the page shows."""
+    word, tone, sign = VERDICTS[record.verdict]
     bugs, clean = tuple(bug_cards(record)), tuple(clean_cards(record))
     events = tuple(_events(record))
     return Review(
         word=word,
         tone=tone,
         sign=sign,
-        started=record["started"].replace("T", " ").replace("Z", " UTC"),
+        started=record.started.replace("T", " ").replace("Z", " UTC"),
         figures=tuple(_figures(record, bugs)),
         attention=tuple(_attention(record, clean, bugs, events)),
-        environment=tuple(_environment(record["environment"])),
-        matrix=tuple(_matrix(record, _grouped(record, bugs, "bug"))),
-        matrix_by_runner=tuple(_matrix(record, _grouped(record, bugs, "bug", "runner"))),
-        legend=tuple(Mark(*each) for each in MARKS.values()),
-        runners=tuple(dict.fromkeys(pair["runner"] for pair in record["pairs"])),
+        environment=tuple(_environment(record.environment)),
+        matrix=tuple(_matrix(record, _by_bug(record, bugs))),
+        matrix_by_runner=tuple(_matrix(record, _by_bug_and_runner(record, bugs))),
+        legend=tuple(Mark(*mark) for mark in MARKS.values()),
+        runners=tuple(dict.fromkeys(pair.runner for pair in record.pairs)),
         runner_rows=tuple(_runner_rows(record, bugs)),
         trials=tuple(_trials(record, clean)),
         property_sets=tuple(_property_sets(record)),
@@ -175,21 +169,22 @@ def review(record: Data) -> Review:
     )
 
 
-def _figures(record: Data, bug_cards: Sequence[Card]) -> Iterator[Fact]:
-    everything = [*record["clean"], *record["bugs"]]
-    clean = sum(trial["finding"] is None for trial in record["clean"])
+def _figures(record: Record, bug_cards: Sequence[Card]) -> Iterator[Fact]:
+    everything: tuple[TrialRow, ...] = (*record.clean, *record.bugs)
+    clean = sum(trial.finding is None for trial in record.clean)
     sound = sum(card.sound for card in bug_cards)
-    if record["clean"]:
-        yield Fact("clean trials without a violation", f"{clean} of {len(record['clean'])}")
+    if record.clean:
+        yield Fact("clean trials without a violation", f"{clean} of {len(record.clean)}")
     if bug_cards:
         yield Fact("bug hunts that ended as expected", f"{sound} of {len(bug_cards)}")
-    for name in ("schedules", "replays", "padded_replays"):
-        yield Fact(name.replace("_", " "), f"{sum(each[name] for each in everything):,}")
-    yield Fact("time taken", duration(record["seconds"]))
+    yield Fact("schedules", f"{sum(hunt.schedules for hunt in everything):,}")
+    yield Fact("replays", f"{sum(hunt.replays for hunt in everything):,}")
+    yield Fact("padded replays", f"{sum(hunt.padded_replays for hunt in everything):,}")
+    yield Fact("time taken", duration(record.seconds))
 
 
 def _attention(
-    record: Data, clean_cards: Iterable[Card], bug_cards: Iterable[Card], events: Iterable[Event]
+    record: Record, clean_cards: Iterable[Card], bug_cards: Iterable[Card], events: Iterable[Event]
 ) -> Iterator[Piece]:
     """Yield what speaks against a green run, the gravest first."""
     for card in clean_cards:
@@ -198,35 +193,45 @@ def _attention(
         yield Piece(message, card.anchor)
     for card in bug_cards:
         if not card.sound:
-            message = f"{card.title} ({card.source}): {card.status}. {card.status_told}"
+            message = f"{card.title} ({card.source}): {card.status}. {card.meaning}"
             yield Piece(message, card.anchor)
-    for trial in record["clean"]:
-        wrong = [] if trial["status"] in {"green", "red"} else [trial["status"]]
-        wrong += [trial["error"]] if trial["error"] is not None else []
-        if not trial["padded_replays"]:
+    for card in (*clean_cards, *bug_cards):
+        if card.finding is not None and card.finding.error:
+            yield Piece(f"{card.title} ({card.source}): the explainer failed", card.anchor)
+    for trial in record.clean:
+        wrong: list[str] = [] if trial.status in {"green", "red"} else [trial.status]
+        wrong += [trial.error] if trial.error is not None else []
+        if not trial.padded_replays:
             wrong.append("no padded replay, so it proves nothing")
         if wrong:
-            yield Piece(f"{setting(trial)} ({trial['source']}): {'; '.join(wrong)}", "clean")
+            yield Piece(f"{setting(trial)} ({trial.source}): {'; '.join(wrong)}", "clean")
     unreached = [event.name for event in events if event.required and not event.count]
     if unreached and _judges_coverage(record):
         yield Piece(f"Never reached: {words(unreached)}", "coverage")
 
 
-def _judges_coverage(record: Data) -> bool:
+def _judges_coverage(record: Record) -> bool:
     """Whether states that were not reached speak against this run."""
-    return bool(record["clean"]) and record["verdict"] != "interrupted"
+    return bool(record.clean) and record.verdict != "interrupted"
 
 
-def _environment(environment: Data) -> Iterator[Fact]:
-    for key, name in ENVIRONMENT.items():
-        value = environment[key]
-        if key == "commit":
-            yield Fact(name, _commit(value, dirty=environment["dirty"]))
-        else:
-            yield Fact(name, "not installed" if value is None else str(value))
+def _environment(environment: Environment) -> Iterator[Fact]:
+    yield Fact("device", environment.device_name)
+    yield Fact("backend", environment.device)
+    yield Fact("paritybit", environment.paritybit)
+    yield Fact("commit", _commit(environment.commit, dirty=environment.dirty))
+    yield Fact("Python", environment.python)
+    versions = {
+        "PyTorch": environment.torch,
+        "Triton": environment.triton,
+        "NumPy": environment.numpy,
+        "Hypothesis": environment.hypothesis,
+    }
+    for name, version in versions.items():
+        yield Fact(name, "not installed" if version is None else version)
 
 
-def _commit(commit: str | None, *, dirty: bool) -> str:
+def _commit(commit: str | None, *, dirty: bool | None) -> str:
     """Return a commit in words, a full one shortened to 12 digits."""
     if commit is None:
         return "not recorded"
@@ -234,69 +239,77 @@ def _commit(commit: str | None, *, dirty: bool) -> str:
     return f"{short}, with uncommitted changes" if dirty else short
 
 
-def _matrix(record: Data, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
+def _matrix(record: Record, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
     """Yield a row for each group of hunts of one bug."""
     for name, hunts in groups.items():
-        target = [hunt for hunt, _ in hunts if hunt["detected_by"] is not None]
+        target = [hunt for hunt, _ in hunts if hunt.detected_by is not None]
         bugs = target or [hunt for hunt, _ in hunts]
         bad = [card for _, card in hunts if not card.sound]
         yield MatrixRow(
             name=name,
             hunts=tuple(_hunt(hunt, card) for hunt, card in hunts),
             target=len(target),
-            status=bad[0].status if bad else bugs[0]["status"],
+            status=bad[0].status if bad else bugs[0].status,
             sound=not bad,
-            marks=tuple(_mark(bugs, each) for each in record["properties"]),
+            marks=tuple(_mark(bugs, property_id) for property_id in record.properties),
         )
 
 
-def _hunt(hunt: Data, card: Card) -> Piece:
-    """Return the link to a hunt: its source, and the schedules it drew until it caught its bug."""
-    drawn = hunt["schedules_to_detection"]
+def _hunt(hunt: BugRow, card: Card) -> Piece:
+    """Return the link to a hunt: its source, and the schedules it drew until it found its bug."""
+    drawn = hunt.schedules_to_detection
     return Piece(card.source if drawn is None else f"{card.source} {drawn}", card.anchor)
 
 
-def _grouped(record: Data, cards: Sequence[Card], *keys: str) -> dict[str, Hunts]:
-    """Return the hunts with their cards by what they have at these keys."""
+def _by_bug(record: Record, cards: Sequence[Card]) -> dict[str, Hunts]:
+    """Return the hunts of each bug with their cards."""
     hunts: dict[str, Hunts] = {}
-    for bug, card in zip(record["bugs"], cards, strict=True):
-        hunts.setdefault("@".join(bug[key] for key in keys), []).append((bug, card))
+    for hunt, card in zip(record.bugs, cards, strict=True):
+        hunts.setdefault(hunt.bug, []).append((hunt, card))
     return hunts
 
 
-def _to_detection(hunts: Iterable[Data]) -> str:
-    """Return how many schedules each hunt drew until it caught the bug."""
-    return "/".join(or_dash(hunt["schedules_to_detection"]) for hunt in hunts)
+def _by_bug_and_runner(record: Record, cards: Sequence[Card]) -> dict[str, Hunts]:
+    """Return the hunts of each bug@runner with their cards."""
+    hunts: dict[str, Hunts] = {}
+    for hunt, card in zip(record.bugs, cards, strict=True):
+        hunts.setdefault(f"{hunt.bug}@{hunt.runner}", []).append((hunt, card))
+    return hunts
 
 
-def _mark(hunts: Sequence[Data], name: str) -> Mark:
+def _to_detection(hunts: Iterable[BugRow]) -> str:
+    """Return how many schedules each hunt drew until it found the bug."""
+    return "/".join(or_dash(hunt.schedules_to_detection) for hunt in hunts)
+
+
+def _mark(hunts: Sequence[BugRow], name: str) -> Mark:
     """Return what the hunts of a bug on a runner saw by one property."""
-    expected = name == hunts[0]["detected_by"]
-    count = sum(name in hunt["seen"] for hunt in hunts)
+    expected = name == hunts[0].detected_by
+    count = sum(name in hunt.seen for hunt in hunts)
     kind, sign, message = MARKS[expected, count == len(hunts) if expected else count > 0]
     of_hunts = f"{count} of {len(hunts)} hunts"
     return Mark(kind, sign, f"{message}: {of_hunts}", str(count) if count else "")
 
 
-def _runner_rows(record: Data, cards: Sequence[Card]) -> Iterator[RunnerRow]:
+def _runner_rows(record: Record, cards: Sequence[Card]) -> Iterator[RunnerRow]:
     """Yield a row for each bug of the build that was tried on any runner."""
-    hunts = _grouped(record, cards, "bug", "runner")
-    for name in dict.fromkeys(hunt["bug"] for hunt in record["bugs"]):
-        pairs = [pair for pair in record["pairs"] if pair["bug"] == name]
+    hunts = _by_bug_and_runner(record, cards)
+    for name in dict.fromkeys(hunt.bug for hunt in record.bugs):
+        pairs = [pair for pair in record.pairs if pair.bug == name]
         yield RunnerRow(
-            name, tuple(_pair(pair, hunts.get(f"{name}@{pair['runner']}", [])) for pair in pairs)
+            name, tuple(_pair(pair, hunts.get(f"{name}@{pair.runner}", [])) for pair in pairs)
         )
 
 
-def _pair(pair: Data, hunts: Hunts) -> Pair:
+def _pair(pair: BugOnRunner, hunts: Hunts) -> Pair:
     anchor = hunts[0][1].anchor if hunts else ""
     bad = [card for _, card in hunts if not card.sound]
     if bad:
-        return Pair("missed", "✕", f"{bad[0].status}: {bad[0].status_told}", bad[0].anchor)
-    if pair["unaffected"] is not None and hunts:
-        return Pair("also", "○", f"tried, cannot harm it: {pair['unaffected']}", anchor)
-    if not pair["can_be_switched_on"]:
-        return Pair("none", "–", f"cannot harm it: {pair['unaffected']}", "")
+        return Pair("missed", "✕", f"{bad[0].status}: {bad[0].meaning}", bad[0].anchor)
+    if pair.unaffected is not None and hunts:
+        return Pair("also", "○", f"tried, cannot affect it: {pair.unaffected}", anchor)
+    if not pair.can_be_switched_on:
+        return Pair("none", "–", f"cannot affect it: {pair.unaffected}", "")
     if not hunts:
         return Pair("none", "·", "not asked for", "")
     drawn = _to_detection([bug for bug, _ in hunts])
@@ -304,11 +317,12 @@ def _pair(pair: Data, hunts: Hunts) -> Pair:
     return Pair("caught", drawn, f"caught after {drawn} schedules ({sources})", anchor)
 
 
-def _plots(record: Data) -> Iterator[Plot]:
-    for key in ("bug", "runner"):
-        plot = detection_plot.lay_out(record["bugs"], key, record["examples"])
-        if plot is not None:
-            yield plot
+def _plots(record: Record) -> Iterator[Plot]:
+    plots = (
+        detection_plot.lay_out(record.bugs, "bug", record.examples),
+        detection_plot.lay_out(record.bugs, "runner", record.examples),
+    )
+    yield from (plot for plot in plots if plot is not None)
 
 
 def _filters(cards: Sequence[Card]) -> Iterator[Filter]:
@@ -320,46 +334,45 @@ def _filters(cards: Sequence[Card]) -> Iterator[Filter]:
         "outcome": (card.status for card in cards),
         "source": (card.source for card in cards),
     }
-    for name, each in values.items():
-        different = tuple(dict.fromkeys(each))
+    for name, of_cards in values.items():
+        different = tuple(dict.fromkeys(of_cards))
         if len(different) > 1:
             yield Filter(name, different)
 
 
-def _trials(record: Data, cards: Sequence[Card]) -> Iterator[TrialConfig]:
+def _trials(record: Record, cards: Sequence[Card]) -> Iterator[CleanTrial]:
     remaining = iter(cards)
-    for trial in record["clean"]:
-        card = next(remaining) if trial["finding"] is not None else None
+    for trial in record.clean:
+        card = next(remaining) if trial.finding is not None else None
         lead = card.finding.lead if card is not None and card.finding is not None else None
-        yield TrialConfig(
-            facts=trial["trial"],
-            source=trial["source"],
-            counts={name: trial[name] for name in (*COUNTS, "seconds")},
-            checked=f"{len(trial['properties'])} of {len(record['properties'])}",
+        yield CleanTrial(
+            facts=trial.trial,
+            counts=trial,
+            checked=f"{len(trial.properties)} of {len(record.properties)}",
             anchor=card.anchor if card is not None else "",
             violated=lead.property if lead is not None else "",
             step=lead.step if lead is not None else None,
         )
 
 
-def _property_sets(record: Data) -> Iterator[Fact]:
+def _property_sets(record: Record) -> Iterator[Fact]:
     """Yield each different set of properties that clean trials were checked for, once."""
-    sets = dict.fromkeys(tuple(trial["properties"]) for trial in record["clean"])
+    sets = dict.fromkeys(trial.properties for trial in record.clean)
     for names in sets:
-        yield Fact(f"{len(names)} of {len(record['properties'])}", words(names))
+        yield Fact(f"{len(names)} of {len(record.properties)}", words(names))
 
 
-def _events(record: Data) -> Iterator[Event]:
+def _events(record: Record) -> Iterator[Event]:
     """Yield the required events in the record's order, then the others by name.
 
     The bars grow with the logarithm of the count: one padded replay and a thousand
     must both be visible, and one more matters most where there are few.
     """
     counts: Counter[str] = Counter()
-    for trial in record["clean"]:
-        counts.update(trial["events"])
+    for trial in record.clean:
+        counts.update(trial.events)
     most = max([1, *counts.values()])
-    required = record["required_events"]
+    required = record.required_events
     for name in (*required, *sorted(counts.keys() - set(required))):
         share = round(100 * log(1 + counts[name]) / log(1 + most))
         yield Event(name, counts[name], share, name in required)

@@ -1,11 +1,11 @@
 """What a run does not prove: what was stubbed where it ran, and what it did not try.
 
-Knows the record's JSON and why a device or a build cannot show something. Judges nothing.
+Knows the record and why a device or a build cannot show something. Judges nothing.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from harness.campaigns.schema import Record
 from reports.texts import Fact, value_text, words
 
 ON_A_CPU = (
@@ -18,33 +18,30 @@ ON_A_CPU = (
     Fact("Triton kernels", "Not run: on a CPU the ops are PyTorch’s."),
 )
 
-UNCOMPILED = Fact(
-    "the compiler’s arithmetic",
-    "cpu_graph runs the function that it would compile, uncompiled.",
-)
 
-
-def skipped(record: Mapping[str, Any]) -> Iterator[Fact]:
+def skipped(record: Record) -> Iterator[Fact]:
     """Yield what was stubbed, cannot be tried, or was not asked for."""
-    pairs = record["pairs"]
-    under_test = {(bug["bug"], bug["runner"]) for bug in record["bugs"]}
-    on_trial = {hunt["trial"]["runner"] for hunt in [*record["clean"], *record["bugs"]]}
-    if record["environment"]["device"] == "cpu":
+    pairs = record.pairs
+    hunted = {(bug.bug, bug.runner) for bug in record.bugs}
+    on_trial = {hunt.trial.runner for hunt in (*record.clean, *record.bugs)}
+    if record.environment.device == "cpu":
         yield from ON_A_CPU
-    if "cpu_graph" in on_trial:
-        yield UNCOMPILED
-    lacking = [pair for pair in pairs if not pair["can_be_switched_on"]]
+    for runner in record.uncompiled_runners:
+        if runner in on_trial:
+            message = f"{runner} runs the function that it would compile, uncompiled."
+            yield Fact("the compiler’s arithmetic", message)
+    lacking = [pair for pair in pairs if not pair.can_be_switched_on]
     if lacking:
         message = f"{len(lacking)} of {len(pairs)} pairs of bug and runner: the runner lacks"
         yield Fact("cannot be switched on", f"{message} what the bug is about.")
     left_out = [
-        f"{pair['bug']}@{pair['runner']}"
+        f"{pair.bug}@{pair.runner}"
         for pair in pairs
-        if pair["can_be_switched_on"] and (pair["bug"], pair["runner"]) not in under_test
+        if pair.can_be_switched_on and (pair.bug, pair.runner) not in hunted
     ]
     if left_out:
         yield Fact("hunts not asked for, or not reached", value_text(left_out))
-    runners = dict.fromkeys(pair["runner"] for pair in pairs)
-    untried = [name for name in runners if name not in on_trial]
-    if untried:
-        yield Fact("runners not on trial", words(untried))
+    runners = dict.fromkeys(pair.runner for pair in pairs)
+    not_on_trial = [name for name in runners if name not in on_trial]
+    if not_on_trial:
+        yield Fact("runners not on trial", words(not_on_trial))

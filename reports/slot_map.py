@@ -1,13 +1,13 @@
 """Layout of a sub-pool's slots: a grid of boxes, each with its owner and its state.
 
-Knows the record's JSON of a sub-pool, and pixels. Does not know markup or colours. Boxes
+Knows the facts of a sub-pool's slots, and pixels. Does not know markup or colours. Boxes
 of one state are one path, so that a map of a hundred slots stays small.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from harness.explain.facts import NOBODY, SlotMap
 from reports.texts import Fact, words
 
 COLUMNS = 16
@@ -15,7 +15,6 @@ CELL = 20
 GUTTER = 40
 """A whole number of boxes, so that the pattern of free boxes begins where they do."""
 
-NOBODY = -1
 NONE = "none"
 
 
@@ -29,7 +28,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class SlotMap:
+class MapDrawing:
     """One sub-pool; lengths are in pixels. `paths` are of one state each: its name, its path.
 
     `grid` is the outline of all boxes, `owners` the numbers in them by the state of their box.
@@ -45,22 +44,22 @@ class SlotMap:
     rows: tuple[Text, ...]
 
 
-def lay_out(pool: Mapping[str, Any]) -> SlotMap:
+def lay_out(pool: SlotMap) -> MapDrawing:
     """Return the map of a sub-pool."""
-    owners: Sequence[int] = pool["owners"]
+    owners = pool.owners
     owned = [slot for slot, owner in enumerate(owners) if owner != NOBODY]
-    live = set(pool["live"])
+    live = set(pool.live)
     states: Mapping[str, Sequence[int]] = {
-        "reserved": range(pool["page_size"]),
+        "reserved": range(pool.page_size),
         "live": [slot for slot in owned if owners[slot] in live],
         "parked": [slot for slot in owned if owners[slot] not in live],
-        "written": pool["written"],
-        "differs": pool["differs"],
+        "written": pool.written,
+        "differs": pool.differs,
     }
     lines = -(-len(owners) // COLUMNS)
-    return SlotMap(
-        name=f"{pool['model']}, {pool['kind']}",
-        message=_tell(pool, len(owned)),
+    return MapDrawing(
+        name=f"{pool.model}, {pool.kind}",
+        message=_describe(pool, len(owned)),
         width=GUTTER + COLUMNS * CELL + 2,
         height=lines * CELL + 2,
         grid=_grid(len(owners)),
@@ -98,11 +97,11 @@ def _grid(count: int) -> str:
     return f"{whole}M{GUTTER} {lines * CELL}h{rest * CELL}v{CELL}h-{rest * CELL}z"
 
 
-def _tell(pool: Mapping[str, Any], owned: int) -> str:
+def _describe(pool: SlotMap, owned: int) -> str:
     """Say in words what the map shows."""
-    differs = [_named(slot, pool["owners"][slot]) for slot in pool["differs"]]
-    message = f"{owned} of {len(pool['owners'])} slots owned"
-    message += f"; this step wrote {words(pool['written'] or [NONE])}"
+    differs = [_named(slot, pool.owners[slot]) for slot in pool.differs]
+    message = f"{owned} of {len(pool.owners)} slots owned"
+    message += f"; this step wrote {words(pool.written or [NONE])}"
     return f"{message}; differing: {words(differs or [NONE])}"
 
 

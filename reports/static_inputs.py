@@ -1,13 +1,13 @@
 """A graph's static inputs at one moment: what each element held, and which step left it there.
 
-Knows the record's JSON of static inputs. Does not know markup or which input is to blame
+Knows the facts of static inputs. Does not know markup or which input is to blame
 for what: that an element is stale, or read wrongly, is the record's word.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from harness.explain.facts import CAPTURE, Explanation, StaticInputRow, TimelineEntry
 from reports.texts import Fact, value_text, words
 
 MOST_ELEMENTS = 48
@@ -18,9 +18,6 @@ SECTIONS: Mapping[str, int] = {"3 x token": 3}
 
 PER: Mapping[str, str] = {"scalar": "one in all", "3 x token": "three per token"}
 """How many elements there are of each axis, where they are not one for each."""
-
-CAPTURE = -1
-"""The step that left an element which was never written since capture."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +48,20 @@ class Table:
     sources: tuple[Fact, ...]
 
 
-def tabulate(explanation: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Table | None:
+def tabulate(explanation: Explanation, timeline: Sequence[TimelineEntry]) -> Table | None:
     """Return the static inputs of an explanation, None where nothing was replayed.
 
-    `steps` is the time line of the finding, which tells what each step was.
+    `timeline` is that of the finding, which tells what each step was.
     """
-    inputs = explanation["static_inputs"]
+    inputs = explanation.static_inputs
     if not inputs:
         return None
-    index, now = explanation["index"], explanation["step"]
-    culprits = {} if index is None else {index["buffer"]: index["element"]}
+    index, now = explanation.cause.index, explanation.at.step
+    culprits = {} if index is None else {index.buffer: index.element}
     return Table(
-        inputs=tuple(_input(each, now, culprits.get(each["name"])) for each in inputs),
-        stale=sum(len(each["stale"]) for each in inputs),
-        sources=tuple(_sources(inputs, now, steps)),
+        inputs=tuple(_input(row, now, culprits.get(row.name)) for row in inputs),
+        stale=sum(len(row.stale) for row in inputs),
+        sources=tuple(_sources(inputs, now, timeline)),
     )
 
 
@@ -73,20 +70,20 @@ def source_text(step: int) -> str:
     return "capture" if step == CAPTURE else f"step {step}"
 
 
-def _input(each: Mapping[str, Any], now: int, culprit: int | None) -> StaticInput:
+def _input(row: StaticInputRow, now: int, culprit: int | None) -> StaticInput:
     elements = tuple(
         Element(
             value=value_text(value),
-            kinds=_kinds(each, place, culprit),
+            kinds=_kinds(row, place, culprit),
             source="" if left_by == now else source_text(left_by),
         )
-        for place, (value, left_by) in enumerate(zip(each["values"], each["left_by"], strict=True))
+        for place, (value, left_by) in enumerate(zip(row.values, row.left_by, strict=True))
     )
     return StaticInput(
-        name=each["name"],
-        message=f"{each['dtype']}, {_per(each['axis'])}, {each['padding']}",
+        name=row.name,
+        message=f"{row.dtype}, {_per(row.axis)}, {row.padding}",
         elements=elements[:MOST_ELEMENTS],
-        omitted=_omitted(len(elements), each["stale"]),
+        omitted=_omitted(len(elements), row.stale),
     )
 
 
@@ -94,10 +91,10 @@ def _per(axis: str) -> str:
     return PER.get(axis, f"one per {axis}")
 
 
-def _kinds(each: Mapping[str, Any], place: int, culprit: int | None) -> str:
-    section = len(each["values"]) // SECTIONS.get(each["axis"], 1)
-    kinds = ["live" if place % section < each["live"] else "padded"]
-    kinds += ["stale"] if place in each["stale"] else []
+def _kinds(row: StaticInputRow, place: int, culprit: int | None) -> str:
+    section = max(1, len(row.values) // SECTIONS.get(row.axis, 1))
+    kinds = ["live" if place % section < row.live else "padded"]
+    kinds += ["stale"] if place in row.stale else []
     kinds += ["culprit"] if place == culprit else []
     return " ".join(kinds)
 
@@ -111,10 +108,10 @@ def _omitted(count: int, stale: Sequence[int]) -> str:
 
 
 def _sources(
-    inputs: Sequence[Mapping[str, Any]], now: int, steps: Sequence[Mapping[str, Any]]
+    inputs: Sequence[StaticInputRow], now: int, timeline: Sequence[TimelineEntry]
 ) -> Iterator[Fact]:
     """Tell of each earlier step that left an element what it was."""
-    message = {each["place"]: f"{each['step']} of requests {words(each['live'])}" for each in steps}
-    message[CAPTURE] = "never written since"
-    for step in sorted({step for each in inputs for step in each["left_by"]} - {now}):
-        yield Fact(source_text(step), message.get(step, "not drawn"))
+    messages = {entry.place: f"{entry.step} of requests {words(entry.live)}" for entry in timeline}
+    messages[CAPTURE] = "never written since"
+    for step in sorted({step for row in inputs for step in row.left_by} - {now}):
+        yield Fact(source_text(step), messages.get(step, "not drawn"))

@@ -5,57 +5,57 @@ no markup.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
+from harness.campaigns.schema import Record
 from reports.review import Review, review
 
-MOST_TOLD = 50
+MOST_LINES = 50
 """Lines of what needs attention, at most: the page has them all."""
 
 
-def summarise(record: Mapping[str, Any]) -> str:
-    """Return the summary. Raises LookupError for a record that lacks something."""
+def summarise(record: Record) -> str:
+    """Return the summary."""
     return "\n".join(_lines(record, review(record))) + "\n"
 
 
-def _lines(record: Mapping[str, Any], message: Review) -> Iterator[str]:
-    yield f"## {message.sign} paritybit: {message.word.lower()}"
+def _lines(record: Record, shown: Review) -> Iterator[str]:
+    yield f"## {shown.sign} paritybit: {shown.word.lower()}"
     yield ""
-    yield text(record["message"])
+    yield text(record.message)
     yield ""
-    if message.attention:
+    if shown.attention:
         yield "### Needs attention"
         yield ""
-        yield from (f"- {text(piece.text)}" for piece in message.attention[:MOST_TOLD])
-        if len(message.attention) > MOST_TOLD:
-            yield f"- and {len(message.attention) - MOST_TOLD} more"
+        yield from (f"- {text(piece.text)}" for piece in shown.attention[:MOST_LINES])
+        if len(shown.attention) > MOST_LINES:
+            yield f"- and {len(shown.attention) - MOST_LINES} more"
         yield ""
-    if message.runner_rows:
+    if shown.runner_rows:
         yield "### Bugs and runners"
         yield ""
         yield from _table(
-            ["bug", *map(text, message.runners)],
-            ([row.bug, *(pair.sign for pair in row.pairs)] for row in message.runner_rows),
+            ["bug", *map(text, shown.runners)],
+            ([row.bug, *(pair.sign for pair in row.pairs)] for row in shown.runner_rows),
         )
         yield ""
         yield (
-            "Schedules drawn until it was caught, by source; ○ tried, cannot harm; – the runner"
-            " lacks what it is about; ✕ not as the table says; · not asked for."
+            "Schedules drawn until it was caught, by source; ○ tried, cannot affect it; – the"
+            " runner lacks what it is about; ✕ not as the table says; · not asked for."
         )
         yield ""
     yield "### Figures"
     yield ""
     yield from _table(
         ["figure", "value"],
-        ([fact.name, fact.value] for fact in (*message.figures, *message.environment)),
+        ([fact.name, fact.value] for fact in (*shown.figures, *shown.environment)),
     )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield _row(head)
     yield _row(["---"] * len(head))
-    yield from (_row([text(each) for each in row]) for row in rows)
+    yield from (_row([text(cell) for cell in row]) for row in rows)
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -46,8 +46,8 @@ def value_text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         more = f" and {len(value) - MOST_VALUES} more" if len(value) > MOST_VALUES else ""
-        between = "; " if any(isinstance(each, str) for each in value) else ", "
-        return between.join(value_text(each) for each in value[:MOST_VALUES]) + more
+        between = "; " if any(isinstance(item, str) for item in value) else ", "
+        return between.join(value_text(item) for item in value[:MOST_VALUES]) + more
     return value if isinstance(value, str) else json.dumps(value)
 
 

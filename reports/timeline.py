@@ -1,14 +1,14 @@
 """Layout of a time line: one column per step played, one line per batch row.
 
-Knows the steps of a finding as the record tells them, and pixels. Does not know
+Knows the timeline of a finding, and pixels. Does not know
 markup or colours: the template draws what stands here, and places texts in boxes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
+from harness.explain.facts import TimelineEntry
 from reports.texts import words
 
 GUTTER = 72
@@ -51,7 +51,7 @@ class Column:
     path: str
     cells: tuple[Cell, ...]
     parked: tuple[Parked, ...]
-    parked_told: str
+    parked_words: str
     tokens: int
     edge: int | None
     violated: tuple[str, ...]
@@ -82,7 +82,7 @@ class Timeline:
     """A whole time line; all lengths are in pixels.
 
     `omitted` counts the steps before the first column, left out to keep the page
-    small. `told` says in one sentence what the drawing shows.
+    small. `message` says in one sentence what the drawing shows.
     """
 
     width: int
@@ -96,22 +96,22 @@ class Timeline:
     message: str
 
 
-def lay_out(steps: Sequence[Mapping[str, Any]], room: int) -> Timeline | None:
+def lay_out(entries: Sequence[TimelineEntry], room: int) -> Timeline | None:
     """Return the layout of a finding's steps, None if there are none.
 
     `room` is how many boxes may be drawn, about; of too many steps the last are kept.
     """
-    if not steps:
+    if not entries:
         return None
-    rows = max(len(each["live"]) + each["padded"] for each in steps)
-    parked_rows = max(1, *(min(len(each["parked"]), MOST_PARKED + 1) for each in steps))
-    shown = steps[-max(FEWEST_COLUMNS, room // (rows + parked_rows)) :]
+    rows = max(len(entry.live) + entry.padded for entry in entries)
+    parked_rows = max(1, *(min(len(entry.parked), MOST_PARKED + 1) for entry in entries))
+    shown = entries[-max(FEWEST_COLUMNS, room // (rows + parked_rows)) :]
     parked_y = HEAD + rows * ROW + GAP
     tokens_y = parked_y + parked_rows * PARKED_ROW + GAP
     band_height = tokens_y + 10
     columns = tuple(
-        _column(GUTTER + COLUMN * index + COLUMN // 2, step, parked_y)
-        for index, step in enumerate(shown)
+        _column(GUTTER + COLUMN * index + COLUMN // 2, entry, parked_y)
+        for index, entry in enumerate(shown)
     )
     marks = tuple(_marks(columns, band_height))
     return Timeline(
@@ -122,36 +122,36 @@ def lay_out(steps: Sequence[Mapping[str, Any]], room: int) -> Timeline | None:
         labels=tuple(_labels(rows, parked_y, tokens_y)),
         marks=marks,
         tokens_y=tokens_y,
-        omitted=len(steps) - len(shown),
-        message=_tell(steps),
+        omitted=len(entries) - len(shown),
+        message=_describe(entries),
     )
 
 
-def _column(x: int, step: Mapping[str, Any], parked_y: int) -> Column:
-    kind = "live" if step["bucket"] is not None else "eager"
-    kinds = [(kind, str(serial)) for serial in step["live"]] + [("padded", "")] * step["padded"]
+def _column(x: int, entry: TimelineEntry, parked_y: int) -> Column:
+    live_kind = "live" if entry.bucket is not None else "eager"
+    rows = [(live_kind, str(request)) for request in entry.live] + [("padded", "")] * entry.padded
     return Column(
         x=x,
-        place=step["place"],
-        step=step["step"],
-        path=_path(step),
-        cells=tuple(Cell(each, HEAD + ROW * row, label) for row, (each, label) in enumerate(kinds)),
-        parked=tuple(_parked(step["parked"], parked_y)),
-        parked_told=words(step["parked"]),
-        tokens=step["tokens"],
-        edge=HEAD + ROW * len(kinds) - 2 if step["bucket"] is not None else None,
-        violated=tuple(step["violated"]),
+        place=entry.place,
+        step=entry.step,
+        path=_path(entry),
+        cells=tuple(Cell(kind, HEAD + ROW * row, label) for row, (kind, label) in enumerate(rows)),
+        parked=tuple(_parked(entry.parked, parked_y)),
+        parked_words=words(entry.parked),
+        tokens=entry.tokens,
+        edge=HEAD + ROW * len(rows) - 2 if entry.bucket is not None else None,
+        violated=entry.violated,
     )
 
 
-def _path(step: Mapping[str, Any]) -> str:
+def _path(entry: TimelineEntry) -> str:
     """Say how the step ran: in which bucket, eagerly, or not at all."""
-    if step["bucket"] is not None:
-        return f"bucket {step['bucket']}"
-    return "no forward" if step["mode"] is None else "eager"
+    if entry.bucket is not None:
+        return f"bucket {entry.bucket}"
+    return "no forward" if entry.mode is None else "eager"
 
 
-def _parked(serials: Sequence[Any], y: int) -> Iterable[Parked]:
+def _parked(serials: Sequence[int], y: int) -> Iterable[Parked]:
     labels = [str(serial) for serial in serials[:MOST_PARKED]]
     if len(serials) > MOST_PARKED:
         labels.append(f"+{len(serials) - MOST_PARKED}")
@@ -188,10 +188,10 @@ def _width(columns: Sequence[Column], marks: Iterable[Label]) -> int:
     return int(max([columns[-1].x + COLUMN // 2, *ends]))
 
 
-def _tell(steps: Sequence[Mapping[str, Any]]) -> str:
-    message = "1 step played" if len(steps) == 1 else f"{len(steps)} steps played"
-    for step in steps:
-        if step["violated"]:
-            message += f"; step {step['place']} ({step['step']}, {_path(step)}"
-            message += f", {step['padded']} padded) violates {words(step['violated'])}"
+def _describe(entries: Sequence[TimelineEntry]) -> str:
+    message = "1 step played" if len(entries) == 1 else f"{len(entries)} steps played"
+    for entry in entries:
+        if entry.violated:
+            message += f"; step {entry.place} ({entry.step}, {_path(entry)}"
+            message += f", {entry.padded} padded) violates {words(entry.violated)}"
     return message

@@ -12,10 +12,10 @@ from subjects.pool import SubjectPool
 
 
 class ListedKV:
-    """Stores at `out_cache_loc` by the pool's era; attends to the tokens' key lists.
+    """Stores at `out_cache_loc` by the pool's location scheme; attends to the tokens' key lists.
 
     Without `out_cache_loc` nothing is stored. `borrowed` maps a layer of the model to the
-    layer of the pool it reads, where that is another model's.
+    layer of the pool it reads, where the pool is another model's.
     """
 
     def __init__(

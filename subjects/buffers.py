@@ -12,6 +12,7 @@ from torch import Tensor
 from subjects.contracts import Contract, Extents, Policy, StaticInput
 
 Conversions = set[tuple[str, torch.dtype, torch.dtype]]
+"""Dtype conversions on copy into a static buffer: (name, from, to)."""
 
 
 class SharedBufferError(ValueError):
@@ -21,8 +22,9 @@ class SharedBufferError(ValueError):
 class BufferPool:
     """The static buffers of one world, coalesced by name as the engine does.
 
-    A larger pooled buffer is reused; a larger new one becomes the pooled one, and
-    whoever holds the old one keeps it. So a stale tail may be another runner's.
+    A pooled buffer that is large enough is reused. Otherwise a new, larger one takes its
+    place in the pool, and the runners that hold the old one keep it. So the stale tail of a
+    buffer may be what another runner left there.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,9 +58,9 @@ class BufferPool:
 
 
 class StaticInputs:
-    """The static inputs of one runner: its contract's rows, each with its buffer.
+    """The static inputs of one runner: one buffer per row of its contract.
 
-    `extents` are those of the largest bucket; `dtype` and `hidden` are the model's.
+    `extents` are those of the largest bucket; `dtype` and the width `hidden` are the model's.
     """
 
     def __init__(
@@ -94,29 +96,29 @@ class StaticInputs:
         return row.head(self.buffers[name], row.extent(extents))
 
     def populate(
-        self, heads: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
+        self, live_inputs: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
     ) -> None:
-        """Reset what the contract resets if the batch is padded, then copy all heads.
+        """Reset what the contract resets if the batch is padded, then copy the live values.
 
-        `heads` maps a row's name to its live values, along the row's axis. Host rows are
-        reset if `padded_on_host`, where that is given. The copies are batched by
-        (destination dtype, source dtype), since one batched copy needs a uniform pair;
-        host buffers are copied by themselves.
+        `live_inputs` maps a row's name to its live values, along the row's axis. Host rows
+        are reset if `padded_on_host`; None means as `padded` says. The copies are batched by
+        (destination dtype, source dtype), since one batched copy needs a uniform pair; host
+        buffers are copied apart from those on the device.
         """
         if padded:
-            if self._zeroed:  # One batched call; it refuses to be asked for nothing.
+            if self._zeroed:  # The batched call refuses an empty list.
                 torch._foreach_zero_(self._zeroed)
             self._fill(self._filled)
         if padded if padded_on_host is None else padded_on_host:
             self._fill(self._host_resets)
         pairs: list[tuple[Tensor, Tensor]] = []
-        for name, head in heads.items():
-            if head.numel() == 0:
+        for name, values in live_inputs.items():
+            if values.numel() == 0:
                 continue
             row, buffer = self.rows[name], self.buffers[name]
-            if head.dtype != buffer.dtype:
-                self.conversions.add((name, head.dtype, buffer.dtype))
-            pairs.append((row.head(buffer, row.length(head)), head))
+            if values.dtype != buffer.dtype:
+                self.conversions.add((name, values.dtype, buffer.dtype))
+            pairs.append((row.head(buffer, row.length(values)), values))
         copy_together(pairs)
 
     def _fill(self, rows: Iterable[StaticInput]) -> None:
@@ -125,7 +127,7 @@ class StaticInputs:
 
 
 def copy_together(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy each (destination, source), one batched call per pair of dtypes and device."""
+    """Copy all (destination, source) pairs, one batched call per pair of dtypes and device."""
     groups: dict[tuple[torch.dtype, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]]
     groups = defaultdict(lambda: ([], []))
     for destination, source in pairs:

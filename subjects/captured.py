@@ -14,7 +14,7 @@ from reference.ops import Ops
 from reference.pool import LOC_DTYPE, KVPools
 from subjects.contracts import LISTED_CONVERSIONS, Policy
 from subjects.engine import Engine, Subject, contract
-from subjects.graphs.capture import Graph
+from subjects.graphs.protocol import Graph
 from subjects.pool import TRANSLATE
 from subjects.protocol import (
     BufferFacts,
@@ -27,8 +27,8 @@ from subjects.protocol import (
     Replay,
     ReplayFacts,
 )
-from subjects.runner import GraphRunner
 from subjects.runners import RUNNERS
+from subjects.runners.base import GraphRunner
 
 
 class CountingGraph:

@@ -1,13 +1,14 @@
 """Static inputs as data: one row per buffer a graph reads, and what its padding holds.
 
 Where an engine's runner has a hand-written line in its padding branch, a runner here
-has a row. Read off the engine's runners at the five changes; each bug is a difference
-from one of these rows.
+has a row. The rows were read off the engine's runners at the five changes of its history
+that this build follows. A bug of a static input is a difference from one of these rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ ENCODER_LEN_FILL_VALUE = 0
 
 
 class Axis(StrEnum):
-    """What a static input has one element, or one row, per. SCALAR has one in all."""
+    """What a static input holds one element (or one row) for. SCALAR holds a single element."""
 
     TOKEN = "token"
     MROPE = "3 x token"
@@ -33,14 +34,14 @@ class Axis(StrEnum):
 
 
 Extents = Mapping[Axis, int]
-"""How long each axis is for a bucket."""
+"""The length of every axis for a bucket."""
 
 
 class Policy(StrEnum):
-    """What the padding branch does to a buffer before the head is copied.
+    """What the padding branch does to a buffer before the live values are copied.
 
     RESET fills it with the row's value. KEEP leaves its tail stale on purpose.
-    FILL_ONCE filled it at allocation and leaves its tail stale since.
+    FILL_ONCE is filled at allocation and never reset.
     """
 
     RESET = "reset"
@@ -49,15 +50,16 @@ class Policy(StrEnum):
 
 
 HIDDEN = -1
-"""The width of a row that is as wide as the model's hidden state."""
+"""Stands for the width of the model's hidden state."""
 
 
 @dataclass(frozen=True)
 class StaticInput:
     """One static input. `value` is what its policy fills in.
 
-    It is allocated with `allocated`, or with `value`. `width` is the length of each of
-    its rows where it has rows. `dtype` None is the model's.
+    At allocation it is filled with `allocated`, or with `value` where that is None. `width`
+    is given where it holds rows of that many elements. `dtype` None is the model's. It exists
+    only under the location schemes `schemes`.
     """
 
     name: str
@@ -109,7 +111,7 @@ def reset(
     width: int | None = None,
     allocated: int | None = None,
 ) -> StaticInput:
-    """Return a row whose tail is filled with `value` whenever the batch is padded."""
+    """Return an input whose tail is filled with `value` whenever the batch is padded."""
     return StaticInput(
         name, axis, dtype, Policy.RESET, value, host, width=width, allocated=allocated
     )
@@ -118,11 +120,20 @@ def reset(
 def keep(
     name: str, axis: Axis, dtype: torch.dtype | None, *, width: int | None = None
 ) -> StaticInput:
-    """Return a row whose tail stays stale on purpose."""
+    """Return an input whose tail stays stale on purpose."""
     return StaticInput(name, axis, dtype, Policy.KEEP, width=width)
 
 
 Contract = tuple[StaticInput, ...]
+
+Changes = Mapping[str, Mapping[str, Any]]
+"""Fields of contract rows to replace, by the name of the row."""
+
+
+def override(rows: Contract, changes: Changes) -> Contract:
+    """Return `rows` with fields of the named ones replaced."""
+    return tuple(replace(row, **changes.get(row.name, {})) for row in rows)
+
 
 LISTED_CONVERSIONS: frozenset[tuple[str, torch.dtype, torch.dtype]] = frozenset(
     {

@@ -1,9 +1,8 @@
-"""The engine on trial: chooses a path for each forward, as a model runner does."""
+"""Our own small engine: chooses a path for every forward, as a model runner does."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,21 +15,18 @@ from reference.pool import KVPools
 from reference.speculative import likeliest
 from subjects.access import ListedKV
 from subjects.buffers import BufferPool
-from subjects.contracts import Contract
+from subjects.contracts import Changes, Contract, override
 from subjects.key_lists import fresh_span_keys
 from subjects.pool import SubjectPool
 from subjects.protocol import Forward, Overrides
-from subjects.runner import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
 from subjects.runners import engine_runners
+from subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
 from subjects.toggles import LocationScheme, Toggles
-
-Changes = Mapping[str, Mapping[str, Any]]
-"""Fields of contract rows to replace, by the row's name."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One runner on trial: its contract and its behaviour. The others of its engine are right.
+    """The runner under test: its contract and its toggles. The other runners have no bug.
 
     `shared` replaces fields of rows in all runners that share static buffers with it.
     """
@@ -42,17 +38,12 @@ class Subject:
 
 
 def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
-    """Return the rows of `runner` that exist in `era`."""
+    """Return the rows of `runner` that exist under `scheme`."""
     return tuple(row for row in runner.rows if scheme in row.schemes)
 
 
-def override(rows: Contract, changes: Changes) -> Contract:
-    """Return `rows` with fields of the named ones replaced."""
-    return tuple(replace(row, **changes.get(row.name, {})) for row in rows)
-
-
 class Engine:
-    """A subject and the other runners of its line-up over one world's pools, all captured.
+    """A subject and the other runners of its engine over one world's pools, all captured.
 
     Raises SharedBufferError if two runners disagree on a buffer they share.
     """
@@ -103,7 +94,7 @@ class Engine:
         idle: Mode = Mode.DECODE,
         overrides: Overrides = NOTHING_OVERRIDDEN,
     ) -> Forward:
-        """Run one forward by graph where one can, else eagerly. `None` is an idle step of a mode.
+        """Run one forward by a graph if one can, else eagerly; None is an idle step of mode `idle`.
 
         Raises LookupError for an idle step of a mode that has no runner.
         """
@@ -122,7 +113,7 @@ class Engine:
         return Forward(self._forward_eagerly(batch, toggles), None)
 
     def allocator_changed(self) -> None:
-        """Follow a change of slot ownership, as the engine's allocator tells the target's pool."""
+        """React to a change of slot ownership, of which an allocator notifies the target's pool."""
         if self.under_test.toggles.memo_resets.allocator:
             self.pools[Role.TARGET].invalidate_loc_cache()
 

@@ -1,7 +1,7 @@
 """Attention metadata: which slots each token reads, in lists that outlive the forward.
 
-Under a graph the lists live in static buffers, written before each replay and covering
-the padded rows too, as the engine's attention backends do. For eager attention they are
+Under a graph the lists live in static buffers, written before every replay and covering
+the padded rows too, as in the engine's attention backends. For eager attention they are
 fresh.
 """
 
@@ -53,14 +53,14 @@ class StaticLists:
         self.conversions: Conversions = set()
 
     def write(self, values: Lists) -> None:
-        """Copy each list to the start of its buffer."""
+        """Copy every list to the start of its buffer."""
         self.conversions |= {
-            (name, each.dtype, self.buffers[name].dtype)
-            for name, each in values.items()
-            if each.dtype != self.buffers[name].dtype
+            (name, listed.dtype, self.buffers[name].dtype)
+            for name, listed in values.items()
+            if listed.dtype != self.buffers[name].dtype
         }
         copy_together(
-            [(self.buffers[name][: each.shape[0]], each) for name, each in values.items()]
+            [(self.buffers[name][: listed.shape[0]], listed) for name, listed in values.items()]
         )
 
 
@@ -97,11 +97,11 @@ def row_lists(
     memo_resets: MemoResets,
     shift: tuple[Tensor, Tensor] | None = None,
 ) -> Lists:
-    """Return the lists of rows that each see `seq_lens` keys, themselves included.
+    """Return the lists of rows of which row i sees `seq_lens[i]` keys, itself included.
 
     All arguments are [rows]: rows of req_to_token (int64), key counts on the device and on
-    the host; the host copy says how many elements to gather. With `shift`, (column, by),
-    the columns from `column` on are taken `by` further on.
+    the host; the host copy says how many elements to gather. `shift` is (column, by): the
+    keys from `column` on are read from the columns `by` further on.
     """
     starts = torch.zeros_like(seq_lens)
     indptr = indptr_of(seq_lens)
@@ -141,17 +141,17 @@ def draft_lists(
     drafted = torch.arange(1, SPECULATION.forwards + 1, dtype=torch.int32)[:, None, None]
     branch = torch.arange(topk, device=device).expand(shape).reshape(-1)
 
-    def each(values: Tensor) -> Tensor:
+    def per_row(values: Tensor) -> Tensor:
         return values[None, :, None].expand(shape)
 
     return row_lists(
-        each(req_pool_indices).reshape(-1),
-        (each(seq_lens) + drafted.to(device)).reshape(-1),
-        (each(seq_lens_cpu) + drafted).reshape(-1),
+        per_row(req_pool_indices).reshape(-1),
+        (per_row(seq_lens) + drafted.to(device)).reshape(-1),
+        (per_row(seq_lens_cpu) + drafted).reshape(-1),
         window,
         pool,
         memo_resets,
-        (each(seq_lens).reshape(-1), branch * steps),
+        (per_row(seq_lens).reshape(-1), branch * steps),
     )
 
 
@@ -190,10 +190,10 @@ def span_lists(
     pool: SubjectPool,
     memo_resets: MemoResets,
 ) -> Lists:
-    """Return the lists of requests that each run their last `counts` of `seq_lens` tokens.
+    """Return the lists of requests that run their last `counts` of `seq_lens` tokens.
 
-    All but the counts of tokens and of the window are [B], on the device and on the host;
-    the tokens lie one request after the other. A token beyond them all sees no key.
+    The tensors are [B], on the device or (`_cpu`) on the host; `tokens` and `window` are
+    counts. The tokens lie one request after the other. A token beyond them all sees no key.
     """
     qo_indptr = indptr_of(counts)
     place = torch.arange(tokens, dtype=torch.int32, device=counts.device)
@@ -234,12 +234,12 @@ def fresh_span_keys(
         counts_cpu.to(batch.seq_lens.device),
         batch.seq_lens_cpu,
         counts_cpu,
-        batch.raw_num_token,
+        batch.live_tokens,
         window,
         pool,
         memo_resets,
     )
-    return span_keys(lists, batch.raw_num_token)
+    return span_keys(lists, batch.live_tokens)
 
 
 def verify_sizes(requests: int, max_keys: int, window: int) -> dict[str, tuple[int, torch.dtype]]:
@@ -293,7 +293,7 @@ def verify_lists(
     pool: SubjectPool,
     toggles: Toggles,
 ) -> Lists:
-    """Return the lists of B requests with `seq_lens` keys and a tree of drafts each.
+    """Return the lists of B requests, request i with `seq_lens[i]` keys and a tree of drafts.
 
     Full layers list a request's keys and drafts; SWA layers read them off a page table of
     the window, one row per request, translated to SWA slots (PR 24617). A token's keys are

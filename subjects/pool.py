@@ -1,4 +1,4 @@
-"""The engine's view of a hybrid KV pool: where `set_kv_buffer` writes on SWA layers, by era.
+"""The engine's view of a hybrid KV pool: the location scheme says where SWA layers write.
 
 Storage and mapping are the pool's; what is kept here is the Python state that the
 historical changes were about: the sticky `swa_loc` and the one-entry memo.
@@ -21,10 +21,10 @@ TRANSLATE = "translate_loc_from_full_to_swa"
 
 @dataclass(frozen=True)
 class LocState:
-    """Python state about write locations: era 2's `swa_loc`, era 3's memo.
+    """Python state about write locations: `swa_loc` under PRESET, the memo under MEMO.
 
-    The tensor of the key is kept as well: were it freed, whether its address is given out
-    again, and the memo hit, would be the allocator's whim, and no schedule could be replayed.
+    `cached_source`, the tensor that the key was made of, is held so that its address cannot
+    be reused: a chance memo hit would make replays nondeterministic.
     """
 
     swa_loc: Tensor | None = None
@@ -34,7 +34,7 @@ class LocState:
 
 
 class SubjectPool:
-    """Reads and writes a `HybridKVPool` the way the engine does in one era."""
+    """Reads and writes a `HybridKVPool` the way the engine does under one location scheme."""
 
     def __init__(
         self, pool: HybridKVPool, ops: Ops, scheme: LocationScheme, logger: logging.Logger
@@ -46,18 +46,18 @@ class SubjectPool:
         self.state = LocState()
 
     def set_swa_loc(self, loc: Tensor | None) -> None:
-        """Preset the SWA write location (era 2). It stays set until it is set again."""
+        """Preset the SWA write location (PRESET). It stays set until it is set again."""
         self.state = replace(self.state, swa_loc=loc)
 
     def invalidate_loc_cache(self) -> None:
-        """Forget the memoised translation (era 3)."""
+        """Forget the memoised translation (MEMO)."""
         self.state = LocState(swa_loc=self.state.swa_loc)
 
     def translate_loc_from_full_to_swa(self, loc: Tensor) -> Tensor:
-        """Return the SWA slots, int32, of full slots `loc`; memoised in era 3.
+        """Return the SWA slots, int32, of full slots `loc`; memoised under MEMO.
 
         The memo's key is (data_ptr, numel). A tensor rewritten in place keeps its key
-        and gets the old translation, silently; two tensors taking turns warn each time.
+        and gets the old translation, silently; two alternating tensors warn every time.
         """
         if self.scheme is not LocationScheme.MEMO:
             return self._gather(loc)

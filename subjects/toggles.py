@@ -1,4 +1,4 @@
-"""How a subject behaves where the historical changes differ. The defaults are what is right."""
+"""The historical switches of a subject, one per change that it follows."""
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -7,7 +7,7 @@ from enum import StrEnum
 class LocationScheme(StrEnum):
     """How the write location of SWA layers is found; the three never coexist.
 
-    PER_LAYER: each SWA layer translates (before PR 23552). PRESET: a static, sticky
+    PER_LAYER: every SWA layer translates its own (before PR 23552). PRESET: a static, sticky
     `swa_loc` (23552 until 25824). MEMO: the pool memoises its last translation
     (25824 until 27091).
     """
@@ -19,11 +19,12 @@ class LocationScheme(StrEnum):
 
 @dataclass(frozen=True)
 class MemoResets:
-    """Which call sites clear the pool's translation memo.
+    """Which call sites clear the pool's translation memo. All of them is correct.
 
-    From PR 25824: every allocator change, the top of each warm-up and capture run,
-    the eager forward after the branch that takes the graph path. From PR 26152:
-    before any path is chosen, and before and after the window translation.
+    From PR 25824: `allocator`, whenever a slot changes its owner; `run_once`, at the top of
+    every warm-up and capture run; `eager_forward`, in a forward that does not replay. From
+    PR 26152: `entry`, before a forward chooses its path; `before_window` and `after_window`,
+    around the translation of a window's slots.
     """
 
     allocator: bool = True
@@ -34,20 +35,20 @@ class MemoResets:
     after_window: bool = True
 
     def without(self, *sites: str) -> "MemoResets":
-        """Return the same sites less `sites`."""
+        """Return these resets without those at `sites`."""
         return MemoResets(
             **{
-                each.name: getattr(self, each.name) and each.name not in sites
-                for each in fields(self)
+                site.name: getattr(self, site.name) and site.name not in sites
+                for site in fields(self)
             }
         )
 
 
 @dataclass(frozen=True)
 class Toggles:
-    """One runner's way of life.
+    """Historical switches of one runner; the defaults are correct.
 
-    `preset_at_capture` sets the pool's `swa_loc` before a capture, in the era that has it.
+    `preset_at_capture` sets the pool's `swa_loc` before a capture, under the scheme PRESET.
     `translate_page_table` turns a verify's page table of the window into SWA slots.
     """
 

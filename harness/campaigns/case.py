@@ -24,7 +24,7 @@ MOST_ROWS = 2**10
 class Case:
     """A schedule, the trial it fails in, and what it violated when it was found.
 
-    `sought` is the property the hunt was for, None for any; `seed` is the hunter's.
+    `target` is the property the hunt was for, None for any; `seed` is the hunter's.
     """
 
     trial: TrialConfig
@@ -35,10 +35,10 @@ class Case:
 
     @property
     def expected(self) -> frozenset[str]:
-        """What must be violated: what was sought, else all that was. Nothing is clean."""
+        """What must be violated: the target, else all that was. Nothing means clean."""
         if self.target is not None:
             return frozenset({self.target})
-        return frozenset(each["property"] for each in self.violations)
+        return frozenset(violation["property"] for violation in self.violations)
 
     def to_json(self) -> dict[str, Any]:
         """Return the case as JSON data."""
@@ -87,7 +87,7 @@ def load_json(path: Path, file_format: str, *versions: int) -> dict[str, Any]:
 def load_case(path: Path) -> Case:
     """Return the case of a file. Raises ValueError, in one sentence, for a malformed one.
 
-    UnknownNameError, a ValueError too, tells a case of what this build lacks.
+    UnknownNameError, a ValueError too, means a case of what this build lacks.
     """
     data = load_json(path, FORMAT, VERSION, 3)
     if data["version"] == 3:
@@ -107,10 +107,12 @@ def case_from_json(data: Any, name: str) -> Case:
     target, seed, violations = data["target"], data["seed"], data["violations"]
     if type(seed) is not int:
         raise ValueError(f"{name}: the seed of a case cannot be {seed!r}")
-    if not isinstance(violations, list) or not all(isinstance(each, dict) for each in violations):
+    if not isinstance(violations, list) or not all(
+        isinstance(violation, dict) for violation in violations
+    ):
         raise ValueError(f"{name}: the violations of a case are a list of objects")
     if not isinstance(target, str | None):
-        raise ValueError(f"{name}: the property sought cannot be {target!r}")
+        raise ValueError(f"{name}: the target cannot be {target!r}")
     if target is not None:
         known("property", target, PROPERTIES)
     trial = trial_from_json(data["trial"])
@@ -130,7 +132,7 @@ def from_version_3(data: Any) -> Any:
 def check_sizes(trial: TrialConfig) -> None:
     """Raise ValueError unless a trial's sizes can be built at all."""
     if not all(
-        trial.page_size <= each <= MOST_SLOTS for each in (trial.full_slots, trial.swa_slots)
+        trial.page_size <= slots <= MOST_SLOTS for slots in (trial.full_slots, trial.swa_slots)
     ):
         raise ValueError(f"a case's pools have at least one page and at most {MOST_SLOTS} slots")
     if not all(

@@ -1,22 +1,20 @@
-"""The regression corpus: the minimal case of every bug on every runner that it can harm."""
+"""The regression corpus: the minimal case of every bug on every runner that it affects."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from harness.campaigns.case import write_case
-from harness.campaigns.regress import RunConfig, case_of, execute, plan
+from harness.campaigns.regress import RunConfig, case_of, one_size, plan, run_tasks
 from harness.campaigns.task import Result, Source, Status, Task
 
 CORPUS = Path("properties/corpus")
-BUCKETS, TOKEN_BUCKETS = (4,), (12,)
-"""One captured size a runner: each bug shows on it, and most of a case's time is the capture."""
 
 
 def corpus_tasks(hunts: Sequence[tuple[str, str]]) -> list[Task]:
-    """Return the hunts whose cases the corpus keeps: of harmful bugs, on a CPU, with seed 0."""
+    """Return the hunts whose cases the corpus keeps: those that must catch, on a CPU, seed 0."""
     return [
-        replace(task, trial=replace(task.trial, buckets=BUCKETS, token_buckets=TOKEN_BUCKETS))
+        replace(task, trial=one_size(task.trial))
         for task in plan(RunConfig("cpu", tuple(hunts)))
         if task.target is not None and task.source is Source.GENERATED
     ]
@@ -28,18 +26,18 @@ def corpus_name(task: Task) -> str:
 
 
 def make_corpus(
-    tasks: Sequence[Task], folder: Path, workers: int, message: Callable[[Result], None]
-) -> list[str]:
-    """Hunt, and write a case for each catch into `folder`; return the names of those not caught."""
-    missed: list[str] = []
+    tasks: Sequence[Task], folder: Path, workers: int, on_result: Callable[[Result], None]
+) -> list[Result]:
+    """Hunt, and write a case for each bug caught into `folder`; return the results without one."""
+    without_case: list[Result] = []
 
     def keep(result: Result) -> None:
-        message(result)
-        name = corpus_name(result.task)
+        on_result(result)
         if result.status is Status.CAUGHT and result.finding is not None:
-            write_case(case_of(result.task, result.finding), folder / f"{name}.json")
+            path = folder / f"{corpus_name(result.task)}.json"
+            write_case(case_of(result.task, result.finding), path)
         else:
-            missed.append(name)
+            without_case.append(result)
 
-    execute(tasks, workers, keep)
-    return sorted(missed)
+    run_tasks(tasks, workers, keep)
+    return sorted(without_case, key=lambda result: corpus_name(result.task))

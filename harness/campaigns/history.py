@@ -11,13 +11,14 @@ from typing import Any
 
 from rich.progress import Progress
 
-from harness.campaigns.hunt import HuntResult, play_all
-from harness.campaigns.regress import RunConfig, trial_of
+from harness.campaigns.executor import Campaign, Ended, execute, processes_for
+from harness.campaigns.hunt import HuntResult, play_all, time_limit
+from harness.campaigns.regress import RunConfig, one_size, trial_of
 from harness.campaigns.task import pieces_of
-from harness.campaigns.workers import spreading
-from harness.checks.play import Lockstep
+from harness.checks.play import DeviceLostError, Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig, catalogued
+from harness.lockstep.tracebacks import headline
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 
@@ -26,8 +27,8 @@ SCHEDULES = 3
 PIECES = 1
 """Generated schedules and pieces of traffic that each runner plays at each point."""
 
-BUCKETS, TOKEN_BUCKETS = (4,), (12,)
-"""One captured size a runner, for the sake of time: every fault of the history shows on it."""
+SECONDS = time_limit(SCHEDULES + PIECES)
+"""How long one runner at one point may take."""
 
 CONSEQUENCES = frozenset({"write_frame", "logits_parity", "token_trajectory"})
 """What may be red wherever kv_parity must be: the same wrong bytes, seen from other sides."""
@@ -48,8 +49,8 @@ class Point:
     """The engine as one change left it.
 
     `bugs` says on which runners each bug was then, `red` on which runners each property must
-    be violated; on those of `hidden` it would be, but another bug parts the worlds before it
-    can show. `absent` are runners that were not there yet.
+    be violated; on those of `hidden` it would be, but another bug makes the worlds diverge
+    before it can show. `absent` are runners that were not there yet.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Point:
         """Return the trial of a runner as it was then."""
         bugs = catalogued(bug for bug, runners in self.bugs.items() if runner in runners)
         trial = trial_of(RunConfig(device), runner, self.scheme)
-        return replace(trial, buckets=BUCKETS, token_buckets=TOKEN_BUCKETS, bugs=bugs)
+        return replace(one_size(trial), bugs=bugs)
 
     def expected(self, runner: str) -> frozenset[str]:
         """Return what must be violated on a runner."""
@@ -132,17 +133,21 @@ HISTORY = (
 """The engine before and after the five changes.
 
 `frozen_kv_mtp` is there with 24743: the first release that has the one has the other. The
-store of this build reinterprets an int64 location, so that swa_int64 parts the worlds in the
-first prefill and hides what the stale rows of decode do.
+store of this build reinterprets an int64 location, so that with swa_int64 the worlds diverge
+in the first prefill, which hides what the stale rows of decode do.
 """
 
 
 def watch(trial: TrialConfig) -> HuntResult:
     """Play a trial's schedules and pieces of traffic, whatever they violate."""
     lockstep = Lockstep(trial, STEP_PROPERTIES)
-    hunt_result = play_all(lockstep, SEED, SCHEDULES)
-    for piece in pieces_of(trial, PIECES, SEED):
-        hunt_result.add(lockstep.play(piece))
+    hunt_result = HuntResult()
+    try:
+        hunt_result = play_all(lockstep, SEED, SCHEDULES)
+        for piece in pieces_of(trial, PIECES, SEED):
+            hunt_result.add(lockstep.play(piece))
+    except DeviceLostError as lost:
+        hunt_result.add(lost.outcome)
     return hunt_result
 
 
@@ -156,11 +161,15 @@ def play_history(device: str, workers: int, history: Sequence[Point] = HISTORY) 
         point.trial(runner, device) for point in history for runner in point.runners
     )
     seen: dict[TrialConfig, HuntResult] = {}
-    with Progress(transient=True) as progress, spreading(workers) as spread:
+    campaign = Campaign(watch, shared=lambda trial: trial, seconds=lambda _: SECONDS)
+    with Progress(transient=True) as progress:
         bar = progress.add_task("runners at the points of the history", total=len(trials))
-        for trial, hunt_result in zip(trials, spread(watch, list(trials)), strict=True):
-            seen[trial] = hunt_result
+
+        def on_end(ended: Ended[TrialConfig, HuntResult]) -> None:
+            seen[ended.task] = ended.result or HuntResult(error=ended.error)
             progress.advance(bar)
+
+        execute(campaign, trials, processes_for(workers, device), on_end)
     points = [_point(point, device, seen) for point in history]
     wrong = [point["name"] for point in points if not point["as_said"]]
     return {
@@ -172,24 +181,36 @@ def play_history(device: str, workers: int, history: Sequence[Point] = HISTORY) 
         "runners": list(RUNNERS),
         "points": points,
         "seconds": round(time.perf_counter() - started, 1),
+        "errors": _errors(seen),
+        "only_errors": bool(wrong)
+        and all(len(point["failed"]) == len(point["odd"]) for point in points),
         "as_hoped": not wrong,
         "message": f"{len(points)} points; not as the reports say: {', '.join(wrong) or 'none'}",
     }
 
 
+def _errors(seen: Mapping[TrialConfig, HuntResult]) -> list[dict[str, str]]:
+    """Return the tracebacks of the trials that an error of ours kept from being played whole."""
+    return [
+        {"trial": f"{'+'.join(trial.bugs) or 'clean'}@{trial.runner}", "error": hunt_result.error}
+        for trial, hunt_result in seen.items()
+        if hunt_result.error is not None
+    ]
+
+
 def _point(point: Point, device: str, seen: Mapping[TrialConfig, HuntResult]) -> dict[str, Any]:
     """Return what was seen at a point as JSON data."""
-    catches = {runner: seen[point.trial(runner, device)] for runner in point.runners}
+    found = {runner: seen[point.trial(runner, device)] for runner in point.runners}
     red = {
         name: {
-            runner: n
-            for runner, hunt_result in catches.items()
-            if (n := hunt_result.violated[name])
+            runner: count
+            for runner, hunt_result in found.items()
+            if (count := hunt_result.violated[name])
         }
         for name in PROPERTIES
     }
-    message = {runner: _odd(point, runner, hunt_result) for runner, hunt_result in catches.items()}
-    odd = [f"{runner}: {each}" for runner, each in message.items() if each]
+    messages = {runner: _odd(point, runner, hunt_result) for runner, hunt_result in found.items()}
+    odd = [f"{runner}: {message}" for runner, message in messages.items() if message]
     return {
         "name": point.name,
         "merged": point.merged,
@@ -206,15 +227,18 @@ def _point(point: Point, device: str, seen: Mapping[TrialConfig, HuntResult]) ->
                 "replays": hunt_result.replays,
                 "padded_replays": hunt_result.padded_replays,
             }
-            for runner, hunt_result in catches.items()
+            for runner, hunt_result in found.items()
         },
         "odd": odd,
+        "failed": [runner for runner, hunt_result in found.items() if hunt_result.error],
         "as_said": not odd,
     }
 
 
 def _odd(point: Point, runner: str, hunt_result: HuntResult) -> str:
     """Say how what a runner showed is not what the table says; nothing if it is."""
+    if hunt_result.error is not None:
+        return f"failed: {headline(hunt_result.error)}"
     if not hunt_result.padded_replays:
         return "no padded batch was replayed"
     wanted, found = point.expected(runner), frozenset(hunt_result.violated)

@@ -19,14 +19,41 @@ from harness.schedules.schedule import Schedule
 from harness.schedules.shrink import shrink
 from subjects.runners import RUNNERS
 
+START_SECONDS = 600.0
+SECONDS_PER_SCHEDULE = 60.0
+"""How long a task may take: its start, captures and compilation included, and a schedule of it.
+
+Many times what they take on a slow machine: whatever takes longer hangs.
+"""
+
+
+def time_limit(count: int) -> float:
+    """Return the seconds in which a task that plays `count` schedules must end."""
+    return START_SECONDS + SECONDS_PER_SCHEDULE * count
+
+
+class PlayingFailedError(Exception):
+    """An error of ours (the eager run, a check, an extra run) ended a playing: no verdict.
+
+    Its message is the whole traceback of that error, with no absolute path.
+    """
+
+
+def whole(outcome: Outcome) -> Outcome:
+    """Return the outcome of a playing. Raises PlayingFailedError for one that failed."""
+    if outcome.error is not None:
+        raise PlayingFailedError(outcome.error)
+    return outcome
+
 
 @dataclass
 class HuntResult:
-    """What a hunt did. `schedules` counts those drawn before the first catch, or all of them.
+    """What a hunt did. `schedules` counts those drawn until the first that fails, or all of them.
 
     `violated` counts, by property, the drawn schedules that violated it.
     `schedule` is the shrunk counterexample, if one was found. The counts of steps and
-    replays are of the drawn schedules; shrinking does not add to them.
+    replays are of the drawn schedules; shrinking does not add to them. `error` is the
+    traceback of the first playing that an error of ours ended.
     """
 
     schedules: int = 0
@@ -36,6 +63,13 @@ class HuntResult:
     events: Counter[str] = field(default_factory=Counter)
     violated: Counter[str] = field(default_factory=Counter)
     schedule: Schedule | None = None
+    error: str | None = None
+    device_lost: bool = False
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether the process that hunted must not go on."""
+        return self.device_lost or self.error is not None
 
     def add(self, outcome: Outcome) -> None:
         """Count one drawn schedule."""
@@ -45,36 +79,51 @@ class HuntResult:
         self.padded_replays += outcome.padded_replays
         self.events.update(outcome.events)
         self.violated.update(outcome.violated)
+        self.error = self.error or outcome.error
+        self.device_lost = self.device_lost or outcome.device_lost
 
-    def meets(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
-        """Play one drawn schedule; keep it, and say so, if it is the first that fails."""
-        if self.schedule is None:  # Hypothesis plays what failed once more.
+    def ends_with(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
+        """Play one drawn schedule, and keep it if it fails; return whether the hunt is over."""
+        if self.schedule is None and self.error is None:  # Hypothesis plays the last one again.
             outcome = lockstep.play(schedule)
             self.add(outcome)
             if failed(outcome, target):
                 self.schedule = schedule
-        return self.schedule is not None
+        return self.schedule is not None or self.error is not None
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
-        """Shrink what was caught, looking for nothing but what is sought."""
+        """Shrink the schedule that was found, looking for nothing but the target."""
         if self.schedule is None:
             return
         watched, ends = lockstep.properties, () if target is None else (target,)
         if target is not None:
             lockstep.watch(STATE_PROPERTIES | {target})
-        self.schedule = shrink(
-            self.schedule, lambda each: failed(lockstep.play(each, until=ends), target)
-        )
+
+        def fails(schedule: Schedule) -> bool:
+            outcome = lockstep.play(schedule, until=ends)
+            self.error = self.error or outcome.error
+            return failed(outcome, target)
+
+        self.schedule = shrink(self.schedule, fails)
         lockstep.watch(watched)
 
 
+def without_error(hunt_result: HuntResult) -> HuntResult:
+    """Return a hunt's result. Raises PlayingFailedError if an error of ours ended a playing."""
+    if hunt_result.error is not None:
+        raise PlayingFailedError(hunt_result.error)
+    return hunt_result
+
+
 def failed(outcome: Outcome, target: str | None) -> bool:
-    """Whether an outcome violates what is sought; None is anything."""
+    """Whether an outcome violates the target; None is any property. An error violates nothing."""
+    if outcome.error is not None:
+        return False
     return target in outcome.violated if target else bool(outcome.violations)
 
 
-class _CaughtError(Exception):
-    """Raised inside a hunt to tell Hypothesis that a schedule fails."""
+class _HuntOverError(Exception):
+    """Raised inside a hunt so that Hypothesis draws no further schedule."""
 
 
 def hunt(
@@ -85,18 +134,18 @@ def hunt(
     *,
     shrinks: bool = True,
 ) -> HuntResult:
-    """Draw up to `examples` schedules until one violates `sought` (None: anything), and shrink it.
+    """Draw up to `examples` schedules until one violates `target` (None: anything), and shrink it.
 
     Violations of other properties are counted and not hunted; while shrinking, they are not
-    looked for.
+    looked for. An error of ours ends the hunt too.
     """
     hunt_result = HuntResult()
 
     def search(schedule: Schedule) -> None:
-        if hunt_result.meets(lockstep, schedule, target):
-            raise _CaughtError
+        if hunt_result.ends_with(lockstep, schedule, target):
+            raise _HuntOverError
 
-    with suppress(_CaughtError):
+    with suppress(_HuntOverError):
         draw(lockstep, search, seed_value, examples)
     if shrinks:
         hunt_result.shrink(lockstep, target)
@@ -104,9 +153,9 @@ def hunt(
 
 
 def play_all(lockstep: Lockstep, seed_value: int, examples: int) -> HuntResult:
-    """Draw `examples` schedules and play each, whatever it violates."""
+    """Draw `examples` schedules and play all of them, whatever they violate."""
     hunt_result = HuntResult()
-    draw(lockstep, lambda s: hunt_result.add(lockstep.play(s)), seed_value, examples)
+    draw(lockstep, lambda schedule: hunt_result.add(lockstep.play(schedule)), seed_value, examples)
     return hunt_result
 
 
@@ -116,7 +165,7 @@ def draw(
     seed_value: int,
     examples: int,
 ) -> None:
-    """Hand `examples` generated schedules to `use`, until one raises."""
+    """Hand `examples` schedules drawn for a trial to `use`, until one raises."""
     trial = lockstep.trial
     under_test = RUNNERS[trial.runner].mode
     drawn = schedules(lockstep.pair.config, max(trial.buckets), lockstep.pair.modes, under_test)
@@ -152,10 +201,10 @@ def for_each_drawn(
 def first_failure(
     lockstep: Lockstep, candidates: Iterable[Schedule], target: str | None
 ) -> HuntResult:
-    """Play given schedules until one violates `sought` (None: anything), and shrink it."""
+    """Play given schedules until one violates `target` (None: anything), and shrink it."""
     hunt_result = HuntResult()
     for schedule in candidates:
-        if hunt_result.meets(lockstep, schedule, target):
+        if hunt_result.ends_with(lockstep, schedule, target):
             break
     hunt_result.shrink(lockstep, target)
     return hunt_result

@@ -1,7 +1,4 @@
-"""Run records: what a run did and found, as JSON. Reports are made from this alone.
-
-A record names no host, no user and no absolute path.
-"""
+"""Files of records: a run's, and measured figures with what they were measured on."""
 
 import importlib.metadata
 import os
@@ -14,27 +11,31 @@ import torch
 
 from harness import __version__
 from harness.campaigns.case import dump_json, load_json
+from harness.campaigns.schema import FORMAT, VERSION, Environment, Record
+from harness.campaigns.typed_json import from_json, to_json
 
-FORMAT = "paritybit-run"
-VERSION = 3
-PACKAGES = ("torch", "triton", "numpy", "hypothesis")
 COMMIT_VARIABLE = "PARITYBIT_COMMIT"
 """Names the commit where the tree is a copy without its git folder."""
 
 
-def environment(device: str, name: str | None = None) -> dict[str, Any]:
+def environment(device: str, name: str | None = None) -> Environment:
     """Return what the figures of a record depend on: device, versions, commit.
 
     `name` is the device's, for a process that must not initialise CUDA to ask for it.
     """
-    return {
-        "device": device,
-        "device_name": name or device_name(device),
-        "python": platform.python_version(),
-        **{name: package_version(name) for name in PACKAGES},
-        "paritybit": __version__,
-        **revision(),
-    }
+    commit, dirty = revision()
+    return Environment(
+        device=device,
+        device_name=name or device_name(device),
+        python=platform.python_version(),
+        torch=package_version("torch"),
+        triton=package_version("triton"),
+        numpy=package_version("numpy"),
+        hypothesis=package_version("hypothesis"),
+        paritybit=__version__,
+        commit=commit,
+        dirty=dirty,
+    )
 
 
 def device_name(device: str) -> str:
@@ -52,15 +53,15 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def revision() -> dict[str, Any]:
+def revision() -> tuple[str | None, bool | None]:
     """Return the commit of this tree, and whether the tree differs from it; None where unknown."""
     named = os.environ.get(COMMIT_VARIABLE)
     if named:
-        return {"commit": named, "dirty": None}
+        return named, None
     commit = _git("rev-parse", "HEAD")
     if commit is None:
-        return {"commit": None, "dirty": None}
-    return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
+        return None, None
+    return commit, bool(_git("status", "--porcelain"))
 
 
 def _git(*arguments: str) -> str | None:
@@ -76,9 +77,9 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def write(record: dict[str, Any], path: Path) -> None:
+def write(record: Record, path: Path) -> None:
     """Write a run record."""
-    path.write_text(dump_json({"format": FORMAT, "version": VERSION, **record}))
+    path.write_text(dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
 
 
 def write_evidence(
@@ -91,7 +92,7 @@ def write_evidence(
     data = {
         "format": f"paritybit-{kind}",
         "version": VERSION,
-        "environment": environment(device, name),
+        "environment": to_json(environment(device, name)),
         "figures": figures,
     }
     try:
@@ -113,6 +114,11 @@ def require_writable(path: Path) -> None:
         raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> Record:
     """Return the run record of a file. Raises ValueError, in one sentence, for any other file."""
-    return load_json(path, FORMAT, VERSION)
+    data = load_json(path, FORMAT, VERSION)
+    whole = {key: value for key, value in data.items() if key not in ("format", "version")}
+    try:
+        return from_json(Record, whole, "the record")
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not a whole run record: {error}") from error

@@ -2,25 +2,34 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from harness.campaigns.case import Case, write_case
+from harness.campaigns.executor import Campaign, execute
 from harness.campaigns.record import environment
-from harness.campaigns.task import GOOD, Finding, Result, Source, Task, run_in_turn
-from harness.campaigns.workers import end, pool, undisturbed
-from harness.checks.table import PROPERTIES, STATEMENTS
+from harness.campaigns.task import (
+    GOOD,
+    Finding,
+    Result,
+    Source,
+    Status,
+    Task,
+    result_of,
+    run_in_turn,
+)
+from harness.checks.expectations import unaffected_reason
+from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.schedules.coverage import required_events
 from harness.schedules.schedule import to_json
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, missing_inputs, unaffected_reason
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
 from subjects.engine import contract
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
@@ -32,7 +41,7 @@ FEWEST_CLEAN = 4
 """Generated schedules of one clean trial at the least, however many trials there are."""
 
 UNAFFECTED_SHARE = 16
-"""A bug that cannot harm a runner is tried on this fraction of a hunt's schedules."""
+"""A bug that cannot affect a runner is tried on this fraction of a hunt's schedules."""
 
 TRAFFIC_SHARE = 12
 """Pieces of traffic that a trial plays, as the fraction of a hunt's schedules."""
@@ -40,9 +49,12 @@ TRAFFIC_SHARE = 12
 SHAPES = ((4, "float32"), (1, "bfloat16"), (1, "float32"), (4, "bfloat16"))
 """Page sizes and dtypes that a run's trials take in turn."""
 
+TASKS = Campaign(run_in_turn, shared=attrgetter("clean_trial"), seconds=attrgetter("seconds"))
+"""How the tasks of a run are run: those of a trial share it with the clean build it is held to."""
+
 
 def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[tuple[str, str], ...]:
-    """Return every (bug, runner) that can be switched on, harmful or not."""
+    """Return every (bug, runner) that can be switched on, whether the bug affects it or not."""
     return tuple(
         (name, runner)
         for name, bug in BUGS.items()
@@ -79,21 +91,43 @@ class Run:
     clock: float = field(default_factory=time.monotonic)
     interrupted: bool = False
 
+    @property
+    def only_failures(self) -> bool:
+        """Whether errors of ours kept the run from a verdict, and nothing was found beside them."""
+        wrong = [result for result in self.results if result.status not in GOOD]
+        return bool(wrong) and all(
+            result.status is Status.FAILED and result.finding is None for result in wrong
+        )
+
 
 def plan(settings: RunConfig) -> list[Task]:
     """Return the tasks of a run, clean ones first.
 
-    Each runner is tried clean in every era, and each bug on the trial of its runner and era.
+    Each runner is tried clean with every location scheme, and each bug on the trial of its
+    runner and scheme.
     """
+    return clean_tasks(settings) + hunting_tasks(settings)
+
+
+def clean_tasks(settings: RunConfig) -> list[Task]:
+    """Return the clean trials: generated schedules on all, traffic on one of each runner."""
+    schemes = list(LocationScheme)
+    share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(schemes)))
     tasks: list[Task] = []
-    share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(LocationScheme)))
-    for place, (runner, scheme) in enumerate(product(settings.runners, LocationScheme)):
-        trial, seed = trial_of(settings, runner, scheme), settings.seed + place
-        tasks.append(Task(trial, Source.GENERATED, seed, min(share, settings.examples)))
-        if place % len(LocationScheme) == place // len(LocationScheme) % len(
-            LocationScheme
-        ):  # Each runner in one era.
-            tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
+    seed = settings.seed
+    for place, runner in enumerate(settings.runners):
+        for scheme in schemes:
+            trial = trial_of(settings, runner, scheme)
+            tasks.append(Task(trial, Source.GENERATED, seed, min(share, settings.examples)))
+            if scheme is schemes[place % len(schemes)]:
+                tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
+            seed += 1
+    return tasks
+
+
+def hunting_tasks(settings: RunConfig) -> list[Task]:
+    """Return the hunts of a run, each of a bug on a runner."""
+    tasks: list[Task] = []
     for bug, runner in settings.hunts:
         trial = trial_of(settings, runner, BUGS[bug].scheme).with_bug(bug)
         affected = unaffected_reason(BUGS[bug], runner) is None
@@ -106,71 +140,35 @@ def plan(settings: RunConfig) -> list[Task]:
 
 
 def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialConfig:
-    """Return the trial of a runner in an era: presets, page sizes and dtypes take turns."""
+    """Return the trial of a runner with a location scheme.
+
+    Presets, page sizes and dtypes take turns.
+    """
     turn = list(RUNNERS).index(runner) + list(LocationScheme).index(scheme)
     preset = settings.presets[turn % len(settings.presets)]
     page_size, dtype = SHAPES[turn % len(SHAPES)]
     return TrialConfig(runner, preset, dtype, settings.device, scheme, page_size)
 
 
-def execute(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], None]) -> None:
-    """Run tasks in `workers` processes, handing on each result as it comes.
+def one_size(trial: TrialConfig) -> TrialConfig:
+    """Return the trial with one captured size a runner, for a campaign of few schedules a trial.
 
-    A process that died or lost its device is replaced before it is given another task.
+    Most of its time is the capture, and every bug shows on one size.
     """
-    waiting, last = list(tasks), dict[int, Task]()
-    with _processes(workers) as processes:
-        busy: dict[Future[Result], tuple[int, Task]] = {}
-        while waiting or busy:
-            for place in set(range(workers)) - {place for place, _ in busy.values()}:
-                if waiting:
-                    task = _choose(waiting, last.get(place), [each for _, each in busy.values()])
-                    waiting.remove(task)
-                    last[place] = task
-                    with undisturbed():
-                        busy[processes[place].submit(run_in_turn, task)] = place, task
-            done, _ = wait(busy, return_when=FIRST_COMPLETED)
-            for each in done:
-                place, task = busy.pop(each)
-                error = each.exception()
-                result = Result.of_failure(task, error) if error else each.result()
-                if result.device_lost:
-                    processes[place].shutdown()
-                    processes[place] = pool(1)
-                on_result(result)
+    return replace(trial, buckets=(4,), token_buckets=(12,))
 
 
-def _choose(waiting: Sequence[Task], last: Task | None, busy: Sequence[Task]) -> Task:
-    """Return what a process should run next: what shares its last trial, or a trial no one has.
-
-    A trial's bugs share it with the clean build: they are held against it.
-    """
-    same = [each for each in waiting if last is not None and each.clean_trial == last.clean_trial]
-    taken = {each.clean_trial for each in busy}
-    new = [each for each in waiting if each.clean_trial not in taken]
-    return (same or new or waiting)[0]
-
-
-@contextmanager
-def _processes(count: int) -> Iterator[list[ProcessPoolExecutor]]:
-    """Give `count` fresh processes; on the way out by an error they are ended at once."""
-    processes = [pool(1) for _ in range(count)]
-    try:
-        yield processes
-    except BaseException:
-        for each in processes:
-            end(each)
-        raise
-    for each in processes:
-        each.shutdown()
+def run_tasks(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], None]) -> None:
+    """Run tasks in `workers` processes, handing on each result as it comes."""
+    execute(TASKS, tasks, workers, lambda ended: on_result(result_of(ended)))
 
 
 def verdict(run: Run) -> tuple[str, str]:
     """Return green, red or interrupted, and one sentence that says why."""
-    clean = [each for each in run.results if each.task.bug is None]
-    bugs = [each for each in run.results if each.task.bug is not None]
-    good = [each for each in bugs if each.status in GOOD]
-    clean_good = [each for each in clean if each.status in GOOD]
+    clean = [result for result in run.results if result.task.bug is None]
+    bugs = [result for result in run.results if result.task.bug is not None]
+    good = [result for result in bugs if result.status in GOOD]
+    clean_good = [result for result in clean if result.status in GOOD]
     message = (
         f"clean: {len(clean_good)} of {len(clean)} trials green;"
         f" bugs: {len(good)} of {len(bugs)} hunts ended as the table says"
@@ -240,7 +238,7 @@ def record(run: Run, cases: Path, shown: str) -> dict[str, Any]:
             for name, runner in RUNNERS.items()
             for scheme in LocationScheme
         ],
-        "properties": STATEMENTS,
+        "properties": PROPERTIES,
         "required_events": list(required_events(run.settings.runners)),
     }
 

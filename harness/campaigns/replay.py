@@ -1,23 +1,51 @@
-"""Replaying case files: one with all that it tells, or many, each against what it says."""
+"""Replaying many case files, each against what it says."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
+from functools import lru_cache
 from pathlib import Path
 
 from harness.campaigns.case import Case, load_case
-from harness.checks.play import Lockstep, Outcome
+from harness.campaigns.executor import Campaign, Ended
+from harness.campaigns.hunt import time_limit
+from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
-from harness.lockstep.config import CannotRunError, UnknownNameError, require_cuda, resolve_device
+from harness.lockstep.config import (
+    CannotRunError,
+    TrialConfig,
+    UnknownNameError,
+    require_cuda,
+    resolve_device,
+)
+from harness.lockstep.tracebacks import headline
+
+
+@dataclass(frozen=True)
+class Named:
+    """A case, the name of its file, and its place among those that are replayed."""
+
+    place: int
+    name: str
+    case: Case
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """How one of many cases ended: whether as it says, and in words."""
+    """How one of many cases ended: whether as it says, and in words.
+
+    `error` is the traceback of an error of ours, which leaves it without a verdict.
+    """
 
     name: str
     as_said: bool
     message: str
+    error: str | None = None
+    device_lost: bool = False
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether the process that replayed it must not replay another."""
+        return self.device_lost or self.error is not None
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
@@ -54,23 +82,48 @@ def vacuous(outcome: Outcome) -> bool:
     return not outcome.steps and not outcome.violations
 
 
-def replay_alike(work: Sequence[tuple[str, Case]]) -> list[Replayed]:
-    """Replay named cases of one trial, captured once, with all properties on."""
-    lockstep = Lockstep(work[0][1].trial, frozenset(PROPERTIES))
-    return [judged(name, case, lockstep.play(case.schedule)) for name, case in work]
+@lru_cache(maxsize=1)
+def kept_lockstep(trial: TrialConfig) -> Lockstep:
+    """Return a lockstep of a trial with all properties on, captured once for all its cases."""
+    return Lockstep(trial, frozenset(PROPERTIES))
 
 
-def judged(name: str, case: Case, outcome: Outcome) -> Replayed:
+def replay(named: Named) -> Replayed:
+    """Replay a case with all properties on, and hold what it violates against what it says."""
+    try:
+        return judged(named, kept_lockstep(named.case.trial).play(named.case.schedule))
+    except DeviceLostError as lost:
+        return judged(named, lost.outcome)
+
+
+def judged(named: Named, outcome: Outcome) -> Replayed:
     """Hold what a case's schedule violated against what it says."""
+    error = outcome.error
+    if error is not None:
+        return failed(named, error)
     if vacuous(outcome):
-        return Replayed(name, as_said=False, message="runs no forward, so it proves nothing")
-    wanted, found = case.expected, outcome.violated
+        message = "runs no forward, so it proves nothing"
+        return Replayed(named.name, as_said=False, message=message)
+    wanted, found = named.case.expected, outcome.violated
     as_said = wanted <= found if wanted else not found
-    shown = ", ".join(each for each in PROPERTIES if each in found) or "clean"
+    shown = ", ".join(name for name in PROPERTIES if name in found) or "clean"
     missing = f", expected {', '.join(sorted(wanted)) or 'clean'}" * (not as_said)
-    return Replayed(name, as_said, f"{shown}{missing}")
+    return Replayed(named.name, as_said, f"{shown}{missing}", device_lost=outcome.device_lost)
 
 
-def by_trial(cases: Iterable[tuple[str, Case]]) -> list[list[tuple[str, Case]]]:
-    """Return named cases in groups of neighbours of one trial."""
-    return [list(group) for _, group in groupby(cases, key=lambda each: each[1].trial)]
+def failed(named: Named, error: str) -> Replayed:
+    """Return how a case ended that an error of ours kept from a verdict."""
+    return Replayed(named.name, as_said=False, message=headline(error), error=error)
+
+
+def replayed(ended: Ended[Named, Replayed]) -> Replayed:
+    """Return how a case ended, of a task that may have given no result."""
+    return ended.result or failed(ended.task, ended.error or "")
+
+
+REPLAYS = Campaign(
+    replay,
+    shared=lambda named: named.case.trial,
+    seconds=lambda named: time_limit(1 + len(named.case.schedule.steps)),
+)
+"""How many cases are replayed: those of a trial by one process, if possible."""

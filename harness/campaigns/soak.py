@@ -4,27 +4,27 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from rich.progress import Progress
 
-from harness.campaigns.hunt import hunt, play_all
-from harness.campaigns.workers import spreading
-from harness.checks.play import Lockstep
+from harness.campaigns.executor import Campaign, Ended, execute, processes_for
+from harness.campaigns.hunt import hunt, play_all, time_limit, without_error
+from harness.checks.expectations import affected_runners, detected_by
+from harness.checks.play import DeviceLostError, Lockstep
 from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.tracebacks import headline
+from harness.schedules.schedule import Schedule
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, runners_of
-from subjects.runners import RUNNERS
+from subjects.bugs.catalogue import BUGS
+from subjects.runners import ONE_PER_ENGINE, RUNNERS
 from subjects.toggles import LocationScheme
 
 EXAMPLES = 50
 """Schedules within which every bug must be caught, whatever the seed; and of one clean hunt."""
-
-TRIED = ("decode", "breakable", "cpu_graph")
-"""A runner of each line-up: all of the line-up's runners replay in its trials."""
 
 KEPT = 60
 """Locksteps that a process keeps: all clean trials, or those of a bug."""
@@ -32,77 +32,177 @@ KEPT = 60
 CHUNK_STEPS = 2000
 """Clean steps of one piece of work."""
 
+MOST_SCHEDULES = 500
+"""More schedules than a piece of work plays, alarms and their shrinking included."""
+
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clean steps drawn from `seed` on, in every trial in turn."""
+    """A piece of work: clean steps drawn from `seed` on, in every trial in turn."""
 
     device: str
     seed: int
     steps: int
 
+    @property
+    def label(self) -> str:
+        """What the piece of work is called beside its error."""
+        return f"clean steps from seed {self.seed}"
+
+
+@dataclass
+class CleanSteps:
+    """What a chunk gave: its counts, and every violation, shrunk."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    device_lost: bool = False
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether its process can use its device no more."""
+        return self.device_lost
+
+    def alarm(
+        self, trial: TrialConfig, seed: int, violated: Counter[str], shrunk: Schedule | None
+    ) -> None:
+        """Take note of a false alarm."""
+        self.alarms.append(
+            {
+                "trial": trial.to_json(),
+                "seed": seed,
+                "violated": dict(violated),
+                "shrunk": repr(shrunk),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class SeededHunts:
+    """A piece of work: hunts of one bug on one runner, each seed's on another trial."""
+
+    device: str
+    bug: str
+    runner: str
+    seeds: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """What the piece of work is called beside its error."""
+        return f"{self.bug}@{self.runner}"
+
+
+@dataclass(frozen=True)
+class Detections:
+    """How many schedules each seed needed that caught a bug, on so many different trials."""
+
+    trials: int
+    needed: tuple[int, ...]
+    device_lost: bool = False
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether its process can use its device no more."""
+        return self.device_lost
+
 
 def soak(
     device: str, steps: int, seeds: Sequence[int], first_seed: int, workers: int
 ) -> dict[str, Any]:
-    """Play at least `steps` clean steps over every preset and era, then hunt each bug by seed."""
+    """Play at least `steps` clean steps over all trials, then hunt each bug by seed."""
     chunks = [
         Chunk(device, first_seed + CHUNK_STEPS * place, CHUNK_STEPS)
         for place in range(-(-steps // CHUNK_STEPS))
     ]
-    hunts = [(name, runner) for name, bug in BUGS.items() for runner in runners_of(bug)]
+    hunts = [
+        SeededHunts(device, name, runner, tuple(seeds))
+        for name, bug in BUGS.items()
+        for runner in affected_runners(bug)
+    ]
+    processes = processes_for(workers, device)
     started = time.perf_counter()
-    with Progress(transient=True) as progress, spreading(workers) as spread:
+    with Progress(transient=True) as progress:
         bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(hunts))
-        clean: Counter[str] = Counter()
-        alarms: list[dict[str, Any]] = []
-        for counts, found in spread(clean_steps, chunks):
-            clean += counts
-            alarms += found
+        cleans: dict[Chunk, Ended[Chunk, CleanSteps]] = {}
+        detections: dict[SeededHunts, Ended[SeededHunts, Detections]] = {}
+
+        def on_chunk(ended: Ended[Chunk, CleanSteps]) -> None:
+            cleans[ended.task] = ended
             progress.advance(bar)
+
+        def on_hunts(ended: Ended[SeededHunts, Detections]) -> None:
+            detections[ended.task] = ended
+            progress.advance(bar)
+
+        execute(CLEAN, chunks, processes, on_chunk)
         seconds = time.perf_counter() - started
-        bugs = []
-        for row in spread(bug_by_seed, [(device, *hunt, tuple(seeds)) for hunt in hunts]):
-            bugs.append(row)
-            progress.advance(bar)
-    unreplayed = [each for each in replayed() if not clean[each]]
+        execute(HUNTS, hunts, processes, on_hunts)
+    return _figures(
+        [cleans[chunk] for chunk in chunks],
+        [detections[by_seed] for by_seed in hunts],
+        len(seeds),
+        workers,
+        seconds,
+    )
+
+
+def _figures(
+    cleans: Sequence[Ended[Chunk, CleanSteps]],
+    detections: Sequence[Ended[SeededHunts, Detections]],
+    seeds: int,
+    workers: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Return the figures of a soak: its `seconds` are those of the clean steps."""
+    device = cleans[0].task.device
+    played = [ended.result for ended in cleans if ended.result is not None]
+    counts = sum((clean.counts for clean in played), Counter[str]())
+    alarms = [alarm for clean in played for alarm in clean.alarms]
+    bugs = [_bug_row(ended.task, ended.result) for ended in detections if ended.result is not None]
+    ends = [(ended.task.label, ended.error) for ended in cleans]
+    ends += [(ended.task.label, ended.error) for ended in detections]
+    errors = [{"task": label, "error": error} for label, error in ends if error is not None]
+    unreplayed = [event for event in required_replays() if not counts[event]]
     missed = [f"{row['bug']}@{row['runner']}" for row in bugs if row["caught"] < row["seeds"]]
     return {
         "clean": {
-            **dict(sorted(clean.items())),
+            **dict(sorted(counts.items())),
             "properties": sorted(STEP_PROPERTIES),
             "trials": [trial.to_json() for trial in trials(device)],
-            "seeds": [first_seed, chunks[-1].seed],
+            "seeds": [cleans[0].task.seed, cleans[-1].task.seed],
             "workers": workers,
             "false_alarms": len(alarms),
             "alarms": alarms,
             "seconds": round(seconds, 1),
-            "steps_per_second": round(clean["steps"] / seconds, 1),
+            "steps_per_second": round(counts["steps"] / seconds, 1),
         },
         "bugs": bugs,
-        "as_hoped": not alarms and not missed and not unreplayed,
+        "errors": errors,
+        "only_errors": bool(errors) and not alarms and not missed,
+        "as_hoped": not (alarms or missed or unreplayed or errors),
         "message": (
-            f"{clean['steps']} clean steps in {workers} processes, {len(STEP_PROPERTIES)}"
+            f"{counts['steps']} clean steps in {workers} processes, {len(STEP_PROPERTIES)}"
             f" properties checked at each: {len(alarms)} false alarms;"
-            f" missed within {EXAMPLES} schedules by some of {len(seeds)} seeds:"
+            f" missed within {EXAMPLES} schedules by some of {seeds} seeds:"
             f" {', '.join(missed) or 'none'};"
             f" never counted: {', '.join(unreplayed) or 'none'}"
+            + "".join(f"; {error['task']} failed: {headline(error['error'])}" for error in errors)
         ),
     }
 
 
-def replayed() -> list[str]:
+def required_replays() -> list[str]:
     """Return what must have been counted of every runner, or the steps say nothing of it."""
     return [f"{name}: {what}" for name in RUNNERS for what in ("replay", "padded replay")]
 
 
 def trials(device: str) -> list[TrialConfig]:
-    """Return the clean trials: every preset, era and line-up, with either page size and dtype."""
+    """Return the clean trials: every preset, location scheme and engine, in two shapes."""
     return [
         TrialConfig(runner, preset, dtype, device, scheme, page_size)
         for preset in PRESETS
         for scheme in LocationScheme
-        for runner in TRIED
+        for runner in ONE_PER_ENGINE
         for page_size, dtype in ((1, "float32"), (4, "bfloat16"))
     ]
 
@@ -113,57 +213,80 @@ def lockstep_of(trial: TrialConfig) -> Lockstep:
     return Lockstep(trial)
 
 
-def clean_steps(chunk: Chunk) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Play a chunk; return its counts, and every violation, shrunk."""
-    counts: Counter[str] = Counter()
-    alarms: list[dict[str, Any]] = []
-    every = trials(chunk.device)
+def clean_steps(chunk: Chunk) -> CleanSteps:
+    """Play a chunk. Raises PlayingFailedError for an error of ours."""
+    clean = CleanSteps()
+    all_trials = trials(chunk.device)
     seed = chunk.seed
-    while counts["steps"] < chunk.steps:
-        lockstep = lockstep_of(every[seed % len(every)])
-        hunt_result = play_all(lockstep, seed, EXAMPLES)
-        counts["steps"] += hunt_result.steps
-        counts["schedules"] += hunt_result.schedules
-        counts.update({k: n for k, n in hunt_result.events.items() if k.endswith("replay")})
-        if hunt_result.violated:
-            shrunk = hunt(lockstep, None, seed, EXAMPLES).schedule
-            alarms.append(
-                {
-                    "trial": lockstep.trial.to_json(),
-                    "seed": seed,
-                    "violated": dict(hunt_result.violated),
-                    "shrunk": repr(shrunk),
-                }
-            )
+    while clean.counts["steps"] < chunk.steps and not clean.device_lost:
+        trial = all_trials[seed % len(all_trials)]
+        try:
+            _play_clean(clean, trial, seed)
+        except DeviceLostError as lost:
+            clean.device_lost = True
+            clean.alarm(trial, seed, Counter(lost.outcome.violated), lost.schedule)
         seed += 1
-    return counts, alarms
+    return clean
 
 
-def bug_by_seed(work: tuple[str, str, str, tuple[int, ...]]) -> dict[str, Any]:
-    """Hunt one bug on one runner (device, bug, runner, seeds), each seed on another trial.
+def _play_clean(clean: CleanSteps, trial: TrialConfig, seed: int) -> None:
+    """Play the schedules of one seed on one trial; count them, and shrink what fails."""
+    lockstep = lockstep_of(trial)
+    hunt_result = without_error(play_all(lockstep, seed, EXAMPLES))
+    clean.counts["steps"] += hunt_result.steps
+    clean.counts["schedules"] += hunt_result.schedules
+    clean.counts.update(
+        {event: count for event, count in hunt_result.events.items() if event.endswith("replay")}
+    )
+    if hunt_result.violated:
+        shrunk = without_error(hunt(lockstep, None, seed, EXAMPLES)).schedule
+        clean.alarm(trial, seed, hunt_result.violated, shrunk)
 
-    Says how many schedules each seed that caught it needed.
-    """
-    device, name, runner, seeds = work
-    bug = BUGS[name]
-    variety = [
-        replace(each, runner=runner, scheme=bug.scheme, bugs=(name,)) for each in trials(device)
+
+def hunt_by_seed(hunts: SeededHunts) -> Detections:
+    """Hunt a bug once for each seed. Raises PlayingFailedError for an error of ours."""
+    bug = BUGS[hunts.bug]
+    varied = [
+        replace(trial, runner=hunts.runner, scheme=bug.scheme, bugs=(bug.name,))
+        for trial in trials(hunts.device)
     ]
-    variety = list(dict.fromkeys(variety))
+    varied = list(dict.fromkeys(varied))
     needed: list[int] = []
-    for seed in seeds:
-        lockstep = lockstep_of(variety[seed % len(variety)])
-        hunt_result = hunt(lockstep, bug.detected_by, seed, EXAMPLES, shrinks=False)
-        if hunt_result.schedule is not None:
+    for seed in hunts.seeds:
+        lockstep = lockstep_of(varied[seed % len(varied)])
+        try:
+            hunt_result = hunt(lockstep, detected_by(bug), seed, EXAMPLES, shrinks=False)
+        except DeviceLostError:
+            return Detections(len(varied), tuple(needed), device_lost=True)
+        if without_error(hunt_result).schedule is not None:
             needed.append(hunt_result.schedules)
+    return Detections(len(varied), tuple(needed))
+
+
+def _bug_row(hunts: SeededHunts, detections: Detections) -> dict[str, Any]:
+    """Return what the seeds of one bug on one runner needed, as JSON data."""
+    needed = detections.needed
     return {
-        "bug": name,
-        "runner": runner,
-        "property": bug.detected_by,
-        "trials": len(variety),
-        "seeds": len(seeds),
+        "bug": hunts.bug,
+        "runner": hunts.runner,
+        "property": detected_by(BUGS[hunts.bug]),
+        "trials": detections.trials,
+        "seeds": len(hunts.seeds),
         "caught": len(needed),
-        "schedules_needed": needed,
+        "schedules_needed": list(needed),
         "median": statistics.median(needed) if needed else None,
         "most": max(needed, default=None),
     }
+
+
+CLEAN = Campaign(
+    clean_steps,
+    shared=lambda chunk: chunk,
+    seconds=lambda _: time_limit(MOST_SCHEDULES),
+)
+HUNTS = Campaign(
+    hunt_by_seed,
+    shared=lambda hunts: hunts,
+    seconds=lambda hunts: time_limit(EXAMPLES * len(hunts.seeds)),
+)
+"""How the two kinds of work are run."""

@@ -1,6 +1,7 @@
-"""Tasks: the independent pieces of a run, each a trial, where its schedules come from, and a goal.
+"""Tasks: the independent pieces of a run, how one is run, and how it is judged.
 
-A task is plain data, so that it can be handed to a worker process; so is its result.
+A task is a trial, where its schedules come from, and a goal. It is plain data, so that it
+can be handed to a worker process; so is its result.
 """
 
 import time
@@ -10,15 +11,27 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from harness.campaigns.hunt import HuntResult, first_failure, hunt
-from harness.checks.explanation import explanation, observe
+from harness.campaigns.executor import Ended
+from harness.campaigns.hunt import (
+    HuntResult,
+    PlayingFailedError,
+    first_failure,
+    hunt,
+    time_limit,
+    whole,
+    without_error,
+)
+from harness.checks.expectations import expectation, unaffected_reason
+from harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.explain.facts import Explanation, TimelineEntry
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, Bug, unaffected_reason
+from subjects.bugs.bug import Bug
+from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
 
@@ -30,7 +43,11 @@ class Source(StrEnum):
 
 
 class Status(StrEnum):
-    """How a task ended. GREEN, UNHARMED and CAUGHT are as they should be."""
+    """How a task ended. GREEN, UNAFFECTED and CAUGHT are as they should be.
+
+    After DEVICE_LOST its process can use its device no more. FAILED is an error of ours, and
+    no verdict on the trial.
+    """
 
     GREEN = "green"
     RED = "red"
@@ -74,13 +91,18 @@ class Task:
 
     @property
     def unaffected(self) -> str | None:
-        """Why the bug cannot harm the runner on trial, if there is a bug and it cannot."""
+        """Why the bug cannot affect the runner on trial, if there is a bug and it cannot."""
         return unaffected_reason(self.bug, self.trial.runner) if self.bug is not None else None
 
     @property
     def target(self) -> str | None:
         """The property that must be violated, if one must be."""
-        return self.bug.detected_by if self.bug is not None and self.unaffected is None else None
+        return expectation(self.bug, self.trial.runner).detected_by if self.bug else None
+
+    @property
+    def seconds(self) -> float:
+        """How long the task may take."""
+        return time_limit(self.examples)
 
     @property
     def label(self) -> str:
@@ -91,34 +113,36 @@ class Task:
 
 @dataclass(frozen=True)
 class Finding:
-    """A shrunk schedule that violates something, and all that all properties say of it.
+    """A shrunk schedule that violates something, and every violation with all properties on.
 
-    `explanation` tells the root cause, where one was found.
+    `explanation` is the root cause, where one was found; `error` is the traceback of an
+    explainer that failed.
     """
 
     schedule: Schedule
     violations: tuple[dict[str, Any], ...]
-    timeline: tuple[dict[str, Any], ...]
-    explanation: dict[str, Any] | None = None
+    timeline: tuple[TimelineEntry, ...]
+    explanation: Explanation | None = None
+    error: str | None = None
 
     @classmethod
     def of(
         cls,
         schedule: Schedule,
         outcome: Outcome,
-        timeline: Sequence[dict[str, Any]] = (),
-        explanation: dict[str, Any] | None = None,
+        timeline: Sequence[TimelineEntry] = (),
+        found: Explained = NOT_EXPLAINED,
     ) -> "Finding":
         """Return the finding of one playing."""
-        violations = tuple(each.to_json() for each in outcome.violations)
-        return cls(schedule, violations, tuple(timeline), explanation)
+        violations = tuple(violation.to_json() for violation in outcome.violations)
+        return cls(schedule, violations, tuple(timeline), found.explanation, found.error)
 
 
 @dataclass(frozen=True)
 class Result:
     """What a task gave. `capture_warnings` were logged while its graphs were captured.
 
-    After `device_lost` the process that ran the task can use its device no more.
+    `error` is the traceback of what made it fail, with no absolute path.
     """
 
     task: Task
@@ -127,14 +151,20 @@ class Result:
     finding: Finding | None
     capture_warnings: int
     seconds: float
-    device_lost: bool = False
     error: str | None = None
 
-    @classmethod
-    def of_failure(cls, task: Task, error: BaseException) -> "Result":
-        """Return the result of a task that a process could not carry out."""
-        message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return cls(task, Status.FAILED, HuntResult(), None, 0, 0.0, device_lost=True, error=message)
+    @property
+    def spoiled(self) -> bool:
+        """Whether the process that ran the task must not run another."""
+        return self.status in {Status.DEVICE_LOST, Status.FAILED}
+
+
+def result_of(ended: Ended[Task, Result]) -> Result:
+    """Return the result of a task that has ended; one that gave none has failed."""
+    if ended.result is not None:
+        return ended.result
+    hunt_result = HuntResult()
+    return Result(ended.task, Status.FAILED, hunt_result, None, 0, ended.seconds, error=ended.error)
 
 
 @lru_cache(maxsize=KEPT)
@@ -151,24 +181,25 @@ def run_in_turn(task: Task) -> Result:
 def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep) -> Result:
     """Run one task. The clean build is checked for every property, a broken one at each step."""
     started = time.monotonic()
-    target = task.target
-    every = frozenset(PROPERTIES)
     lockstep = lockstep_of(task.trial)
-    lockstep.watch(every if task.bug is None else STEP_PROPERTIES)
-    hunt_result, finding, lost = HuntResult(), None, False
+    lockstep.watch(PROPERTIES if task.bug is None else STEP_PROPERTIES)
+    hunt_result, finding, error = HuntResult(), None, None
     try:
-        hunt_result = _search(task, lockstep, target)
+        hunt_result = _search(task, lockstep)
+        without_error(hunt_result)
         if hunt_result.schedule is not None:
-            lockstep.watch(every)
-            outcome, timeline = observe(lockstep, hunt_result.schedule)
-            cause = explanation(lockstep, hunt_result.schedule, outcome, timeline, target)
-            finding = Finding.of(hunt_result.schedule, outcome, timeline, cause)
-        status = judge_task(task, hunt_result, finding, len(lockstep.capture_warnings), lockstep_of)
-    except DeviceLostError as error:
-        lost = True
-        hunt_result.add(error.outcome)
-        finding = Finding.of(error.schedule, error.outcome)
+            finding = _finding(task, lockstep, hunt_result.schedule)
+            error = finding.error
+        warnings = len(lockstep.capture_warnings)
+        status = Status.FAILED
+        if error is None:
+            status = judge_task(task, hunt_result, finding, warnings, lockstep_of)
+    except DeviceLostError as lost:
+        hunt_result.add(lost.outcome)
+        finding = Finding.of(lost.schedule, lost.outcome)
         status = Status.DEVICE_LOST
+    except PlayingFailedError as failure:
+        status, error = Status.FAILED, str(failure)
     return Result(
         task=task,
         status=status,
@@ -176,15 +207,28 @@ def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockst
         finding=finding,
         capture_warnings=len(lockstep.capture_warnings),
         seconds=time.monotonic() - started,
-        device_lost=lost,
+        error=error,
     )
 
 
-def _search(task: Task, lockstep: Lockstep, target: str | None) -> HuntResult:
-    """Play the task's schedules until one violates what is sought, and shrink that one."""
+def _search(task: Task, lockstep: Lockstep) -> HuntResult:
+    """Play the task's schedules until one violates its target, and shrink that one."""
     if task.source is Source.GENERATED:
-        return hunt(lockstep, target, task.seed, task.examples)
-    return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), target)
+        return hunt(lockstep, task.target, task.seed, task.examples)
+    return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), task.target)
+
+
+def _finding(task: Task, lockstep: Lockstep, schedule: Schedule) -> Finding:
+    """Play a shrunk schedule with every property on, and explain it.
+
+    Raises PlayingFailedError for a playing that failed. An explainer that fails leaves its
+    traceback in the finding.
+    """
+    lockstep.watch(PROPERTIES)
+    outcome, timeline = observe(lockstep, schedule)
+    whole(outcome)
+    found = explained(lockstep, schedule, outcome, timeline, task.target)
+    return Finding.of(schedule, outcome, timeline, found)
 
 
 def pieces_of(trial: TrialConfig, count: int, seed: int) -> list[Schedule]:
@@ -202,14 +246,14 @@ def judge_task(
     capture_warnings: int,
     lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep,
 ) -> Status:
-    """Say how a task ended.
+    """Say how a task ended. Raises PlayingFailedError if the clean build could not be played.
 
     Nothing counts that replayed no graph, or none with padding, or, on the clean build,
     held nothing against the oracle.
     """
     target = task.target
     if finding is not None and target is not None:
-        return _judge_catch(task, finding, target, lockstep_of)
+        return _judge_found(task, finding, target, lockstep_of)
     if finding is not None:
         return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
     if target is not None:
@@ -222,12 +266,13 @@ def judge_task(
     return Status.CAPTURE_WARNED if capture_warnings else Status.GREEN
 
 
-def _judge_catch(
+def _judge_found(
     task: Task, finding: Finding, target: str, lockstep_of: Callable[[TrialConfig], Lockstep]
 ) -> Status:
     """Say whether a shrunk schedule shows the bug, and the bug alone."""
-    if target not in {each["property"] for each in finding.violations}:
+    if target not in {violation["property"] for violation in finding.violations}:
         return Status.NOT_REPRODUCED
     clean = lockstep_of(task.clean_trial)
     clean.watch(STEP_PROPERTIES)
-    return Status.CLEAN_IS_RED if clean.play(finding.schedule).violations else Status.CAUGHT
+    violations = whole(clean.play(finding.schedule)).violations
+    return Status.CLEAN_IS_RED if violations else Status.CAUGHT

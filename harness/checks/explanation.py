@@ -1,19 +1,34 @@
-"""From a violation to its explanation: the property's own file says how its cause is found."""
+"""From a violation to its explanation: the property's own file says how its cause is found.
+
+An error of the explainer is kept, and hides no violation.
+"""
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
 
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES
-from harness.explain.cause import explain, explain_refusal
+from harness.explain.explanation import explain, explain_refusal, violating_forward
+from harness.explain.facts import Explanation, TimelineEntry
+from harness.explain.timeline import timeline_entry
 from harness.lockstep.observation import Observation
-from harness.lockstep.timeline import TimelineEntry, timeline_entry
+from harness.lockstep.tracebacks import traceback_of
 from harness.schedules.schedule import Schedule, Step
 
 
-def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[dict[str, Any]]]:
-    """Play a schedule; return its outcome and its timeline as JSON data."""
+@dataclass(frozen=True)
+class Explained:
+    """What explaining gave: an explanation, the traceback of an error, or neither."""
+
+    explanation: Explanation | None = None
+    error: str | None = None
+
+
+NOT_EXPLAINED = Explained()
+
+
+def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[TimelineEntry]]:
+    """Play a schedule; return its outcome and an entry for each step played."""
     entries: list[TimelineEntry] = []
 
     def see(
@@ -22,46 +37,48 @@ def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[dict[
         entries.append(timeline_entry(lockstep.pair, place, step, observation, violated))
 
     outcome = lockstep.play(schedule, see)
-    return outcome, [asdict(entry) for entry in entries]
+    return outcome, entries
 
 
 def explanation(
     lockstep: Lockstep,
     schedule: Schedule,
     outcome: Outcome,
-    timeline: Sequence[dict[str, Any]],
+    timeline: Sequence[TimelineEntry],
     target: str | None,
-) -> dict[str, Any] | None:
-    """Explain what playing a schedule gave: the target property, or else the first violated.
+) -> Explanation | None:
+    """Explain what playing a schedule violated: `target`, or else the first property violated.
 
-    A pair that records its ops is built where this one does not. Returns None where nothing
-    was violated, where no single forward tells the cause, or where none was found. An error of
-    the explanation itself is raised.
+    `timeline` has an entry for each step played. A pair that does not keep what its ops did is
+    built again. Returns None where nothing was violated, where no single forward tells the
+    cause, and where no cause was found.
     """
     if not outcome.violations:
         return None
-    violated = outcome.violated
-    property_id = target if target in violated else outcome.violations[0].property
-    assert property_id is not None
-    find = PROPERTIES[property_id].cause
-    if find is None:
+    property_id = outcome.violations[0].property
+    if target is not None and target in outcome.violated:
+        property_id = target
+    cause_of = PROPERTIES[property_id].cause
+    if cause_of is None:
         return None
     if lockstep.refused is not None:
-        return explain_refusal(lockstep.trial.runner, property_id, lockstep.refused)
+        return explain_refusal(property_id, lockstep.trial.runner, lockstep.refused)
     recording = lockstep
     if not lockstep.pair.records_ops:
         recording = Lockstep(lockstep.trial, records_ops=True)
     forward = violating_forward(timeline, property_id)
-    return explain(recording.pair, schedule, property_id, forward, find)
+    return explain(recording.pair, schedule, forward, property_id, cause_of)
 
 
-def violating_forward(timeline: Sequence[dict[str, Any]], property_id: str) -> int:
-    """Return the number of the first forward that violated a property, counted from 0.
-
-    A forward that failed has no entry: it is the one after them all.
-    """
-    forwards = [entry for entry in timeline if entry["mode"] is not None]
-    for number, entry in enumerate(forwards):
-        if property_id in entry["violated"]:
-            return number
-    return len(forwards)
+def explained(
+    lockstep: Lockstep,
+    schedule: Schedule,
+    outcome: Outcome,
+    timeline: Sequence[TimelineEntry],
+    target: str | None,
+) -> Explained:
+    """Explain as `explanation` does; return an error of the explainer as its traceback."""
+    try:
+        return Explained(explanation(lockstep, schedule, outcome, timeline, target))
+    except Exception as error:
+        return Explained(error=traceback_of(error))

@@ -5,7 +5,6 @@ and nothing more is credited. What leaves both worlds equal is reported once, an
 goes on.
 """
 
-import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, 
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
 from harness.lockstep.pair import Engines, ExtraRun, Pair, SubjectFailedError
+from harness.lockstep.tracebacks import headline, traceback_of
 from harness.schedules.coverage import Coverage
 from harness.schedules.schedule import Schedule, Step
 from subjects.buffers import SharedBufferError
@@ -61,15 +61,15 @@ class DeviceLostError(BaseException):
     No Exception, so that no shrinking goes on upon a device that answers nothing.
     """
 
-    def __init__(self, schedule: Schedule, outcome: Outcome, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, schedule: Schedule, outcome: Outcome) -> None:
+        messages = [violation.message for violation in outcome.violations]
+        super().__init__(headline(outcome.error) if outcome.error else messages[-1])
         self.schedule = schedule
         self.outcome = outcome
-        self.message = message
 
-    def __reduce__(self) -> tuple[type["DeviceLostError"], tuple[Schedule, Outcome, str]]:
+    def __reduce__(self) -> tuple[type["DeviceLostError"], tuple[Schedule, Outcome]]:
         """Cross from a worker process whole."""
-        return type(self), (self.schedule, self.outcome, self.message)
+        return type(self), (self.schedule, self.outcome)
 
 
 NO_EXTRA_RUNS: Mapping[str, ExtraRun] = {}
@@ -179,14 +179,12 @@ class Lockstep:
                 )
                 outcome.device_lost = isinstance(error.__cause__, torch.AcceleratorError)
             except Exception as error:  # Not the subject's: whoever reads it needs all of it.
-                outcome.error = traceback.format_exc()
+                outcome.error = traceback_of(error)
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
         outcome.violations = tuple(judged.violations)
         outcome.events.update(self.pair.graph.events)
         if outcome.device_lost:
-            messages = [violation.message for violation in outcome.violations]
-            lost = outcome.error.splitlines()[-1] if outcome.error else messages[-1]
-            raise DeviceLostError(schedule, outcome, lost)
+            raise DeviceLostError(schedule, outcome)
         return outcome
 
     def _play(

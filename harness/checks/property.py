@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.explain.finders import Finder
+from harness.explain.cause import CauseFinder
 from harness.lockstep.observation import Observation, Sample
 from harness.lockstep.pair import ExtraRun
 from reference.config import Role
@@ -90,7 +90,7 @@ class Property:
     extra_run: ExtraRun | None = None
     samples: bool = False
     plays_again: bool = False
-    cause: Finder | None = None
+    cause: CauseFinder | None = None
 
     def __post_init__(self) -> None:
         """Refuse a property that judges nothing."""
@@ -104,11 +104,12 @@ class Property:
 
 def judge(properties: Iterable[Property], observation: Observation) -> tuple[Violation, ...]:
     """Return the violations of one step, reading the device once."""
-    flags = [(rule, rule.flag(observation)) for rule in properties if rule.flag is not None]
-    on_device = [flag for _, flag in flags if isinstance(flag, Tensor)]
-    read = iter(torch.stack(on_device).tolist() if on_device else [])
-    red = [rule for rule, flag in flags if (next(read) if isinstance(flag, Tensor) else flag)]
-    return tuple(_violation(rule, observation) for rule in red)
+    rules = [rule for rule in properties if rule.flag is not None]
+    flags = {rule.id: rule.flag(observation) for rule in rules if rule.flag is not None}
+    on_device = {name: flag for name, flag in flags.items() if isinstance(flag, Tensor)}
+    read = torch.stack(list(on_device.values())).tolist() if on_device else []
+    raised = {**flags, **dict(zip(on_device, read, strict=True))}
+    return tuple(_violation(rule, observation) for rule in rules if raised[rule.id])
 
 
 def _violation(rule: Property, observation: Observation) -> Violation:

@@ -11,7 +11,7 @@ from harness.campaigns.case import Case, write_case
 from harness.campaigns.replay import load_here
 from harness.checks.play import Outcome
 from harness.checks.table import PROPERTIES
-from harness.cli import FINDING, OK
+from harness.cli.exit_codes import FINDING, OK
 from harness.lockstep.config import TrialConfig, catalogued, known, resolve_device
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
@@ -36,13 +36,13 @@ def run_bisect(options: argparse.Namespace) -> int:
         return OK
     console.print(f"{case.target} on {case.trial.runner}, {len(case.schedule.steps)} steps")
 
-    def message(bug_set: BugSet, outcome: Outcome) -> None:
+    def show(bug_set: BugSet, outcome: Outcome) -> None:
         red = case.target in outcome.violated
-        seen = ", ".join(each for each in PROPERTIES if each in outcome.violated) or "nothing"
+        seen = ", ".join(name for name in PROPERTIES if name in outcome.violated) or "nothing"
         mark = "[bold red]red[/]  " if red else "[green]green[/]"
         console.print(f"{mark} {' + '.join(bug_set) or 'no bug'}: {seen}")
 
-    explained = Bisection(case, message).explain()
+    explained = Bisection(case, show).explain()
     if explained is None:
         console.print("clean with all of them on: nothing to explain")
         return OK

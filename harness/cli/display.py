@@ -1,21 +1,25 @@
 """What a person sees on the terminal: progress while a run goes on, and the matrix at its end."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from string import ascii_uppercase
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from harness.campaigns.schema import BugOnRunner, BugRow, Record
 from harness.campaigns.task import GOOD, Result
+from harness.lockstep.tracebacks import headline
 
 
 class Advance(Protocol):
-    """Told of each result as it comes."""
+    """Takes note of results as they come."""
 
     def __call__(self, result: Result) -> None:
         """Take note of one result."""
@@ -37,54 +41,68 @@ def progress(console: Console, total: int) -> Iterator[Advance]:
         def advance(result: Result) -> None:
             bar.update(line, advance=1, description=f"{result.task.label}: {result.status}")
             if result.status not in GOOD:
-                console.print(
-                    f"{result.task.label}: [bold red]{result.status}[/] {result.error or ''}"
-                )
+                error = escape(headline(result.error)) if result.error is not None else ""
+                console.print(f"{result.task.label}: [bold red]{result.status}[/] {error}")
 
         yield advance
 
 
-def matrix(record: Mapping[str, Any]) -> Table:
-    """Return the bug × property matrix of a run record, over all runners that a bug can harm.
+def print_errors(errors: Iterable[str]) -> None:
+    """Print errors of ours on stderr, whole, and those that are equal once."""
+    for error in dict.fromkeys(errors):
+        print(f"{error.rstrip()}\nparitybit: no verdict (a crash of ours)", file=sys.stderr)
+
+
+def matrix(record: Record) -> Table:
+    """Return the bug × property matrix of a run record, over all runners that a bug can affect.
 
     Columns are lettered as the properties are listed below it.
     """
-    names = list(record["properties"])
+    names = list(record.properties)
     table = _lettered("bug × property, on each shrunk schedule", names, LEGEND)
     table.add_column("verdict", no_wrap=True)
-    for rows in _by(record["bugs"], "bug"):
-        affected = [row for row in rows if row["unaffected"] is None]
+    for bug, rows in _by_bug(record.bugs).items():
+        affected = [row for row in rows if row.unaffected is None]
         table.add_row(
-            rows[0]["bug"],
+            bug,
             *(_cell(affected, name) if affected else "" for name in names),
-            _verdict([row["status"] for row in rows]),
+            _verdict([row.status for row in rows]),
         )
     return table
 
 
-def runner_matrix(record: Mapping[str, Any]) -> Table:
-    """Return the bug × runner matrix of a run record: schedules drawn until each was caught."""
-    runners = list(dict.fromkeys(pair["runner"] for pair in record["pairs"]))
+def runner_matrix(record: Record) -> Table:
+    """Return the bug × runner matrix of a run record: schedules drawn until each was detected."""
+    runners = list(dict.fromkeys(pair.runner for pair in record.pairs))
     table = _lettered("bug × runner", runners, RUNNER_LEGEND)
-    under_test = {row["bug"] for row in record["bugs"]}
-    hunted = sorted(record["bugs"], key=itemgetter("bug", "runner"))
-    rows = {(each[0]["bug"], each[0]["runner"]): each for each in _by(hunted, "bug", "runner")}
-    for pairs in _by(record["pairs"], "bug"):
-        bug = pairs[0]["bug"]
-        if bug in under_test:
-            cells = [_runner_cell(pair, rows.get((bug, pair["runner"]), [])) for pair in pairs]
+    hunted = _by_bug(record.bugs)
+    for bug in dict.fromkeys(pair.bug for pair in record.pairs):
+        if bug in hunted:
+            cells = [
+                _runner_cell(pair, [row for row in hunted[bug] if row.runner == pair.runner])
+                for pair in record.pairs
+                if pair.bug == bug
+            ]
             table.add_row(bug, *cells)
     return table
 
 
-def _runner_cell(pair: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    if any(row["status"] not in GOOD for row in rows):
+def _by_bug(rows: Iterable[BugRow]) -> dict[str, list[BugRow]]:
+    """Return hunts by their bug, in the order of the record."""
+    found: dict[str, list[BugRow]] = {}
+    for row in rows:
+        found.setdefault(row.bug, []).append(row)
+    return found
+
+
+def _runner_cell(pair: BugOnRunner, rows: Sequence[BugRow]) -> str:
+    if any(row.status not in GOOD for row in rows):
         return "[bold red]✗[/]"
-    if not pair["can_be_switched_on"]:
+    if not pair.can_be_switched_on:
         return "–"
     if not rows:
         return ""
-    return "○" if pair["unaffected"] else "/".join(str(row["schedules"]) for row in rows)
+    return "○" if pair.unaffected else "/".join(str(row.schedules) for row in rows)
 
 
 def _lettered(title: str, names: Sequence[str], legend: str) -> Table:
@@ -105,20 +123,16 @@ def _table(title: str) -> Table:
 LETTERS = ascii_uppercase
 LEGEND = "● must see it and does, on every runner, ○ sees it too, ✗ must see it and does not"
 RUNNER_LEGEND = (
-    "schedules drawn until it was caught, generated/traffic; ○ tried, cannot harm;"
+    "schedules drawn until it was caught, generated/traffic; ○ tried, cannot affect it;"
     " – the runner lacks what it is about: see the page or `paritybit list` for why;"
     " ✗ not as the table says; empty: not asked for"
 )
 
 
-def _by(rows: Iterable[Mapping[str, Any]], *keys: str) -> list[list[Mapping[str, Any]]]:
-    return [list(group) for _, group in groupby(rows, key=itemgetter(*keys))]
-
-
-def _cell(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    if name == rows[0]["detected_by"]:
-        return "●" if all(name in row["seen"] for row in rows) else "✗"
-    return "○" if any(name in row["seen"] for row in rows) else ""
+def _cell(rows: Sequence[BugRow], name: str) -> str:
+    if name == rows[0].detected_by:
+        return "●" if all(name in row.seen for row in rows) else "✗"
+    return "○" if any(name in row.seen for row in rows) else ""
 
 
 def _verdict(statuses: Sequence[str]) -> str:
@@ -127,7 +141,7 @@ def _verdict(statuses: Sequence[str]) -> str:
     return f"[bold red]{bad[0]}[/]" if bad else f"[green]{statuses[0]}[/]"
 
 
-def clean_table(record: Mapping[str, Any]) -> Table:
+def clean_table(record: Record) -> Table:
     """Return the clean trials of a run record, generated schedules and traffic together."""
     table = _table("clean baseline, every property, generated schedules and traffic")
     for name in ("runner", "preset", "scheme", "page", "dtype"):
@@ -136,13 +150,13 @@ def clean_table(record: Mapping[str, Any]) -> Table:
     for name in counts:
         table.add_column(name.replace("_replays", ""), justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for rows in _by(record["clean"], "trial"):
-        trial = rows[0]["trial"]
+    for trial, group in groupby(record.clean, key=attrgetter("trial")):
+        rows = list(group)
         table.add_row(
-            *(trial["runner"], trial["preset"], trial["scheme"]),
-            *(str(trial["page_size"]), trial["dtype"]),
-            *(str(sum(row[key] for row in rows)) for key in counts),
-            _verdict([row["status"] for row in rows]),
+            *(trial.runner, trial.preset, trial.scheme),
+            *(str(trial.page_size), trial.dtype),
+            *(str(sum(getattr(row, name) for row in rows)) for name in counts),
+            _verdict([row.status for row in rows]),
         )
     return table
 

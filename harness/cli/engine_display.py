@@ -79,11 +79,11 @@ def notes(record: Mapping[str, Any]) -> list[str]:
 
 def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Table:
     """Return faults on runners by release; a release that could not be tried says why below."""
-    under_test = [(name, record) for name, record in walked if not isinstance(record, str)]
+    tried = [(name, record) for name, record in walked if not isinstance(record, str)]
     pairs = sorted(
         {
             (list(FAULTS).index(judged["fault"]), judged["fault"], judged["runner"])
-            for _, record in under_test
+            for _, record in tried
             for judged in record["answer"]["faults"]
         }
     )
@@ -109,7 +109,7 @@ def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Tabl
 def changes(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> list[str]:
     """Say of each fault and runner where it appears and where it disappears, in order."""
     last: dict[tuple[str, str], tuple[str, str]] = {}
-    message: list[str] = []
+    lines: list[str] = []
     for name, record in walked:
         for judged in [] if isinstance(record, str) else record["answer"]["faults"]:
             key, verdict = (judged["fault"], judged["runner"]), judged["verdict"]
@@ -117,11 +117,9 @@ def changes(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> list[str]:
                 continue
             before = last.get(key)
             if before is None and verdict == Verdict.PRESENT:
-                message.append(
-                    f"{key[0]} on {key[1]}: present in {name}, the first that was decided"
-                )
+                lines.append(f"{key[0]} on {key[1]}: present in {name}, the first that was decided")
             elif before is not None and before[1] != verdict:
                 how = "appears" if verdict == Verdict.PRESENT else "is gone"
-                message.append(f"{key[0]} on {key[1]}: {how} in {name}, after {before[0]}")
+                lines.append(f"{key[0]} on {key[1]}: {how} in {name}, after {before[0]}")
             last[key] = name, verdict
-    return message
+    return lines

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 
 from harness.campaigns.record import device_name
-from harness.cli import CANNOT_RUN, FINDING, OK
 from harness.cli.engine_display import (
     changes,
     fault_table,
@@ -19,6 +18,7 @@ from harness.cli.engine_display import (
     property_table,
     release_table,
 )
+from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from harness.cli.folders import new_folder, shown, swap_link
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record

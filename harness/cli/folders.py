@@ -1,7 +1,16 @@
-"""Folders of runs, and what of a command line a record may hold."""
+"""Folders of runs, what of a command line a record may hold, and how many workers run."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
+
+OUT = Path("reports/out")
+"""Where what a run writes goes, if nothing else is said."""
+
+
+def default_workers(device: str) -> int:
+    """Return one process on cuda, where processes take turns, or one per core."""
+    return 1 if device == "cuda" else os.cpu_count() or 1
 
 
 def shown(word: str, keep: int = 1) -> str:
@@ -23,9 +32,9 @@ def new_folder(out: Path) -> Path:
     """Make a folder for this run under `out`. Raises ValueError where it cannot be written."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     folder = next(
-        each
-        for each in (out / f"{stamp}{f'-{n}' if n else ''}Z" for n in range(1000))
-        if not each.exists()
+        folder
+        for folder in (out / f"{stamp}{f'-{n}' if n else ''}Z" for n in range(1000))
+        if not folder.exists()
     )
     try:
         (folder / "cases").mkdir(parents=True)

@@ -3,10 +3,11 @@
 import argparse
 import json
 
+from harness.checks.expectations import detected_by, unaffected_reason
 from harness.checks.table import STATEMENTS
-from harness.cli import OK
+from harness.cli.exit_codes import OK
 from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS, unaffected_reason
+from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
 
@@ -18,7 +19,7 @@ def run_list(options: argparse.Namespace) -> int:
             name: (runner.__doc__ or "").splitlines()[0] for name, runner in RUNNERS.items()
         },
         "bugs on runners": {
-            f"{name}@{runner}": message(unaffected_reason(bug, runner), bug.detected_by)
+            f"{name}@{runner}": described(unaffected_reason(bug, runner), detected_by(bug))
             for name, bug in BUGS.items()
             for runner in RUNNERS
         },
@@ -35,6 +36,6 @@ def run_list(options: argparse.Namespace) -> int:
     return OK
 
 
-def message(unaffected: str | None, detected_by: str | None) -> str:
+def described(unaffected: str | None, detected_by: str | None) -> str:
     """Say what a bug does to a runner."""
     return f"caught by {detected_by}" if unaffected is None else f"cannot harm it: {unaffected}"

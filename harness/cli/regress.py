@@ -4,21 +4,24 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from harness.campaigns import record as run_record
-from harness.campaigns.regress import Run, RunConfig, all_hunts, execute, plan, record
-from harness.cli import FINDING, INTERRUPTED, OK, default_workers
-from harness.cli.display import clean_table, matrix, progress, runner_matrix
+from harness.campaigns.regress import Run, RunConfig, all_hunts, plan, run_tasks
+from harness.campaigns.run_record import record
+from harness.campaigns.task import Result, Status
+from harness.checks.expectations import affected_runners, unaffected_reason
+from harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
 from harness.cli.engines import try_engine
-from harness.cli.folders import new_folder, shown, swap_link
+from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
+from harness.cli.folders import default_workers, new_folder, shown, swap_link
 from harness.lockstep.config import known, resolve_device
 from reference.config import PRESETS
 from reports.page import render
 from reports.page import write as write_page
-from subjects.bugs.catalogue import BUGS, missing_inputs, runners_of, unaffected_reason
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
 from subjects.runners import RUNNERS
 
 
@@ -43,18 +46,18 @@ def run_regress(options: argparse.Namespace) -> int:
     try:
         with progress(console, len(tasks)) as advance:
 
-            def on_result(result: Any) -> None:
+            def on_result(result: Result) -> None:
                 run.results.append(result)
                 advance(result)
 
-            execute(tasks, min(workers, len(tasks)), on_result)
+            run_tasks(tasks, min(workers, len(tasks)), on_result)
     except KeyboardInterrupt:
         run.interrupted = True
     return finish(console, run, folder)
 
 
 def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the (bug, runner) asked for: a bug without a runner is tried on all it can harm.
+    """Return the (bug, runner) asked for: a bug without a runner is tried on all it affects.
 
     Without bugs, all there are. Raises UnknownNameError for a bug or a runner that is not
     known, ValueError for a bug on a runner that lacks what it is about.
@@ -64,12 +67,12 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, st
     if not bugs:
         return all_hunts(runners or RUNNERS)
     found: list[tuple[str, str]] = []
-    for each in bugs:
-        name, _, runner = each.partition("@")
+    for asked in bugs:
+        name, _, runner = asked.partition("@")
         known("bug", name, BUGS)
         if runner:
             known("runner", runner, RUNNERS)
-        wanted = [runner] if runner else runners or runners_of(BUGS[name]) or list(RUNNERS)
+        wanted = [runner] if runner else runners or affected_runners(BUGS[name]) or list(RUNNERS)
         lacking = [one for one in wanted if missing_inputs(BUGS[name], one)]
         if lacking:
             reason = unaffected_reason(BUGS[name], lacking[0])
@@ -88,6 +91,10 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     write_page(render(run_record.load(folder / "run.json")), folder / "index.html")
     swap_link(folder)
     console.print(clean_table(data), matrix(data), runner_matrix(data))
-    console.print(f"[bold]{data['verdict']}[/]: {data['message']}")
-    console.print(f"{data['seconds']:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
-    return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data["verdict"]]
+    console.print(f"[bold]{data.verdict}[/]: {data.message}")
+    console.print(f"{data.seconds:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
+    errors = [result.error for result in run.results if result.status is Status.FAILED]
+    print_errors(error for error in errors if error is not None)
+    if data.verdict == "red" and run.only_failures:
+        return CANNOT_RUN
+    return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

@@ -1,19 +1,30 @@
 """Replaying one case file, or many."""
 
 import argparse
-from itertools import chain
+import sys
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from harness.campaigns.replay import by_trial, files_of, load_here, replay_alike, vacuous
-from harness.campaigns.workers import spreading
-from harness.checks.explanation import explanation, observe
+from harness.campaigns.executor import Ended, execute, processes_for
+from harness.campaigns.hunt import whole
+from harness.campaigns.replay import (
+    REPLAYS,
+    Named,
+    Replayed,
+    files_of,
+    load_here,
+    replayed,
+    vacuous,
+)
+from harness.checks.explanation import explained, observe
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
-from harness.cli import CANNOT_RUN, FINDING, OK, default_workers
+from harness.cli.display import print_errors
 from harness.cli.engines import replay_engine
+from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from harness.cli.folders import default_workers
 from harness.engines.case import is_engine_case
 from harness.lockstep.config import CannotRunError
 
@@ -27,15 +38,24 @@ def run_replay(options: argparse.Namespace) -> int:
         return replay_engine(path, options)
     if options.engine is not None:
         raise ValueError(f"{path.name} is no case of an engine: --engine has no place here")
+    return replay_one(options)
+
+
+def replay_one(options: argparse.Namespace) -> int:
+    """Replay a case file; print its violations and why the first of them came about."""
+    path = options.case[0]
     case = load_here(path, options.device)
     lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
     outcome, timeline = observe(lockstep, case.schedule)
-    if vacuous(outcome):
+    if vacuous(whole(outcome)):
         raise CannotRunError(f"{path.name} runs no forward, so it proves nothing")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
-    cause = explanation(lockstep, case.schedule, outcome, timeline, case.target)
-    for sentence in cause["proof"] if cause is not None else ():
+    found = explained(lockstep, case.schedule, outcome, timeline, case.target)
+    if found.error is not None:
+        print("  not explained: the explainer failed")
+        print(found.error, end="", file=sys.stderr)
+    for sentence in found.explanation.proof if found.explanation is not None else ():
         print(f"  {sentence}")
     print(
         f"{outcome.steps} steps, {outcome.replays} replays, {outcome.padded_replays} padded:",
@@ -47,25 +67,50 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def replay_many(options: argparse.Namespace) -> int:
     """Replay case files, one line each; hold each against what it says."""
-    console, work, skipped, wrong = Console(soft_wrap=True), [], 0, 0
+    console, work, skipped = Console(soft_wrap=True), list[Named](), 0
     for path in files_of(options.case):
         try:
-            work.append((path.stem, load_here(path, options.device)))
+            case = load_here(path, options.device)
         except CannotRunError as error:
             console.print(f"[yellow]cannot run[/] {escape(str(error))}")
             skipped += 1
-    groups = by_trial(work)
-    devices = {case.trial.device for _, case in work}
-    workers = min(default_workers("cuda" if "cuda" in devices else "cpu"), max(1, len(groups)))
-    with Progress(console=console, transient=True) as bar, spreading(workers) as spread:
-        line = bar.add_task("replaying", total=len(work))
-        for replayed in chain.from_iterable(spread(replay_alike, groups)):
-            mark = "[green]as it says[/] " if replayed.as_said else "[bold red]otherwise[/]  "
-            console.print(f"{mark} {escape(replayed.name)}: {replayed.message}")
-            wrong += not replayed.as_said
-            bar.advance(line)
+        else:
+            work.append(Named(len(work), path.stem, case))
+    ended = replay_all(console, work)
+    failed = [replay for replay in ended if replay.error is not None]
+    wrong = sum(not replay.as_said for replay in ended) - len(failed)
     console.print(
-        f"{len(work)} cases: {len(work) - wrong} as they say, {wrong} otherwise,"
-        f" {skipped} cannot run here"
+        f"{len(work)} cases: {len(work) - wrong - len(failed)} as they say, {wrong} otherwise,"
+        f" {skipped} cannot run here{f', {len(failed)} failed' if failed else ''}"
     )
-    return FINDING if wrong else CANNOT_RUN if skipped else OK
+    print_errors(replay.error for replay in failed if replay.error is not None)
+    return FINDING if wrong else CANNOT_RUN if skipped or failed else OK
+
+
+def replay_all(console: Console, work: list[Named]) -> list[Replayed]:
+    """Replay cases and print a line for each, in their order; return how they ended."""
+    trials = {named.case.trial for named in work}
+    device = "cuda" if any(trial.device == "cuda" for trial in trials) else "cpu"
+    workers = min(default_workers(device), max(1, len(trials)))
+    done: dict[int, Replayed] = {}
+    shown: list[Replayed] = []
+    with Progress(console=console, transient=True) as bar:
+        line = bar.add_task("replaying", total=len(work))
+
+        def on_end(ended: Ended[Named, Replayed]) -> None:
+            done[ended.task.place] = replayed(ended)
+            bar.advance(line)
+            while len(shown) in done:
+                shown.append(done[len(shown)])
+                console.print(f"{mark_of(shown[-1])} {escape(shown[-1].name)}: ", end="")
+                console.print(escape(shown[-1].message))
+
+        execute(REPLAYS, work, processes_for(workers, device), on_end)
+    return shown
+
+
+def mark_of(replay: Replayed) -> str:
+    """Return what a case's line begins with."""
+    if replay.error is not None:
+        return "[bold red]failed[/]     "
+    return "[green]as it says[/] " if replay.as_said else "[bold red]otherwise[/]  "

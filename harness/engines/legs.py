@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.campaigns.case import Case
-from harness.campaigns.hunt import HuntResult, draw
+from harness.campaigns.hunt import HuntResult, draw, whole
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
 from harness.engines.faults import Evidence, faults_shown
@@ -16,10 +16,6 @@ from harness.lockstep.observation import Observation
 from harness.lockstep.pair import ExtraRun
 from harness.schedules.schedule import Schedule, Step
 from harness.schedules.shrink import shrink
-
-
-class LegFailedError(Exception):
-    """An error of the harness, or of the engine's stand-ins, ended a playing."""
 
 
 @dataclass
@@ -44,7 +40,7 @@ class Leg:
     def play(self, schedule: Schedule, properties: Collection[str] = STEP_PROPERTIES) -> None:
         """Play a schedule, judged by some properties, and book what it violates.
 
-        Raises LegFailedError for an error that is not the engine's own.
+        Raises PlayingFailedError for an error that is not the engine's own.
         """
         lockstep, ledger = self.lockstep, self.ledger
         lockstep.watch(properties)
@@ -65,9 +61,7 @@ class Leg:
                 ledger.see(observation)
 
         extra_runs: Mapping[str, ExtraRun] = {} if ledger is None else {RUN: ledger.disturb}
-        outcome = lockstep.play(schedule, see, extra_runs=extra_runs)
-        if outcome.error is not None:
-            raise LegFailedError(outcome.error)
+        outcome = whole(lockstep.play(schedule, see, extra_runs=extra_runs))
         self.result.add(outcome)
         self.asked.update(asked)
         self.evidence.asked |= asked
@@ -97,7 +91,7 @@ class Leg:
                 smallest = shrink(schedule, fails)
                 known.append(smallest)
             self.lockstep.watch(STEP_PROPERTIES | {target})
-            violations = self.lockstep.play(smallest).violations
+            violations = whole(self.lockstep.play(smallest)).violations
             recorded = tuple(violation.to_json() for violation in violations)
             found.append(Case(self.lockstep.trial, smallest, target, seed, recorded))
         return found
@@ -112,7 +106,7 @@ class Leg:
             if left <= 0:
                 return False
             self.lockstep.watch(watched)
-            outcome = self.lockstep.play(schedule, until=(target,))
+            outcome = whole(self.lockstep.play(schedule, until=(target,)))
             left -= outcome.steps
             return target in outcome.violated
 

@@ -87,7 +87,7 @@ class PaddingLedger:
         """
         subject, batch = self.subject, planned.graph.batch
         assert batch is not None
-        live, names = batch.raw_bs, sorted(self.entries)
+        live, names = batch.live_requests, sorted(self.entries)
         bucket = next(size for size in self.buckets if size >= live)
         if live == bucket:
             return []

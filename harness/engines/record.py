@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.campaigns.case import dump_json
 from harness.campaigns.record import environment
+from harness.campaigns.typed_json import to_json
 from harness.engines.faults import FAULTS, Verdict, overall
 from harness.lockstep.config import CannotRunError, known
 from subjects.bugs.catalogue import BUGS
@@ -67,7 +68,7 @@ def make(
 ) -> dict[str, Any]:
     """Return the record of one trial."""
     return {
-        "environment": environment(device),
+        "environment": to_json(environment(device)),
         "command": command,
         "engine": name,
         "asked": [f"{fault}@{runner}" if runner else fault for fault, runner in asked],

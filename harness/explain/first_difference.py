@@ -1,7 +1,7 @@
 """The first difference between two runs of one forward, op by op, in execution order.
 
-Ops are paired by name and turn: both worlds run one model. Stores are compared by what
-the caches hold after them, all other ops by the rows they give.
+Ops are paired by name and by how often that name came before: both worlds run one model.
+Stores are compared by what the caches hold after them, all other ops by the rows they give.
 """
 
 from collections import Counter
@@ -92,9 +92,9 @@ class Side:
 
 
 def first_difference(left: Side, right: Side) -> Difference | None:
-    """Return where `right` first differs from `left`, of whose rows alone other ops are compared.
+    """Return where `right` first differs from `left`; None where no op shows a difference.
 
-    Returns None where no op shows a difference. Slot 0 is compared nowhere.
+    Stores are compared by all slots but slot 0, other ops by the rows that `left` has too.
     """
     caches = Caches(left.pools, left.before), Caches(right.pools, right.before)
     for number, one, other in paired(left.calls, right.calls):
@@ -110,16 +110,19 @@ def first_difference(left: Side, right: Side) -> Difference | None:
 def paired(
     left: Sequence[OpCall], right: Sequence[OpCall]
 ) -> Iterator[tuple[int, OpCall | None, OpCall]]:
-    """Yield each op of `right` with its place and the op of `left` of the same name and turn."""
-    turns: Counter[str] = Counter()
-    by_turn: dict[tuple[str, int], OpCall] = {}
+    """Yield every op of `right` with its place, and the op of `left` that it corresponds to.
+
+    That is the op of the same name that as many ops of that name precede, if there is one.
+    """
+    counts: Counter[str] = Counter()
+    of_left: dict[tuple[str, int], OpCall] = {}
     for call in left:
-        by_turn[call.name, turns[call.name]] = call
-        turns[call.name] += 1
-    turns.clear()
+        of_left[call.name, counts[call.name]] = call
+        counts[call.name] += 1
+    counts.clear()
     for number, call in enumerate(right):
-        yield number, by_turn.get((call.name, turns[call.name])), call
-        turns[call.name] += 1
+        yield number, of_left.get((call.name, counts[call.name])), call
+        counts[call.name] += 1
 
 
 def _stored(
@@ -129,7 +132,7 @@ def _stored(
     expected, found = (caches[0].store(left) if left is not None else None), caches[1].store(right)
     slots = expected.slots if expected is not None else []
     touched = sorted({*slots, *found.slots} - {0})
-    one, other = (each.cache(found.role, found.layer)[:, touched] for each in caches)
+    one, other = (kv.cache(found.role, found.layer)[:, touched] for kv in caches)
     different = bits(one) != bits(other)
     if not different.any():
         return None
@@ -164,13 +167,13 @@ def _location(number: int, left: list[int], right: list[int], slot: int) -> Inde
 
 def _last(slots: Sequence[int], slot: int) -> int | None:
     """Return the row that wrote `slot`: the highest that names it."""
-    return max((row for row, each in enumerate(slots) if each == slot), default=None)
+    return max((row for row, written in enumerate(slots) if written == slot), default=None)
 
 
 def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Difference | None:
     """Compare the rows that two ops gave: those of `left`, the first ones of `right`."""
     pairs = zip(_results(left), _results(right), strict=True)
-    for turn, (one, other) in enumerate(pairs):
+    for number_of_tensor, (one, other) in enumerate(pairs):
         rows = min(len(one), len(other))
         different = bits(one[:rows]) != bits(other[:rows])
         if different.any():
@@ -186,7 +189,9 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
                 model=role,
                 layer=layer,
                 kind=kind,
-                tensor=f"result {turn}" if isinstance(right.result, tuple) else "result",
+                tensor=f"result {number_of_tensor}"
+                if isinstance(right.result, tuple)
+                else "result",
                 row=row,
                 slot=None,
                 head=place[1] if len(place) > 2 else None,
@@ -202,7 +207,7 @@ def _results(call: OpCall) -> list[Tensor]:
     """Return the tensors that an op gave, rows first."""
     results = call.result if isinstance(call.result, tuple) else (call.result,)
     if call.name in ROWS_SECOND:
-        return [each.transpose(0, 1) for each in results]
+        return [result.transpose(0, 1) for result in results]
     return list(results)
 
 

@@ -1,127 +1,126 @@
 """An explanation told as a short proof: Let …, then …, but …, so …."""
 
-from typing import Any
-
-Data = dict[str, Any]
-
-
-def prove(facts: Data) -> list[str]:
-    """Return the sentences of an explanation, in order."""
-    if facts["site"] is not None:
-        return _site(facts)
-    sentences = [_let(facts), _then(facts), _but(facts), _so(facts)]
-    return [sentence for sentence in sentences if sentence]
+from harness.explain.facts import (
+    CAPTURE,
+    Cause,
+    FirstDifference,
+    IndexOrigin,
+    Situation,
+    Slot,
+    Writer,
+)
 
 
-def _site(facts: Data) -> list[str]:
-    """Tell a fault that shows in no bit of the forward: its site, and the element misread."""
-    site, index = facts["site"], facts["index"]
-    message = [
-        _setting(facts),
-        f"Then {site['function']} ({site['file']}): {site['message']}.",
+def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
+    """Return the sentences that explain a violation, in order.
+
+    A cause names a site in the code, or else the first difference.
+    """
+    if cause.site is not None:
+        return _about_site(property_id, at, cause)
+    assert cause.difference is not None
+    sentences = [
+        _setting(at) if cause.slot is None else _whose(cause.slot),
+        _then(at, cause.difference, cause.index),
+        "" if cause.index is None else _but(cause.index),
+        _so(at, cause.difference),
     ]
-    if index is not None:
-        element = f"{index['buffer']}[{index['element']}] = {index['value']}"
-        misread = index["value"] != index["read"]
-        message.append(
-            f"But row {index['row']} is at {element}, and the store reads {index['read']}."
-            if misread
-            else f"But {element} is as wide as two of the locations that the store reads."
-        )
-    return [*message, f"So {facts['property']} does not hold, whatever the values."]
+    return tuple(sentence for sentence in sentences if sentence)
 
 
-def path(facts: Data) -> str:
+def _about_site(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
+    """Tell a fault that shows in no bit of the forward: its site, and the element misread."""
+    site, index = cause.site, cause.index
+    assert site is not None
+    sentences = [_setting(at), f"Then {site.function} ({site.file}): {site.message}."]
+    if index is not None and index.value != index.read:
+        element = _element(index)
+        sentences.append(f"But row {index.row} is at {element}, and the store reads {index.read}.")
+    elif index is not None:
+        element = _element(index)
+        sentences.append(f"But {element} is as wide as two of the locations that the store reads.")
+    return (*sentences, f"So {property_id} does not hold, whatever the values.")
+
+
+def _element(index: IndexOrigin) -> str:
+    return f"{index.buffer}[{index.element}] = {index.value}"
+
+
+def _path(at: Situation) -> str:
     """Say what ran the step."""
-    if facts["bucket"] is None:
+    if at.bucket is None:
         return "an eager forward"
-    return f"{facts['runner']}'s graph of {facts['bucket']}, {facts['live_size']} of it live"
+    return f"{at.runner}'s graph of {at.bucket}, {at.live_size} of it live"
 
 
-def _setting(facts: Data) -> str:
+def _setting(at: Situation) -> str:
     """Tell what ran, or what was to be captured."""
-    if facts["bucket"] is None and facts["runner"] is not None:
-        return f"Let the engine of {facts['runner']} be captured."
-    return f"Let step {facts['step']} run {path(facts)}."
+    if at.bucket is None and at.runner is not None:
+        return f"Let the engine of {at.runner} be captured."
+    return f"Let step {at.step} run {_path(at)}."
 
 
-def _let(facts: Data) -> str:
+def _whose(slot: Slot) -> str:
     """Tell whose slot it is and who wrote it before."""
-    slot = facts["slot"]
-    if slot is None:
-        return _setting(facts)
-    by = slot["written_by"]
-    written = "" if by is None else f", written last in step {by['step']} by {written_by(by)}"
-    owned = f"Let {slot['model']} {slot['kind']} slot {slot['slot']} be of {slot['owner']}"
-    return f"{owned}{written}."
+    by = slot.written_by
+    written = "" if by is None else f", written last in step {by.step} by {_row_of(by)}"
+    return f"Let {slot.model} {slot.kind} slot {slot.slot} be of {slot.owner}{written}."
 
 
-def written_by(write: Data) -> str:
+def _row_of(writer: Writer) -> str:
     """Name the row that wrote a slot."""
-    by = f"{write['runner']}'s" if write["runner"] else "an eager forward's"
-    if write["request"] is None:
-        return f"{by} padded row {write['row']}"
-    return f"{by} row {write['row']} for request {write['request']}"
+    by = f"{writer.runner}'s" if writer.runner else "an eager forward's"
+    if writer.request is None:
+        return f"{by} padded row {writer.row}"
+    return f"{by} row {writer.row} for request {writer.request}"
 
 
-def _then(facts: Data) -> str:
+def _then(at: Situation, difference: FirstDifference, index: IndexOrigin | None) -> str:
     """Tell what the step's op did."""
-    difference, index = facts["difference"], facts["index"]
-    what = f"Then step {facts['step']} runs {path(facts)}, and {row_of(facts)}"
-    where = "" if difference["layer"] is None else f" in layer {difference['layer']}"
+    row = index.row if index is not None else difference.row
+    liveness = "live" if difference.live else "padded"
+    what = f"Then step {at.step} runs {_path(at)}, and {liveness} row {row}"
+    where = "" if difference.layer is None else f" in layer {difference.layer}"
     if index is None:
-        return f"{what} of {difference['op']}{where} differs."
-    if index["key"] is None:
-        return f"{what} stores{where} at slot {index['read']}."
-    return f"{what} reads{where}, as key {index['key']}, slot {index['read']}."
+        return f"{what} of {difference.op}{where} differs."
+    if index.key is None:
+        return f"{what} stores{where} at slot {index.read}."
+    return f"{what} reads{where}, as key {index.key}, slot {index.read}."
 
 
-def row_of(facts: Data) -> str:
-    """Name the row that the difference is of."""
-    difference, index = facts["difference"], facts["index"]
-    row = index["row"] if index is not None else difference["row"]
-    return f"{'live' if difference['live'] else 'padded'} row {row}"
-
-
-def _but(facts: Data) -> str:
+def _but(index: IndexOrigin) -> str:
     """Tell which element led there, and who left it."""
-    index = facts["index"]
-    if index is None:
-        return ""
-    right = "" if index["read_right"] is None else f" instead of {index['read_right']}"
-    if index["buffer"] is None:
+    right = "" if index.read_right is None else f" instead of {index.read_right}"
+    if index.buffer is None:
         return (
             f"But no static input says so: run eagerly through the same buffers the function"
-            f" gives the eager world's bits; the graph has slot {index['read']}{right} from its"
+            f" gives the eager world's bits; the graph has slot {index.read}{right} from its"
             " capture."
         )
-    element = f"{index['buffer']}[{index['element']}] = {index['value']}"
-    left_by = index["left_by"]
-    if not index["stale"]:
-        return f"But {element}, written by this very step, should be {index['right']}."
+    if not index.stale:
+        return f"But {_element(index)}, written by this very step, should be {index.right}."
     return (
-        f"But {element} was left there by {who(left_by)}; with {index['right']}, as a runner just"
-        f" captured has it, the row leaves slot {index['read']} alone."
+        f"But {_element(index)} was left there by {_who(index.left_by)}; with {index.right}, as a"
+        f" runner just captured has it, the row leaves slot {index.read} alone."
     )
 
 
-def who(left_by: Data) -> str:
+def _who(writer: Writer) -> str:
     """Name the writer of an element."""
-    if left_by["step"] < 0:
+    if writer.step == CAPTURE:
         return "the capture"
-    request = "" if left_by["request"] is None else f" for request {left_by['request']}"
-    return f"step {left_by['step']} ({left_by['runner']}, row {left_by['row']}{request})"
+    request = "" if writer.request is None else f" for request {writer.request}"
+    return f"step {writer.step} ({writer.runner}, row {writer.row}{request})"
 
 
-def _so(facts: Data) -> str:
+def _so(at: Situation, difference: FirstDifference) -> str:
     """Tell the first bits that differ."""
-    each = facts["difference"]
-    if facts["failed"] is not None:
-        return f"So {each['op']} fails: {facts['failed']}."
-    place = f"row {each['row']}" if each["slot"] is None else f"slot {each['slot']}"
-    head = "" if each["head"] is None else f", head {each['head']}"
-    tensor = f"{each['op']} {each['tensor']}"
+    if at.failed is not None:
+        return f"So {difference.op} fails: {at.failed}."
+    slot, head = difference.slot, difference.head
+    place = f"row {difference.row}" if slot is None else f"slot {slot}"
+    of_head = "" if head is None else f", head {head}"
     return (
-        f"So {tensor}, {place}{head}, element {each['element']}, is {each['graph_bits']} where"
-        f" it should be {each['eager_bits']}."
+        f"So {difference.op} {difference.tensor}, {place}{of_head}, element {difference.element},"
+        f" is {difference.graph_bits} where it should be {difference.eager_bits}."
     )

@@ -14,7 +14,7 @@ from reference.batch import ForwardBatch
 from reference.config import SPECULATION, Kind, Role
 from reference.ops import OpCall
 from reference.pool import KVPools
-from subjects.graphs.capture import UncompiledMode
+from subjects.graphs.dispatch import UncompiledMode
 
 RESETS = frozenset({"aten::zero_", "aten::fill_", "aten::_foreach_zero_"})
 
@@ -40,7 +40,7 @@ CAPTURE = ForwardId(-1, -1, None)
 class StaticWrite:
     """What wrote an element last. `how` is capture, equalized, reset or copied."""
 
-    turn: ForwardId
+    forward_id: ForwardId
     how: str
 
 
@@ -56,11 +56,11 @@ class StaticLedger(UncompiledMode):
             self._written.setdefault(storage._cdata, torch.zeros(elements, dtype=torch.int64))
         self._writes = [StaticWrite(CAPTURE, "capture")]
 
-    def during(self, turn: ForwardId, *, equalizing: bool = False) -> "StaticLedger":
-        """Credit what is written from now on to `turn`, or to the harness that levels tails."""
+    def during(self, forward_id: ForwardId, *, equalizing: bool = False) -> "StaticLedger":
+        """Credit what is written from now on to `forward_id`, or to the harness as it equalizes."""
         self._first = len(self._writes)
         hows = ("equalized", "equalized") if equalizing else ("copied", "reset")
-        self._writes += [StaticWrite(turn, how) for how in hows]
+        self._writes += [StaticWrite(forward_id, how) for how in hows]
         return self
 
     def of(self, buffer: Tensor) -> list[StaticWrite]:
@@ -81,8 +81,8 @@ class StaticLedger(UncompiledMode):
             number = self._first + (func._schema.name in RESETS)
             for argument, given in zip(func._schema.arguments, args, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    for each in [given] if isinstance(given, Tensor) else given:
-                        self._mark(each, number)
+                    for tensor in [given] if isinstance(given, Tensor) else given:
+                        self._mark(tensor, number)
         return value
 
     def _mark(self, tensor: Tensor, number: int) -> None:
@@ -124,7 +124,7 @@ def store_of(call: OpCall, pools: KVPools) -> Store:
 class SlotWrite:
     """What wrote a slot last: a row of a forward, live for a request or padding."""
 
-    turn: ForwardId
+    forward_id: ForwardId
     row: int
     request: int | None
 
@@ -136,14 +136,14 @@ class SlotLedger:
         self.pools = pools
         self._writes: dict[tuple[Role, Kind, int], SlotWrite] = {}
 
-    def follow(self, turn: ForwardId, calls: Iterable[OpCall]) -> None:
+    def follow(self, forward_id: ForwardId, calls: Iterable[OpCall]) -> None:
         """Follow the stores of a forward."""
         for call in calls:
             if call.name == "store_kv":
                 store = store_of(call, self.pools)
                 for row, slot in enumerate(store.slots):
-                    request = turn.rows[row] if row < len(turn.rows) else None
-                    self._writes[store.role, store.kind, slot] = SlotWrite(turn, row, request)
+                    request = forward_id.rows[row] if row < len(forward_id.rows) else None
+                    self._writes[store.role, store.kind, slot] = SlotWrite(forward_id, row, request)
 
     def of(self, role: Role, kind: Kind, slot: int) -> SlotWrite | None:
         """Return what wrote a slot last, or None if nothing did."""

@@ -27,7 +27,7 @@ from reference.model import Output
 from reference.ops import OpCall, Ops
 from subjects.captured import CapturedEngine
 from subjects.protocol import Overrides
-from subjects.runner import GraphRunner
+from subjects.runners.base import GraphRunner
 
 Calls = list[OpCall]
 Element = tuple[str, int, Tensor]

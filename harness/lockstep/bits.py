@@ -29,7 +29,7 @@ def outputs_differ(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> T
 
 def form(output: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return the shape and dtype of each tensor of an output, by name."""
-    return {name: (each.shape, each.dtype) for name, each in output.items()}
+    return {name: (values.shape, values.dtype) for name, values in output.items()}
 
 
 def any_set(mask: Tensor) -> Tensor:

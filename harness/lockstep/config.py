@@ -14,7 +14,8 @@ from reference.config import PRESETS, SPECULATION
 from reference.ops import Ops
 from reference.pool import PoolSizes
 from reference.torch_ops import TorchOps
-from subjects.bugs.catalogue import BUGS, broken_subject, common_scheme, missing_inputs
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import broken_subject, common_scheme, missing_inputs
 from subjects.engine import Subject
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
@@ -35,10 +36,10 @@ class UnknownNameError(ValueError):
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """One subject on trial. `bugs` are names of the catalogue, in its order; none is clean.
+    """One trial: its subject, model, pools and device. No `bugs` is the clean subject.
 
-    Bugs bring their era. Sizes are in slots, `buckets` in requests, `token_buckets` in
-    tokens.
+    They are names of the catalogue, in its order, and bring their location scheme. Sizes are
+    in slots, `buckets` in requests, `token_buckets` in tokens.
     """
 
     runner: str = "decode"
@@ -55,7 +56,7 @@ class TrialConfig:
     bugs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse names that this build lacks, and a bug out of its era or runner."""
+        """Refuse names that this build lacks, and a bug out of its location scheme or runner."""
         known("runner", self.runner, RUNNERS)
         known("preset", self.preset, PRESETS)
         known("dtype", self.dtype, DTYPES)
@@ -64,21 +65,19 @@ class TrialConfig:
         for name in self.bugs:
             known("bug", name, BUGS)
             if self.scheme not in BUGS[name].schemes or missing_inputs(BUGS[name], self.runner):
-                raise ValueError(f"bug {name} does not live in era {self.scheme} of {self.runner}")
+                raise ValueError(
+                    f"bug {name} does not live in location scheme {self.scheme} of {self.runner}"
+                )
         if self.bugs != catalogued(self.bugs):
             raise ValueError("the bugs of a trial are in the catalogue's order, each once")
-        if not (
-            self.page_size
-            > 0
-            == self.full_slots % self.page_size
-            == self.swa_slots % self.page_size
-        ):
+        slots = self.full_slots, self.swa_slots
+        if self.page_size < 1 or any(count % self.page_size for count in slots):
             raise ValueError("both pool sizes are whole numbers of pages")
 
     def with_bug(self, *names: str) -> "TrialConfig":
-        """Return this trial with bugs switched on, in the era that they are tried in together.
+        """Return this trial with bugs switched on, in the location scheme that all can live in.
 
-        Raises ValueError for bugs that no era has together.
+        Raises ValueError for bugs that no scheme has together.
         """
         for name in names:
             known("bug", name, BUGS)
@@ -114,17 +113,21 @@ class TrialConfig:
     @property
     def modes(self) -> frozenset[Mode]:
         """What the engine on trial can do: what it has runners for."""
-        return frozenset(each.mode for each in engine_runners(self.runner))
+        return frozenset(runner.mode for runner in engine_runners(self.runner))
 
     def expects_graph(self, batch: ForwardBatch) -> bool:
-        """Whether a captured graph must run a batch: there is a runner and a bucket for it."""
+        """Whether a captured graph must run a batch: there is a runner and a bucket for it.
+
+        Written a second time on purpose, beside each runner's own `can_run`: a runner that
+        silently falls back to eager forwards would otherwise say itself that it may.
+        """
         if batch.mode not in self.modes:
             return False
         if batch.mode is Mode.EXTEND:
-            return batch.raw_num_token <= max(self.token_buckets)
+            return batch.live_tokens <= max(self.token_buckets)
         longest = max(span.end - span.begin for span in batch.spans)
         too_long = batch.mode is Mode.DRAFT_EXTEND and longest > SPECULATION.extend_tokens
-        return batch.raw_bs <= max(self.buckets) and not too_long
+        return batch.live_requests <= max(self.buckets) and not too_long
 
     def ops(self) -> Ops:
         """Return the op set of the trial's device. Raises CannotRunError where it has none."""
@@ -151,7 +154,7 @@ def trial_from_json(data: Any) -> TrialConfig:
             if isinstance(expected[key], int)
             else isinstance(value, list) and value and all(map(is_count, value))
             if key.endswith("buckets")
-            else isinstance(value, list) and all(isinstance(each, str) for each in value)
+            else isinstance(value, list) and all(isinstance(name, str) for name in value)
             if key == "bugs"
             else isinstance(value, str)
         )
@@ -196,4 +199,4 @@ def resolve_device(asked: str) -> str:
 
 
 SUBJECT_LOGGER = logging.getLogger("paritybit.subject")
-FRESH_LOGGER = logging.getLogger("paritybit.twin")
+FRESH_LOGGER = logging.getLogger("paritybit.fresh")

@@ -1,4 +1,4 @@
-"""Trapping what is logged at WARNING or above, the twin's own log apart."""
+"""Trapping what is logged at WARNING or above, the fresh engine's own log apart."""
 
 import logging
 from types import TracebackType

@@ -311,7 +311,7 @@ def samples_of(
     """
     draft = batch.mode is Mode.DRAFT_EXTEND
     requests = [world.request_of(span.row) for span in batch.spans]
-    wanted = range(batch.raw_bs) if draft else rows
+    wanted = range(batch.live_requests) if draft else rows
     return [
         sample_of(world, request, output["logits"][row], draft=draft)
         for request, row in zip(requests, wanted, strict=False)

@@ -176,4 +176,4 @@ def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
     last = slice(-1, None) if batch.mode is Mode.EXTEND else slice(None)
     rows, positions = batch.token_rows[last], batch.positions[last] + 1
     book.tokens[rows, positions] = output["logits"].argmax(-1)
-    return list(range(batch.raw_bs))
+    return list(range(batch.live_requests))

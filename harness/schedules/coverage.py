@@ -49,9 +49,9 @@ SPECULATION_REQUIRED = (
 
 def required_events(runners: Iterable[str]) -> tuple[str, ...]:
     """Return what the schedules of trials of some runners must reach, taken together."""
-    engines = [each for runner in runners for each in engine_runners(runner)]
-    names = [name for name in RUNNERS if name in {each.name for each in engines}]
-    speculates = any(each.mode is Mode.TARGET_VERIFY for each in engines)
+    engines = [other for runner in runners for other in engine_runners(runner)]
+    names = [name for name in RUNNERS if name in {runner.name for runner in engines}]
+    speculates = any(runner.mode is Mode.TARGET_VERIFY for runner in engines)
     replays = [f"{name}: {what}" for name in names for what in ("replay", "padded replay")]
     return (*ALWAYS_REQUIRED, *(SPECULATION_REQUIRED if speculates else ()), *replays)
 
@@ -67,7 +67,7 @@ class Coverage:
     def see(self, replay: Replay, requests: int) -> None:
         """Count what the replay of a batch of so many requests reached."""
         runner, bucket, live_size = replay.runner, replay.bucket, replay.live_size
-        last_bucket, last_raw = self.last.get(runner, (bucket, live_size))
+        last_bucket, last_size = self.last.get(runner, (bucket, live_size))
         same = bucket == last_bucket
         seen = {
             f"{runner}: bucket {bucket}": True,
@@ -78,8 +78,8 @@ class Coverage:
             "replay without padding": not replay.padded,
             "idle replay": live_size == 0,
             "batch of several rows": requests > 1,
-            "batch shrank in its bucket": same and live_size < last_raw,
-            "batch grew again in its bucket": same and live_size > last_raw,
+            "batch shrank in its bucket": same and live_size < last_size,
+            "batch grew again in its bucket": same and live_size > last_size,
             "smaller bucket after a larger": bucket < last_bucket,
             "larger bucket after a smaller": bucket > last_bucket,
             "runner after another": self.last_runner not in {None, runner},

@@ -117,6 +117,14 @@ class Idle(Step):
     pick: int
 
 
+def idle_modes(modes: Collection[Mode]) -> list[Mode]:
+    """Return the modes that an Idle step picks from, in order: all of an engine's but prefill.
+
+    `modes` are those that the engine has runners for.
+    """
+    return [mode for mode in Mode if mode in modes and mode is not Mode.EXTEND]
+
+
 REPEAT_LIMIT = 256
 """Most times that one Repeat plays a step: more than any context or pool lasts, and soon over."""
 
@@ -130,8 +138,8 @@ class Repeat(Step):
 
 
 STEPS: dict[str, type[Step]] = {
-    each.name: each
-    for each in (
+    kind.name: kind
+    for kind in (
         Admit,
         Extend,
         Decode,
@@ -167,11 +175,6 @@ class Schedule:
                     yield place, last
 
 
-def idle_modes(modes: Collection[Mode]) -> list[Mode]:
-    """Return the modes that an engine with runners for `modes` can replay idly, in order."""
-    return [mode for mode in Mode if mode in modes and mode is not Mode.EXTEND]
-
-
 def to_json(schedule: Schedule) -> dict[str, Any]:
     """Return the schedule as JSON data."""
     steps = [{"step": step.name, **asdict(step)} for step in schedule.steps]
@@ -184,7 +187,7 @@ def from_json(data: Any) -> Schedule:
         raise ValueError("a schedule has exactly the keys seed and steps")
     if not is_count(data["seed"]) or not isinstance(data["steps"], list):
         raise ValueError("a schedule's seed is a whole number and its steps are a list")
-    return Schedule(tuple(_step(each) for each in data["steps"]), data["seed"])
+    return Schedule(tuple(_step(step) for step in data["steps"]), data["seed"])
 
 
 def is_count(value: Any) -> bool:
@@ -198,8 +201,8 @@ def _step(data: Any) -> Step:
     if kind is None:
         raise ValueError(f"a step is one of {', '.join(STEPS)}, not {data!r}")
     values = {key: value for key, value in data.items() if key != "step"}
-    if values.keys() != {each.name for each in fields(kind)}:
-        names = ", ".join(each.name for each in fields(kind)) or "nothing else"
+    if values.keys() != {entry.name for entry in fields(kind)}:
+        names = ", ".join(entry.name for entry in fields(kind)) or "nothing else"
         raise ValueError(f"step {kind.name} takes {names}; got {', '.join(values) or 'nothing'}")
     for key, value in values.items():
         numbers = value if key == "picks" and isinstance(value, list) else [value]

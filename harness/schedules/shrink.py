@@ -53,11 +53,11 @@ def simplify(schedule: Schedule, fails: Fails) -> Schedule:
 
 def simpler_steps(step: Step) -> Iterator[Step]:
     """Yield steps of the same kind, the simplest first: one field lower, or with fewer picks."""
-    for each in fields(step):
-        value = getattr(step, each.name)
+    for entry in fields(step):
+        value = getattr(step, entry.name)
         smaller = fewer(value) if isinstance(value, tuple) else lower(value)
         for other in dict.fromkeys(smaller):
-            yield replace(step, **{each.name: other})
+            yield replace(step, **{entry.name: other})
 
 
 def lower(number: int) -> list[int]:

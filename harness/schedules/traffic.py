@@ -92,11 +92,12 @@ def traffic_schedules(
     under_test: Mode = Mode.DECODE,
     idle: int = 0,
 ) -> list[Schedule]:
-    """Return `count` schedules of REQUESTS consecutive requests each; `seed` says where from.
+    """Return `count` schedules, of REQUESTS consecutive requests of the trace each.
 
-    At most `max_bs` requests run at once, and no more than `room` slots hold in the end.
-    Where `tried` is a mode of speculation, requests draft and verify instead of decoding.
-    `idle` is the pick of idle replays.
+    They start at places of the trace taken from `seed`. At most `max_bs` requests run at once,
+    and their final lengths together never exceed `room` slots. Where `under_test` is a mode of
+    speculation, requests draft and verify instead of decoding. `idle` is the pick of idle
+    replays.
     """
     speculates = under_test not in {Mode.DECODE, Mode.EXTEND}
     trace = load_trace()
@@ -140,35 +141,41 @@ def _simulate(
             prompt = 1 + min(queue[0].context * config.window // CONTEXT_TOKENS, 3 * config.window)
             generated = 1 + queue[0].generated // GENERATED_TOKENS
             tokens = prompt + generated + PAGE_ROUNDING + speculates * SPECULATION.slots
-            if tokens + sum(each.tokens for each in live) > room:
+            if tokens + sum(request.tokens for request in live) > room:
                 break
             queue.pop(0)
             chunk = config.window + 1
             yield Admit(prompt, chunk)
             live.append(_Live(serial, max(0, prompt - chunk), generated, tokens))
             serial += 1
-        for request in [each for each in live if each.waiting]:
+        for request in [request for request in live if request.waiting]:
             yield Extend(0, 3 * config.window)
             request.waiting = 0
         if live:
             idle = 0
-            # Whoever waited longest goes first, so that rows change places.
-            order = sorted(range(len(live)), key=lambda i: (-live[i].remaining, live[i].serial))
-            accepted = tick % SPECULATION.draft_tokens if speculates else 0
-            if speculates:
-                yield DraftExtend(tuple(order))
-                yield Draft(tuple(order))
-                yield Verify(tuple(order), accepted)
-            else:
-                yield Decode(tuple(order))
-            for request in live:
-                request.remaining -= 1 + accepted
-            for place in reversed([i for i, each in enumerate(live) if each.remaining <= 0]):
-                yield Finish(place)
-                del live[place]
+            yield from _advance(live, tick, speculates=speculates)
         elif idle < IDLE_STEPS:
             idle += 1
             yield Idle(idle_pick)
         if tick % EVICT_EVERY == 0:
             yield from (Evict(place) for place in range(len(live)))
         tick += 1
+
+
+def _advance(live: list[_Live], tick: int, *, speculates: bool) -> Iterator[Step]:
+    """Yield the steps of one tick in which requests run; remove those that finish."""
+    # The request with most left to generate goes first, so that rows change places.
+    order = sorted(range(len(live)), key=lambda place: (-live[place].remaining, live[place].serial))
+    accepted = tick % SPECULATION.draft_tokens if speculates else 0
+    if speculates:
+        yield DraftExtend(tuple(order))
+        yield Draft(tuple(order))
+        yield Verify(tuple(order), accepted)
+    else:
+        yield Decode(tuple(order))
+    for request in live:
+        request.remaining -= 1 + accepted
+    finished = [place for place, request in enumerate(live) if request.remaining <= 0]
+    for place in reversed(finished):
+        yield Finish(place)
+        del live[place]

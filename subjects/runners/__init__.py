@@ -1,6 +1,6 @@
 """Every runner of this build: a line in the table, a file in this folder."""
 
-from subjects.runner import GraphRunner
+from subjects.runners.base import GraphRunner
 from subjects.runners.breakable import BreakableRunner
 from subjects.runners.cpu_graph import CpuGraphRunner
 from subjects.runners.decode import DecodeRunner
@@ -20,13 +20,17 @@ TABLE: tuple[tuple[type[GraphRunner], tuple[str, ...]], ...] = (
     (PiecewiseRunner, ("eagle",)),
     (BreakableRunner, ("frozen",)),
 )
-"""Each runner, and the line-ups it plays in: the runners of one engine, one for a mode."""
+"""Every runner, and the engines it is part of. An engine has one runner for a mode."""
 
 RUNNERS: dict[str, type[GraphRunner]] = {runner.name: runner for runner, _ in TABLE}
 """Every runner by name."""
 
 
 def engine_runners(runner: str) -> tuple[type[GraphRunner], ...]:
-    """Return the runners of the engine that `runner` is tried in: those of its first line-up."""
-    chosen = next(engine_runners[0] for each, engine_runners in TABLE if each.name == runner)
-    return tuple(each for each, engine_runners in TABLE if chosen in engine_runners)
+    """Return the runners of the engine in which `runner` is tested: the first of its row."""
+    chosen = next(engines[0] for candidate, engines in TABLE if candidate.name == runner)
+    return tuple(candidate for candidate, engines in TABLE if chosen in engines)
+
+
+ONE_PER_ENGINE = ("decode", "breakable", "cpu_graph")
+"""One runner of each engine: all runners of the engine replay in its trials."""

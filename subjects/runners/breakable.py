@@ -4,7 +4,7 @@ from torch import Tensor
 
 from reference.model import Heads, Output, TokenInputs
 from subjects.graphs.capture import Capture
-from subjects.prefill import PrefillRunner
+from subjects.runners.prefill import PrefillRunner
 
 
 class BreakingAttention:

@@ -1,8 +1,8 @@
 """The CPU graph runner: decode through a compiled function per captured size, nothing recorded.
 
-What the compiler makes of the function is not on trial, only what it is handed: a batch
-of a captured size goes in as it is, any other is padded through static inputs. Attention
-metadata is fresh each time, and the pool translates: there is no `swa_loc` here.
+The compiler's work is not under test, only the function's inputs: a batch of a captured
+size goes in as it is, any other is padded through static inputs. Attention metadata is fresh
+in every forward, and the pool translates: there is no `swa_loc` here.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from reference.batch import ForwardBatch, Mode
 from reference.model import Output, TokenInputs
 from subjects.access import ListedKV
 from subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from subjects.graphs.capture import Graph
+from subjects.graphs.protocol import Graph
 from subjects.key_lists import row_keys, row_lists
-from subjects.runner import GraphRunner, request_extents
+from subjects.runners.base import GraphRunner, request_extents
 
 
 class CpuGraphRunner(GraphRunner):
@@ -34,18 +34,6 @@ class CpuGraphRunner(GraphRunner):
         reset("out_cache_loc", Axis.TOKEN, torch.int64),
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
     )
-    affected_by = frozenset(
-        {
-            "req_pool_pad",
-            "shared_buffer_dtype",
-            "loc_memo_warning",
-            "loc_memo_warning.after_window",
-            "loc_memo_warning.entry+before_window",
-            "loc_memo_warning.entry+after_window",
-            "loc_memo_warning.before_window+after_window",
-        }
-    )
-    unaffected = {"loc_memo_capture": "nothing is captured: each forward translates anew"}
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of requests."""
@@ -58,12 +46,12 @@ class CpuGraphRunner(GraphRunner):
     def plan(self, bucket: int) -> None:
         """Plan nothing ahead."""
 
-    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
         return {} if batch is None else self.batch_inputs(batch)
 
     def capture_all(self) -> None:
-        """Run each size once, as its compilation does."""
+        """Run every size once, as its compilation does."""
         self.ran: dict[int, list[str]] = {}
         for bucket in reversed(self.buckets):
             self.forward(bucket)
@@ -82,7 +70,8 @@ class CpuGraphRunner(GraphRunner):
             static = {name: self.view(name, bucket) for name in self.inputs.buffers}
             return self._run(static, batch, bucket)
         live = {name: batch.value(name) for name in self.inputs.buffers}
-        return self._run({k: v for k, v in live.items() if v is not None}, batch, bucket)
+        carried = {name: values for name, values in live.items() if values is not None}
+        return self._run(carried, batch, bucket)
 
     def forward(self, bucket: int) -> Output:
         """Run the compiled function over the static inputs."""
@@ -127,7 +116,7 @@ class CpuGraphRunner(GraphRunner):
         """Return the live rows' payload, and none in padded rows."""
         payload = torch.zeros((bucket, self.target.config.hidden), device=self.target.device)
         if batch is not None:
-            payload[: batch.raw_bs] = self.target.payload(
+            payload[: batch.live_requests] = self.target.payload(
                 self.ops,
                 batch.positions,
                 batch.mamba_track_indices,

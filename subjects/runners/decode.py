@@ -1,6 +1,6 @@
-"""The decode runner: one token of each request, padded on the request axis.
+"""The decode runner: one token of every request, padded on the request axis.
 
-Also the class that verifies drafts, as in the engine: k tokens of each request then.
+Verifying drafts is a subclass of it, as in the engine: k tokens of every request then.
 """
 
 import torch
@@ -21,7 +21,7 @@ from subjects.contracts import (
     reset,
 )
 from subjects.key_lists import KeyLists, row_keys, row_lists, row_sizes
-from subjects.runner import GraphRunner, request_extents
+from subjects.runners.base import GraphRunner, request_extents
 from subjects.toggles import LocationScheme
 
 ROWS: Contract = (
@@ -50,29 +50,12 @@ ROWS: Contract = (
 
 
 class DecodeRunner(GraphRunner):
-    """Full-graph decode of one token of each request."""
+    """Full-graph decode of one token of every request."""
 
     name = "decode"
     mode = Mode.DECODE
     rows = ROWS
     tokens_per_request = 1
-    affected_by = frozenset(
-        {
-            "swa_pad",
-            "swa_int64",
-            "swa_loc_unset",
-            "req_pool_pad",
-            "shared_buffer_dtype",
-            "loc_memo_warning",
-            "loc_memo_warning.entry+before_window",
-            "loc_memo_capture",
-        }
-    )
-    unaffected = {
-        "loc_memo_warning.after_window": "Python translates nothing after it in a full graph",
-        "loc_memo_warning.entry+after_window": "before_window hides what entry leaves",
-        "loc_memo_warning.before_window+after_window": "entry hides what before_window leaves",
-    }
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of requests."""
@@ -83,11 +66,13 @@ class DecodeRunner(GraphRunner):
         config = self.target.config
         return row_sizes(bucket, config.max_context, config.window)
 
-    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors and the two token counts."""
-        heads = {"num_token_non_padded": self.scalar(0)} if batch is None else {}
-        heads |= self.batch_inputs(batch) if batch is not None else {}
-        return heads | {"global_num_tokens": self.scalar(bucket * self.tokens_per_request)}
+        if batch is None:
+            found = {"num_token_non_padded": self.scalar(0)}
+        else:
+            found = self.batch_inputs(batch)
+        return found | {"global_num_tokens": self.scalar(bucket * self.tokens_per_request)}
 
     def plan(self, bucket: int) -> None:
         """List the keys of every row."""

@@ -1,7 +1,7 @@
 """The EAGLE draft runner: several forwards of the draft model in one graph, `topk` branches wide.
 
 The draft model shares the request table and the slot numbers with the target and has KV
-of its own. Each forward writes a column of the slots that were allocated for drafting.
+of its own. A forward writes one column of the slots that were allocated for drafting.
 """
 
 import torch
@@ -15,7 +15,7 @@ from reference.speculative import propose
 from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import draft_lists, row_keys, row_sizes
-from subjects.runner import GraphRunner, request_extents
+from subjects.runners.base import GraphRunner, request_extents
 
 
 class EagleDraftRunner(GraphRunner):
@@ -23,7 +23,7 @@ class EagleDraftRunner(GraphRunner):
 
     name = "eagle_draft"
     mode = Mode.DRAFT
-    reads = Role.DRAFT
+    kv_role = Role.DRAFT
     store_count = SPECULATION.forwards
     rows = (
         keep("input_ids", Axis.TOKEN, torch.int64),
@@ -39,26 +39,9 @@ class EagleDraftRunner(GraphRunner):
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
     )
     never_populated = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
-    affected_by = frozenset(
-        {
-            "req_pool_pad",
-            "shared_buffer_dtype",
-            "loc_memo_warning",
-            "loc_memo_warning.entry+before_window",
-        }
-    )
-    unaffected = {
-        "loc_memo_warning.after_window": "Python translates nothing after it in a full graph",
-        "loc_memo_warning.entry+after_window": "before_window hides what entry leaves",
-        "loc_memo_warning.before_window+after_window": "entry hides what before_window leaves",
-        "loc_memo_capture": (
-            "each of its forwards writes at another slice of out_cache_loc, so that the memo"
-            " misses and the capture warns"
-        ),
-    }
 
     def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests, `topk` rows and all draft slots of each."""
+        """Return the extents of a bucket of requests: `topk` rows and all draft slots a request."""
         rows = request_extents(bucket, SPECULATION.topk)
         return {**rows, Axis.DRAFT_SLOT: bucket * SPECULATION.slots}
 
@@ -68,17 +51,17 @@ class EagleDraftRunner(GraphRunner):
         rows = SPECULATION.forwards * SPECULATION.topk * bucket
         return row_sizes(rows, config.max_context, config.window)
 
-    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors, of those that are ever populated."""
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return those of the batch's tensors that this runner ever populates."""
         found = {} if batch is None else self.batch_inputs(batch)
-        return {name: each for name, each in found.items() if name not in self.never_populated}
+        return {name: found[name] for name in found if name not in self.never_populated}
 
     def plan(self, bucket: int) -> None:
         """List the keys of every branch, for every forward."""
         self.list_rows(bucket, draft_lists)
 
     def forward(self, bucket: int) -> Output:
-        """Return every candidate of each request: `scores`, `tokens` and `chosen`."""
+        """Return every candidate of every request: `scores`, `tokens` and `chosen`."""
         rows = bucket * SPECULATION.topk
         positions = self.view("positions", bucket)
         slots = self.view("out_cache_loc", bucket).view(rows, SPECULATION.steps)

@@ -1,7 +1,8 @@
 """The EAGLE draft-extend runner: the draft model catches up with what was accepted.
 
-Requests bring different numbers of tokens, packed one after the other; each has room for
-as many as a verified path can hold. Which rows count is read from the static inputs.
+Requests bring different numbers of tokens, packed one after the other; a bucket has room
+for as many tokens of every request as a verified path can hold. Which rows are live is read
+from the static inputs.
 """
 
 import torch
@@ -15,7 +16,7 @@ from reference.speculative import likeliest
 from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import span_keys, span_lists, span_sizes
-from subjects.runner import GraphRunner, request_extents
+from subjects.runners.base import GraphRunner, request_extents
 
 K = SPECULATION.extend_tokens
 
@@ -25,7 +26,7 @@ class EagleDraftExtendRunner(GraphRunner):
 
     name = "eagle_draft_extend"
     mode = Mode.DRAFT_EXTEND
-    reads = Role.DRAFT
+    kv_role = Role.DRAFT
     rows = (
         reset("seq_lens", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE),
         reset("out_cache_loc", Axis.TOKEN, torch.int64, allocated=1),
@@ -39,22 +40,9 @@ class EagleDraftExtendRunner(GraphRunner):
         reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
         reset("extend_seq_lens_cpu", Axis.REQUEST, torch.int32, K, host=True),
     )
-    affected_by = frozenset(
-        {
-            "req_pool_pad",
-            "shared_buffer_dtype",
-            "loc_memo_warning",
-            "loc_memo_warning.after_window",
-            "loc_memo_warning.entry+before_window",
-            "loc_memo_warning.entry+after_window",
-            "loc_memo_warning.before_window+after_window",
-            "loc_memo_capture",
-        }
-    )
-    unaffected = {}
 
     def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests with K tokens each."""
+        """Return the extents of a bucket of requests with K tokens apiece."""
         return request_extents(bucket, K)
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
@@ -68,15 +56,15 @@ class EagleDraftExtendRunner(GraphRunner):
 
     def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
         """Return whether any token of the bucket is padding."""
-        return batch is None or batch.raw_num_token != bucket * K
+        return batch is None or batch.live_tokens != bucket * K
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
         """Bring the static inputs up to date; host ones are reset only for padded requests."""
-        on_host = batch is None or batch.raw_bs != bucket
-        heads = self.heads(batch, bucket)
-        self.inputs.populate(heads, padded=padded, padded_on_host=on_host)
+        on_host = batch is None or batch.live_requests != bucket
+        live_inputs = self.live_inputs(batch, bucket)
+        self.inputs.populate(live_inputs, padded=padded, padded_on_host=on_host)
 
-    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors and the token counts on the host."""
         if batch is None:
             return {}
@@ -100,7 +88,7 @@ class EagleDraftExtendRunner(GraphRunner):
         )
 
     def forward(self, bucket: int) -> Output:
-        """Return `logits`, `hidden`, `topk_p` and `topk_index` of each request's last token."""
+        """Return `logits`, `hidden`, `topk_p` and `topk_index` of every request's last token."""
         tokens = draft_inputs(
             self.ops,
             self.draft,

@@ -1,7 +1,7 @@
 """The frozen-KV MTP runner: drafting that reads the target's KV and writes none.
 
 Every forward of a draft sees the same keys, the target's, from where the target wrote
-last. The rows of its index inputs are branches, the rows of its drafting state requests.
+last. The rows of its index inputs are branches; the rows of its drafting state are requests.
 """
 
 import torch
@@ -15,7 +15,7 @@ from reference.speculative import propose
 from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import row_keys, row_lists, row_sizes
-from subjects.runner import GraphRunner, request_extents
+from subjects.runners.base import GraphRunner, request_extents
 
 PER_BRANCH = ("seq_lens", "seq_lens_cpu", "req_pool_indices")
 
@@ -36,23 +36,9 @@ class FrozenKvMtpRunner(GraphRunner):
         keep("hidden_states", Axis.REQUEST, None, width=HIDDEN),
         keep("mrope_positions", Axis.MROPE, torch.int64),
     )
-    affected_by = frozenset(
-        {
-            "req_pool_pad",
-            "shared_buffer_dtype",
-            "loc_memo_warning",
-            "loc_memo_warning.entry+before_window",
-        }
-    )
-    unaffected = {
-        "loc_memo_warning.after_window": "Python translates nothing after it in a full graph",
-        "loc_memo_warning.entry+after_window": "before_window hides what entry leaves",
-        "loc_memo_warning.before_window+after_window": "entry hides what before_window leaves",
-        "loc_memo_capture": "it stores no KV, so that its graph holds no translation",
-    }
 
     def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests, `topk` rows of each."""
+        """Return the extents of a bucket of requests, `topk` rows a request."""
         return request_extents(bucket, SPECULATION.topk)
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
@@ -60,14 +46,14 @@ class FrozenKvMtpRunner(GraphRunner):
         config = self.target.config
         return row_sizes(bucket * SPECULATION.topk, config.max_context, config.window)
 
-    def heads(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors, what is per request repeated for each branch."""
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors, those per request repeated for every branch."""
         found = {} if batch is None else self.batch_inputs(batch)
         return {
-            name: each[:, None].expand(-1, SPECULATION.topk).reshape(-1)
+            name: values[:, None].expand(-1, SPECULATION.topk).reshape(-1)
             if name in PER_BRANCH
-            else each
-            for name, each in found.items()
+            else values
+            for name, values in found.items()
         }
 
     def plan(self, bucket: int) -> None:
@@ -75,7 +61,7 @@ class FrozenKvMtpRunner(GraphRunner):
         self.list_rows(bucket, row_lists)
 
     def forward(self, bucket: int) -> Output:
-        """Return every candidate of each request: `scores`, `tokens` and `chosen`."""
+        """Return every candidate of every request: `scores`, `tokens` and `chosen`."""
         rows = bucket * SPECULATION.topk
         keys = row_keys(self.metadata.buffers, 0, rows)
         borrowed = frozen_layers(self.target, self.draft)

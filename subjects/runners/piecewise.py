@@ -1,4 +1,4 @@
-"""The piecewise runner: the model split at attention ahead of time, each piece a graph."""
+"""The piecewise runner: the model split at attention ahead of time, one graph per piece."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from torch import Tensor
 from reference.config import Kind
 from reference.model import Heads, Output
 from subjects.graphs.capture import Capture
-from subjects.prefill import PrefillRunner
+from subjects.runners.prefill import PrefillRunner
 
 Rotary = dict[Kind, Tensor]
 
 
 @dataclass(frozen=True)
 class PieceOutput:
-    """What one piece leaves for attention and for the pieces after it."""
+    """The output of one piece, for attention and for the pieces after it."""
 
     hidden: Tensor
     rotary: Rotary
@@ -38,7 +38,7 @@ class PiecewiseRunner(PrefillRunner):
         return self._last(bucket, left)
 
     def capture(self, bucket: int) -> Capture[Output]:
-        """Capture each piece as a graph of its own, in the order they run."""
+        """Capture every piece as a graph of its own, in the order they run."""
         whole: Capture[Output] = Capture(self.ops, self.memory_pool)
         left = self._captured(whole, lambda: self._first(bucket))
         for layer in range(len(self.target.layers)):

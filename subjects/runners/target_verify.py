@@ -1,4 +1,4 @@
-"""Verifying drafts: the decode runner with k draft tokens of each request, and a tree mask."""
+"""Verifying drafts: the decode runner with k draft tokens of every request, and a tree mask."""
 
 import torch
 from torch import Tensor
@@ -11,16 +11,15 @@ from subjects.runners.decode import ROWS, DecodeRunner
 
 
 class TargetVerifyRunner(DecodeRunner):
-    """Full-graph verify of a tree of draft tokens of each request."""
+    """Full-graph verify of a tree of draft tokens of every request."""
 
     name = "target_verify"
     mode = Mode.TARGET_VERIFY
     rows = (*ROWS, keep("custom_mask", Axis.MASK, torch.bool))
     tokens_per_request = SPECULATION.draft_tokens
-    affected_by = DecodeRunner.affected_by | {"spec_page_table_untranslated"}
 
     def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests, each with k rows of mask bits."""
+        """Return the extents of a bucket of requests, k rows of mask bits for a request."""
         bits = SPECULATION.draft_tokens * self.target.config.max_context
         return {**super().extents(bucket), Axis.MASK: bucket * bits}
 

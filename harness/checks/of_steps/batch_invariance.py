@@ -29,10 +29,10 @@ def run_variants(pair: Pair, planned: PlannedStep) -> tuple[Variant, ...]:
     batch, eager_batch = planned.graph.batch, planned.eager.batch
     if batch is None or eager_batch is None:
         return ()
-    everyone = tuple(range(batch.raw_bs))
+    everyone = tuple(range(batch.live_requests))
     orders = {"in reverse": everyone[::-1]}
     if batch.mode is not Mode.EXTEND:
-        orders["alone"] = (eager_batch.spans[0].end % batch.raw_bs,)
+        orders["alone"] = (eager_batch.spans[0].end % batch.live_requests,)
     found = []
     tables = pair.eager_pools.tables
     kept = [table.clone() for table in (tables.req_to_token, tables.full_to_swa_index_mapping)]

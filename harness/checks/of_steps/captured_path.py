@@ -1,7 +1,7 @@
 """captured_path: vacuous passes, and a graph that is not its location scheme's."""
 
 from harness.checks.property import Description, Property
-from harness.explain.cause import off_path_cause
+from harness.explain.build_faults import off_path_cause
 from harness.lockstep.observation import Observation
 from subjects.protocol import Offer, ReplayFacts
 

@@ -1,7 +1,7 @@
 """index_contract: an index dtype that drifted, a static buffer that moved."""
 
 from harness.checks.property import Description, Property
-from harness.explain.cause import dtype_cause
+from harness.explain.build_faults import dtype_cause
 from harness.lockstep.observation import Observation
 from subjects.protocol import Offer, ReplayFacts
 

@@ -1,7 +1,7 @@
 """log_hygiene: a warning although every value is right, and the warning deleted as its cure."""
 
 from harness.checks.property import Description, Property
-from harness.explain.cause import warning_site
+from harness.explain.build_faults import warning_site
 from harness.lockstep.observation import Observation
 from subjects.protocol import Offer
 

@@ -245,10 +245,10 @@ class DecodingEngine(SglangEngine[ReplayingRunner]):
         replay = Replay(
             runner=self.runner.name,
             bucket=bucket,
-            live_size=batch.raw_bs,
-            padded=batch.raw_bs < bucket,
+            live_size=batch.live_requests,
+            padded=batch.live_requests < bucket,
             output=output,
-            live_rows=batch.raw_bs,
+            live_rows=batch.live_requests,
             live_output=output,
             defined=output,
             reads=self._reads(bucket),
@@ -302,7 +302,7 @@ class PrefillEngine(SglangEngine[PrefillRunner]):
         """Populate the runner with a prefill, then run that eagerly."""
         given, _ = self.placed(batch, mode)
         assert batch is not None
-        static, tokens = self.runner.populate(given), batch.raw_num_token
+        static, tokens = self.runner.populate(given), batch.live_tokens
         locations = getattr(static, "out_cache_loc_swa", None)
         self._locations = None if locations is None else locations.dtype
         for name in self.BUFFERS:
@@ -317,7 +317,7 @@ class PrefillEngine(SglangEngine[PrefillRunner]):
             live_size=tokens,
             padded=tokens < bucket,
             output=output,
-            live_rows=batch.raw_bs,
+            live_rows=batch.live_requests,
             live_output=output,
             defined={},
         )

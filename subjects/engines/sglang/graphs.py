@@ -15,7 +15,7 @@ import torch
 
 from reference.ops import Ops
 from subjects.captured import allocations
-from subjects.graphs.capture import TapeSegment
+from subjects.graphs.tape import TapeSegment
 
 
 class CpuGraph:

@@ -82,7 +82,7 @@ class SglangRunner:
         device = loc.device
         values = {
             "forward_mode": self.modes.EXTEND if extend else self.modes.DECODE,
-            "batch_size": batch.raw_bs,
+            "batch_size": batch.live_requests,
             "input_ids": batch.input_ids,
             "req_pool_indices": rows,
             "seq_lens": batch.seq_lens,
@@ -101,12 +101,12 @@ class SglangRunner:
             "spec_algorithm": self.model_runner.spec_algorithm,
             "capture_hidden_mode": self.hidden_modes.NULL,
             "num_token_non_padded": batch.num_token_non_padded,
-            "num_token_non_padded_cpu": batch.raw_num_token,
+            "num_token_non_padded_cpu": batch.live_tokens,
             "global_forward_mode": self.modes.EXTEND if extend else self.modes.DECODE,
         }
         if extend:
             values |= {
-                "extend_num_tokens": batch.raw_num_token,
+                "extend_num_tokens": batch.live_tokens,
                 "extend_seq_lens": torch.tensor(counts, dtype=torch.int32, device=device),
                 "extend_prefix_lens": torch.tensor(prefix, dtype=torch.int32, device=device),
                 "extend_start_loc": torch.zeros(1, dtype=torch.int32, device=device),

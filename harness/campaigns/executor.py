@@ -1,0 +1,263 @@
+"""The one executor of every campaign: independent tasks, spread over worker processes.
+
+A task is plain data and `run` a function of a module, so that both can be handed to a fresh
+process. Whatever happens to one task, the rest finishes. What a task is about (trials,
+properties, devices) is not known here.
+"""
+
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, resource_tracker
+from typing import Any, Generic, Protocol, TypeVar
+
+from harness.lockstep.tracebacks import traceback_of
+
+JOIN_SECONDS = 10.0
+"""How long a process that was killed may take to go."""
+
+
+class Reported(Protocol):
+    """What running a task gives. After `spoiled` its process must not run another task."""
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether the process is of no use any more: it lost its device, or an error was raised."""
+        ...
+
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Reported)
+
+
+@dataclass(frozen=True)
+class Campaign(Generic[T, R]):
+    """What is done with every task of a campaign.
+
+    `run` carries a task out. `shared` says what a process keeps from one task to the next,
+    such as a captured trial: tasks that share it go to one process where possible.
+    `seconds` is how long a task may take; one that takes longer is taken to hang.
+    """
+
+    run: Callable[[T], R]
+    shared: Callable[[T], Hashable]
+    seconds: Callable[[T], float]
+
+
+@dataclass(frozen=True)
+class Ended(Generic[T, R]):
+    """How one task ended: with a result, or with an error, which holds no absolute path."""
+
+    task: T
+    seconds: float
+    result: R | None = None
+    error: str | None = None
+
+
+def processes_for(workers: int, device: str) -> int:
+    """Return how many processes a cheap campaign needs: none where one on a CPU would do.
+
+    Starting a process costs seconds. On cuda a task needs one, for it may lose its device.
+    """
+    return 0 if workers == 1 and device == "cpu" else workers
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold SIGINT back until the end; a process started in here never hears it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outcome(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
+    """Return what a task gives, or the traceback of what it raises."""
+    try:
+        return run(task), None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return None, traceback_of(error)
+
+
+def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
+    """Run the tasks that come through a pipe, in a worker process, and send back what they give."""
+    with suppress(EOFError, BrokenPipeError):  # The process that started this one is gone.
+        while True:
+            task = pipe.recv()
+            result, error = _outcome(run, task)
+            try:
+                pipe.send((result, error))
+            except Exception as unsendable:
+                pipe.send((None, traceback_of(unsendable)))
+
+
+class _Worker(Generic[T, R]):
+    """A process of its own that runs one task at a time and leaves Ctrl-C to this process."""
+
+    task: T
+
+    def __init__(self, run: Callable[[T], R]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, run), daemon=True)
+        # Starting it, the first process would let SIGINT through again.
+        resource_tracker.ensure_running()
+        with undisturbed():
+            self.process.start()
+        theirs.close()
+        self.busy = False
+        self.usable = True
+        self.started = self.deadline = 0.0
+
+    def give(self, task: T, seconds: float) -> None:
+        """Have the process run a task, for so many seconds at most."""
+        self.task, self.busy = task, True
+        self.started = time.monotonic()
+        self.deadline = self.started + seconds
+        with suppress(OSError):  # It has just died: `collect` says so.
+            self.pipe.send(task)
+
+    def collect(self) -> Ended[T, R]:
+        """Return how the task ended, of a process that has answered, has died or is overdue."""
+        result: R | None = None
+        error: str | None = None
+        try:
+            if self.pipe.poll():
+                result, error = self.pipe.recv()
+            else:
+                allowed = self.deadline - self.started
+                error = f"it took more than {allowed:.0f} s and was ended"
+        except (EOFError, OSError):
+            self.process.join(JOIN_SECONDS)
+            error = f"its process died with exit code {self.process.exitcode}"
+        except Exception as unreadable:
+            error = traceback_of(unreadable)
+        self.busy = False
+        self.usable = result is not None and not result.spoiled
+        return Ended(self.task, time.monotonic() - self.started, result, error)
+
+    def end(self) -> None:
+        """End the process at once, whatever it does."""
+        self.process.kill()
+        self.process.join(JOIN_SECONDS)
+        self.pipe.close()
+
+
+class _Waiting(Generic[T, R]):
+    """The tasks that no process has been given yet, in order."""
+
+    def __init__(self, campaign: Campaign[T, R], tasks: Iterable[T]) -> None:
+        self.shared = campaign.shared
+        self.tasks = [(campaign.shared(task), task) for task in tasks]
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks)
+
+    def take(self, last: T | None, running: Sequence[T]) -> T:
+        """Take what shares something with a process's last task, or else with no running one."""
+        kept = {self.shared(last)} if last is not None else set()
+        taken = {self.shared(task) for task in running}
+        same = [place for place, (shared, _) in enumerate(self.tasks) if shared in kept]
+        new = [place for place, (shared, _) in enumerate(self.tasks) if shared not in taken]
+        return self.tasks.pop((same or new or [0])[0])[1]
+
+
+def _hand_out(
+    campaign: Campaign[T, R], workers: list[_Worker[T, R] | None], waiting: _Waiting[T, R]
+) -> None:
+    """Give every idle process a task, while there are tasks; start those that are not there."""
+    for place, worker in enumerate(workers):
+        if not waiting or (worker is not None and worker.busy):
+            continue
+        running = [other.task for other in workers if other is not None and other.busy]
+        task = waiting.take(worker.task if worker is not None else None, running)
+        if worker is None or not worker.process.is_alive():
+            worker = workers[place] = _Worker(campaign.run)  # noqa: PLW2901
+        worker.give(task, campaign.seconds(task))
+
+
+def _ready(busy: Sequence[_Worker[T, R]]) -> list[_Worker[T, R]]:
+    """Wait for the processes that have answered, have died or are overdue."""
+    soonest = min(worker.deadline for worker in busy)
+    answered = connection.wait(
+        [worker.pipe for worker in busy], max(0.0, soonest - time.monotonic())
+    )
+    now = time.monotonic()
+    return [worker for worker in busy if worker.pipe in answered or worker.deadline <= now]
+
+
+class _TooLongError(BaseException):
+    """A task of this process took too long. No Exception, so that nothing swallows it."""
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raise what ends a task once it has taken too long; signals reach the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise _TooLongError(f"it took more than {seconds:.0f} s and was ended")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _run_here(campaign: Campaign[T, R], task: T) -> Ended[T, R]:
+    """Run a task in this process."""
+    started, seconds = time.monotonic(), campaign.seconds(task)
+    with _alarm(seconds):
+        result, error = _outcome(campaign.run, task)
+    return Ended(task, time.monotonic() - started, result, error)
+
+
+def execute(
+    campaign: Campaign[T, R],
+    tasks: Iterable[T],
+    processes: int,
+    on_end: Callable[[Ended[T, R]], None],
+) -> None:
+    """Run every task, in `processes` processes or, if that is 0, in this one.
+
+    `on_end` is called with each end as it comes. A task that takes too long is ended, and one
+    whose process dies is lost: both end with an error, and so does one that raises, whose
+    error is its whole traceback. Such a process is replaced. In this process a hang outside
+    Python, or its death, cannot be helped. Ctrl-C ends all processes at once.
+    """
+    waiting = _Waiting(campaign, tasks)
+    if processes == 0:
+        last = None
+        while waiting:
+            last = waiting.take(last, ())
+            on_end(_run_here(campaign, last))
+        return
+    workers: list[_Worker[T, R] | None] = [None] * processes
+    try:
+        while True:
+            _hand_out(campaign, workers, waiting)
+            busy = [worker for worker in workers if worker is not None and worker.busy]
+            if not busy:
+                return
+            for worker in _ready(busy):
+                ended = worker.collect()
+                if not worker.usable:
+                    worker.end()
+                    workers[workers.index(worker)] = None
+                on_end(ended)
+    finally:
+        with undisturbed():
+            for started in filter(None, workers):
+                started.end()

@@ -1,0 +1,171 @@
+"""The record of a run of the main job, and the case file of each of its findings."""
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from harness.campaigns import schema
+from harness.campaigns.case import Case, write_case
+from harness.campaigns.record import environment
+from harness.campaigns.regress import Run, plan, verdict
+from harness.campaigns.task import Finding, Result, Task
+from harness.campaigns.typed_json import from_json, to_json
+from harness.checks.expectations import unaffected_reason
+from harness.checks.table import PROPERTIES, STATEMENTS
+from harness.schedules.coverage import required_events
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
+from subjects.engine import contract
+from subjects.runners import RUNNERS, engine_runners
+from subjects.toggles import LocationScheme
+
+
+def record(run: Run, cases: Path, shown: str) -> schema.Record:
+    """Return the record of a run, and write a case file into `cases` for every finding.
+
+    `shown` is the folder of the cases as a reproduce command names it.
+    """
+    outcome, message = verdict(run)
+    results = ordered(run)
+    return schema.Record(
+        command=run.settings.command,
+        seed=run.settings.seed,
+        examples=run.settings.examples,
+        started=run.started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        seconds=round(time.monotonic() - run.clock, 1),
+        verdict=cast(schema.Verdict, outcome),
+        message=message,
+        environment=environment(run.settings.device),
+        clean=tuple(_clean_row(r, cases, shown) for r in results if r.task.bug is None),
+        bugs=tuple(_bug_row(r, cases, shown) for r in results if r.task.bug is not None),
+        pairs=_pairs(),
+        engine_runners={
+            name: tuple(runner.name for runner in engine_runners(name)) for name in RUNNERS
+        },
+        uncompiled_runners=tuple(name for name, runner in RUNNERS.items() if not runner.captures),
+        contracts=_contracts(),
+        properties=dict(STATEMENTS),
+        required_events=tuple(required_events(run.settings.runners)),
+    )
+
+
+def ordered(run: Run) -> list[Result]:
+    """Return the results in the order of the plan, whatever order they came in."""
+    place = {task: index for index, task in enumerate(plan(run.settings))}
+    return sorted(run.results, key=lambda result: place[result.task])
+
+
+def _pairs() -> tuple[schema.BugOnRunner, ...]:
+    """Return every bug of the build on every runner of it."""
+    return tuple(
+        schema.BugOnRunner(
+            bug=name,
+            runner=runner,
+            unaffected=unaffected_reason(bug, runner),
+            can_be_switched_on=not missing_inputs(bug, runner),
+        )
+        for name, bug in BUGS.items()
+        for runner in RUNNERS
+    )
+
+
+def _contracts() -> tuple[schema.Contract, ...]:
+    """Return the contract of every runner under every location scheme."""
+    return tuple(
+        schema.Contract(
+            runner=name,
+            scheme=str(scheme),
+            rows=tuple(
+                schema.ContractRow(
+                    name=row.name,
+                    axis=str(row.axis),
+                    dtype=str(row.dtype or "the model's").removeprefix("torch."),
+                    padding=row.padding,
+                )
+                for row in contract(runner, scheme)
+            ),
+        )
+        for name, runner in RUNNERS.items()
+        for scheme in LocationScheme
+    )
+
+
+def _counts(result: Result, cases: Path, shown: str) -> dict[str, Any]:
+    """Return the fields of schema.TrialRow, by name."""
+    hunt_result = result.hunt_result
+    trial = to_json(result.task.trial)
+    return {
+        "trial": from_json(schema.TrialSettings, trial, "the trial"),
+        "source": str(result.task.source),
+        "error": result.error,
+        "schedules": hunt_result.schedules,
+        "steps": hunt_result.steps,
+        "replays": hunt_result.replays,
+        "padded_replays": hunt_result.padded_replays,
+        "seconds": round(result.seconds, 2),
+        "events": dict(sorted(hunt_result.events.items())),
+        "capture_warnings": result.capture_warnings,
+        "finding": _finding(result, cases, shown),
+    }
+
+
+def _clean_row(result: Result, cases: Path, shown: str) -> schema.CleanRow:
+    return schema.CleanRow(
+        **_counts(result, cases, shown),
+        status=cast(schema.CleanStatus, str(result.status)),
+        properties=tuple(PROPERTIES),
+    )
+
+
+def _bug_row(result: Result, cases: Path, shown: str) -> schema.BugRow:
+    bug = result.task.bug
+    assert bug is not None
+    finding = result.finding
+    seen = {violation["property"] for violation in finding.violations} if finding else set()
+    return schema.BugRow(
+        **_counts(result, cases, shown),
+        status=cast(schema.HuntStatus, str(result.status)),
+        bug=bug.name,
+        runner=result.task.trial.runner,
+        thread=bug.thread,
+        mechanism=bug.mechanism,
+        detected_by=result.task.target,
+        unaffected=result.task.unaffected,
+        schedules_to_detection=result.hunt_result.schedules if finding else None,
+        seen=tuple(name for name in PROPERTIES if name in seen),
+    )
+
+
+def _finding(result: Result, cases: Path, shown: str) -> schema.Finding | None:
+    finding = result.finding
+    if finding is None:
+        return None
+    path = cases / f"{case_name(result.task)}.json"
+    case = case_of(result.task, finding)
+    write_case(case, path)
+    data = case.to_json()
+    return schema.Finding(
+        violations=tuple(
+            from_json(schema.Violation, violation, "a violation")
+            for violation in finding.violations
+        ),
+        case_file=f"{cases.name}/{path.name}",
+        reproduce=f"paritybit replay {shown}/{path.name}",
+        schedule=from_json(schema.Schedule, data["schedule"], "the schedule"),
+        timeline=finding.timeline,
+        explanation=finding.explanation,
+        error=finding.error,
+        case=schema.CaseHead(data["format"], data["version"], data["target"], data["seed"]),
+    )
+
+
+def case_name(task: Task) -> str:
+    """Return the file name of a task's case, without its ending."""
+    trial = task.trial
+    parts = [trial.bug or "clean", trial.runner, trial.preset, str(trial.scheme), str(task.source)]
+    return "-".join(parts if trial.bug is None else [parts[0], parts[1], parts[2], parts[4]])
+
+
+def case_of(task: Task, finding: Finding) -> Case:
+    """Return the case of a task's finding."""
+    return Case(task.trial, finding.schedule, task.target, task.seed, finding.violations)

@@ -1,0 +1,231 @@
+"""The record of a run: what it did and found. Reports are made from this alone.
+
+Plain data, without torch. A record names no host, no user and no absolute path.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from harness.explain.facts import Explanation, TimelineEntry
+
+FORMAT = "paritybit-run"
+VERSION = 4
+
+Verdict = Literal["green", "red", "interrupted"]
+
+CleanStatus = Literal["green", "red", "vacuous", "warned at capture", "device lost", "failed"]
+"""How a clean trial ended."""
+
+HuntStatus = Literal[
+    "caught",
+    "missed",
+    "wrong property",
+    "unaffected",
+    "affected after all",
+    "clean is red too",
+    "vacuous",
+    "not reproduced",
+    "device lost",
+    "failed",
+]
+"""How a hunt of a bug ended."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the figures of a record depend on: device, versions, commit; None where unknown.
+
+    `dirty` says whether the tree differed from the commit.
+    """
+
+    device: str
+    device_name: str
+    python: str
+    torch: str | None
+    triton: str | None
+    numpy: str | None
+    hypothesis: str | None
+    paritybit: str
+    commit: str | None
+    dirty: bool | None
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """What was on trial. Sizes are in slots, `buckets` in requests, `token_buckets` in tokens."""
+
+    runner: str
+    preset: str
+    dtype: str
+    device: str
+    scheme: str
+    page_size: int
+    full_slots: int
+    swa_slots: int
+    rows: int
+    buckets: tuple[int, ...]
+    token_buckets: tuple[int, ...]
+    bugs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One property that did not hold: at which step, in which words, and exactly where.
+
+    `where` holds JSON values, as each property has them: layer, tensor, slot, owner, bits.
+    """
+
+    property: str
+    step: int
+    message: str
+    where: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule as a case file has it: the name of each step, under `step`, and its values."""
+
+    seed: int
+    steps: tuple[dict[str, str | int | tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class CaseHead:
+    """What a case file holds beside its trial, its schedule and its violations."""
+
+    format: str
+    version: int
+    target: str | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One counterexample. `violations` is empty if playing it again showed nothing.
+
+    `error` is the traceback of an error of the explainer, which then explained nothing.
+    """
+
+    violations: tuple[Violation, ...]
+    case_file: str
+    reproduce: str
+    schedule: Schedule
+    timeline: tuple[TimelineEntry, ...]
+    explanation: Explanation | None
+    error: str | None
+    case: CaseHead
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """What was done on one trial: where schedules came from, how it ended, and the counts.
+
+    `error` is what kept it from ending as it should, if something did. `seconds` is its time;
+    `events` counts the states reached.
+    """
+
+    trial: TrialSettings
+    source: str
+    status: str
+    error: str | None
+    schedules: int
+    steps: int
+    replays: int
+    padded_replays: int
+    seconds: float
+    events: dict[str, int]
+    capture_warnings: int
+    finding: Finding | None
+
+
+@dataclass(frozen=True)
+class CleanRow(TrialRow):
+    """One trial of the clean subject, and the properties it was checked for."""
+
+    status: CleanStatus
+    properties: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BugRow(TrialRow):
+    """One hunt of one bug on one runner.
+
+    `detected_by` is the property that must detect it; None where it cannot affect the runner,
+    and `unaffected` says why. `schedules_to_detection` were drawn until it was found, None
+    if it was not. `seen` are the properties that the finding violates.
+    """
+
+    status: HuntStatus
+    bug: str
+    runner: str
+    thread: str
+    mechanism: str
+    detected_by: str | None
+    unaffected: str | None
+    schedules_to_detection: int | None
+    seen: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a bug found before any schedule was drawn."""
+        if self.schedules_to_detection is not None and self.schedules_to_detection < 1:
+            raise ValueError(f"a bug cannot be found in schedule {self.schedules_to_detection}")
+
+
+@dataclass(frozen=True)
+class BugOnRunner:
+    """Whether a bug of the build can affect a runner of it, tried in this run or not.
+
+    `unaffected` says why not. It cannot be switched on in a runner that lacks what it is about.
+    """
+
+    bug: str
+    runner: str
+    unaffected: str | None
+    can_be_switched_on: bool
+
+
+@dataclass(frozen=True)
+class ContractRow:
+    """One static input of a contract: one element per what, of which dtype, padded how."""
+
+    name: str
+    axis: str
+    dtype: str
+    padding: str
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The static inputs of a runner under one location scheme."""
+
+    runner: str
+    scheme: str
+    rows: tuple[ContractRow, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A whole run. `started` is in UTC, as ISO 8601 has it.
+
+    `engine_runners` names, for each runner, those of the engine that it is tried in;
+    `uncompiled_runners` those whose function is run as it stands, where an engine would
+    compile it. `properties` has the statement of each property by its id, `required_events`
+    the states that the clean trials, taken together, must reach.
+    """
+
+    command: str
+    seed: int
+    examples: int
+    started: str
+    seconds: float
+    verdict: Verdict
+    message: str
+    environment: Environment
+    clean: tuple[CleanRow, ...]
+    bugs: tuple[BugRow, ...]
+    pairs: tuple[BugOnRunner, ...]
+    engine_runners: dict[str, tuple[str, ...]]
+    uncompiled_runners: tuple[str, ...]
+    contracts: tuple[Contract, ...]
+    properties: dict[str, str]
+    required_events: tuple[str, ...]

@@ -1,0 +1,118 @@
+"""Frozen dataclasses to JSON data and back, strictly: what stands there is what is declared.
+
+Knows dataclasses of str, int, float, bool, None, Any, Literal, unions, tuples of one kind and
+dictionaries by str. Does not know what the data is of, and reads no file.
+"""
+
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Data = TypeVar("Data")
+
+LONGEST_VALUE = 200
+"""Characters of a wrong value that a message repeats."""
+
+
+def to_json(value: Any) -> Any:
+    """Return a dataclass, or what it holds, as JSON data: dict, list, str, int, float, bool."""
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    return str(value) if isinstance(value, str) else value  # A StrEnum becomes its text.
+
+
+def from_json(kind: type[Data], data: Any, place: str) -> Data:
+    """Return the dataclass `kind` of JSON data, which `place` names in a message.
+
+    Raises ValueError, in one sentence, if a key is missing or unknown or a value is of
+    another type than declared.
+    """
+    value: Data = _value(kind, data, place)
+    return value
+
+
+def _value(kind: Any, data: Any, place: str) -> Any:
+    """Return the value of JSON data that is declared to be of `kind`."""
+    if kind is Any:
+        return data
+    if is_dataclass(kind):
+        return _record(kind, data, place)
+    if get_origin(kind) is None:
+        return _plain(kind, data, place)
+    return GENERIC[get_origin(kind)](get_args(kind), data, place)
+
+
+def _record(kind: Any, data: Any, place: str) -> Any:
+    """Return the dataclass of an object that has exactly its fields."""
+    if not isinstance(data, dict):
+        raise _wrong(place, data, "an object")
+    kinds = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]
+    missing = [name for name in names if name not in data]
+    if missing:
+        raise ValueError(f"{place} lacks {', '.join(missing)}")
+    unknown = [key for key in data if key not in names]
+    if unknown:
+        raise ValueError(f"{place} has {_shown(unknown[0])}, which it cannot have")
+    return kind(**{name: _value(kinds[name], data[name], f"{place}.{name}") for name in names})
+
+
+def _one_of(kinds: tuple[Any, ...], data: Any, place: str) -> Any:
+    """Return the value of the first kind that fits; what fits none is told of as the last."""
+    if NoneType in kinds and data is None:
+        return None
+    *others, last = (kind for kind in kinds if kind is not NoneType)
+    for kind in others:
+        with suppress(ValueError):
+            return _value(kind, data, place)
+    return _value(last, data, place)
+
+
+def _literal(texts: tuple[str, ...], data: Any, place: str) -> str:
+    """Return one of the texts that are declared."""
+    if not isinstance(data, str) or data not in texts:
+        raise _wrong(place, data, f"one of {', '.join(texts)}")
+    return data
+
+
+def _tuple(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
+    """Return the items of a list, all of one kind."""
+    if not isinstance(data, list | tuple):
+        raise _wrong(place, data, "a list")
+    return tuple(_value(kinds[0], item, f"{place}[{i}]") for i, item in enumerate(data))
+
+
+def _dict(kinds: tuple[Any, ...], data: Any, place: str) -> dict[str, Any]:
+    """Return the items of an object with any keys, all of one kind."""
+    if not isinstance(data, dict):
+        raise _wrong(place, data, "an object")
+    return {key: _value(kinds[1], item, f"{place}.{key}") for key, item in data.items()}
+
+
+GENERIC = {Union: _one_of, UnionType: _one_of, Literal: _literal, tuple: _tuple, dict: _dict}
+"""How the value of a kind with arguments is read."""
+
+PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _plain(kind: Any, data: Any, place: str) -> Any:
+    """Return a text, a number or a truth value. A whole number is a number, a bool is none."""
+    fits = type(data) is kind or (kind is float and type(data) is int)
+    if not fits:
+        raise _wrong(place, data, PLAIN[kind])
+    return data
+
+
+def _wrong(place: str, data: Any, wanted: str) -> ValueError:
+    return ValueError(f"{place} is {_shown(data)}, not {wanted}")
+
+
+def _shown(data: Any) -> str:
+    """Return a value for a message, cut short and on one line."""
+    text = repr(data)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"

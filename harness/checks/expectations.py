@@ -1,0 +1,196 @@
+"""Which property must see which bug on which runner, or why none can: one row per bug.
+
+The table is written before a bug is hunted. A column is a kind of runner, so that a further
+runner of a kind needs no edit here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reference.batch import Mode
+from subjects.bugs.bug import Bug
+from subjects.bugs.switching import missing_inputs
+from subjects.runners import RUNNERS
+
+
+@dataclass(frozen=True)
+class RunnerKind:
+    """What runners have in common that a bug affects alike: the mode, and whether it is captured.
+
+    A runner of a mode that captures nothing meets other bugs than one that does.
+    """
+
+    mode: Mode
+    captures: bool = True
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is expected of one bug on one runner. One of the two is None, the other is not.
+
+    `detected_by` is the property that must be violated, `unaffected` the reason why none is.
+    """
+
+    detected_by: str | None
+    unaffected: str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bug: the property that must see it on the kinds it affects, and why the others are not.
+
+    A pair of a bug and a runner that lacks a static input it is about needs no cell.
+    """
+
+    detected_by: str | None
+    affected: frozenset[RunnerKind]
+    unaffected: Mapping[RunnerKind, str]
+
+
+DECODE = RunnerKind(Mode.DECODE)
+COMPILED = RunnerKind(Mode.DECODE, captures=False)
+VERIFY = RunnerKind(Mode.TARGET_VERIFY)
+DRAFT = RunnerKind(Mode.DRAFT)
+FROZEN = RunnerKind(Mode.FROZEN_DRAFT)
+DRAFT_EXTEND = RunnerKind(Mode.DRAFT_EXTEND)
+PREFILL = RunnerKind(Mode.EXTEND)
+
+KINDS = (DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND, PREFILL)
+
+
+def _seen(
+    detected_by: str, *affected: RunnerKind, but: Mapping[RunnerKind, str] | None = None
+) -> Row:
+    """Return the row of a bug that shows on the kinds `affected`, and not on those of `but`."""
+    return Row(detected_by, frozenset(affected), but or {})
+
+
+def _masked(reason: str) -> Row:
+    """Return the row of a bug that shows on no runner, since something else hides it."""
+    return Row(None, frozenset(), dict.fromkeys(KINDS, reason))
+
+
+def _always_replayed(reason: str) -> dict[RunnerKind, str]:
+    """Return one reason for the kinds of which every forward is the replay of one graph."""
+    return dict.fromkeys((DECODE, VERIFY, DRAFT, FROZEN), reason)
+
+
+TABLE: dict[str, Row] = {
+    "swa_pad": _seen(
+        "kv_parity",
+        DECODE,
+        VERIFY,
+        but={
+            PREFILL: (
+                "attention is narrowed to the real tokens: nobody reads the padded locations"
+            ),
+        },
+    ),
+    "swa_int64": _seen("index_contract", DECODE, VERIFY, PREFILL),
+    "req_pool_pad": _seen("hermetic_replay", DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND),
+    "loc_memo_warning": _seen("log_hygiene", *KINDS),
+    "loc_memo_warning.entry": _masked(
+        "before_window clears the memo right before the window translation"
+    ),
+    "loc_memo_warning.before_window": _masked(
+        "entry clears the memo, and nothing translates between it and the window"
+    ),
+    "loc_memo_warning.after_window": _seen(
+        "log_hygiene",
+        COMPILED,
+        DRAFT_EXTEND,
+        PREFILL,
+        but=_always_replayed("Python translates nothing after it in a full graph"),
+    ),
+    "loc_memo_warning.entry+before_window": _seen(
+        "log_hygiene",
+        DECODE,
+        COMPILED,
+        VERIFY,
+        DRAFT,
+        FROZEN,
+        DRAFT_EXTEND,
+        but={PREFILL: "each extend allocates first, and the allocator clears the memo"},
+    ),
+    "loc_memo_warning.entry+after_window": _seen(
+        "log_hygiene",
+        COMPILED,
+        DRAFT_EXTEND,
+        PREFILL,
+        but=_always_replayed("before_window hides what entry leaves"),
+    ),
+    "loc_memo_warning.before_window+after_window": _seen(
+        "log_hygiene",
+        COMPILED,
+        DRAFT_EXTEND,
+        PREFILL,
+        but=_always_replayed("entry hides what before_window leaves"),
+    ),
+    "loc_memo_capture": _seen(
+        "kv_parity",
+        DECODE,
+        VERIFY,
+        DRAFT_EXTEND,
+        but={
+            COMPILED: "nothing is captured: each forward translates anew",
+            DRAFT: (
+                "each of its forwards writes at another slice of out_cache_loc, so that the memo"
+                " misses and the capture warns"
+            ),
+            FROZEN: "it stores no KV, so that its graph holds no translation",
+            PREFILL: "KV is stored between the graphs: none of them holds a translation",
+        },
+    ),
+    "swa_loc_unset": _seen(
+        "captured_path",
+        DECODE,
+        VERIFY,
+        but={
+            PREFILL: "swa_loc is set on each replay: no captured graph could hold the slow path",
+        },
+    ),
+    "spec_page_table_untranslated": _seen("logits_parity", VERIFY),
+    "shared_buffer_dtype": _seen("index_contract", *KINDS),
+}
+"""The committed table, by the name of the bug."""
+
+
+def expectation(bug: Bug, runner: str) -> Expectation:
+    """Return what is expected of `bug` on `runner`.
+
+    Raises KeyError for a bug without a row, and for a pair that nobody has decided.
+    """
+    row = _row(bug)
+    missing = missing_inputs(bug, runner)
+    if missing:
+        return Expectation(None, f"it has no static input {', '.join(missing)}")
+    kind = RunnerKind(RUNNERS[runner].mode, RUNNERS[runner].captures)
+    if kind in row.affected:
+        return Expectation(row.detected_by, None)
+    if kind in row.unaffected:
+        return Expectation(None, row.unaffected[kind])
+    raise KeyError(f"whether {bug.name} can affect {runner} is not decided: add it to its row")
+
+
+def unaffected_reason(bug: Bug, runner: str) -> str | None:
+    """Return why `bug` cannot affect `runner`, or None if it can. Raises as `expectation` does."""
+    return expectation(bug, runner).unaffected
+
+
+def affected_runners(bug: Bug) -> tuple[str, ...]:
+    """Return the runners that `bug` can affect. Raises as `expectation` does."""
+    return tuple(name for name in RUNNERS if unaffected_reason(bug, name) is None)
+
+
+def detected_by(bug: Bug) -> str | None:
+    """Return the property that must see `bug` wherever it can be seen, None if nowhere.
+
+    Raises KeyError for a bug without a row.
+    """
+    return _row(bug).detected_by
+
+
+def _row(bug: Bug) -> Row:
+    if bug.name not in TABLE:
+        raise KeyError(f"bug {bug.name} has no row in the table of expectations")
+    return TABLE[bug.name]

@@ -1,0 +1,35 @@
+"""Making the regression corpus again."""
+
+import argparse
+
+from rich.console import Console
+
+from harness.campaigns.corpus import corpus_name, corpus_tasks, make_corpus
+from harness.campaigns.task import Status
+from harness.cli.display import print_errors, progress
+from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from harness.cli.folders import default_workers
+from harness.cli.regress import hunts_of
+
+
+def run_corpus(options: argparse.Namespace) -> int:
+    """Make the regression corpus again."""
+    tasks = corpus_tasks(hunts_of(options.bug, ()))
+    if not tasks:
+        raise ValueError(f"none of {', '.join(options.bug)} can harm a runner that was named")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"folder {options.out} cannot be made: {error.strerror}") from error
+    workers = min(options.workers or default_workers("cpu"), len(tasks))
+    console = Console()
+    with progress(console, len(tasks)) as advance:
+        missed = make_corpus(tasks, options.out, workers, advance)
+    console.print(f"{len(tasks) - len(missed)} cases in {options.out}", soft_wrap=True)
+    if not missed:
+        return OK
+    names = ", ".join(corpus_name(result.task) for result in missed)
+    console.print(f"[bold red]not caught[/]: {names}", soft_wrap=True)
+    print_errors(result.error for result in missed if result.error is not None)
+    only_failed = all(result.status is Status.FAILED for result in missed)
+    return CANNOT_RUN if only_failed else FINDING

@@ -1,0 +1,19 @@
+"""Exit codes of the command line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+OK = 0
+FINDING = 1
+MALFORMED = 2
+CANNOT_RUN = 125
+"""Cannot run here, or an error of ours left no verdict: what `git bisect run` skips."""
+
+INTERRUPTED = 130
+
+
+def code_of(figures: Mapping[str, Any]) -> int:
+    """Return the exit code of a campaign's figures."""
+    if figures["as_hoped"]:
+        return OK
+    return CANNOT_RUN if figures["only_errors"] else FINDING

@@ -1,0 +1,225 @@
+"""The parser of the command line, a function for each command."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness.campaigns.corpus import CORPUS
+from harness.cli.bisect import run_bisect
+from harness.cli.corpus import run_corpus
+from harness.cli.engines import RELEASES, run_engine, run_releases
+from harness.cli.folders import OUT
+from harness.cli.listing import run_list
+from harness.cli.measure import run_bench, run_soak
+from harness.cli.pages import run_compare, run_report, run_summary
+from harness.cli.regress import run_regress
+from harness.cli.replay import run_replay
+from harness.cli.timeline import run_timeline
+
+RECORD = OUT / "latest" / "run.json"
+"""The record that a command about one reads, if nothing else is said."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports a wrong command line in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise that sentence as ValueError."""
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+class Commands:
+    """The commands of a parser, added one by one."""
+
+    def __init__(self, top: Parser) -> None:
+        self.subparsers = top.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+
+    def add(self, name: str, run: Callable[[argparse.Namespace], int], summary: str) -> Parser:
+        """Add a command that calls `run`, and return its parser."""
+        command: Any = self.subparsers.add_parser(name, help=summary, description=summary)
+        command.set_defaults(run=run)
+        return command  # type: ignore[no-any-return]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Split a comma-separated list of names."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def count(text: str, least: int = 1) -> int:
+    """Return a whole number of at least `least`, or raise ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return int(text)
+
+
+def count_or_none(text: str) -> int:
+    """Return a whole number of at least 0, or raise ArgumentTypeError."""
+    return count(text, least=0)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line. It leaves the function to call in `run`."""
+    formatter = argparse.RawTextHelpFormatter
+    top = Parser(prog="paritybit", description=description, formatter_class=formatter)
+    commands = Commands(top)
+    for add in (
+        add_regress,
+        add_replay,
+        add_bisect,
+        add_timeline,
+        add_corpus,
+        add_list,
+        add_pages,
+        add_soak,
+        add_bench,
+        add_engine,
+        add_releases,
+    ):
+        add(commands)
+    return top
+
+
+def add_device(command: Parser) -> None:
+    """Add the option that says which device the worlds live on."""
+    command.add_argument("--device", help="auto, cpu or cuda")
+
+
+def add_workers(command: Parser, default: str = "a core each; 1 on cuda") -> None:
+    """Add the option that says how many processes share the work."""
+    command.add_argument("--workers", type=count, help=f"Processes ({default})")
+
+
+def add_regress(commands: Commands) -> None:
+    """Add the main job."""
+    summary = "Clean baseline, then hunt every bug; write a page"
+    regress = commands.add("regress", run_regress, summary)
+    regress.add_argument(
+        "--bug",
+        type=names,
+        default=(),
+        help="Bugs to hunt, by comma: BUG or BUG@RUNNER (all)",
+    )
+    regress.add_argument(
+        "--runner", type=names, default=(), help="Runners on trial, by comma (all)"
+    )
+    regress.add_argument("--preset", type=names, default=(), help="Models, by comma (all)")
+    regress.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
+    regress.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
+    add_workers(regress)
+    regress.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
+    regress.add_argument(
+        "--engine",
+        metavar="ENGINE",
+        help="Try a released engine, sglang==VERSION, or the source tree in a folder, instead",
+    )
+    add_device(regress)
+
+
+def add_replay(commands: Commands) -> None:
+    """Add the replay of case files."""
+    replay = commands.add(
+        "replay",
+        run_replay,
+        "Replay a case file: 0 clean, 1 it differs. Several, or a folder of them, are each held"
+        " against what they say: 0 all do as they say, 1 one does not",
+    )
+    replay.add_argument("case", type=Path, nargs="+", help="Case file, or a folder of them")
+    replay.add_argument(
+        "--engine",
+        help="Engine to replay an engine's case on (the case's own): 1 if what it seeks is there",
+    )
+    add_device(replay)
+
+
+def add_bisect(commands: Commands) -> None:
+    """Add the bisection over bugs."""
+    summary = "Find the smallest set of bugs that explains a failing schedule"
+    bisect = commands.add("bisect", run_bisect, summary)
+    bisect.add_argument(
+        "bugs", type=names, help="Bugs to choose from, by comma, of one location scheme"
+    )
+    bisect.add_argument(
+        "--case", type=Path, help="Case file whose schedule is played (else one is hunted)"
+    )
+    bisect.add_argument("--property", help="Property to explain (the case's, or the first seen)")
+    bisect.add_argument("--runner", help="Runner to hunt on (one that the bugs can harm)")
+    bisect.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
+    bisect.add_argument("--examples", type=count, default=50, help="Schedules to hunt in (50)")
+    bisect.add_argument("--out", type=Path, help="Where a case of the smallest set goes")
+    add_device(bisect)
+
+
+def add_timeline(commands: Commands) -> None:
+    """Add the upstream history."""
+    summary = "Play the upstream history: which properties were red when"
+    timeline = commands.add("timeline", run_timeline, summary)
+    add_workers(timeline)
+    timeline.add_argument("--record", type=Path, help="Where the figures go, as JSON")
+    add_device(timeline)
+
+
+def add_corpus(commands: Commands) -> None:
+    """Add the making of the regression corpus."""
+    summary = "Make the regression corpus again, on a CPU, seed 0"
+    corpus = commands.add("corpus", run_corpus, summary)
+    corpus.add_argument("--bug", type=names, default=(), help="BUG or BUG@RUNNER, by comma (all)")
+    add_workers(corpus, "a core each")
+    corpus.add_argument("--out", type=Path, default=CORPUS, help=f"Folder of cases ({CORPUS})")
+
+
+def add_list(commands: Commands) -> None:
+    """Add the list of names."""
+    listing = commands.add("list", run_list, "List bugs, runners, presets and properties")
+    listing.add_argument("--json", action="store_true", help="As JSON")
+
+
+def add_pages(commands: Commands) -> None:
+    """Add what makes pages and summaries of run records."""
+    report = commands.add("report", run_report, "Make the HTML page of a run record again")
+    report.add_argument("record", type=Path, nargs="?", default=RECORD)
+    report.add_argument("--page", type=Path, help="Where to (index.html beside the record)")
+    summary = "Two run records side by side: 1 if any is new"
+    compare = commands.add("compare", run_compare, summary)
+    compare.add_argument("before", type=Path, help="Record of the earlier run")
+    compare.add_argument("after", type=Path, help="Record of the later run")
+    compare.add_argument("--page", type=Path, default=OUT / "compare.html", help="Where to")
+    summary = "Print a run as Markdown, for a CI job's summary"
+    markdown = commands.add("summary", run_summary, summary)
+    markdown.add_argument("record", type=Path, nargs="?", default=RECORD)
+
+
+def add_soak(commands: Commands) -> None:
+    """Add the measurement of endurance."""
+    summary = "Count false alarms over many clean steps, and bugs by seed"
+    soak = commands.add("soak", run_soak, summary)
+    soak.add_argument("--steps", type=count, default=20_000, help="Clean steps (20000)")
+    soak.add_argument("--seeds", type=count_or_none, default=20, help="Hunter seeds per bug (20)")
+    add_workers(soak)
+    soak.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
+    soak.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
+    add_device(soak)
+
+
+def add_bench(commands: Commands) -> None:
+    """Add the measurement of speed."""
+    bench = commands.add("bench", run_bench, "Measure differential steps per second")
+    bench.add_argument("--record", type=Path, help="Where the figures go, as JSON")
+    add_device(bench)
+
+
+def add_engine(commands: Commands) -> None:
+    """Add the fetching of a released engine."""
+    engine = commands.add("engine", run_engine, "Fetch a release of the engine, apart")
+    engine.add_argument("version", help="Release, as 0.5.12")
+
+
+def add_releases(commands: Commands) -> None:
+    """Add the walk over releases."""
+    walk = commands.add("bisect-releases", run_releases, "Say which releases have which fault")
+    walk.add_argument("--bug", type=names, default=(), help="Faults asked about, by comma (all)")
+    walk.add_argument("--releases", type=names, default=RELEASES, help="Releases, by comma")
+    walk.add_argument("--seed", type=int, default=0, help="Seed of the schedules (0)")
+    walk.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
+    add_device(walk)

@@ -1,0 +1,82 @@
+"""The cause of a violation that no bit of a forward shows: a place in the code.
+
+A cause function takes a recorded forward and returns the cause, or None where it finds none.
+"""
+
+from harness.explain.facts import Cause, CodeSite
+from harness.explain.first_difference import Index
+from harness.explain.recorded import RecordedForward
+from harness.explain.static_origin import element_read, origin_at
+from subjects.contracts import LISTED_CONVERSIONS
+from subjects.pool import TRANSLATE
+
+BUFFERS, POOL, STORES = "subjects/buffers.py", "subjects/pool.py", "reference/ops.py"
+"""The files of the functions that are named here."""
+
+
+def warning_site(recorded: RecordedForward) -> Cause | None:
+    """Explain a warning: the place in the engine's code that logged it."""
+    site = next((site for site in recorded.sites if site.functions), None)
+    if site is None:
+        return None
+    message = f"{site.message}; called by {' in '.join(site.functions[-2:-4:-1])}"
+    return Cause("call site", site=CodeSite(site.functions[-1], site.file, message))
+
+
+def dtype_cause(recorded: RecordedForward) -> Cause | None:
+    """Explain a broken index contract: locations of another dtype, or an unlisted conversion."""
+    return _locations_misread(recorded) or _unlisted_conversion(recorded)
+
+
+def _locations_misread(recorded: RecordedForward) -> Cause | None:
+    """Return the first store whose locations are not of the dtype that it reads them as."""
+    for number, call in enumerate(recorded.run.calls):
+        if call.name != "store_kv" or call.inputs[1].dtype == call.inputs[2]:
+            continue
+        loc, dtype = call.inputs[1], call.inputs[2]
+        read, right = loc.view(dtype)[: loc.numel()].tolist(), loc.tolist()
+        row = next((row for row in range(len(read)) if read[row] != right[row]), 0)
+        index = Index(number, row, None, read[row], right[row])
+        read_from = element_read(recorded, index)
+        found = origin_at(recorded, index, *read_from, stale=False) if read_from else None
+        message = (
+            f"the locations are {loc.dtype} and the store reads {dtype}: row 1 is read"
+            " from the upper half of element 0"
+        )
+        return Cause("build", site=CodeSite("store_kv", STORES, message), index=found)
+    return None
+
+
+def _unlisted_conversion(recorded: RecordedForward) -> Cause | None:
+    """Return the first copy into a static buffer that converts in a way that no list allows."""
+    runner = recorded.runner
+    unlisted = sorted(runner.conversions - LISTED_CONVERSIONS, key=str) if runner else []
+    if not unlisted:
+        return None
+    name, source, destination = unlisted[0]
+    message = f"{name} is copied from {source} into {destination}, which no list allows"
+    return Cause("build", site=CodeSite("StaticInputs.populate", BUFFERS, message))
+
+
+def off_path_cause(recorded: RecordedForward) -> Cause | None:
+    """Explain a graph that is not its location scheme's: its first translation too many."""
+    runner, bucket = recorded.runner, recorded.bucket
+    if runner is None or bucket is None:
+        return None
+    operations = runner.operations(bucket)
+    wanted = runner.translations(recorded.pair.trial.scheme)
+    places = [place for place, name in enumerate(operations) if name == TRANSLATE]
+    if len(places) <= wanted:
+        return None
+    place = places[wanted]
+    message = (
+        f"op {place} of {len(operations)} in the graph is a translation, the first of"
+        f" {len(places) - wanted} too many; the next store is number"
+        f" {operations[:place].count('store_kv')}"
+    )
+    return Cause("build", site=CodeSite(TRANSLATE, POOL, message))
+
+
+def refused_build_cause(reason: str) -> Cause:
+    """Explain a build that cannot be captured: its runners disagree on a shared buffer."""
+    return Cause("build", site=CodeSite("BufferPool.get", BUFFERS, reason))

@@ -1,0 +1,62 @@
+"""From a violated property to its explanation: the forward is recorded, and its cause found."""
+
+from collections.abc import Iterable
+
+import torch
+
+from harness.explain.build_faults import refused_build_cause
+from harness.explain.cause import CauseFinder
+from harness.explain.facts import Explanation, Situation, TimelineEntry
+from harness.explain.pictures import slot_maps, static_inputs
+from harness.explain.proof import prove
+from harness.explain.recorded import record_forward
+from harness.lockstep.pair import Pair
+from harness.schedules.schedule import Schedule
+
+
+def explain(
+    pair: Pair, schedule: Schedule, forward: int, property_id: str, cause_of: CauseFinder
+) -> Explanation | None:
+    """Return why `property_id` is violated at a forward of a schedule; None if no cause is found.
+
+    `forward` counts the schedule's forwards from 0, and the worlds must not have diverged before
+    it. `pair` keeps what its replays' ops did. Raises ValueError if there is no such forward.
+    """
+    with torch.inference_mode():
+        recorded = record_forward(pair, schedule, forward)
+        cause = cause_of(recorded)
+        if cause is None:
+            return None
+        at = Situation(
+            step=recorded.forward_id.step,
+            runner=recorded.forward_id.runner,
+            bucket=recorded.bucket,
+            live_size=recorded.live_size,
+            failed=recorded.run.failed,
+        )
+        return Explanation(
+            property=property_id,
+            at=at,
+            cause=cause,
+            proof=prove(property_id, at, cause),
+            static_inputs=static_inputs(recorded),
+            slots=slot_maps(recorded),
+        )
+
+
+def explain_refusal(property_id: str, runner: str, reason: str) -> Explanation:
+    """Return why `property_id` is violated by a build whose engine of `runner` was not captured."""
+    at, cause = Situation(0, runner), refused_build_cause(reason)
+    return Explanation(property_id, at, cause, prove(property_id, at, cause))
+
+
+def violating_forward(timeline: Iterable[TimelineEntry], property_id: str) -> int:
+    """Return the number of the forward, counted from 0, at which a property is first violated.
+
+    A forward that failed has no timeline entry: if no entry says so, it is the one after them.
+    """
+    forwards = [entry for entry in timeline if entry.mode is not None]
+    for number, entry in enumerate(forwards):
+        if property_id in entry.violated:
+            return number
+    return len(forwards)

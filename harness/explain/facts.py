@@ -1,0 +1,213 @@
+"""What is known of one violation: the steps that were played, and the cause that was found.
+
+Plain data, without torch: made by this package, kept in a run's record, shown by `reports`.
+A step is its place in the schedule, a request its serial number, both counted from 0.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+How = Literal["copied", "reset", "levelled", "capture"]
+"""How a static element got its value: levelled is made equal for all padded rows."""
+
+UncapturedRun = Literal["as the graph", "as the eager world", "as neither"]
+"""Whose bits the captured function gave when it was run eagerly, through the same buffers."""
+
+CAPTURE = -1
+"""The step of what was written at capture, before any step of the schedule."""
+
+NOBODY = -1
+"""The owner of a slot that belongs to no request."""
+
+
+@dataclass(frozen=True)
+class TimelineEntry:
+    """One step played: which requests were live rows, how many rows were padding, who was parked.
+
+    `mode` is None for a step that ran no forward, `runner` and `bucket` are None where no
+    graph was replayed. `padded` counts what the bucket counts, requests or tokens.
+    `violated` names the properties found violated at this step.
+    """
+
+    place: int
+    step: str
+    mode: str | None
+    runner: str | None
+    bucket: int | None
+    live: tuple[int, ...]
+    padded: int
+    parked: tuple[int, ...]
+    tokens: int
+    violated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What wrote something last: a row of a step's forward.
+
+    `runner` is None for an eager forward, `request` for a padded row. At step CAPTURE it
+    was the capture, and no request.
+    """
+
+    step: int
+    runner: str | None
+    row: int
+    request: int | None
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first bits of a forward that differ, in execution order.
+
+    `op` gave, or stored, the `tensor`; `model`, `layer` and `kind` say on which cache it
+    worked, if on one. `row` is the op's, None where no row wrote the slot, and `live` says
+    whether it is a live row. `slot` is None for what lies in no cache, `head` for what has
+    none. Both bit patterns are hexadecimal texts, the expected one in `eager_bits`.
+    """
+
+    op: str
+    model: str | None
+    layer: int | None
+    kind: str | None
+    tensor: str
+    row: int | None
+    live: bool
+    slot: int | None
+    head: int | None
+    element: int
+    eager_bits: str
+    graph_bits: str
+
+
+@dataclass(frozen=True)
+class IndexOrigin:
+    """An index that an op read wrongly, and the static element that led to it.
+
+    Row `row` of the op read slot `read`, as its key number `key` or, where that is None, as
+    the location to store at; `read_right` is what the other run read there, None for nothing.
+    Element `element` of the static input `buffer` led there: it held `value`, where `right`
+    was expected, and is stale if this step did not write it. Both are None if no static
+    input says so: the graph has the index from its capture.
+    """
+
+    buffer: str | None
+    element: int | None
+    value: int
+    right: int | None
+    stale: bool
+    row: int
+    key: int | None
+    read: int
+    read_right: int | None
+    left_by: Writer
+    how: How
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The slot that a difference is about: whose it is, in words, and who wrote it before."""
+
+    model: str
+    kind: str
+    slot: int
+    owner: str
+    written_by: Writer | None
+
+
+@dataclass(frozen=True)
+class CodeSite:
+    """A place in the code that is to blame: a function, its file, and what it does there."""
+
+    function: str
+    file: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is to blame for a violation, and what shows it.
+
+    `blame` is in words: inputs, captured state, build, call site, or not known.
+    `uncaptured_run` is None where that was not tried, or failed.
+    """
+
+    blame: str
+    uncaptured_run: UncapturedRun | None = None
+    difference: FirstDifference | None = None
+    index: IndexOrigin | None = None
+    slot: Slot | None = None
+    site: CodeSite | None = None
+
+
+@dataclass(frozen=True)
+class StaticInputRow:
+    """One static input of a replay, one number an element, in the order of its buffer.
+
+    `live` elements at the front of each section hold the batch; `left_by` is the step that
+    wrote each element last; `stale` are the places of the elements that this step did not
+    write and that a runner just captured has otherwise.
+    """
+
+    name: str
+    dtype: str
+    axis: str
+    padding: str
+    live: int
+    values: tuple[int, ...]
+    left_by: tuple[int, ...]
+    stale: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless every element has a value and a step that left it."""
+        if len(self.left_by) != len(self.values):
+            raise ValueError(f"static input {self.name[:80]!r} has an element that no step left")
+
+
+@dataclass(frozen=True)
+class SlotMap:
+    """The slots of one sub-pool after a step.
+
+    `owners` has the request of each slot, or NOBODY; `live` are the requests in the batch,
+    `written` the slots that the step changed, `differs` those that differ between the worlds.
+    The first `page_size` slots are reserved.
+    """
+
+    model: str
+    kind: str
+    owners: tuple[int, ...]
+    live: tuple[int, ...]
+    written: tuple[int, ...]
+    differs: tuple[int, ...]
+    page_size: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a slot that the sub-pool does not have."""
+        if not all(0 <= slot < len(self.owners) for slot in (*self.written, *self.differs)):
+            raise ValueError(f"a sub-pool of {len(self.owners)} slots has no other")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The step that a violation was found at, as the graph world ran it.
+
+    `runner` is None for an eager forward; `bucket` and `live_size`, in the bucket's unit, are
+    None where no graph was replayed. `failed` says why the step gave nothing, if it did not.
+    """
+
+    step: int
+    runner: str | None
+    bucket: int | None = None
+    live_size: int | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why one property was violated. `proof` tells it in sentences: Let, Then, But, So."""
+
+    property: str
+    at: Situation
+    cause: Cause
+    proof: tuple[str, ...]
+    static_inputs: tuple[StaticInputRow, ...] = ()
+    slots: tuple[SlotMap, ...] = ()

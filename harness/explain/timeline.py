@@ -1,0 +1,47 @@
+"""What a schedule did, step by step, as data for a drawing."""
+
+from harness.explain.facts import TimelineEntry
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair
+from harness.schedules.schedule import Step
+
+
+def timeline_entry(
+    pair: Pair,
+    place: int,
+    step: Step,
+    observation: Observation | None,
+    violated: frozenset[str],
+) -> TimelineEntry:
+    """Return what one step did; requests are those that run after it."""
+    spans = observation.graph.spans if observation is not None else ()
+    live = tuple(observation.graph.serial_at(span.row) for span in spans) if observation else ()
+    replay = observation.replay if observation is not None else None
+    return TimelineEntry(
+        place=place,
+        step=step.name,
+        mode=mode_of(observation),
+        runner=replay.runner if replay is not None else None,
+        bucket=replay.bucket if replay is not None else None,
+        live=live,
+        padded=replay.bucket - replay.live_size if replay is not None else 0,
+        parked=tuple(
+            request.serial for request in pair.graph.running if request.serial not in live
+        ),
+        tokens=sum_tokens(observation),
+        violated=tuple(sorted(violated)),
+    )
+
+
+def mode_of(observation: Observation | None) -> str | None:
+    """Return what the step's forward was called, None if it ran none."""
+    if observation is None:
+        return None
+    idle = observation.graph.batch is None
+    return f"idle {observation.mode}" if idle else str(observation.mode)
+
+
+def sum_tokens(observation: Observation | None) -> int:
+    """Return how many live tokens the step's forward ran."""
+    batch = observation.graph.batch if observation is not None else None
+    return batch.live_tokens if batch is not None else 0

@@ -1,0 +1,403 @@
+"""Schedules and cases as data: what is written reads back, and what is malformed is refused.
+
+Knows nothing of verdicts: schedules are played through a world alone, with no graph.
+"""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.campaigns.case import VERSION, Case, dump_json, load_case, write_case
+from harness.lockstep.config import TrialConfig, UnknownNameError
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.generate import schedules
+from harness.schedules.schedule import (
+    REPEAT_LIMIT,
+    STEPS,
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Evict,
+    Extend,
+    Finish,
+    Idle,
+    Repeat,
+    Resume,
+    Retract,
+    Schedule,
+    Step,
+    Verify,
+    from_json,
+    to_json,
+)
+from reference.batch import ForwardBatch, Mode
+from reference.config import PRESETS, SPECULATION, draft_config
+from reference.model import Output
+from reference.pool import KVPools, PoolSizes
+
+Data = dict[str, Any]
+
+CONFIG = PRESETS["gpt_oss"].tiny
+ROWS = 8
+LARGEST = 2**31 - 1
+
+CASE = Case(
+    trial=TrialConfig().with_bug("swa_pad"),
+    schedule=Schedule(
+        (
+            Admit(1, 16),
+            Admit(2, 16),
+            Decode((0, 1)),
+            DraftExtend((0,)),
+            Draft((0,)),
+            Verify((0, 1), 2),
+            Idle(0),
+        ),
+        seed=5,
+    ),
+    target="kv_parity",
+    seed=7,
+    violations=({"property": "kv_parity", "step": 3, "message": "a slot differs", "where": {}},),
+)
+
+WILD = st.integers(0, LARGEST)
+WILD_PICKS = st.lists(WILD, max_size=12).map(tuple)
+WILD_STEPS: st.SearchStrategy[Step] = st.one_of(
+    st.builds(Admit, WILD, WILD),
+    st.builds(Admit, st.integers(0, 12), st.integers(0, 12)),
+    st.builds(Extend, WILD, WILD),
+    st.builds(Decode, WILD_PICKS),
+    st.builds(DraftExtend, WILD_PICKS),
+    st.builds(Draft, WILD_PICKS),
+    st.builds(Verify, WILD_PICKS, st.one_of(st.integers(0, 4), WILD)),
+    st.builds(Finish, WILD),
+    st.builds(Evict, WILD),
+    st.builds(Retract, WILD),
+    st.builds(Resume, WILD),
+    st.builds(Idle, WILD),
+    st.builds(Repeat, st.one_of(st.integers(0, 9), WILD)),
+)
+WILD_SCHEDULES = st.builds(Schedule, st.lists(WILD_STEPS, max_size=30).map(tuple), WILD)
+LONG_SCHEDULES = st.builds(
+    Schedule, st.lists(WILD_STEPS, min_size=15, max_size=40).map(tuple), WILD
+)
+"""Any steps with any numbers, most of them far beyond what there is to pick from."""
+
+
+def test_wild_schedules_have_every_kind_of_step() -> None:
+    """Else what is new would not be read back, nor played."""
+    drawn: set[type[Step]] = set()
+
+    @settings(database=None, max_examples=50)
+    @given(LONG_SCHEDULES)
+    def collect(schedule: Schedule) -> None:
+        drawn.update(type(step) for step in schedule.steps)
+
+    collect()
+    assert drawn == set(STEPS.values())
+
+
+@given(st.one_of(schedules(CONFIG, ROWS, frozenset(Mode), Mode.DECODE), WILD_SCHEDULES))
+def test_a_schedule_reads_back_from_its_json_text(schedule: Schedule) -> None:
+    assert from_json(json.loads(dump_json(to_json(schedule)))) == schedule
+
+
+def test_a_case_reads_back_and_is_written_again_byte_for_byte(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    write_case(CASE, first)
+    assert load_case(first) == CASE
+    write_case(load_case(first), second)
+    assert second.read_bytes() == first.read_bytes()
+
+
+def test_a_case_without_bug_or_goal_reads_back(tmp_path: Path) -> None:
+    case = Case(TrialConfig(page_size=4), Schedule(()), None, -1, ())
+    write_case(case, tmp_path / "case.json")
+    assert load_case(tmp_path / "case.json") == case
+
+
+def test_a_case_of_version_3_reads_as_what_it_is_called_now(tmp_path: Path) -> None:
+    """Some keys had other names, wherever they stand."""
+    data = json.loads(dump_json(CASE.to_json()))
+    data["version"] = 3
+    data["sought"] = data.pop("target")
+    data["trial"]["era"] = data["trial"].pop("scheme")
+    for violation in data["violations"]:
+        violation["told"] = violation.pop("message")
+    (tmp_path / "case.json").write_text(dump_json(data))
+    assert load_case(tmp_path / "case.json") == CASE
+
+
+def set_to(*path: str, value: Any) -> Callable[[Data], None]:
+    """Return a change that sets the entry at `path`."""
+
+    def change(data: Data) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        data[path[-1]] = value
+
+    return change
+
+
+def without(*path: str) -> Callable[[Data], None]:
+    """Return a change that takes the entry at `path` away."""
+
+    def change(data: Data) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        del data[path[-1]]
+
+    return change
+
+
+def ends_with(step: Any) -> Callable[[Data], None]:
+    """Return a change that adds a step."""
+    return lambda data: data["schedule"]["steps"].append(step)
+
+
+MALFORMED: dict[str, Callable[[Data], None]] = {
+    "no format": without("format"),
+    "a foreign format": set_to("format", value="paritybit-run"),
+    "an earlier version": set_to("version", value=2),
+    "a later version": set_to("version", value=VERSION + 1),
+    "a version that is a truth value": set_to("version", value=True),
+    "a version that is text": set_to("version", value=str(VERSION)),
+    "an extra key": set_to("extra", value=1),
+    "no seed": without("seed"),
+    "a seed that is a fraction": set_to("seed", value=1.5),
+    "a seed that is nothing": set_to("seed", value=None),
+    "a goal that is a number": set_to("target", value=3),
+    "violations that are a number": set_to("violations", value=3),
+    "violations that are nothing": set_to("violations", value=None),
+    "violations that are numbers": set_to("violations", value=[1]),
+    "a trial that is a list": set_to("trial", value=[]),
+    "a trial without its scheme": without("trial", "scheme"),
+    "a trial with an extra key": set_to("trial", "extra", value=1),
+    "a runner that is a list": set_to("trial", "runner", value=["decode"]),
+    "a scheme that is no text": set_to("trial", "scheme", value=2),
+    "a bug without its scheme": set_to("trial", "scheme", value="memo"),
+    "a bug that the runner cannot have": set_to("trial", "runner", value="eagle_draft"),
+    "a bug that is a number": set_to("trial", "bugs", value=[0]),
+    "bugs that are one name": set_to("trial", "bugs", value="swa_pad"),
+    "bugs that are nothing": set_to("trial", "bugs", value=None),
+    "a bug twice": set_to("trial", "bugs", value=["swa_pad", "swa_pad"]),
+    "bugs out of order": set_to("trial", "bugs", value=["swa_int64", "swa_pad"]),
+    "bugs of different schemes": set_to("trial", "bugs", value=["swa_pad", "loc_memo_capture"]),
+    "rows that are a truth value": set_to("trial", "rows", value=True),
+    "rows below zero": set_to("trial", "rows", value=-1),
+    "rows beyond all memory": set_to("trial", "rows", value=LARGEST),
+    "no page size": set_to("trial", "page_size", value=0),
+    "slots that are no whole pages": set_to("trial", "page_size", value=7),
+    "slots that are a fraction": set_to("trial", "full_slots", value=80.0),
+    "slots beyond all memory": set_to("trial", "full_slots", value=LARGEST),
+    "no buckets": set_to("trial", "buckets", value=[]),
+    "an empty bucket": set_to("trial", "buckets", value=[0, 2]),
+    "a bucket beyond all memory": set_to("trial", "buckets", value=[LARGEST]),
+    "a bucket that is text": set_to("trial", "buckets", value=[2, "4"]),
+    "no buckets of tokens": set_to("trial", "token_buckets", value=[]),
+    "no key for buckets of tokens": without("trial", "token_buckets"),
+    "an empty bucket of tokens": set_to("trial", "token_buckets", value=[0, 4]),
+    "a bucket of tokens beyond all memory": set_to("trial", "token_buckets", value=[LARGEST]),
+    "buckets of tokens that are one number": set_to("trial", "token_buckets", value=16),
+    "a schedule that is a list": set_to("schedule", value=[]),
+    "a schedule without its seed": without("schedule", "seed"),
+    "a schedule's seed below zero": set_to("schedule", "seed", value=-1),
+    "a schedule's seed out of range": set_to("schedule", "seed", value=2**31),
+    "steps that are an object": set_to("schedule", "steps", value={}),
+    "a step that is text": ends_with("idle"),
+    "a step without its kind": ends_with({"pick": 0}),
+    "a step of no known kind": ends_with({"step": "sleep"}),
+    "a step whose kind is a list": ends_with({"step": []}),
+    "a step whose kind is an object": ends_with({"step": {}}),
+    "a step that lacks a number": ends_with({"step": "admit", "prompt": 1}),
+    "a step with an extra number": ends_with({"step": "idle", "pick": 0, "count": 1}),
+    "an idle step that picks no runner": ends_with({"step": "idle"}),
+    "a verify that accepts nothing": ends_with({"step": "verify", "picks": [0]}),
+    "a verify that accepts a list": ends_with({"step": "verify", "picks": [0], "accept": [1]}),
+    "a verify that accepts less than no draft": ends_with(
+        {"step": "verify", "picks": [0], "accept": -1}
+    ),
+    "a draft that picks one number": ends_with({"step": "draft", "picks": 0}),
+    "a draft of a pick below zero": ends_with({"step": "draft", "picks": [-1]}),
+    "a draft-extend by another name": ends_with({"step": "draft-extend", "picks": [0]}),
+    "a pick below zero": ends_with({"step": "finish", "pick": -1}),
+    "a pick that is a truth value": ends_with({"step": "finish", "pick": True}),
+    "a pick out of range": ends_with({"step": "finish", "pick": 2**31}),
+    "picks that are one number": ends_with({"step": "decode", "picks": 0}),
+    "picks that are text": ends_with({"step": "decode", "picks": "01"}),
+    "picks within picks": ends_with({"step": "decode", "picks": [[0]]}),
+    "a pick that is a list": ends_with({"step": "finish", "pick": [0]}),
+}
+
+
+@pytest.mark.parametrize("message", MALFORMED)
+def test_a_malformed_case_is_refused_in_one_sentence(message: str, tmp_path: Path) -> None:
+    data = deepcopy(CASE.to_json())
+    data = json.loads(dump_json(data))
+    MALFORMED[message](data)
+    assert not isinstance(refused(tmp_path, dump_json(data)), UnknownNameError)
+
+
+NOT_JSON = {
+    "nothing": "",
+    "no JSON": "step 3 differs\n",
+    "JSON cut short": dump_json(CASE.to_json())[:200],
+    "two documents": 2 * dump_json(CASE.to_json()),
+    "a list": "[]",
+    "a number": "1",
+    "a list within lists without end": "[" * 100_000,
+    "a number without end": '{"format": "paritybit-case", "version": 1' + "0" * 5_000 + "}",
+}
+
+
+@pytest.mark.parametrize("message", NOT_JSON)
+def test_a_file_that_is_no_case_is_refused_in_one_sentence(message: str, tmp_path: Path) -> None:
+    assert not isinstance(refused(tmp_path, NOT_JSON[message]), UnknownNameError)
+
+
+UNKNOWN = {
+    "runner": set_to("trial", "runner", value="prefill"),
+    "preset": set_to("trial", "preset", value="gpt9"),
+    "dtype": set_to("trial", "dtype", value="float8"),
+    "device": set_to("trial", "device", value="tpu"),
+    "scheme": set_to("trial", "scheme", value="registry"),
+    "bug": set_to("trial", "bugs", value=["swa_pud"]),
+    "property": set_to("target", value="parity"),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_a_name_that_this_build_lacks_is_told_with_the_valid_ones(
+    what: str, tmp_path: Path
+) -> None:
+    data = json.loads(dump_json(CASE.to_json()))
+    UNKNOWN[what](data)
+    error = refused(tmp_path, dump_json(data))
+    assert isinstance(error, UnknownNameError)
+    assert f"unknown {what} " in str(error)
+    assert "; valid: " in str(error)
+
+
+def refused(folder: Path, text: str) -> ValueError:
+    """Return the error that tells, in one line, why `text` is no case."""
+    path = folder / "case.json"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        load_case(path)
+    assert str(caught.value)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.fixture(scope="module", params=[1, 4], ids=["page1", "page4"])
+def world(request: pytest.FixtureRequest) -> Scheduler:
+    """A world without a graph, on a CPU."""
+    return lonely_world(PoolSizes(page_size=request.param), frozenset(Mode) - {Mode.FROZEN_DRAFT})
+
+
+def lonely_world(sizes: PoolSizes, modes: frozenset[Mode]) -> Scheduler:
+    """Return a world that nothing runs forwards for."""
+    draft = draft_config(CONFIG)
+    pools = KVPools(CONFIG, draft, sizes, torch.float32, torch.device("cpu"))
+    return Scheduler(CONFIG, pools, ROWS, modes)
+
+
+@settings(max_examples=60)
+@given(schedule=st.one_of(WILD_SCHEDULES, LONG_SCHEDULES))
+def test_any_list_of_steps_is_a_valid_schedule(world: Scheduler, schedule: Schedule) -> None:
+    play_alone(world, schedule)
+    owned = [slot for request in world.running for slot in world.owned(request)[0]]
+    assert len(owned) == len(set(owned))
+    assert len(world.running) <= world.pools.sizes.rows
+
+
+def play_alone(world: Scheduler, schedule: Schedule) -> int:
+    """Plan every step, and commit a made-up output; return how many steps asked for a forward."""
+    forwards = 0
+    generator = torch.Generator().manual_seed(schedule.seed)
+    world.reset(schedule.seed)
+    for _, step in schedule.flat():
+        work = world.plan(step)
+        if work is None:
+            continue
+        forwards += 1
+        if work.batch is not None:
+            assert 0 < len(work.batch.spans) <= ROWS
+            world.commit(work.batch, made_up(work.batch, generator))
+    return forwards
+
+
+def made_up(batch: ForwardBatch, generator: torch.Generator) -> Output:
+    """Return an output of the right shapes for a batch, of no meaning.
+
+    A verify often says what a draft says, so that paths of every length are accepted.
+    """
+    requests, tokens = batch.live_requests, batch.live_tokens
+    extends = batch.mode in {Mode.EXTEND, Mode.DRAFT_EXTEND}
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator)
+
+    if batch.mode.drafts:
+        size = SPECULATION.topk**2
+        places = [
+            torch.randperm(size, generator=generator)
+            for _ in range(requests * SPECULATION.forwards)
+        ]
+        return {
+            "scores": draw(requests, SPECULATION.candidates),
+            "tokens": (draw(requests, SPECULATION.candidates) * CONFIG.vocab).long(),
+            "chosen": torch.stack([order[: SPECULATION.topk] for order in places]).view(
+                requests, -1
+            ),
+        }
+    logits = draw(requests if extends else tokens, CONFIG.vocab)
+    for request, span in enumerate(batch.spans):
+        for token, parent in span.tree[1:]:
+            if float(draw(1)) < 0.5:
+                logits[request * len(span.tree) + parent, token] = 2
+    topk_p, topk_index = logits.topk(SPECULATION.topk)
+    rows = requests if batch.mode is Mode.DRAFT_EXTEND else tokens
+    hidden = draw(rows, CONFIG.hidden)
+    return {"logits": logits, "hidden": hidden, "topk_p": topk_p, "topk_index": topk_index}
+
+
+def test_a_shorter_list_of_steps_is_still_a_schedule(world: Scheduler) -> None:
+    """Every step of a full life, each one left out in turn."""
+    steps: tuple[Step, ...] = (
+        Admit(11, 4),
+        Extend(0, 4),
+        Extend(0, 4),
+        Admit(1, 1),
+        Decode((0, 1)),
+        Repeat(2),
+        DraftExtend((0, 1)),
+        Draft((0,)),
+        Verify((0, 1), 1),
+        DraftExtend((1,)),
+        Evict(0),
+        Retract(0),
+        Resume(0),
+        Idle(1),
+        Finish(1),
+    )
+    for place in range(len(steps)):
+        assert play_alone(world, Schedule(steps[:place] + steps[place + 1 :])) > 0
+
+
+def test_a_repeat_without_end_ends() -> None:
+    schedule = Schedule((Idle(0), Repeat(LARGEST), Repeat(1)))
+    places = [place for place, _ in schedule.flat()]
+    assert places == [0, *[1] * REPEAT_LIMIT, 2]
+
+
+def test_a_repeat_of_nothing_is_nothing() -> None:
+    assert list(Schedule((Repeat(LARGEST),)).flat()) == []

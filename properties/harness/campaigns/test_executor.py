@@ -1,0 +1,200 @@
+"""The executor: whatever happens to one task, its end says what, and the rest finishes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from harness.campaigns.executor import Campaign, Ended, execute, processes_for
+from harness.lockstep.tracebacks import headline, traceback_of, without_absolute_paths
+from properties.support.executor_tasks import CHORES, Chore, Done, run, shared
+from properties.support.places import ROOT
+
+
+def ends_of(tasks: Sequence[Chore], processes: int) -> dict[Chore, Ended[Chore, Done]]:
+    """Return how tasks ended."""
+    ends: dict[Chore, Ended[Chore, Done]] = {}
+
+    def on_end(ended: Ended[Chore, Done]) -> None:
+        assert ended.task not in ends
+        ends[ended.task] = ended
+
+    execute(CHORES, tasks, processes, on_end)
+    assert ends.keys() == set(tasks)
+    return ends
+
+
+def process_of(ended: Ended[Chore, Done]) -> int:
+    """Return the process that a task ran in."""
+    assert ended.result is not None
+    return ended.result.process
+
+
+ERRORS = {
+    "hang": "it took more than 5 s and was ended",
+    "die": "its process died with exit code 3",
+    "raise": "LookupError: first line",
+    "lose the device unexpectedly": "properties.support.executor_tasks.NoDeviceError: no device",
+    "give what cannot be sent": "AttributeError: Can't ",
+}
+"""What a task does, and what its end says of it."""
+
+
+def test_a_task_that_ends_badly_says_so_and_the_rest_finishes() -> None:
+    """One process, replaced after each of them; one that hangs, beside another that runs on."""
+    bad = [Chore(does) for does in ERRORS]
+    well = [Chore("go well", place) for place in range(1, len(bad) + 1)]
+    tasks = [task for pair in zip(bad, well, strict=True) for task in pair]
+    ends = ends_of(tasks, 2)
+    for task in bad:
+        assert ends[task].result is None
+        assert headline(ends[task].error or "").startswith(ERRORS[task.does])
+    assert [ends[task].error for task in well] == [None] * len(well)
+    assert os.getpid() not in {process_of(ends[task]) for task in well}
+
+
+def test_the_whole_traceback_of_a_worker_is_kept_and_names_no_absolute_path() -> None:
+    error = ends_of([Chore("raise")], 1)[Chore("raise")].error
+    assert error is not None
+    assert 'File "properties/support/executor_tasks.py"' in error
+    assert 'raise LookupError("first line\\nsecond line")' in error
+    assert error.endswith("LookupError: first line\nsecond line\n")
+    assert 'File "/' not in error
+
+
+def test_a_process_that_lost_its_device_gives_its_result_and_runs_nothing_more() -> None:
+    lost, same, other = Chore("lose the device", 1), Chore("go well", 1), Chore("go on", 1)
+    ends = ends_of([lost, same, other], 1)
+    assert process_of(ends[lost]) != process_of(ends[same]) == process_of(ends[other])
+
+
+def test_processes_begin_with_what_they_do_not_share() -> None:
+    first, second, third = Chore("a", 1), Chore("b", 1), Chore("c", 2)
+    ends = ends_of([first, second, third], 2)
+    assert process_of(ends[first]) != process_of(ends[third])
+    assert process_of(ends[second]) in {process_of(ends[first]), process_of(ends[third])}
+
+
+def test_in_this_process_tasks_that_share_something_follow_one_another() -> None:
+    """And one that raises or takes too long does not keep the rest from finishing."""
+    order: list[str] = []
+    tasks = [Chore("b", 2), Chore("hang"), Chore("raise"), Chore("c", 3), Chore("d", 2)]
+    ends: list[Ended[Chore, Done]] = []
+    quick = Campaign(run, shared, lambda _: 0.05)
+    execute(quick, tasks, 0, ends.append)
+    order = [ended.task.does for ended in ends]
+    assert order == ["b", "d", "hang", "raise", "c"]
+    assert headline(ends[2].error or "").endswith("it took more than 0 s and was ended")
+    assert headline(ends[3].error or "") == "LookupError: first line"
+    assert {process_of(ends[place]) for place in (0, 1, 4)} == {os.getpid()}
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_a_thread_runs_tasks_in_this_process_too() -> None:
+    """Where no signal can end one that hangs."""
+    ends: list[Ended[Chore, Done]] = []
+    words = (CHORES, [Chore("go well")], 0, ends.append)
+    thread = threading.Thread(target=execute, args=words)
+    thread.start()
+    thread.join()
+    assert process_of(ends[0]) == os.getpid()
+
+
+def test_what_takes_note_of_an_end_may_raise_and_no_process_is_left() -> None:
+    processes: list[int] = []
+
+    def on_end(ended: Ended[Chore, Done]) -> None:
+        processes.append(process_of(ended))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        execute(CHORES, [Chore("go well"), Chore("hang")], 2, on_end)
+    assert not Path(f"/proc/{processes[0]}").exists()
+
+
+def test_one_worker_on_a_cpu_is_this_process() -> None:
+    assert [processes_for(1, "cpu"), processes_for(2, "cpu")] == [0, 2]
+    assert [processes_for(1, "cuda"), processes_for(2, "cuda")] == [1, 2]
+
+
+def running(group: int) -> Iterator[str]:
+    """Yield the processes of a group that run or sleep."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = path.read_text().rpartition(") ")
+        except OSError:
+            continue
+        state, _, process_group = rest.split()[:3]
+        if int(process_group) == group and state not in {"Z", "X"}:
+            yield name
+
+
+def survivors(group: int) -> list[str]:
+    """Return the processes of a group that still run, after a grace of some seconds."""
+    deadline = time.monotonic() + 10
+    while (found := list(running(group))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def wait_for(line: str, output: IO[str]) -> None:
+    """Read up to a line."""
+    assert line in iter(output.readline, "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are told by /proc")
+@pytest.mark.parametrize("starting", [True, False], ids=["while they start", "while they run"])
+def test_ctrl_c_ends_all_processes_and_keeps_what_ended(starting: bool) -> None:
+    """The whole group hears it, as on a terminal; no process prints anything."""
+    code = f"from properties.support.executor_tasks import *; interrupted(slow_start={starting})"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        wait_for("starting\n" if starting else "ended\n", process.stdout)
+        time.sleep(1.0 if starting else 0.0)
+        assert len(list(running(process.pid))) > 2
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    kept = "" if starting else " go well"
+    assert (process.returncode, output, errors) == (130, f"interrupted after{kept}\n", "")
+    assert survivors(process.pid) == []
+
+
+def raised(message: str) -> Exception:
+    """Return an error with a traceback and a cause."""
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as cause:
+            raise ValueError(message) from cause
+    except ValueError as error:
+        return error
+
+
+def test_the_headline_of_a_traceback_is_what_was_raised_last() -> None:
+    assert headline(traceback_of(raised("one\ntwo"))) == "ValueError: one"
+    assert headline("it died\nof itself") == "it died"
+
+
+def test_a_path_outside_this_tree_keeps_its_end() -> None:
+    inside = f'File "{ROOT}/harness/a.py", line 3'
+    outside = 'File "/home/someone/lib/site-packages/torch/nn.py", line 9'
+    shown = without_absolute_paths(f'{inside}\n{outside}\nFile "<string>"')
+    assert shown.splitlines() == [
+        'File "harness/a.py", line 3',
+        'File "site-packages/torch/nn.py", line 9',
+        'File "<string>"',
+    ]

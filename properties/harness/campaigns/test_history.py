@@ -1,0 +1,260 @@
+"""The upstream history: its table agrees with itself, and what it says is what is seen."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.__main__ import main
+from harness.campaigns.case import load_json
+from harness.campaigns.history import (
+    CONSEQUENCES,
+    DECODE,
+    HISTORY,
+    PREFILL,
+    Point,
+    play_history,
+    watch,
+)
+from harness.campaigns.hunt import HuntResult
+from harness.campaigns.schema import VERSION
+from harness.checks.expectations import detected_by, unaffected_reason
+from harness.checks.play import DeviceLostError, Outcome
+from harness.checks.table import STEP_PROPERTIES
+from harness.cli.display import history_table
+from harness.schedules.schedule import Schedule
+from properties.support.command_line import CANNOT_RUN, FINDING, OK
+from properties.support.scripted import ERROR, Scripted, violating
+from subjects.bugs.catalogue import BUGS
+from subjects.bugs.switching import missing_inputs
+from subjects.runners import RUNNERS
+from subjects.toggles import LocationScheme
+
+POINTS = {point.name: point for point in HISTORY}
+PAIRS = [
+    (point, bug, runner)
+    for point in HISTORY
+    for bug, runners in point.bugs.items()
+    for runner in runners
+]
+
+
+def alone(point: Point, runner: str) -> Point:
+    """Return a point at which there was this runner alone."""
+    return replace(point, absent=[name for name in RUNNERS if name != runner])
+
+
+watched = cache(watch)
+"""What a trial showed: the tests of this file play it once."""
+
+
+@pytest.fixture(autouse=True)
+def watch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Play no trial twice."""
+    monkeypatch.setattr("harness.campaigns.history.watch", watched)
+
+
+def test_the_points_follow_one_another_and_end_without_a_fault() -> None:
+    assert list(POINTS) == [
+        "before 23552",
+        "after 23552",
+        "after 24743",
+        "after 25824",
+        "after 26152",
+        "after 26292",
+    ]
+    assert [point.merged for point in HISTORY] == sorted(point.merged for point in HISTORY)
+    schemes = [point.scheme for point in HISTORY]
+    assert schemes == sorted(schemes, key=list(LocationScheme).index)
+    assert set(schemes) == set(LocationScheme)
+    assert not HISTORY[-1].bugs
+    assert not HISTORY[-1].red
+
+
+def test_a_bug_is_where_it_can_live_and_must_be_seen_there_or_is_hidden() -> None:
+    for point, bug, runner in PAIRS:
+        assert runner in point.runners
+        assert point.scheme in BUGS[bug].schemes
+        assert not missing_inputs(BUGS[bug], runner)
+        assert unaffected_reason(BUGS[bug], runner) is None
+        detecting = detected_by(BUGS[bug])
+        assert detecting is not None
+        seen = [*point.red.get(detecting, ()), *point.hidden.get(detecting, ())]
+        assert runner in seen, (point.name, bug, runner)
+
+
+def test_nothing_must_be_red_or_is_hidden_without_a_bug_behind_it() -> None:
+    """An int64 location is read wrongly by the store: what it stores differs, too."""
+    wanted = {(point.name, detected_by(BUGS[bug]), runner) for point, bug, runner in PAIRS}
+    wanted |= {(point.name, "kv_parity", runner) for point, bug, runner in PAIRS if "64" in bug}
+    assert wanted == {
+        (point.name, name, runner)
+        for point in HISTORY
+        for table in (point.red, point.hidden)
+        for name, runners in table.items()
+        for runner in runners
+    }
+
+
+def test_a_bug_was_there_from_the_change_that_broke_to_the_one_that_mended() -> None:
+    """As the reports have it, by the numbers of the changes."""
+    there = {
+        bug: [name.split()[-1] for name, point in POINTS.items() if bug in point.bugs]
+        for _, bug, _ in PAIRS
+    }
+    assert there == {
+        "req_pool_pad": ["23552", "23552", "24743", "25824", "26152"],
+        "swa_pad": ["23552"],
+        "swa_int64": ["23552", "24743"],
+        "loc_memo_warning": ["25824"],
+    }
+    assert POINTS["after 23552"].bugs["swa_int64"] == (*DECODE, *PREFILL)
+    assert POINTS["after 24743"].bugs["swa_int64"] == ("breakable",)
+    assert "eagle_draft" not in {runner for _, bug, runner in PAIRS if bug == "req_pool_pad"}
+
+
+def test_points_that_a_runner_went_through_unchanged_are_played_once(device: str) -> None:
+    watched.cache_clear()
+    history = [alone(POINTS[name], "cpu_graph") for name in ("after 23552", "after 24743")]
+    figures = play_history(device, 1, history)
+    assert figures["trials"] == watched.cache_info().misses == 1
+    assert watched.cache_info().hits == 0
+    assert figures["points"][0]["played"] == figures["points"][1]["played"]
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_what_a_runner_shows_at_a_point_is_what_the_table_says(name: str, device: str) -> None:
+    """The cheapest runner, which nothing but the changes to all runners has touched."""
+    figures = play_history(device, 1, [alone(POINTS[name], "cpu_graph")])
+    (point,) = figures["points"]
+    assert figures["as_hoped"], point["odd"]
+    assert point["red"].keys() == POINTS[name].expected("cpu_graph")
+    assert point["played"]["cpu_graph"]["padded_replays"] > 0
+
+
+def test_what_is_hidden_shows_without_what_hides_it(device: str) -> None:
+    """Decode after 23552, its locations int32: the stale rows of both buffers show."""
+    trial = POINTS["after 23552"].trial("decode", device)
+    bugs = tuple(name for name in trial.bugs if name != "swa_int64")
+    hunt_result = watch(replace(trial, bugs=bugs))
+    assert {"kv_parity", "hermetic_replay"} <= hunt_result.violated.keys()
+    assert "index_contract" not in hunt_result.violated
+
+
+def seen(padded: int = 1, **violated: int) -> HuntResult:
+    """Return what watching a trial might have seen."""
+    return HuntResult(
+        schedules=9, steps=9, replays=9, padded_replays=padded, violated=Counter(violated)
+    )
+
+
+ODD: Mapping[str, tuple[HuntResult, str]] = {
+    "what must be red is not": (seen(), "decode: hermetic_replay is not red"),
+    "what must be green is red": (
+        seen(hermetic_replay=3, log_hygiene=1),
+        "decode: log_hygiene is red",
+    ),
+    "a consequence without its cause": (
+        seen(hermetic_replay=3, logits_parity=1),
+        "decode: logits_parity is red",
+    ),
+    "nothing was padded": (
+        seen(padded=0, hermetic_replay=3),
+        "decode: no padded batch was replayed",
+    ),
+}
+
+
+@pytest.mark.parametrize("message", ODD)
+def test_what_is_not_as_the_table_says_is_named(
+    message: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hunt_result, sentence = ODD[message]
+    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
+    figures = play_history(device, 1, [alone(POINTS["after 26152"], "decode")])
+    assert figures["points"][0]["odd"] == [sentence]
+    assert not figures["as_hoped"]
+    assert figures["message"] == "1 points; not as the reports say: after 26152"
+
+
+def test_a_consequence_may_be_red_where_its_cause_must_be(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hunt_result = seen(index_contract=9, kv_parity=9, **dict.fromkeys(CONSEQUENCES, 1))
+    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
+    figures = play_history(device, 1, [alone(POINTS["after 24743"], "breakable")])
+    assert figures["as_hoped"], figures["points"][0]["odd"]
+
+
+def short(history: Sequence[Point]) -> list[Point]:
+    """Return a history of one runner, the cheapest."""
+    return [alone(point, "cpu_graph") for point in history]
+
+
+def playing(history: Sequence[Point]) -> Callable[[str, int], dict[str, Any]]:
+    """Return what plays this history in place of the whole one."""
+    return lambda device, workers: play_history(device, workers, history)
+
+
+def test_a_timeline_is_shown_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.cli.timeline.play_history", playing(short(HISTORY[-2:])))
+    path = tmp_path / "timeline.json"
+    words = ["timeline", "--device", "cpu", "--workers", "1", "--record", str(path)]
+    assert main(words) == OK
+    message = capsys.readouterr().out
+    assert "2 points; not as the reports say: none; " in message
+    figures = load_json(path, "paritybit-timeline", VERSION)["figures"]
+    assert [point["red"].keys() for point in figures["points"]] == [{"hermetic_replay"}, set()]
+    assert set(figures["properties"]) == STEP_PROPERTIES
+
+
+def test_a_timeline_that_is_not_as_said_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = replace(alone(HISTORY[-1], "cpu_graph"), red={"log_hygiene": ["cpu_graph"]})
+    monkeypatch.setattr("harness.cli.timeline.play_history", playing([wrong]))
+    assert main(["timeline", "--device", "cpu", "--workers", "1"]) == FINDING
+    message = capsys.readouterr().out
+    assert "after 26292: cpu_graph: log_hygiene is not red" in message
+    assert "✗" in message
+
+
+def test_the_table_has_a_letter_for_each_runner_that_was_red(device: str) -> None:
+    """And a small one where another bug hides it."""
+    history = [alone(POINTS["after 26152"], "cpu_graph")]
+    figures = play_history(device, 1, history)
+    figures["points"][0]["hidden"] = {"hermetic_replay": ["decode"]}
+    shown = StringIO()
+    Console(file=shown, width=100).print(history_table(figures))
+    assert re.search(r"^after 26152 memo +Ca +✓$", shown.getvalue(), re.M)
+    assert "C cpu_graph" in " ".join(shown.getvalue().split())
+
+
+def test_a_timeline_that_an_error_of_ours_ends_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its traceback is shown; a lost device, which a trial shows, is a finding of its own."""
+    monkeypatch.setattr("harness.cli.timeline.play_history", playing(short(HISTORY[-1:])))
+    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: HuntResult(error=ERROR))
+    assert main(["timeline", "--device", "cpu", "--workers", "1"]) == CANNOT_RUN
+    captured = capsys.readouterr()
+    assert "after 26292: cpu_graph: failed: ZeroDivisionError: of ours\n" in captured.out
+    assert captured.err == f"{ERROR}paritybit: no verdict (a crash of ours)\n"
+
+
+def test_a_lost_device_is_what_a_trial_showed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(_: Scripted, schedule: Schedule) -> Outcome:
+        raise DeviceLostError(schedule, violating("captured_path"))
+
+    trial = HISTORY[-1].trial("cpu_graph", "cpu")
+    monkeypatch.setattr("harness.campaigns.history.Lockstep", lambda *_: Scripted(trial, lose))
+    assert watch(trial).violated == {"captured_path": 1}

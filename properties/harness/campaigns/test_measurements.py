@@ -1,0 +1,249 @@
+"""What is measured and kept: endurance and speed. The figures say what they were measured on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.__main__ import main
+from harness.campaigns import soak as soaking
+from harness.campaigns.bench import workload
+from harness.campaigns.regress import one_size
+from harness.campaigns.schema import VERSION
+from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_seed, trials
+from harness.checks.play import DeviceLostError, Lockstep, Outcome
+from harness.checks.table import PROPERTIES
+from harness.lockstep.config import TrialConfig
+from harness.schedules.schedule import Schedule
+from properties.support.command_line import CANNOT_RUN, FINDING, OK, Data
+from properties.support.scripted import ERROR, Script, Scripted, clean, violating
+from reference.config import PRESETS
+from subjects.bugs.catalogue import BUGS
+from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+
+PAIR = ("swa_int64", "breakable")
+
+
+def evidence(path: Path, kind: str) -> Data:
+    """Return the figures of an evidence file that says what they were measured on."""
+    data: Data = json.loads(path.read_text())
+    assert data["format"] == f"paritybit-{kind}"
+    assert data["version"] == VERSION
+    assert data["environment"]["device"] == "cpu"
+    assert torch.__version__.startswith(data["environment"]["torch"].split("+")[0])
+    assert {"device_name", "python", "commit", "dirty"} <= data["environment"].keys()
+    figures: Data = data["figures"]
+    return figures
+
+
+def three_trials(device: str) -> list[TrialConfig]:
+    """Return one small trial of each engine."""
+    return [one_size(TrialConfig(runner, device=device)) for runner in ONE_PER_ENGINE]
+
+
+@pytest.fixture
+def short_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soak of three trials and one bug: a piece of work is over after one trial."""
+    monkeypatch.setattr(soaking, "CHUNK_STEPS", 1)
+    monkeypatch.setattr(soaking, "EXAMPLES", 9)
+    monkeypatch.setattr(soaking, "BUGS", {PAIR[0]: BUGS[PAIR[0]]})
+    monkeypatch.setattr(soaking, "affected_runners", lambda _: PAIR[1:])
+    monkeypatch.setattr(soaking, "trials", three_trials)
+
+
+SOAK = ["soak", "--seeds", "1", "--workers", "1", "--device", "cpu"]
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_soak_records_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three trials, one of each engine, in which every runner must replay."""
+    path = tmp_path / "new" / "soak.json"
+    assert main([*SOAK, "--steps", "3", "--record", str(path)]) == OK
+    assert " 0 false alarms" in capsys.readouterr().out
+    figures = evidence(path, "soak")
+    assert figures["as_hoped"] is True
+    figured = figures["clean"]
+    assert figured["steps"] >= 3
+    assert figured["schedules"] == 3 * 9
+    assert figured["seeds"] == [0, 2]
+    assert [trial["runner"] for trial in figured["trials"]] == list(ONE_PER_ENGINE)
+    assert figured["false_alarms"] == 0
+    assert figured["padded replay"] > 0
+    for runner in RUNNERS:
+        assert figured[f"{runner}: replay"] >= figured[f"{runner}: padded replay"] > 0
+    (bug,) = figures["bugs"]
+    assert (bug["bug"], bug["runner"], bug["caught"]) == (*PAIR, 1)
+
+
+def test_a_soak_tries_every_preset_scheme_and_engine_in_two_shapes() -> None:
+    tried = trials("cpu")
+    assert len(set(tried)) == len(tried)
+    assert len({(trial.preset, trial.scheme, trial.runner) for trial in tried}) * 2 == len(tried)
+    assert {name for trial in tried for name in all_runners(trial)} == set(RUNNERS)
+
+
+def all_runners(trial: TrialConfig) -> set[str]:
+    """Return the runners that replay in a trial."""
+    return {runner.name for runner in engine_runners(trial.runner)}
+
+
+def scripted_soak(monkeypatch: pytest.MonkeyPatch, script: Script) -> Callable[..., Data]:
+    """Return what soaks by a script: two chunks, and one bug by one seed."""
+    monkeypatch.setattr(soaking, "lockstep_of", lambda trial: Scripted(trial, script))
+
+    def soak() -> Data:
+        return soaking.soak("cpu", 2, range(1), 0, 1)
+
+    return soak
+
+
+def replaying(*events: str) -> Outcome:
+    """Return the outcome of a clean playing in which something was replayed."""
+    outcome = clean()
+    outcome.events.update(events)
+    return outcome
+
+
+def by_trial(of_clean: Callable[[], Outcome], of_broken: Callable[[], Outcome]) -> Script:
+    """Return a script that depends on whether the trial has a bug."""
+    return lambda lockstep, _: of_broken() if lockstep.trial.bugs else of_clean()
+
+
+EVERYTHING = tuple(soaking.required_replays())
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_soak_is_as_hoped_where_all_replays_and_every_bug_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the next tests change one thing of."""
+    script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("index_contract"))
+    figures = scripted_soak(monkeypatch, script)()
+    assert (figures["as_hoped"], figures["only_errors"], figures["errors"]) == (True, False, [])
+    assert figures["message"].endswith("never counted: none")
+    assert figures["bugs"][0]["schedules_needed"] == [1]
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_soak_that_left_a_runner_out_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However clean it is."""
+    script = by_trial(lambda: replaying(*EVERYTHING[:-1]), lambda: violating("index_contract"))
+    figures = scripted_soak(monkeypatch, script)()
+    assert (figures["as_hoped"], figures["only_errors"]) == (False, False)
+    assert figures["message"].endswith(f"never counted: {EVERYTHING[-1]}")
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_bug_that_some_seed_misses_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("log_hygiene"))
+    figures = scripted_soak(monkeypatch, script)()
+    assert (figures["as_hoped"], figures["only_errors"]) == (False, False)
+    assert figures["bugs"][0]["caught"] == 0
+    assert f"some of 1 seeds: {'@'.join(PAIR)};" in figures["message"]
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_false_alarm_is_a_finding_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = by_trial(lambda: violating("frozen_kv"), lambda: violating("index_contract"))
+    figures = scripted_soak(monkeypatch, script)()
+    assert (figures["as_hoped"], figures["clean"]["false_alarms"]) == (False, 2)
+    (first, _) = figures["clean"]["alarms"]
+    assert (first["seed"], first["violated"]) == (0, {"frozen_kv": 9})
+    assert first["shrunk"].startswith("Schedule(steps=(), ")
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_an_error_of_ours_in_a_soak_is_no_finding_and_the_rest_finishes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a chunk, or of a bug's hunts; beside a miss it counts for less."""
+    failing = by_trial(lambda: violating(error=ERROR), lambda: violating("index_contract"))
+    figures = scripted_soak(monkeypatch, failing)()
+    assert (figures["as_hoped"], figures["only_errors"]) == (False, True)
+    tasks = [failure["task"] for failure in figures["errors"]]
+    assert tasks == ["clean steps from seed 0", "clean steps from seed 1"]
+    assert all(ERROR in failure["error"] for failure in figures["errors"])
+    assert figures["bugs"][0]["caught"] == 1
+    assert figures["message"].endswith("seed 1 failed: ZeroDivisionError: of ours")
+    failing = by_trial(lambda: replaying(*EVERYTHING), lambda: violating(error=ERROR))
+    figures = scripted_soak(monkeypatch, failing)()
+    assert [failure["task"] for failure in figures["errors"]] == ["@".join(PAIR)]
+    assert (figures["only_errors"], figures["bugs"]) == (True, [])
+    missing = by_trial(lambda: violating(error=ERROR), clean)
+    assert not scripted_soak(monkeypatch, missing)()["only_errors"]
+
+
+def test_a_lost_device_ends_a_piece_of_work_and_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lose(_: Scripted, schedule: Schedule) -> Outcome:
+        raise DeviceLostError(schedule, violating("captured_path"))
+
+    scripted_soak(monkeypatch, lose)
+    played = clean_steps(soaking.Chunk("cpu", 0, 9))
+    assert played.spoiled
+    (alarm,) = played.alarms
+    assert alarm["violated"] == {"captured_path": 1}
+    hunted = hunt_by_seed(soaking.SeededHunts("cpu", *PAIR, (0, 1)))
+    assert (hunted.needed, hunted.spoiled) == ((), True)
+    assert not (CleanSteps().spoiled or Detections(1, ()).spoiled)
+
+
+CODES: dict[str, tuple[Data, int]] = {
+    "as hoped": ({"as_hoped": True, "only_errors": False}, OK),
+    "a finding": ({"as_hoped": False, "only_errors": False}, FINDING),
+    "no verdict": ({"as_hoped": False, "only_errors": True}, CANNOT_RUN),
+}
+
+
+@pytest.mark.parametrize("end", CODES)
+def test_the_exit_code_of_a_soak_follows_from_its_figures(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says, code = CODES[end]
+    errors = [{"task": "a", "error": ERROR}] * 2 if code == CANNOT_RUN else []
+    figures = {**says, "errors": errors, "message": "missed: swa_int64"}
+    monkeypatch.setattr("harness.cli.measure.soak", lambda *_: figures)
+    path = tmp_path / "soak.json"
+    assert main(["soak", "--device", "cpu", "--record", str(path)]) == code
+    captured = capsys.readouterr()
+    assert captured.out == "missed: swa_int64\n"
+    assert captured.err == (f"{ERROR}paritybit: no verdict (a crash of ours)\n" if errors else "")
+    assert evidence(path, "soak") == figures
+
+
+def test_a_bench_records_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One measured repetition a preset, of a shorter workload."""
+    monkeypatch.setattr("harness.campaigns.bench.REPEATS", 1)
+    monkeypatch.setattr("harness.campaigns.bench.DECODES", 6)
+    path = tmp_path / "bench.json"
+    assert main(["bench", "--device", "cpu", "--record", str(path)]) == OK
+    shown_rows = capsys.readouterr().out.splitlines()
+    figures = evidence(path, "bench")
+    assert [row["preset"] for row in figures["lockstep"]] == list(PRESETS)
+    assert len(shown_rows) == len(PRESETS)
+    for row in figures["lockstep"]:
+        assert row["replays"] > row["padded_replays"] > 0
+        assert row["slowest"] <= row["steps_per_second"] <= row["fastest"]
+
+
+def test_a_bench_of_what_is_not_clean_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(trial: TrialConfig) -> Scripted:
+        return Scripted(trial, lambda *_: violating("kv_parity"))
+
+    monkeypatch.setattr("harness.campaigns.bench.Lockstep", build)
+    with pytest.raises(RuntimeError, match="the benchmark's schedule is not clean"):
+        main(["bench", "--device", "cpu"])
+
+
+def test_the_benchmark_plays_clean_with_every_property_on(device: str) -> None:
+    lockstep = Lockstep(
+        TrialConfig(device=device, full_slots=320, swa_slots=192), frozenset(PROPERTIES)
+    )
+    outcome = lockstep.play(workload())
+    assert outcome.violations == ()
+    assert outcome.replays > outcome.padded_replays > 0

@@ -1,0 +1,100 @@
+"""What a run plans: the clean trials first, every runner, scheme and preset, then every hunt."""
+
+from itertools import product
+
+from harness.campaigns.case import Case, dump_json
+from harness.campaigns.hunt import hunt
+from harness.campaigns.regress import (
+    CLEAN_SCHEDULES,
+    FEWEST_CLEAN,
+    SHAPES,
+    RunConfig,
+    all_hunts,
+    one_size,
+    plan,
+)
+from harness.campaigns.task import Source
+from harness.checks.expectations import unaffected_reason
+from harness.checks.play import Lockstep
+from harness.lockstep.config import TrialConfig
+from reference.config import PRESETS
+from subjects.bugs.catalogue import BUGS
+from subjects.runners import RUNNERS
+from subjects.toggles import LocationScheme
+
+
+def test_a_run_plans_every_runner_scheme_and_preset() -> None:
+    """Clean ones first, each runner with every location scheme and preset once, then every hunt."""
+    tasks = plan(RunConfig("cpu"))
+    clean = [task for task in tasks if task.bug is None]
+    assert tasks[: len(clean)] == clean
+    generated = [task.trial for task in clean if task.source is Source.GENERATED]
+    assert sorted((trial.runner, trial.scheme) for trial in generated) == sorted(
+        product(RUNNERS, LocationScheme)
+    )
+    presets = sorted((trial.runner, trial.preset) for trial in generated)
+    assert presets == sorted(product(RUNNERS, PRESETS))
+    assert {(trial.page_size, trial.dtype) for trial in generated} == set(SHAPES)
+    hunted = [(task.trial.bug, task.trial.runner) for task in tasks[len(clean) :]]
+    assert list(dict.fromkeys(hunted)) == list(all_hunts())
+
+
+def test_a_run_plays_traffic_on_each_runner_with_one_scheme() -> None:
+    """The schemes take turns; the trial is one that generated schedules are played on too."""
+    tasks = [task for task in plan(RunConfig("cpu")) if task.bug is None]
+    trials = [task.trial for task in tasks if task.source is Source.TRAFFIC]
+    assert sorted(trial.runner for trial in trials) == sorted(RUNNERS)
+    assert {trial.scheme for trial in trials} == set(LocationScheme)
+    generated = {task.trial for task in tasks if task.source is Source.GENERATED}
+    assert set(trials) <= generated
+
+
+def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> None:
+    """A run's clean trials share its schedules, down to a few each; no two have one seed."""
+    alone = tuple(pair for pair in all_hunts() if pair[1] == "decode")
+    for hunts, asked, played in (
+        (all_hunts(), 50, FEWEST_CLEAN),
+        (all_hunts(), FEWEST_CLEAN - 1, FEWEST_CLEAN - 1),
+        (alone, 50, CLEAN_SCHEDULES // len(LocationScheme)),
+    ):
+        settings = RunConfig("cpu", hunts, examples=asked)
+        tasks = [task for task in plan(settings) if task.bug is None]
+        generated = [task for task in tasks if task.source is Source.GENERATED]
+        assert {task.examples for task in generated} == {played}
+        assert len({task.seed for task in generated}) == len(generated)
+
+
+def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
+    """What a hunt is held against was itself tried, with nothing but the bug changed."""
+    tasks = plan(RunConfig("cpu"))
+    clean = {
+        (task.trial.runner, task.trial.scheme): task.trial for task in tasks if task.bug is None
+    }
+    hunts = [task for task in tasks if task.bug is not None]
+    assert hunts
+    for task in hunts:
+        assert task.bug is not None
+        assert task.clean_trial == clean[task.trial.runner, task.bug.scheme]
+    traffic = [
+        (task.bug.name, task.trial.runner)
+        for task in hunts
+        if task.bug is not None and task.source is Source.TRAFFIC
+    ]
+    assert traffic == [
+        (name, runner)
+        for name, runner in all_hunts()
+        if BUGS[name].in_traffic and unaffected_reason(BUGS[name], runner) is None
+    ]
+
+
+def test_the_same_seed_gives_the_same_case_byte_for_byte() -> None:
+    """The schedule that is caught, and what it shrinks to."""
+    trial = one_size(TrialConfig("breakable").with_bug("swa_int64"))
+    lockstep = Lockstep(trial)
+
+    def text(seed: int) -> str:
+        schedule = hunt(lockstep, "index_contract", seed, 20).schedule
+        assert schedule is not None
+        return dump_json(Case(trial, schedule, "index_contract", 0, ()).to_json())
+
+    assert text(3) == text(3)

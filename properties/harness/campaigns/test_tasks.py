@@ -1,0 +1,234 @@
+"""How a task ends: an error of ours is a failure with its traceback, and never a verdict."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.campaigns import task as tasks
+from harness.campaigns.bisect import Bisection, hunted_case, with_goal
+from harness.campaigns.case import Case
+from harness.campaigns.executor import Ended
+from harness.campaigns.history import HISTORY, Point, play_history
+from harness.campaigns.hunt import HuntResult, PlayingFailedError, hunt, play_all
+from harness.campaigns.regress import Run, RunConfig
+from harness.campaigns.replay import Named, Replayed, judged, replayed
+from harness.campaigns.task import Finding, Result, Source, Status, Task, result_of, run_task
+from harness.checks.explanation import Explained
+from harness.checks.play import DeviceLostError, Outcome
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.tracebacks import headline
+from harness.schedules.schedule import Admit, Decode, Schedule
+from properties.support.scripted import ERROR, Scripted, clean, violating
+
+TRIAL = TrialConfig("cpu_graph")
+BROKEN = TRIAL.with_bug("req_pool_pad")
+TARGET = "hermetic_replay"
+SCHEDULE = Schedule((Admit(1, 1), Decode((0,))))
+
+Locksteps = Callable[[TrialConfig], Any]
+
+
+@pytest.fixture(autouse=True)
+def no_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Play what is found by the script, too, and explain nothing."""
+    monkeypatch.setattr(tasks, "observe", lambda lockstep, schedule: (lockstep.play(schedule), []))
+    monkeypatch.setattr("harness.checks.explanation.explanation", lambda *_: None)
+
+
+def locksteps(
+    broken: Callable[[Scripted, Schedule], Outcome], of_clean: Outcome | None = None
+) -> Locksteps:
+    """Return what builds scripted locksteps: of a trial with a bug, and of one without."""
+
+    def build(trial: TrialConfig) -> Scripted:
+        if trial.bug is None and of_clean is not None:
+            return Scripted(trial, lambda *_: of_clean)
+        return Scripted(trial, broken)
+
+    return build
+
+
+def ended(script: Callable[[Scripted, Schedule], Outcome], **others: Any) -> Result:
+    """Return how a hunt of a bug ends."""
+    return run_task(Task(BROKEN, Source.GENERATED, 0, 3), locksteps(script, **others))
+
+
+def test_a_bug_that_is_seen_alone_is_caught() -> None:
+    """What the other tests change one thing of."""
+    result = ended(lambda *_: violating(TARGET), of_clean=clean())
+    assert (result.status, result.error, result.spoiled) == (Status.CAUGHT, None, False)
+    assert result.finding is not None
+    assert result.finding.schedule.steps == ()
+
+
+def seen_then_failing(count: int) -> Callable[[Scripted, Schedule], Outcome]:
+    """Return a script that violates the target in `count` playings and fails in all after them."""
+
+    def script(lockstep: Scripted, _: Schedule) -> Outcome:
+        return violating(TARGET) if lockstep.played <= count else violating(error=ERROR)
+
+    return script
+
+
+FAILURES: dict[str, tuple[Callable[[Scripted, Schedule], Outcome], Outcome]] = {
+    "the first schedule": (lambda *_: violating(error=ERROR), clean()),
+    "what violates something too": (lambda *_: violating(TARGET, error=ERROR), clean()),
+    "a schedule of shrinking": (seen_then_failing(1), clean()),
+    "the one with every property on": (seen_then_failing(2), clean()),
+    "the one of the clean build": (lambda *_: violating(TARGET), violating(error=ERROR)),
+}
+"""Which playing an error of ours ends: scripts of the broken build and of the clean one."""
+
+
+@pytest.mark.parametrize("which", FAILURES)
+def test_an_error_of_ours_in_a_hunt_is_a_failure_with_its_traceback(which: str) -> None:
+    script, of_clean = FAILURES[which]
+    result = ended(script, of_clean=of_clean)
+    assert (result.status, result.spoiled) == (Status.FAILED, True)
+    assert result.error is not None
+    assert (
+        result.error.splitlines()[1] == '  File "properties/support/scripted.py", line 1, in check'
+    )
+    assert headline(result.error) == "ZeroDivisionError: of ours"
+    assert (result.finding is not None) is (which == "the one of the clean build")
+
+
+@pytest.mark.parametrize("source", Source)
+@pytest.mark.parametrize("trial", [TRIAL, BROKEN], ids=["clean", "broken"])
+def test_an_error_of_ours_ends_the_search_and_is_no_verdict(
+    trial: TrialConfig, source: Source
+) -> None:
+    """Neither red nor missed, whatever is on trial and wherever schedules come from."""
+    result = run_task(Task(trial, source, 0, 9), locksteps(lambda *_: violating(error=ERROR)))
+    assert (result.status, result.hunt_result.schedules) == (Status.FAILED, 1)
+    assert result.hunt_result.schedule is None
+
+
+def test_an_error_of_the_explainer_leaves_what_it_was_to_explain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The task has failed; its finding has the violations, and the traceback."""
+
+    def explain(*_: Any) -> None:
+        raise RuntimeError("cannot explain")
+
+    monkeypatch.setattr("harness.checks.explanation.explanation", explain)
+    result = ended(lambda *_: violating(TARGET), of_clean=clean())
+    assert result.status is Status.FAILED
+    assert result.finding is not None
+    assert result.finding.explanation is None
+    assert [found["property"] for found in result.finding.violations] == [TARGET]
+    assert result.finding.error == result.error
+    assert result.error is not None
+    assert "in explain\n" in result.error
+    assert headline(result.error) == "RuntimeError: cannot explain"
+    assert 'File "/' not in result.error
+
+
+def test_a_lost_device_is_a_finding_of_its_own() -> None:
+    def script(lockstep: Scripted, schedule: Schedule) -> Outcome:
+        outcome = violating("captured_path")
+        outcome.device_lost = True
+        raise DeviceLostError(schedule, outcome)
+
+    result = ended(script)
+    assert (result.status, result.spoiled, result.error) == (Status.DEVICE_LOST, True, None)
+    assert result.finding is not None
+    assert result.finding.violations[0]["property"] == "captured_path"
+
+
+def test_a_task_without_a_result_has_failed_with_its_error() -> None:
+    task = Task(TRIAL, Source.GENERATED, 0, 9)
+    result = result_of(Ended(task, 7.0, error=ERROR))
+    assert (result.status, result.error, result.seconds) == (Status.FAILED, ERROR, 7.0)
+    whole = Result(task, Status.GREEN, HuntResult(), None, 0, 1.0)
+    assert result_of(Ended(task, 7.0, whole)) is whole
+
+
+def test_what_crosses_between_processes_is_plain_data() -> None:
+    named = Named(0, "case", Case(TRIAL, SCHEDULE, None, 0, ()))
+    result = ended(lambda *_: violating(TARGET), of_clean=clean())
+    for data in (result, result.task, result.hunt_result, named, judged(named, clean())):
+        assert pickle.loads(pickle.dumps(data)) == data
+
+
+def run_of(*statuses: Status, finding: Finding | None = None) -> Run:
+    """Return a run whose tasks ended so; `finding` is of what failed."""
+    run = Run(RunConfig("cpu"))
+    for place, status in enumerate(statuses):
+        task = Task(TRIAL, Source.GENERATED, place, 1)
+        kept = finding if status is Status.FAILED else None
+        run.results.append(Result(task, status, HuntResult(), kept, 0, 0.0))
+    return run
+
+
+def test_only_failures_are_no_verdict() -> None:
+    found = Finding.of(SCHEDULE, violating(TARGET), found=Explained(error=ERROR))
+    assert run_of(Status.FAILED, Status.GREEN, Status.CAUGHT).only_failures
+    assert not run_of(Status.GREEN).only_failures
+    assert not run_of(Status.FAILED, Status.RED).only_failures
+    assert not run_of(Status.FAILED, Status.DEVICE_LOST).only_failures
+    assert not run_of(Status.FAILED, finding=found).only_failures
+
+
+def test_a_hunt_that_plays_on_keeps_the_first_error() -> None:
+    """As the soak and the history do, where no violation ends a hunt."""
+    errors = iter(["first", "second", None])
+    lockstep: Any = Scripted(TRIAL, lambda *_: violating(error=next(errors)))
+    hunt_result = play_all(lockstep, 0, 3)
+    assert (hunt_result.schedules, hunt_result.error) == (3, "first")
+    assert hunt_result.spoiled
+    assert not hunt(Scripted(TRIAL, lambda *_: clean()), None, 0, 1).spoiled  # type: ignore[arg-type]
+
+
+def test_a_case_that_an_error_of_ours_ended_is_neither_as_it_says_nor_otherwise() -> None:
+    named = Named(0, "case", Case(BROKEN, SCHEDULE, TARGET, 0, ()))
+    failed = judged(named, violating(TARGET, error=ERROR))
+    assert (failed.as_said, failed.message) == (False, "ZeroDivisionError: of ours")
+    assert (failed.error, failed.spoiled) == (ERROR, True)
+    assert replayed(Ended(named, 1.0, error=ERROR)) == failed
+    said = Replayed("case", as_said=True, message=TARGET)
+    assert judged(named, violating(TARGET)) == said
+    assert replayed(Ended(named, 1.0, said)) is said
+
+
+def test_a_bisection_that_an_error_of_ours_ends_explains_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build(trial: TrialConfig, *_: Any) -> Scripted:
+        return Scripted(trial, lambda *_: violating(TARGET, error=ERROR))
+
+    monkeypatch.setattr("harness.campaigns.bisect.Lockstep", build)
+    case = Case(BROKEN, SCHEDULE, TARGET, 0, ())
+    with pytest.raises(PlayingFailedError, match="ZeroDivisionError: of ours"):
+        Bisection(case, lambda *_: None).explain()
+    with pytest.raises(PlayingFailedError):
+        hunted_case(BROKEN, TARGET, 0, 2)
+    with pytest.raises(PlayingFailedError):
+        with_goal(Case(BROKEN, SCHEDULE, None, 0, ()))
+
+
+def history_seen(monkeypatch: pytest.MonkeyPatch, *seen: HuntResult) -> dict[str, Any]:
+    """Return the figures of a history in which the last point's first runners showed this."""
+    shown = iter(seen)
+    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: next(shown))
+    (*_, last) = HISTORY
+    runners = list(last.runners)
+    point = Point(last.name, "", last.scheme, absent=runners[len(seen) :])
+    return play_history("cpu", 1, [point])
+
+
+def test_an_error_of_ours_in_the_history_is_odd_but_no_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    well, failed = HuntResult(padded_replays=1), HuntResult(error=ERROR)
+    figures = history_seen(monkeypatch, well, failed)
+    assert not figures["as_hoped"]
+    assert figures["only_errors"]
+    assert figures["points"][0]["odd"] == ["target_verify: failed: ZeroDivisionError: of ours"]
+    assert figures["errors"] == [{"trial": "clean@target_verify", "error": ERROR}]
+    figures = history_seen(monkeypatch, HuntResult(), failed)
+    assert not figures["only_errors"]
+    assert not history_seen(monkeypatch, well)["only_errors"]

@@ -1,0 +1,1 @@
+"""Tests of the command line, and of pytest as a command."""

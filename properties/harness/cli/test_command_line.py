@@ -1,0 +1,225 @@
+"""The command line: what is malformed is refused in one sentence, names are listed."""
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.__main__ import main
+from harness.campaigns.case import VERSION as CASE_VERSION
+from harness.campaigns.case import dump_json
+from harness.campaigns.regress import all_hunts
+from harness.campaigns.schema import FORMAT, VERSION
+from harness.checks.play import DeviceLostError, Outcome
+from harness.checks.property import Violation
+from harness.checks.table import PROPERTIES
+from harness.cli.folders import shown
+from harness.cli.regress import hunts_of
+from harness.schedules.schedule import Schedule
+from properties.support.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, Data
+from reference.config import PRESETS
+from subjects.bugs.catalogue import BUGS
+from subjects.runners import RUNNERS
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+
+NAMES = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS, "device": ("auto", "cpu", "cuda")}
+
+
+@pytest.mark.parametrize("option", NAMES)
+def test_a_name_that_no_build_has_is_refused_with_the_valid_ones(option: str, refused: Any) -> None:
+    message = refused(MALFORMED, "regress", f"--{option}", "nonsense")
+    assert f"unknown {option} 'nonsense'; valid: {', '.join(NAMES[option])}" in message
+
+
+def test_one_wrong_name_among_right_ones_is_refused(refused: Any) -> None:
+    assert "'swa_pud'" in refused(MALFORMED, "regress", "--bug", "swa_pad,swa_pud")
+    assert "'gpt9'" in refused(MALFORMED, "regress", "--preset", "gpt_oss,gpt9")
+
+
+MALFORMED_LINES = {
+    "no command": [],
+    "an unknown command": ["regres"],
+    "an unknown option": ["regress", "--fast"],
+    "an option without its value": ["regress", "--bug"],
+    "no case": ["replay"],
+    "no bugs to bisect": ["bisect"],
+    "a bisection of no examples": ["bisect", "swa_pad", "--examples", "0"],
+    "no workers of a timeline": ["timeline", "--workers", "0"],
+    "a case of a corpus": ["corpus", "a.json"],
+    "no examples": ["regress", "--examples", "0"],
+    "examples below zero": ["regress", "--examples", "-5"],
+    "examples that are a fraction": ["regress", "--examples", "1.5"],
+    "examples that are a superscript": ["regress", "--examples", "²"],
+    "no workers": ["regress", "--workers", "0"],
+    "a seed that is text": ["regress", "--seed", "one"],
+    "a soak without a record": ["soak", "--steps", "10"],
+    "no steps": ["soak", "--steps", "0", "--record", "r.json"],
+    "seeds below zero": ["soak", "--seeds", "-1", "--record", "r.json"],
+    "a device of replay": ["replay", "case.json", "--device"],
+}
+
+
+@pytest.mark.parametrize("message", MALFORMED_LINES)
+def test_a_malformed_command_line_is_refused_in_one_sentence(message: str, refused: Any) -> None:
+    assert "--help" in refused(MALFORMED, *MALFORMED_LINES[message])
+
+
+def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
+    assert hunts_of(("swa_pad",), ()) == (("swa_pad", "decode"), ("swa_pad", "target_verify"))
+    assert hunts_of(("swa_pad@decode",), ()) == (("swa_pad", "decode"),)
+    assert hunts_of(("swa_pad",), ("piecewise",)) == (("swa_pad", "piecewise"),)
+    assert hunts_of((), ("cpu_graph",)) == all_hunts(("cpu_graph",))
+    assert hunts_of((), ()) == all_hunts()
+    assert hunts_of(("swa_pad", "swa_pad@decode"), ()) == hunts_of(("swa_pad",), ())
+
+
+def test_a_bug_on_a_runner_that_lacks_what_it_is_about_is_refused(refused: Any) -> None:
+    message = refused(MALFORMED, "regress", "--bug", "swa_pad@frozen_kv_mtp")
+    assert "swa_pad cannot be switched on in frozen_kv_mtp: it has no static input" in message
+    assert "valid: decode, target_verify, piecewise, breakable" in message
+    assert "unknown runner" in refused(MALFORMED, "regress", "--bug", "swa_pad@nonsense")
+    assert "unknown bug" in refused(MALFORMED, "regress", "--bug", "nonsense@decode")
+
+
+COMMANDS = "regress replay bisect timeline corpus list report soak bench"
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS.split()])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+    assert ended.value.code == OK
+    assert "usage: paritybit" in capsys.readouterr().out
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "words",
+    [["regress"], ["bench"], ["timeline"], ["bisect", "swa_pad"], ["soak", "--record", "r.json"]],
+    ids=lambda words: words[0],
+)
+def test_cuda_without_a_gpu_cannot_run(words: list[str], refused: Any) -> None:
+    assert "cuda" in refused(CANNOT_RUN, *words, "--device", "cuda")
+
+
+def test_a_report_folder_that_cannot_be_written_is_refused(tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "file").write_text("")
+    message = refused(MALFORMED, "regress", "--device", "cpu", "--out", tmp_path / "file" / "out")
+    assert "cannot be written" in message
+
+
+def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, refused: Any
+) -> None:
+    (tmp_path / "file").write_text("")
+    for command in ("soak", "bench", "timeline"):
+        for path in (tmp_path / "file" / "record.json", tmp_path):
+            message = refused(MALFORMED, command, "--device", "cpu", "--record", path)
+            assert "cannot be written" in message
+
+
+FOREIGN_RECORDS = {
+    "no JSON": "verdict: green",
+    "a list": "[]",
+    "a case": f'{{"format": "paritybit-case", "version": {CASE_VERSION}}}',
+    "an earlier version": f'{{"format": "{FORMAT}", "version": {VERSION - 1}}}',
+    "a later version": f'{{"format": "{FORMAT}", "version": {VERSION + 1}}}',
+}
+
+
+@pytest.mark.parametrize("message", FOREIGN_RECORDS)
+def test_a_foreign_record_makes_no_page(message: str, tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "run.json").write_text(FOREIGN_RECORDS[message])
+    sentence = refused(MALFORMED, "report", tmp_path / "run.json")
+    assert re.search(r"run\.json (is not whole JSON|is not a paritybit-run|has version)", sentence)
+    assert ("this build reads" in sentence) is ("version" in message)
+    assert not (tmp_path / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {},
+        {"verdict": "green"},
+        {"verdict": "odd", "clean": [], "bugs": []},
+        {"verdict": [], "clean": [], "bugs": []},
+        {"verdict": "green", "clean": 3, "bugs": 3},
+        {"verdict": "green", "clean": [{}], "bugs": []},
+        {"verdict": "green", "clean": [], "bugs": ["swa_pad"]},
+    ],
+    ids=json.dumps,
+)
+def test_a_record_that_lacks_something_makes_no_page(
+    rest: Data, tmp_path: Path, refused: Any
+) -> None:
+    (tmp_path / "run.json").write_text(dump_json({"format": FORMAT, "version": VERSION, **rest}))
+    message = refused(MALFORMED, "report", tmp_path / "run.json")
+    assert "run.json is not a whole run record" in message
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_a_record_that_is_not_there_makes_no_page(tmp_path: Path, refused: Any) -> None:
+    assert "cannot be read" in refused(MALFORMED, "report", tmp_path / "run.json")
+
+
+def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {
+        "bugs": BUGS,
+        "runners": RUNNERS,
+        "bugs on runners": [f"{bug}@{runner}" for bug in BUGS for runner in RUNNERS],
+        "presets": PRESETS,
+        "properties": PROPERTIES,
+    }
+    assert main(["list", "--json"]) == OK
+    listed = json.loads(capsys.readouterr().out)
+    assert {kind: list(entries) for kind, entries in listed.items()} == {
+        kind: list(entries) for kind, entries in names.items()
+    }
+    assert all(message for entries in listed.values() for message in entries.values())
+    assert main(["list"]) == OK
+    plain = capsys.readouterr().out
+    assert all(re.search(rf"^  {re.escape(each)} ", plain, re.M) for each in BUGS)
+
+
+def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path below the current folder becomes relative; of any other its end alone stays."""
+    monkeypatch.chdir(tmp_path)
+    assert shown("--examples") == "--examples"
+    assert shown("../out") == "../out"
+    assert shown(f"{tmp_path}/runs/out") == "runs/out"
+    assert shown(f"--out={tmp_path}/runs/out") == "--out=runs/out"
+    assert shown("/somewhere/else/out") == "out"
+    assert shown("--out=/somewhere/else=/out") == "--out=out"
+    assert shown("/somewhere/out/latest/cases", keep=3) == "out/latest/cases"
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_the_module_itself_exits_with_the_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["paritybit", "replay", "missing.json"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("harness", run_name="__main__")
+    assert ended.value.code == MALFORMED
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == ("paritybit: missing.json cannot be read: No such file or directory\n")
+
+
+def test_a_lost_device_is_a_finding(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one schedule alone is played, in this process."""
+    violation = Violation("captured_path", 0, "the step failed: an illegal access")
+
+    def lose(_: Any) -> None:
+        raise DeviceLostError(Schedule(()), Outcome((violation,)))
+
+    monkeypatch.setattr("harness.cli.parser.run_list", lose)
+    assert refused(FINDING, "list") == (
+        "paritybit: the device was lost: the step failed: an illegal access\n"
+    )

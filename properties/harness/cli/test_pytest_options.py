@@ -1,0 +1,413 @@
+"""The suite's own pytest options: a real pytest in a process of its own, and the hooks by hand."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import conftest
+from harness.__main__ import main
+from harness.campaigns.case import load_case
+from harness.checks.expectations import affected_runners
+from harness.checks.table import PROPERTIES
+from harness.lockstep.config import DTYPES
+from properties.support.command_line import FINDING, python
+from properties.support.places import ROOT
+from properties.trials import PAGE_SIZES, clean_trials
+from reference.config import PRESETS
+from subjects.bugs.catalogue import BUGS
+from subjects.runners import RUNNERS
+
+PASSED, TESTS_FAILED, USAGE_ERROR = 0, 1, 4
+SUITE = ("-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
+NO_TEST_STANDS_HERE = str(ROOT / "properties" / "support")
+(CLEAN,) = (str(path) for path in (ROOT / "properties").rglob("test_clean.py"))
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+
+
+def suite(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run this project's pytest; its artifacts go below `folder`."""
+    return python("-m", "pytest", *SUITE, *words, folder=folder)
+
+
+NAMES: dict[str, Iterable[str]] = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS}
+
+
+@pytest.mark.parametrize("option", NAMES)
+def test_a_name_that_this_build_lacks_is_refused_with_the_valid_ones(option: str) -> None:
+    valid = ", ".join(NAMES[option])
+    with pytest.raises(pytest.UsageError) as refused:
+        conftest.pytest_sessionstart(cast(pytest.Session, AskedSession({option: "nonsense"})))
+    assert str(refused.value) == f"unknown {option} 'nonsense'; valid: {valid}"
+
+
+def test_a_name_that_this_build_lacks_is_a_usage_error() -> None:
+    done = suite("--bug", "nonsense")
+    assert done.returncode == USAGE_ERROR
+    assert f"unknown bug 'nonsense'; valid: {', '.join(BUGS)}" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "passed" not in done.stdout
+
+
+def test_a_device_that_no_build_has_is_a_usage_error() -> None:
+    done = suite("--device", "tpu")
+    assert done.returncode == USAGE_ERROR
+    assert "'auto', 'cpu', 'cuda'" in done.stderr
+
+
+@without_gpu
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
+def test_cuda_without_a_gpu_is_a_usage_error_and_never_a_skip(workers: list[str]) -> None:
+    done = suite("--device", "cuda", *workers)
+    assert done.returncode == USAGE_ERROR
+    assert "--device cuda was asked for, but no GPU is visible here" in done.stderr
+    assert "skipped" not in done.stdout
+
+
+def test_the_options_stand_in_one_group_of_the_help() -> None:
+    done = suite("--help")
+    assert done.returncode == PASSED
+    groups = re.findall(r"^differential parity of graph replay:\n((?:  .*\n)+)", done.stdout, re.M)
+    assert len(groups) == 1
+    assert re.findall(r"^  --(\w+)", groups[0], re.M) == ["device", "runner", "preset", "bug"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "seed", "schedules"),
+    [("ci", r"0", "4"), ("dev", r"\d+", "25"), ("nightly", r"\d+", "250")],
+)
+def test_the_header_names_device_seed_and_schedules(
+    profile: str, seed: str, schedules: str, tmp_path: Path
+) -> None:
+    """Only the ci profile is bound to a seed."""
+    words = ("--hypothesis-profile", profile, "--device", "cpu", "--collect-only")
+    done = suite(*words, NO_TEST_STANDS_HERE, folder=tmp_path)
+    header = rf"^paritybit: device cpu, seed {seed}, {schedules} schedules a trial$"
+    assert re.search(header, done.stdout, re.M)
+
+
+AFFECTED = affected_runners(BUGS["swa_pad"])
+"""The runners that a clean suite with this bug is red on."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "runners"), [(None, AFFECTED), ("piecewise", ("piecewise",))], ids=["none", "one"]
+)
+def test_a_bug_is_switched_on_in_all_runners_it_affects_or_in_the_one_asked_for(
+    asked: str | None, runners: tuple[str, ...]
+) -> None:
+    """On every page size and dtype of the preset."""
+    trials = clean_trials("cpu", asked, "gpt_oss", "swa_pad")
+    assert {(trial.preset, trial.bugs) for trial in trials} == {("gpt_oss", ("swa_pad",))}
+    shapes = [(trial.runner, trial.dtype, trial.page_size) for trial in trials]
+    assert sorted(shapes) == sorted(
+        (runner, dtype, page_size)
+        for runner in runners
+        for dtype in DTYPES
+        for page_size in PAGE_SIZES
+    )
+
+
+def test_with_a_bug_nothing_is_collected_but_what_a_clean_build_must_pass(tmp_path: Path) -> None:
+    """Every property of it; the other file named here is left out."""
+    words = ("--bug", "swa_pad", "--preset", "gpt_oss", "--device", "cpu", "--collect-only", "-q")
+    done = suite(*words, CLEAN, __file__, folder=tmp_path)
+    assert done.returncode == PASSED, done.stdout
+    collected = re.findall(r"^\S*?(\w+\.py)::(\w+)(?:\[(.*)\])?$", done.stdout, re.M)
+    assert {file for file, _, _ in collected} == {"test_clean.py"}
+    assert {trial.split("-")[0] for _, _, trial in collected} == set(AFFECTED)
+    assert all("-gpt_oss-" in trial and "-swa_pad" in trial for _, _, trial in collected)
+    kept = [trial for _, test, trial in collected if test == "test_a_clean_subject_keeps"]
+    shapes = len(DTYPES) * len(PAGE_SIZES)
+    assert len(kept) == len(set(kept)) == len(AFFECTED) * shapes * len(PROPERTIES)
+
+
+WITHOUT_CUDA = (
+    "import pytest, sys, torch;"
+    "code = pytest.main(sys.argv[1:]);"
+    "sys.exit(3 if torch.cuda.is_initialized() else code)"
+)
+"""Runs pytest, and exits with 3 if the controlling process initialised CUDA."""
+
+
+def test_the_clean_suite_goes_red_on_a_broken_subject_and_says_how_to_replay_it(
+    device: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two of its properties on one runner, in a worker; one of the two must see the bug.
+
+    The process that controls the worker leaves CUDA alone.
+    """
+    done = python(
+        *("-c", WITHOUT_CUDA, *SUITE, "-n", "1", "--runner", "decode"),
+        *("--bug", "swa_pad", "--preset", "gpt_oss", "--device", device),
+        *("-k", "(kv_parity or log_hygiene) and float32-page1", "--hypothesis-profile", "ci"),
+        *("--junitxml", "reports/junit.xml", CLEAN),
+        folder=tmp_path,
+    )
+    assert done.returncode == TESTS_FAILED, done.stdout
+    assert "with bug swa_pad switched on: expect red" in done.stdout
+    failed = r"^FAILED .*test_a_clean_subject_keeps\[decode-.*kv_parity"
+    assert re.search(failed, done.stdout, re.M)
+    assert re.search(r"kv_parity: step \d+ of \d+: .* of request \d+", done.stdout)
+    assert_only_kv_parity_is_red(tmp_path / "reports" / "junit.xml")
+    monkeypatch.chdir(tmp_path)
+    assert_its_case_replays(done.stdout, tmp_path)
+    assert re.search(r"^step \d+: kv_parity: ", capsys.readouterr().out, re.M)
+
+
+def assert_only_kv_parity_is_red(junit: Path) -> None:
+    """Read two results; none is of a test that knows nothing of `--bug`."""
+    results = ElementTree.parse(junit).getroot().iter("testcase")
+    red = {str(result.get("name")): result.find("failure") is not None for result in results}
+    assert sorted(red.values()) == [False, True]
+    assert all(name.startswith("test_a_clean_subject_keeps[") for name in red)
+    assert all("kv_parity" in name for name, failed in red.items() if failed)
+
+
+def assert_its_case_replays(shown: str, folder: Path) -> None:
+    """Take the command shown as it stands: it finds the bug again, and nothing is left over."""
+    (command,) = re.findall(r"^replay with: paritybit (replay \S+)$", shown, re.M)
+    path = folder / command.split()[1]
+    assert list((folder / "reports/out/pytest/cases").iterdir()) == [path]
+    assert list(folder.glob("reports/out/pytest/worker-*/*")) == []
+    trial = load_case(path).trial
+    assert (trial.runner, trial.bugs) == ("decode", ("swa_pad",))
+    assert main(command.split()) == FINDING
+
+
+def test_conftest_does_not_import_torch() -> None:
+    done = python("-c", "import conftest, sys; sys.exit('torch' in sys.modules)")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def old_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A failing case of the run before, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / conftest.ARTIFACTS / "cases" / "old.json"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    return path
+
+
+def test_collecting_keeps_the_failing_cases_of_the_last_run(old_case: Path) -> None:
+    """And writes no summary of a run that was none."""
+    quick = ROOT / "properties" / "harness" / "campaigns" / "test_executor.py"
+    done = suite("--collect-only", str(quick), "-k", "headline", folder=Path.cwd())
+    assert done.returncode == PASSED
+    assert "1/" in done.stdout
+    assert old_case.exists()
+    assert not (Path.cwd() / conftest.ARTIFACTS / "summary.json").exists()
+
+
+def executing(config: pytest.Config, *, collected: int) -> None:
+    """Begin to run what a process without workers has collected."""
+    session = AskedSession({}, config)
+    session.testscollected = collected
+    conftest.pytest_runtestloop(cast(pytest.Session, session))
+
+
+def test_only_a_run_that_executes_tests_clears_the_failing_cases(old_case: Path) -> None:
+    """Once, and not in a worker; with workers, when the first has something to run."""
+    executing(asked("cpu", collect_only=True), collected=3)
+    executing(asked("cpu"), collected=0)
+    executing(asked("cpu", {"workerid": "gw0"}), collected=3)
+    node = cast(Any, AskedSession({}, asked("cpu")))
+    conftest.pytest_xdist_node_collection_finished(node, [])
+    assert old_case.exists()
+    conftest.pytest_xdist_node_collection_finished(node, ["a test"])
+    assert not old_case.exists()
+    old_case.parent.mkdir(parents=True)
+    old_case.touch()
+    conftest.pytest_xdist_node_collection_finished(node, ["a test"])
+    assert old_case.exists()
+    executing(asked("cpu"), collected=3)
+    assert not old_case.exists()
+
+
+TRIAL = "decode-gpt_oss-memo-float32-page4"
+SCOPES = {
+    f"properties/verdicts/test_clean.py::test_a[{TRIAL}-kv_parity]": TRIAL,
+    f"properties/test_clean.py::test_b[{TRIAL}]": TRIAL,
+    "properties/engines/test_release.py::test_a": "engines",
+    "properties/engines/test_padding.py::test_b[1]": "engines",
+    "properties/harness/test_replay.py::test_c": "properties/harness/test_replay.py::test_c",
+}
+"""Tests, and what those have in common that go to one worker."""
+
+
+@pytest.mark.parametrize("test", SCOPES)
+def test_what_shares_a_trial_or_an_engine_goes_to_one_worker(test: str) -> None:
+    assert conftest.shared_scope(test) == SCOPES[test]
+
+
+class Asked:
+    """What the hooks ask of a pytest configuration: an option, a stash, a worker's input."""
+
+    def __init__(
+        self, device: str, worker_input: Mapping[str, Any] | None, *, collect_only: bool
+    ) -> None:
+        self.stash = pytest.Stash()
+        self.device = device
+        self.option = SimpleNamespace(collectonly=collect_only)
+        if worker_input is not None:
+            self.workerinput = worker_input
+
+    def getoption(self, name: str, default: Any = None) -> Any:
+        """Return an option; the profile is given, so that none is loaded here."""
+        return {"--device": self.device, "--hypothesis-profile": "given"}.get(name, default)
+
+
+def asked(
+    device: str, worker_input: Mapping[str, Any] | None = None, *, collect_only: bool = False
+) -> pytest.Config:
+    """Return a configuration of which the hooks use nothing else."""
+    return cast(pytest.Config, Asked(device, worker_input, collect_only=collect_only))
+
+
+class AskedSession:
+    """What the hooks ask of a session: the options named, and how many tests were collected."""
+
+    def __init__(self, names: Mapping[str, str], config: Any = None) -> None:
+        self.names = names
+        self.config = config or self
+        self.testscollected = 0
+
+    def getoption(self, name: str) -> str | None:
+        """Return an option."""
+        return self.names.get(name.removeprefix("--"))
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the driver name eight GPUs."""
+    monkeypatch.setattr(conftest, "gpu_names", lambda: ["a GPU"] * 8)
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [
+        ("2,5", ["2", "5"]),
+        ("0", ["0"]),
+        ("", []),
+        ("-1", []),
+        ("3,99,4", ["3"]),
+        ("GPU-1a2b,GPU-3c4d", ["GPU-1a2b", "GPU-3c4d"]),
+    ],
+)
+@pytest.mark.usefixtures("eight_gpus")
+def test_the_visible_gpus_are_those_that_the_environment_names(
+    named: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert conftest.visible_gpus() == seen
+
+
+def test_the_environment_names_no_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "gpu_names", list)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert conftest.visible_gpus() == []
+
+
+def listing(text: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a stand-in for subprocess.run that prints `text`."""
+    return lambda words, **_: subprocess.CompletedProcess(words, 0, stdout=text, stderr="")
+
+
+def test_where_the_environment_names_none_the_driver_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    text = "GPU 0: One (UUID: GPU-1)\n  MIG 1g (UUID: MIG-1)\nGPU 1: Two (UUID: GPU-2)\n"
+    monkeypatch.setattr(subprocess, "run", listing(text))
+    assert conftest.visible_gpus() == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("nvidia-smi"),
+        subprocess.CalledProcessError(9, "nvidia-smi"),
+        subprocess.TimeoutExpired("nvidia-smi", 60),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_where_the_driver_cannot_be_asked_there_is_no_gpu(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert conftest.visible_gpus() == []
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_auto_takes_cuda_where_a_gpu_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert conftest.chosen_device(asked("auto")) == "cuda"
+    assert conftest.chosen_device(asked("cuda")) == "cuda"
+    assert conftest.chosen_device(asked("cpu")) == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert conftest.chosen_device(asked("auto")) == "cpu"
+    with pytest.raises(pytest.UsageError, match="no GPU is visible"):
+        conftest.chosen_device(asked("cuda"))
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_there_are_as_many_workers_as_gpus_or_else_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    monkeypatch.setattr(os, "cpu_count", lambda: 11)
+    assert conftest.pytest_xdist_auto_num_workers(asked("cuda")) == 3
+    assert conftest.pytest_xdist_auto_num_workers(asked("auto")) == 3
+    assert conftest.pytest_xdist_auto_num_workers(asked("cpu")) == 11
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert conftest.pytest_xdist_auto_num_workers(asked("cpu")) == 1
+
+
+def worker(name: str, device: str) -> pytest.Config:
+    """Return the configuration of a worker, as the controlling process hands it down."""
+    message = {"workerid": name, "paritybit_device": device, "paritybit_seed": 42}
+    return asked("auto", message)
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("gw0", "2"), ("gw1", "5"), ("gw2", "2"), ("gw11", "5")])
+@pytest.mark.usefixtures("eight_gpus")
+def test_a_worker_is_pinned_to_its_gpu(
+    name: str, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    config = worker(name, "cuda")
+    conftest.pytest_configure(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu
+    assert (config.stash[conftest.DEVICE], config.stash[conftest.SEED]) == ("cuda", 42)
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_a_worker_on_a_cpu_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    config = worker("gw1", "cpu")
+    conftest.pytest_configure(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,5"
+    assert config.stash[conftest.DEVICE] == "cpu"
+
+
+@pytest.mark.usefixtures("eight_gpus")
+def test_the_controlling_process_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    config = asked("auto")
+    conftest.pytest_configure(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,5"
+    assert config.stash[conftest.DEVICE] == "cuda"

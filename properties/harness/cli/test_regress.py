@@ -1,0 +1,160 @@
+"""The main job from the command line: what it leaves behind, whole, interrupted or failed."""
+
+import json
+import re
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from harness.campaigns.case import load_case
+from harness.campaigns.hunt import HuntResult
+from harness.campaigns.regress import RunConfig, plan
+from harness.campaigns.task import Result, Status, Task
+from harness.cli.regress import hunts_of
+from properties.support.command_line import CANNOT_RUN, FINDING, INTERRUPTED, OK, Data
+from properties.support.places import ROOT
+from properties.support.scripted import ERROR
+
+RUN = ["regress", "--preset", "gpt_oss", "--device", "cpu", "--workers", "1"]
+PAIR = "loc_memo_warning@cpu_graph"
+
+
+def record_of(out: Path) -> Data:
+    """Return the record of the latest run, which has a page beside it."""
+    latest = out / "latest"
+    assert "<title>" in (latest / "index.html").read_text()
+    record: Data = json.loads((latest / "run.json").read_text())
+    return record
+
+
+def the_bug_alone(settings: RunConfig) -> list[Task]:
+    """Return the generated hunts of a plan's bugs, and no clean trial."""
+    tasks = [task for task in plan(settings) if task.bug is not None]
+    return [task for task in tasks if task.source == "generated"]
+
+
+def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And a second run swaps the link; its case is the same, byte for byte.
+
+    Half of the clean schedules reach all that must be reached.
+    """
+    monkeypatch.setattr("harness.campaigns.regress.CLEAN_SCHEDULES", 12)
+    monkeypatch.setenv("USER", "nobody_of_note")
+    monkeypatch.setenv("LOGNAME", "nobody_of_note")
+    monkeypatch.chdir(tmp_path)
+    words = [*RUN, "--bug", PAIR, "--out", str(tmp_path / "out")]
+    assert main(words) == OK
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    assert "loc_memo_warning" in captured.out
+    green = r"^green: clean: (\d+) of \1 trials green; bugs: (\d+) of \2 hunts"
+    assert re.search(green, captured.out, re.M)
+
+    record = record_of(tmp_path / "out")
+    latest = tmp_path / "out" / "latest"
+    assert record["verdict"] == "green"
+    assert f"paritybit {' '.join(RUN)} --bug {PAIR} --out out" == record["command"]
+    cases = sorted(path.name for path in (latest / "cases").iterdir())
+    assert cases == [
+        "loc_memo_warning-cpu_graph-gpt_oss-generated.json",
+        "loc_memo_warning-cpu_graph-gpt_oss-traffic.json",
+    ]
+    assert sorted(row["finding"]["case_file"] for row in record["bugs"]) == [
+        f"cases/{name}" for name in cases
+    ]
+    for row in record["bugs"]:
+        case = load_case(latest / row["finding"]["case_file"])
+        assert (case.target, case.trial.runner) == ("log_hygiene", row["runner"])
+        assert row["finding"]["reproduce"].startswith("paritybit replay out/latest/cases/")
+    written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
+    for path in written:
+        assert_names_nobody(path.read_text(), tmp_path)
+
+    assert_a_second_run_writes_the_same_case(words, tmp_path / "out", monkeypatch)
+
+
+def assert_names_nobody(text: str, folder: Path) -> None:
+    """Find no absolute path, no user and no host in what a run wrote."""
+    assert str(folder) not in text
+    assert str(ROOT) not in text
+    assert str(Path.home()) not in text
+    assert "nobody_of_note" not in text
+    assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
+
+
+def assert_a_second_run_writes_the_same_case(
+    words: Sequence[str], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run again without the clean trials, which makes the run red."""
+    monkeypatch.setattr("harness.cli.regress.plan", the_bug_alone)
+    first = (out / "latest").resolve()
+    assert main(words) == FINDING
+    second = (out / "latest").resolve()
+    assert (out / "latest").is_symlink()
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        [first.name, second.name, "latest"]
+    )
+    name = "cases/loc_memo_warning-cpu_graph-gpt_oss-generated.json"
+    assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+OnResult = Callable[[Result], None]
+
+
+def ending(task: Task, status: Status = Status.GREEN, error: str | None = None) -> Result:
+    """Return how a task might have ended."""
+    return Result(task, status, HuntResult(), None, 0, 1.0, error)
+
+
+def test_an_interrupted_run_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C after two results; that no process is left is the executor's own test."""
+
+    def run_tasks(tasks: Sequence[Task], _: int, on_result: OnResult) -> None:
+        for task in tasks[:2]:
+            on_result(ending(task))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.cli.regress.run_tasks", run_tasks)
+    assert main([*RUN, "--bug", "swa_pad", "--out", str(tmp_path)]) == INTERRUPTED
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert re.search(r"^interrupted: cut short; so far clean: 2 of 2", captured.out, re.M)
+    record = record_of(tmp_path)
+    assert record["verdict"] == "interrupted"
+    asked = RunConfig("cpu", hunts_of(("swa_pad",), ()), presets=("gpt_oss",))
+    assert len(record["clean"]) == 2 < len(plan(asked))
+    assert [row["status"] for row in record["clean"]] == ["green", "green"]
+    assert record["bugs"] == []
+
+
+def test_a_run_without_a_verdict_is_neither_green_nor_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A task failed by an error of ours, and its traceback is shown and recorded.
+
+    Beside something found it counts for less.
+    """
+    ends = {"first": Status.FAILED, "second": Status.GREEN}
+
+    def run_tasks(tasks: Sequence[Task], _: int, on_result: OnResult) -> None:
+        for task, status in zip(tasks, ends.values(), strict=False):
+            on_result(ending(task, status, ERROR if status is Status.FAILED else None))
+
+    monkeypatch.setattr("harness.cli.regress.run_tasks", run_tasks)
+    words = [*RUN, "--bug", PAIR, "--out", str(tmp_path)]
+    assert main(words) == CANNOT_RUN
+    captured = capsys.readouterr()
+    assert captured.err == f"{ERROR}paritybit: no verdict (a crash of ours)\n"
+    assert "failed ZeroDivisionError: of ours" in " ".join(captured.out.split())
+    record = record_of(tmp_path)
+    assert record["verdict"] == "red"
+    assert [row["error"] for row in record["clean"]] == [ERROR, None]
+    ends["second"] = Status.VACUOUS
+    assert main(words) == FINDING

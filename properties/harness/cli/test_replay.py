@@ -1,0 +1,217 @@
+"""Replaying case files: one with all that it shows, or many, each against what it says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.__main__ import main
+from harness.campaigns.case import VERSION as CASE_VERSION
+from harness.campaigns.case import load_case
+from properties.support.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, edit
+from properties.support.scripted import ERROR, Scripted, violating
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay in this process: another takes seconds to start."""
+    monkeypatch.setattr("harness.cli.replay.default_workers", lambda _: 1)
+
+
+@without_gpu
+def test_a_case_found_on_cuda_cannot_run_without_a_gpu(case_file: Path, refused: Any) -> None:
+    edit(case_file, "trial", "device", value="cuda")
+    assert "CUDA" in refused(CANNOT_RUN, "replay", case_file)
+    assert "CUDA" in refused(CANNOT_RUN, "replay", case_file, "--device", "cuda")
+    assert "found on cuda" in refused(CANNOT_RUN, "replay", case_file, "--device", "cpu")
+
+
+@pytest.mark.parametrize("what", ["bugs", "runner", "preset"])
+def test_a_case_of_what_this_build_lacks_cannot_run(
+    what: str, case_file: Path, refused: Any
+) -> None:
+    edit(case_file, "trial", what, value=["nonsense"] if what == "bugs" else "nonsense")
+    message = refused(CANNOT_RUN, "replay", case_file)
+    named = what.removesuffix("s")
+    assert f"case.json names what this build lacks: unknown {named} 'nonsense'; valid: " in message
+
+
+def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refused: Any) -> None:
+    """Every malformed variant has a test of its own where cases are read."""
+    (tmp_path / "plain").write_text("step 3 differs")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "deep").write_text("[" * 100_000)
+    assert "cannot be read" in refused(MALFORMED, "replay", tmp_path / "missing.json")
+    assert "holds no case file" in refused(MALFORMED, "replay", tmp_path)
+    assert "cannot be read" in refused(MALFORMED, "replay", tmp_path / "plain" / "case.json")
+    for name in ("plain", "binary", "deep"):
+        assert "is not whole JSON text" in refused(MALFORMED, "replay", tmp_path / name)
+
+
+def test_a_malformed_case_is_refused(case_file: Path, refused: Any) -> None:
+    text = case_file.read_text()
+    case_file.write_text(text[: len(text) // 2])
+    assert "is not whole JSON text" in refused(MALFORMED, "replay", case_file)
+    case_file.write_text(text)
+    for other in (CASE_VERSION - 2, CASE_VERSION + 1):
+        edit(case_file, "version", value=other)
+        message = refused(MALFORMED, "replay", case_file)
+        assert f"version {other}; this build reads {CASE_VERSION} and 3" in message
+    for sizes in ("buckets", "token_buckets"):
+        case_file.write_text(text)
+        edit(case_file, "trial", sizes, value=[0])
+        assert "buckets at least 1" in refused(MALFORMED, "replay", case_file)
+        edit(case_file, "trial", sizes, value=[])
+        assert f"{sizes} of a trial" in refused(MALFORMED, "replay", case_file)
+
+
+def test_a_case_replays_as_a_finding_and_without_its_bug_as_clean(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(case_file)]) == FINDING
+    message = capsys.readouterr().out
+    assert re.search(r"^step 3: kv_parity: .*slot \d+ of request", message, re.M)
+    assert "4 steps, 2 replays, 1 padded: differs" in message
+    edit(case_file, "trial", "bugs", value=[])
+    assert main(["replay", str(case_file)]) == OK
+    assert capsys.readouterr().out == "4 steps, 2 replays, 1 padded: clean\n"
+
+
+def copies(case_file: Path, *names: str) -> list[Path]:
+    """Return copies of a case in a folder of their own."""
+    folder = case_file.parent / "cases"
+    folder.mkdir()
+    for name in names:
+        (folder / f"{name}.json").write_text(case_file.read_text())
+    return sorted(folder.iterdir())
+
+
+def test_many_cases_are_each_held_against_what_they_say(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of them, or several by name: one line each, in order, and a sum."""
+    broken, clean, wrong = copies(case_file, "a", "b", "c")
+    for path in (clean, wrong):
+        edit(path, "trial", "bugs", value=[])
+    edit(clean, "target", value=None)
+    assert main(["replay", str(broken), str(clean)]) == OK
+    message = capsys.readouterr().out
+    assert re.findall(r"^(as it says|otherwise) +(\w+: \w+)", message, re.M) == [
+        ("as it says", "a: kv_parity"),
+        ("as it says", "b: clean"),
+    ]
+    assert message.endswith("2 cases: 2 as they say, 0 otherwise, 0 cannot run here\n")
+    assert main(["replay", str(broken.parent)]) == FINDING
+    message = capsys.readouterr().out
+    assert re.search(r"^otherwise +c: clean, expected kv_parity$", message, re.M)
+    assert message.endswith("3 cases: 2 as they say, 1 otherwise, 0 cannot run here\n")
+
+
+def test_a_case_of_nothing_sought_wants_all_that_it_violated(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = copies(case_file, "a", "b")
+    for path, seen in ((first, ["kv_parity"]), (second, ["kv_parity", "log_hygiene"])):
+        edit(path, "target", value=None)
+        edit(path, "violations", value=[{"property": each} for each in seen])
+    assert main(["replay", str(first), str(second)]) == FINDING
+    message = capsys.readouterr().out
+    assert re.search(r"^as it says +a: kv_parity", message, re.M)
+    assert re.search(r"^otherwise +b: kv_parity.*, expected kv_parity, log_hygiene$", message, re.M)
+
+
+def test_a_case_that_cannot_run_here_is_told_among_others(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not stop the others; a case that does otherwise counts for more."""
+    able, unable = copies(case_file, "a", "b")
+    edit(unable, "trial", "bugs", value=["nonsense"])
+    assert main(["replay", str(able.parent)]) == CANNOT_RUN
+    message = capsys.readouterr().out
+    assert "cannot run b.json names what this build lacks: unknown bug 'nonsense'" in message
+    assert message.endswith("1 cases: 1 as they say, 0 otherwise, 1 cannot run here\n")
+    edit(able, "trial", "bugs", value=[])
+    assert main(["replay", str(able.parent)]) == FINDING
+
+
+def test_a_malformed_case_among_others_is_refused(case_file: Path, refused: Any) -> None:
+    able, malformed = copies(case_file, "a", "b")
+    malformed.write_text("{")
+    assert "b.json is not whole JSON text" in refused(MALFORMED, "replay", able.parent)
+
+
+def test_a_case_that_proves_nothing_does_otherwise(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A schedule without a forward: alone it cannot run, among others it is not what it says."""
+    vacuous, able = copies(case_file, "a", "b")
+    edit(vacuous, "schedule", "steps", value=[])
+    edit(vacuous, "target", value=None)
+    assert main(["replay", str(vacuous)]) == CANNOT_RUN
+    assert main(["replay", str(vacuous), str(able)]) == FINDING
+    assert "a: runs no forward, so it proves nothing" in capsys.readouterr().out
+
+
+def test_a_build_that_is_refused_is_a_finding_of_its_case(
+    case_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No forward runs, since the engine is not built: that is what the case shows."""
+    edit(case_file, "trial", "bugs", value=["shared_buffer_dtype"])
+    edit(case_file, "target", value="index_contract")
+    assert main(["replay", str(case_file)]) == FINDING
+    assert "step 0: index_contract: " in capsys.readouterr().out
+
+
+def test_an_error_of_ours_is_no_verdict_of_a_case(
+    case_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `git bisect run` skips; the whole traceback is shown."""
+    failing = violating("kv_parity", error=ERROR)
+    monkeypatch.setattr("harness.cli.replay.observe", lambda *_: (failing, []))
+    assert main(["replay", str(case_file)]) == CANNOT_RUN
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"{ERROR}paritybit: no verdict (a crash of ours)\n"
+
+
+def test_an_explainer_that_fails_hides_no_violation(
+    case_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explain(*_: Any) -> None:
+        raise RuntimeError("cannot explain")
+
+    monkeypatch.setattr("harness.checks.explanation.explanation", explain)
+    assert main(["replay", str(case_file)]) == FINDING
+    captured = capsys.readouterr()
+    assert re.search(r"^step 3: kv_parity: .*^  not explained: ", captured.out, re.M | re.S)
+    assert captured.out.endswith("4 steps, 2 replays, 1 padded: differs\n")
+    assert captured.err.endswith("RuntimeError: cannot explain\n")
+
+
+def test_a_case_that_fails_among_others_leaves_them_their_verdicts(
+    case_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first playing of the two fails; a case that does otherwise counts for more."""
+    first, second = copies(case_file, "a", "b")
+
+    def replay(*after: str) -> int:
+        outcomes = iter([violating(error=ERROR), violating(*after)])
+        scripted = Scripted(load_case(first).trial, lambda *_: next(outcomes))
+        monkeypatch.setattr("harness.campaigns.replay.kept_lockstep", lambda _: scripted)
+        return main(["replay", str(first), str(second)])
+
+    assert replay("kv_parity") == CANNOT_RUN
+    captured = capsys.readouterr()
+    assert re.findall(r"^(failed|as it says) +(.*)$", captured.out, re.M) == [
+        ("failed", "a: ZeroDivisionError: of ours"),
+        ("as it says", "b: kv_parity"),
+    ]
+    assert captured.out.endswith(
+        "2 cases: 1 as they say, 0 otherwise, 0 cannot run here, 1 failed\n"
+    )
+    assert captured.err == f"{ERROR}paritybit: no verdict (a crash of ours)\n"
+    assert replay("log_hygiene") == FINDING

@@ -1,0 +1,153 @@
+"""The generator has teeth: it reaches every required state, and the same seed draws the same."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.campaigns.hunt import for_each_drawn, play_all
+from harness.campaigns.regress import Run, RunConfig, all_hunts, one_size, unreached
+from harness.campaigns.task import Source, Task, run_task
+from harness.checks.play import Lockstep
+from harness.lockstep.config import TrialConfig
+from harness.schedules.coverage import Coverage, required_events
+from harness.schedules.generate import schedules
+from harness.schedules.schedule import (
+    Decode,
+    Draft,
+    DraftExtend,
+    Idle,
+    Schedule,
+    Verify,
+    idle_modes,
+)
+from reference.batch import Mode
+from reference.config import PRESETS
+from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+
+DRAWN = 30
+
+
+def drawn(runner: str, seed: int, count: int = DRAWN) -> list[Schedule]:
+    """Return what one seed draws for the trial of a runner."""
+    trial = TrialConfig(runner)
+    config = PRESETS[trial.preset].tiny
+    strategy = schedules(config, max(trial.buckets), trial.modes, RUNNERS[runner].mode)
+    found: list[Schedule] = []
+    for_each_drawn(strategy, found.append, seed, count)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("runner", "preset"), list(zip(ONE_PER_ENGINE, PRESETS, strict=True)), ids=ONE_PER_ENGINE
+)
+def test_generated_schedules_reach_every_required_state(
+    runner: str, preset: str, device: str
+) -> None:
+    """Twenty schedules, ten for each of two seeds, without any check."""
+    # The CPU graph's runner lives nowhere else.
+    trial = TrialConfig(runner, preset, device="cpu" if runner == "cpu_graph" else device)
+    lockstep = Lockstep(trial, frozenset())
+    events: Counter[str] = Counter()
+    for seed in range(2):
+        events += play_all(lockstep, seed, 10).events
+    assert [event for event in required_events([runner]) if not events[event]] == []
+
+
+def test_what_must_be_reached_follows_from_the_engine() -> None:
+    """What speculation reaches is asked of engines that speculate, replays of every runner."""
+    by_runner = {runner: set(required_events([runner])) for runner in RUNNERS}
+    for runner, events in by_runner.items():
+        engine = engine_runners(runner)
+        speculates = any(other.mode is Mode.TARGET_VERIFY for other in engine)
+        assert ("tree of a draft model" in events) is speculates
+        replays = {event.split(":")[0] for event in events if event.endswith(": padded replay")}
+        assert replays == {other.name for other in engine}
+    assert set(required_events(RUNNERS)) == set().union(*by_runner.values())
+    assert len(set(required_events(RUNNERS))) == len(required_events(RUNNERS))
+
+
+def test_one_runner_of_each_engine_stands_for_all() -> None:
+    """Every runner replays in the trial of one of them, and no two of them are of one engine."""
+    engines = [engine_runners(runner) for runner in ONE_PER_ENGINE]
+    assert {runner.name for engine in engines for runner in engine} == set(RUNNERS)
+    assert len(set(engines)) == len(engines)
+
+
+REPLAYS: tuple[tuple[tuple[int, int], int, set[str]], ...] = (
+    ((4, 2), 2, {"padded replay", "several padded rows", "batch of several rows"}),
+    ((4, 4), 1, {"replay without padding", "batch grew again in its bucket"}),
+    ((2, 1), 1, {"padded replay", "smaller bucket after a larger"}),
+    ((4, 3), 3, {"padded replay", "larger bucket after a smaller", "batch of several rows"}),
+    ((4, 0), 0, {"padded replay", "several padded rows", "idle replay"}),
+)
+"""Buckets and live sizes of replays in a row, the requests of each, and what each reaches."""
+
+
+def replay(runner: str, bucket: int, live_size: int) -> Any:
+    """Return what is counted of a replay."""
+    padded = live_size < bucket
+    return SimpleNamespace(runner=runner, bucket=bucket, live_size=live_size, padded=padded)
+
+
+def test_what_a_replay_reaches_is_counted() -> None:
+    events: Counter[str] = Counter()
+    coverage = Coverage(events)
+    for (bucket, live_size), requests, reached in REPLAYS:
+        events.clear()
+        coverage.see(replay("decode", bucket, live_size), requests)
+        shrank = {"batch shrank in its bucket"} if live_size == 0 else set()
+        assert {event for event in events if ":" not in event} == reached | shrank
+        padded = {"decode: padded replay"} if bucket > live_size else set()
+        named = {event for event in events if ":" in event}
+        assert named == {f"decode: bucket {bucket}", "decode: replay"} | padded
+    coverage.see(replay("cpu_graph", 2, 2), 1)
+    assert events["runner after another"] == 1
+
+
+@pytest.mark.parametrize("runner", ONE_PER_ENGINE)
+def test_only_what_the_engine_can_do_is_drawn(runner: str) -> None:
+    """Every step that drives a mode is drawn where there is a runner for it, and nowhere else."""
+    modes = TrialConfig(runner).modes
+    steps = {type(step) for schedule in drawn(runner, 1) for step in schedule.steps}
+    drives = {
+        Decode: {Mode.DECODE},
+        Draft: {Mode.DRAFT, Mode.FROZEN_DRAFT},
+        Verify: {Mode.TARGET_VERIFY},
+        DraftExtend: {Mode.DRAFT_EXTEND},
+    }
+    assert {step: step in steps for step in drives} == {
+        step: bool(driven & modes) for step, driven in drives.items()
+    }
+
+
+@pytest.mark.parametrize("runner", ["target_verify", "eagle_draft", "frozen_kv_mtp"])
+def test_the_runner_on_trial_idles_most(runner: str) -> None:
+    under_test, modes = RUNNERS[runner].mode, idle_modes(TrialConfig(runner).modes)
+    steps = [step for schedule in drawn(runner, 2) for step in schedule.steps]
+    idle = Counter(modes[step.pick % len(modes)] for step in steps if isinstance(step, Idle))
+    assert idle.most_common(1)[0][0] is under_test
+
+
+def test_no_engine_extends_idly() -> None:
+    """A padded prompt would be of no request; all else that has a runner idles."""
+    for runner in RUNNERS:
+        modes = TrialConfig(runner).modes
+        assert set(idle_modes(modes)) == modes - {Mode.EXTEND}
+
+
+def test_a_toothless_generator_is_found_out() -> None:
+    """What no clean trial reached is named."""
+    run = Run(RunConfig("cpu", all_hunts(("cpu_graph",))))
+    trial = one_size(TrialConfig("cpu_graph"))
+    run.results.append(run_task(Task(trial, Source.GENERATED, 0, 1)))
+    reached = run.results[0].hunt_result.events
+    missing = [event for event in required_events(["cpu_graph"]) if not reached[event]]
+    assert unreached(run) == missing != []
+
+
+def test_the_same_seed_draws_the_same_schedules() -> None:
+    first = drawn("decode", 5, 9)
+    assert first == drawn("decode", 5, 9)
+    assert first != drawn("decode", 6, 9)

@@ -1,0 +1,59 @@
+"""What the explainer takes for evidence: a further run of a forward that fails is none."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.checks.play import Lockstep
+from harness.explain.cause import diverged_cause
+from harness.explain.explanation import violating_forward
+from harness.explain.facts import TimelineEntry
+from harness.explain.recorded import Element, RecordedForward, Run, record_forward
+from harness.lockstep.config import TrialConfig
+from harness.schedules.schedule import Admit, Decode, Schedule
+
+SCHEDULE = Schedule((Admit(1, 16), Admit(2, 16), Decode((0, 1)), Decode((0,))))
+"""Violates kv_parity at its last forward, with swa_pad switched on."""
+
+
+def test_a_further_run_that_fails_is_no_evidence(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = RecordedForward.again
+
+    def failing(
+        recorded: RecordedForward, elements: tuple[Element, ...] = (), *, captured: bool = True
+    ) -> Run:
+        return replace(again(recorded, elements, captured=captured), failed="no such slot")
+
+    trial = TrialConfig(device=device).with_bug("swa_pad")
+    lockstep = Lockstep(trial, records_ops=True)
+    with torch.inference_mode():
+        cause = diverged_cause(record_forward(lockstep.pair, SCHEDULE, 3))
+        assert cause is not None
+        assert (cause.blame, cause.uncaptured_run) == ("inputs", "as the graph")
+        assert cause.index is not None
+        monkeypatch.setattr(RecordedForward, "again", failing)
+        cause = diverged_cause(record_forward(lockstep.pair, SCHEDULE, 3))
+    assert cause is not None
+    assert (cause.blame, cause.uncaptured_run) == ("not known", None)
+    assert cause.index is None
+
+
+def entry(place: int, mode: str | None, *violated: str) -> TimelineEntry:
+    """Return a step of a timeline; one without a mode ran no forward."""
+    return TimelineEntry(place, "decode", mode, None, None, (0,), 0, (), 1, violated)
+
+
+def test_the_forward_to_explain_is_the_first_at_which_the_property_is_violated() -> None:
+    """Steps without a forward do not count; a forward that failed comes after all entries."""
+    timeline = [
+        entry(0, "extend"),
+        entry(1, None),
+        entry(2, "decode", "log_hygiene"),
+        entry(3, "decode", "kv_parity", "log_hygiene"),
+    ]
+    assert violating_forward(timeline, "log_hygiene") == 1
+    assert violating_forward(timeline, "kv_parity") == 2
+    assert violating_forward(timeline, "captured_path") == 3

@@ -1,0 +1,1 @@
+"""The page, the comparison and the summary of a run, and the schema of its record."""

@@ -1,0 +1,73 @@
+"""Tests of what the page says of a run as a whole: schedules to detection, and what it skipped."""
+
+from dataclasses import replace
+
+from harness.campaigns.schema import BugRow
+from properties.support.records import bug, green
+from reports import detection_plot
+from reports.page import render
+from reports.skipped import skipped
+
+
+def hunts() -> list[BugRow]:
+    """Return hunts of two bugs: caught early, caught late, missed, and one that cannot catch."""
+    return [
+        bug("swa_pad", "caught", schedules_to_detection=1),
+        bug("swa_pad", "caught", "target_verify", schedules_to_detection=1),
+        bug("swa_pad", "caught", source="traffic", schedules_to_detection=50),
+        bug("swa_int64", "missed"),
+        bug("loc_memo_warning.entry", "unaffected", detected_by=None),
+    ]
+
+
+def test_a_plot_has_a_dot_for_all_hunts_that_drew_equally_many() -> None:
+    plot = detection_plot.lay_out(hunts(), "bug", 50)
+    assert plot is not None
+    assert [line.name for line in plot.lines] == ["swa_pad", "swa_int64"]
+    early, late = plot.lines[0].dots
+    (missed,) = plot.lines[1].dots
+    assert (early.count, late.count, missed.count) == (2, 1, 1)
+    assert (early.kind, late.kind, missed.kind) == ("generated", "traffic", "missed")
+    assert plot.left == early.x < late.x < missed.x < plot.width
+    assert plot.message == "3 of 4 hunts caught their bug"
+    assert early.message == "generated, after 1: swa_pad@decode, swa_pad@target_verify"
+
+
+def test_a_plot_by_runner_has_a_line_for_each_runner() -> None:
+    plot = detection_plot.lay_out(hunts(), "runner", 50)
+    assert plot is not None
+    assert [line.name for line in plot.lines] == ["decode", "target_verify"]
+
+
+def test_a_plot_of_bugs_that_need_not_be_caught_is_not_drawn() -> None:
+    assert detection_plot.lay_out(hunts()[-1:], "bug", 50) is None
+    assert 'id="detection"' not in render(replace(green(), bugs=()))
+
+
+def test_a_hunt_of_one_schedule_can_be_plotted() -> None:
+    assert detection_plot.lay_out(hunts()[:1], "runner", 1) is not None
+
+
+def test_the_page_says_what_was_stubbed_or_skipped() -> None:
+    facts = {fact.name: fact.value for fact in skipped(green())}
+    assert "a graph is a tape" in facts["CUDA graphs"]
+    assert "Triton kernels" in facts
+    assert facts["cannot be switched on"].startswith("3 of 32 pairs")
+    assert "swa_pad@target_verify" in facts["hunts not asked for, or not reached"]
+    assert "swa_pad@cpu_graph" not in facts["hunts not asked for, or not reached"]
+    assert facts["runners not on trial"] == "target_verify, cpu_graph, piecewise"
+    assert "the compiler’s arithmetic" not in facts
+
+
+def test_a_gpu_run_of_everything_skips_what_the_runners_lack_alone() -> None:
+    record = green()
+    record = replace(
+        record,
+        environment=replace(record.environment, device="cuda"),
+        bugs=tuple(
+            bug(pair.bug, "caught", pair.runner) for pair in record.pairs if pair.can_be_switched_on
+        ),
+    )
+    facts = {fact.name: fact.value for fact in skipped(record)}
+    assert list(facts) == ["the compiler’s arithmetic", "cannot be switched on"]
+    assert facts["the compiler’s arithmetic"].startswith("cpu_graph runs the function")

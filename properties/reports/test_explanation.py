@@ -1,0 +1,186 @@
+"""Tests of a finding's explanation on the page: its proof, its static inputs and its slots."""
+
+import re
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from harness.campaigns.schema import Record
+from harness.explain.facts import NOBODY, CodeSite, How, Situation, UncapturedRun
+from properties.support.pages import card_of, words_of
+from properties.support.records import (
+    CAPTURED_INDEX,
+    cause,
+    explanation,
+    green,
+    static_input,
+    sub_pool,
+    swa_pad_finding,
+    with_finding,
+)
+from reports import slot_map, static_inputs
+from reports.explanation import HOW, UNCAPTURED_RUN, ExplanationView, describe
+
+STEPS = swa_pad_finding().timeline
+ANCHOR = "bug-swa_pad-decode-generated"
+
+
+def explained(**changes: Any) -> Record:
+    """Return a green record whose first hunt has an explanation with these changes."""
+    return with_finding(green(), 0, explanation=explanation(**changes))
+
+
+def described(**changes: Any) -> ExplanationView:
+    """Return what is told of an explanation whose cause has these changes."""
+    found = describe(explanation(cause=cause(**changes)), STEPS)
+    assert found is not None
+    return found
+
+
+def test_the_card_tells_the_proof_in_order_and_what_is_to_blame() -> None:
+    message = words_of(card_of(explained(), ANCHOR))
+    places = [message.index(sentence) for sentence in explanation().proof]
+    assert places == sorted(places)
+    assert "To blame: inputs." in message
+    assert UNCAPTURED_RUN["as the graph"] in message
+
+
+@pytest.mark.parametrize("run", get_args(UncapturedRun))
+def test_the_uncaptured_run_is_told_in_words(run: UncapturedRun) -> None:
+    record = explained(cause=cause(uncaptured_run=run))
+    message = words_of(card_of(record, ANCHOR))
+    said = [text for text in UNCAPTURED_RUN.values() if text and text in message]
+    assert said == [UNCAPTURED_RUN[run]]
+
+
+def test_every_way_in_which_an_element_got_its_value_has_its_words() -> None:
+    assert HOW.keys() == set(get_args(How))
+
+
+def test_the_chain_leads_from_the_stale_element_to_the_first_difference() -> None:
+    found = described()
+    assert [link.name for link in found.chain] == [
+        "step 2, decode, row 1 (request 1)",
+        "out_cache_loc_swa[1] = 9",
+        "target, swa slot 9",
+        "store_kv, target, layer 0, swa, K",
+    ]
+    assert found.chain[1].value == "stale, 0 would be right"
+    assert "padded row 1" in found.chain[-1].value
+
+
+def test_an_index_that_the_graph_itself_holds_is_told_as_such() -> None:
+    found = described(index=CAPTURED_INDEX)
+    assert [link.name for link in found.chain[:2]] == ["capture", "slot 9, in no static input"]
+    assert found.table is not None
+    elements = [element for row in found.table.inputs for element in row.elements]
+    assert not any("culprit" in element.kinds for element in elements)
+
+
+def test_an_index_that_leads_to_another_number_says_so() -> None:
+    index = cause().index
+    assert index is not None
+    found = described(index=replace(index, read=0, stale=False))
+    assert found.chain[1].value == "written by this step, 0 would be right, leads to slot 0"
+
+
+@pytest.mark.parametrize(
+    ("part", "links"),
+    [("index", 2), ("slot", 1), ("site", 1), ("difference", 1), ("uncaptured_run", 0)],
+)
+def test_an_explanation_may_lack_a_part(part: str, links: int) -> None:
+    whole = {"site": CodeSite("f", "a.py", "t")}
+    assert len(described(**whole).chain) - len(described(**whole | {part: None}).chain) == links
+    record = explained(cause=cause(**{part: None}))
+    assert "To blame" in card_of(record, ANCHOR)
+
+
+def test_a_finding_without_an_explanation_still_shows_what_was_seen() -> None:
+    message = words_of(card_of(with_finding(green(), 0, explanation=None), ANCHOR))
+    assert "Step 3 violates" in message
+    assert "12 of 32 bits differ" in message
+    assert "To blame" not in message
+    assert "Static inputs" not in message
+
+
+def test_a_build_fault_shows_neither_inputs_nor_slots() -> None:
+    record = explained(at=Situation(step=3, runner="decode"), static_inputs=(), slots=())
+    message = words_of(card_of(record, ANCHOR))
+    assert "Static inputs at" not in message
+    assert "Slots after" not in message
+
+
+def test_the_card_says_at_which_step_inputs_and_slots_are_shown() -> None:
+    message = words_of(card_of(explained(), ANCHOR))
+    assert "Static inputs at step 3: decode, 1 live of bucket 2" in message
+    assert "Slots after step 3: decode, 1 live of bucket 2" in message
+
+
+def test_each_element_says_whether_it_is_live_stale_and_who_left_it() -> None:
+    table = static_inputs.tabulate(explanation(), STEPS)
+    assert table is not None
+    rows = {row.name: row.elements for row in table.inputs}
+    culprit = rows["out_cache_loc_swa"]
+    assert [(element.value, element.kinds, element.source) for element in culprit] == [
+        ("8", "live", ""),
+        ("9", "padded stale culprit", "step 2"),
+    ]
+    assert [element.source for element in rows["encoder_lens"]] == ["", "capture"]
+    assert [element.kinds for element in rows["input_ids"]] == ["live", "padded"]
+    assert [(source.name, source.value) for source in table.sources] == [
+        ("capture", "never written since"),
+        ("step 2", "decode of requests 0, 1"),
+    ]
+
+
+def test_each_section_of_a_static_input_has_a_live_head() -> None:
+    mrope = static_input("mrope_positions", [6, 0] * 3, [3, 2] * 3, axis="3 x token")
+    table = static_inputs.tabulate(explanation(static_inputs=(mrope,)), STEPS)
+    assert table is not None
+    kinds = [element.kinds for element in table.inputs[0].elements]
+    assert kinds == ["live", "padded"] * 3
+
+
+def test_the_card_marks_as_many_cells_as_are_stale() -> None:
+    markup = card_of(explained(), ANCHOR)
+    assert markup.count('<li class="padded stale culprit">9<small>step 2</small></li>') == 1
+    assert len(re.findall(r'<li class="[^"]*stale', markup)) == 1
+    assert "2 stale." in words_of(markup)
+
+
+def test_a_long_static_input_says_what_is_not_shown_of_it() -> None:
+    long = static_input("custom_mask", [1] * 60, [3] * 60, stale=(55, 2))
+    table = static_inputs.tabulate(explanation(static_inputs=(long,)), STEPS)
+    assert table is not None
+    (row,) = table.inputs
+    assert len(row.elements) == static_inputs.MOST_ELEMENTS
+    assert row.omitted == f"and {60 - static_inputs.MOST_ELEMENTS} more, 1 of them stale"
+
+
+def test_a_map_draws_each_slot_once_in_the_state_of_its_owner() -> None:
+    pool = sub_pool("swa", {3: 0, 8: 0, 9: 1}, 40, written=(8, 9), differs=(9,), page_size=4)
+    drawn = slot_map.lay_out(pool)
+    boxes = {path.name: path.value.count("M") for path in drawn.paths}
+    assert boxes == {"reserved": 4, "live": 2, "parked": 1, "written": 2, "differs": 1}
+    assert [number.text for number in drawn.owners["live"]] == ["0", "0"]
+    assert [number.text for number in drawn.owners["parked"]] == ["1"]
+    assert [row.text for row in drawn.rows] == ["0", "16", "32"]
+    assert "differing: 9 (request 1’s)" in drawn.message
+    assert pool.owners.count(NOBODY) == 37
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 80])
+def test_a_map_stays_within_its_frame_and_no_two_slots_share_a_box(size: int) -> None:
+    pool = sub_pool("full", dict.fromkeys(range(size), 0), size)
+    drawn = slot_map.lay_out(pool)
+    (live,) = [path.value for path in drawn.paths if path.name == "live"]
+    corners = [(int(x), int(y)) for x, y in re.findall(r"M(\d+) (\d+)", live)]
+    assert len(set(corners)) == len(corners) == size
+    assert all(x + slot_map.CELL <= drawn.width for x, _ in corners)
+    assert all(y + slot_map.CELL <= drawn.height + 1 for _, y in corners)
+
+
+def test_the_page_has_a_map_of_each_sub_pool() -> None:
+    markup = card_of(explained(), ANCHOR)
+    assert markup.count('<svg class="slots"') == len(explanation().slots) == 4

@@ -1,0 +1,391 @@
+"""Tests of a run's page: what stands in the record stands on the page, safely, and alone."""
+
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.campaigns.schema import Record
+from harness.campaigns.typed_json import from_json, to_json
+from properties.support.pages import (
+    Page,
+    card_of,
+    folded,
+    sample_markup,
+    sample_page,
+    text_of,
+    timelines,
+)
+from properties.support.records import (
+    HOSTILE,
+    PULL,
+    SAMPLES,
+    bug,
+    explanation,
+    finding,
+    finding_of,
+    findings,
+    green,
+    many,
+    played,
+    red,
+    swa_pad_finding,
+    with_bug,
+    with_clean,
+    with_finding,
+)
+from reports.bit_patterns import compare, float_of
+from reports.page import render, write
+from reports.texts import anchors, duration, linked
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_tag_is_closed_and_every_id_is_used_once(name: str) -> None:
+    page = sample_page(name)
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert not any(re.search(r"\s", anchor) for anchor in page.ids)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_link_within_the_page_has_a_target(name: str) -> None:
+    page = sample_page(name)
+    labels = {
+        label
+        for _, key, value in page.attributes
+        if key in ("aria-labelledby", "data-copy")
+        for label in value.split()
+    }
+    assert sum(href.startswith("#") for href in page.hrefs) > 20
+    assert page.dead_links == set()
+    assert labels <= set(page.ids)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_nothing_is_loaded_from_elsewhere(name: str) -> None:
+    text, page = sample_markup(name), sample_page(name)
+    loading = {"src", "srcset", "poster", "action", "formaction", "xlink:href", "background"}
+    assert not [attribute for attribute in page.attributes if attribute[1] in loading]
+    outside = {(tag, key) for tag, key, value in page.attributes if "://" in value}
+    assert outside <= {("a", "href")}
+    assert ("link", "href", "data:,") in page.attributes
+    assert page.tags["link"] == 1
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "@import" not in style
+    assert set(re.findall(r"url\(([^)]*)\)", style)) == {"#hatch", "#grid"}
+    assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("green", "Green"), ("red", "Red"), ("interrupted", "Interrupted")]
+)
+def test_the_verdict_comes_first_in_words(name: str, word: str) -> None:
+    text = sample_page(name).text
+    assert text.index(f"{word} {SAMPLES[name].message}") < text.index("Environment")
+
+
+def test_an_interrupted_run_says_that_it_was_cut_short() -> None:
+    message = "The run was cut short. What stands here is what was found until then."
+    assert message in sample_page("interrupted").text
+    assert message not in sample_page("green").text
+
+
+def test_a_green_page_asks_for_no_attention() -> None:
+    assert "Needs attention" not in sample_page("green").text
+
+
+def attention(text: str) -> str:
+    """Return what a page says needs attention."""
+    return text[text.index("Needs attention") : text.index("Seed 0")]
+
+
+def test_a_red_page_lists_what_is_wrong_before_anything_else() -> None:
+    listed = attention(sample_page("red").text)
+    for message in (
+        "(generated): violates kv_parity",
+        "swa_int64@decode (generated): missed",
+        "req_pool_pad@decode (generated): wrong property",
+        "loc_memo_warning.before_window@decode (generated): affected after all",
+        "loc_memo_warning.entry+before_window@decode (generated): vacuous",
+        "no padded replay, so it proves nothing",
+        "Never reached: pool full",
+    ):
+        assert message in listed
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_hunt_has_a_row_and_a_card_with_its_status(name: str) -> None:
+    record, page = SAMPLES[name], sample_page(name)
+    for hunt in record.bugs:
+        assert page.text.count(folded(f"{hunt.bug}@{hunt.runner}")) >= 2
+        assert page.text.count(hunt.status) >= 2
+    titles = [anchor for anchor in page.ids if re.fullmatch("bug-.*--title", anchor)]
+    assert len(titles) == len(record.bugs)
+
+
+def test_an_explainer_that_failed_is_shown_with_its_traceback_and_the_violations() -> None:
+    text = sample_page("failed explainer").text
+    assert "swa_pad@decode (generated): the explainer failed" in attention(text)
+    card = card_of(SAMPLES["failed explainer"], "bug-swa_pad-decode-generated")
+    assert "<strong>The explainer failed.</strong>" in card
+    assert "ZeroDivisionError: division by zero" in card
+    assert "in diverged_cause" in card
+    assert "violates" in card
+    assert "To blame" not in card
+    assert "The explainer failed" not in sample_page("red").text
+
+
+def test_a_finding_without_violations_is_shown_and_said_to_be_empty() -> None:
+    empty = finding([], [played(0, "admit", [0], mode="extend")])
+    record = with_clean(red(), 4, finding=empty)
+    for place in (0, -2):
+        record = with_bug(record, place, finding=empty)
+    page = Page(render(with_bug(record, 0, status="not reproduced")))
+    assert page.text.count("Nothing was violated when it was played again.") == 3
+    assert "swa_pad@decode (generated): not reproduced" in page.text
+    assert page.dead_links == set()
+
+
+def test_a_hunt_that_failed_tells_its_error() -> None:
+    record = with_bug(red(), 5, status="failed", error=f"RuntimeError: {HOSTILE}")
+    assert folded(f"RuntimeError: {HOSTILE}") in text_of(record)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [("warned at capture", None), ("failed", "RuntimeError: gone"), ("vacuous", None)],
+)
+def test_a_clean_trial_without_a_finding_may_still_need_attention(
+    status: str, error: str | None
+) -> None:
+    record = with_clean(replace(green(), verdict="red"), 3, status=status, error=error)
+    listed = attention(text_of(record))
+    assert status in listed
+    assert (error or "") in listed
+
+
+def test_threads_become_links_and_nothing_else_does() -> None:
+    page = sample_page("green")
+    outside = {href for href in page.hrefs if not href.startswith("#")}
+    assert outside == {f"{PULL}{number}" for number in (23552, 24743, 25824, 26152)}
+    assert "sgl-project/sglang#23552 , mended by sgl-project/sglang#24743" in page.text
+    assert linked("javascript:alert(1)")[0].href == ""
+
+
+def test_hostile_texts_are_shown_and_do_nothing() -> None:
+    text, page = sample_markup("hostile"), sample_page("hostile")
+    assert page.tags["script"] == 1
+    assert "alert" not in text[text.index("<script>") : text.index("</script>")]
+    assert not [attribute for attribute in page.attributes if attribute[1].startswith("on")]
+    assert all(href.startswith(("#", "https://")) for href in page.hrefs)
+    assert page.text.count(folded(HOSTILE)) >= 60
+
+
+def cases_on(text: str) -> list[dict[str, Any]]:
+    """Return the case files that a page shows."""
+    shown = re.findall(r'<pre id="[^"]*--case">(.*?)</pre>', text, re.DOTALL)
+    return [json.loads(unescape(case)) for case in shown]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_case_on_the_page_holds_the_recorded_schedule_and_violations(name: str) -> None:
+    record = SAMPLES[name]
+    found = [hunt for hunt in (*record.clean, *record.bugs) if hunt.finding is not None]
+    cases = cases_on(sample_markup(name))
+    assert len(found) == len(cases) > 0
+    for hunt, case in zip(found, cases, strict=True):
+        assert hunt.finding is not None
+        assert case["trial"] == to_json(hunt.trial)
+        assert case["schedule"] == to_json(hunt.finding.schedule)
+        assert case["violations"] == to_json(hunt.finding.violations)
+
+
+def test_each_finding_tells_how_to_reproduce_it() -> None:
+    text = sample_page("red").text
+    assert "paritybit replay reports/out/latest/cases/swa_pad-decode.json" in text
+    assert "regress --source generated,traffic" in text
+
+
+def test_differing_digits_are_marked() -> None:
+    comparison = compare("kv_parity", {"eager_bits": "0xbda4e730", "graph_bits": "0xbf30e77e"})
+    assert comparison is not None
+    assert [(run.text, run.differs) for run in comparison.left.runs] == [
+        ("0xb", False),
+        ("da4", True),
+        ("e7", False),
+        ("30", True),
+    ]
+    assert (comparison.left.side, comparison.right.side) == ("eager", "graph")
+    assert comparison.message == "8 of 32 bits differ"
+
+
+@pytest.mark.parametrize("explained", [False, True])
+def test_differing_digits_are_marked_on_the_page(explained: bool) -> None:
+    """Those of the explanation's difference, or else those of the violation."""
+    bits = {"eager_bits": "0xbda4e730", "graph_bits": "0xbf30e77e"}
+    told = explanation()
+    assert told.cause.difference is not None
+    difference = replace(
+        told.cause.difference, eager_bits=bits["eager_bits"], graph_bits=bits["graph_bits"]
+    )
+    cause = replace(told.cause, difference=difference)
+    record = green()
+    lead, *others = finding_of(record, 0).violations
+    record = with_finding(
+        record,
+        0,
+        violations=(replace(lead, where=lead.where | bits), *others),
+        explanation=replace(told, cause=cause) if explained else None,
+    )
+    assert "<mark>da4</mark>e7<mark>30</mark>" in render(record)
+
+
+def test_the_lead_is_what_the_table_expects() -> None:
+    text = sample_page("green").text
+    card = text[text.index("The memo is not cleared at the top") :]
+    assert card.index("Step 1 violates kv_parity") < card.index("logits_parity , step 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0x3f800000", "1"),
+        ("0xbf800000", "-1"),
+        ("0x80000000", "-0"),
+        ("0x7fc00001", "nan"),
+        ("0x3f80", "1"),
+        ("0xff80", "-inf"),
+        ("0x", ""),
+        ("nothing", ""),
+        ("0x3f", ""),
+        ("0x+1234567", ""),
+    ],
+)
+def test_bits_are_told_as_the_float_they_are(text: str, value: str) -> None:
+    assert float_of(text) == value
+
+
+def test_the_sides_of_a_comparison_are_named_after_the_property() -> None:
+    comparison = compare("hermetic_replay", {"eager_bits": "0x3f80", "graph_bits": "0x3f81"})
+    assert comparison is not None
+    assert comparison.left.side == "just captured"
+    assert compare("index_contract", {"breaches": []}) is None
+
+
+def test_states_never_reached_are_marked() -> None:
+    assert "never reached" not in sample_page("green").text
+    assert "pool full 0 never reached" in sample_page("red").text
+
+
+def test_the_same_record_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Read back from its file too."""
+    record = red()
+    again = from_json(Record, json.loads(json.dumps(to_json(record))), "the record")
+    write(render(record), tmp_path / "first.html")
+    write(render(again), tmp_path / "second.html")
+    assert (tmp_path / "first.html").read_bytes() == (tmp_path / "second.html").read_bytes()
+
+
+def test_a_run_without_bugs_and_one_without_clean_trials_are_told_as_such() -> None:
+    page = Page(render(replace(green(), bugs=())))
+    assert "No bug was switched on in this run." in page.text
+    assert "runners" not in page.ids
+    assert page.dead_links == set()
+    text = text_of(replace(green(), clean=()))
+    assert "there is no coverage to judge" in text
+    assert "Needs attention" not in text
+    nothing = replace(green(), clean=(), bugs=())
+    assert "Nothing was found, and no bug was sought." in text_of(nothing)
+
+
+def test_findings_can_be_filtered_by_what_tells_them_apart() -> None:
+    text = sample_markup("red")
+    form = text[text.index('<form class="filters"') : text.index("</form>")]
+    names = re.findall(r'<select name="(\w+)">', form)
+    assert names == ["bug", "property", "outcome", "source"]  # All are of one runner.
+    assert form.count("<label>") == len(names)
+    for name in names:
+        (options,) = re.findall(rf'<select name="{name}">(.*?)</select>', form)
+        offered = set(re.findall(r"<option>(.*?)</option>", options))
+        on_cards = re.findall(rf'<details class="card"[^>]* data-{name}="([^"]*)"', text)
+        assert offered == {value for values in on_cards for value in values.split("|") if value}
+
+
+def test_long_time_lines_share_the_room_of_a_page() -> None:
+    steps = [
+        played(place, "decode", [0, 1, 2, 3, 4], bucket=8, padded=3, parked=[5, 6, 7])
+        for place in range(40)
+    ]
+    long = finding(swa_pad_finding().violations, steps)
+    record = replace(red(), bugs=(bug("swa_pad", "caught", finding=long),) * 40)
+    assert len(render(record).encode()) < 1_000_000
+
+
+def test_a_page_as_long_as_a_whole_run_stays_below_five_megabytes() -> None:
+    """A whole run has some 140 hunts and a hundred findings."""
+    record = many(140)
+    page = render(record)
+    assert len(timelines(page)) == len(findings(record)) > 100
+    assert len(page.encode()) < 5_000_000
+
+
+def test_anchors_are_safe_and_different() -> None:
+    names = ["bug-a+b-generated", "bug-a b-generated", "x.y"]
+    assert list(anchors(names)) == ["bug-a-b-generated", "bug-a-b-generated--2", "x.y"]
+
+
+def test_the_environment_says_which_code_ran() -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
+    record = green()
+    environment = replace(record.environment, commit=commit, dirty=True)
+    text = text_of(replace(record, environment=environment))
+    assert "commit 0123456789ab, with uncommitted changes" in text
+    text = sample_page("red").text
+    assert "commit not recorded" in text
+    assert "Triton not installed" in text
+
+
+def test_lengths_of_time_are_written_for_people() -> None:
+    written = [duration(seconds) for seconds in (0.04, 41.23, 341.2)]
+    assert written == ["0.0 s", "41.2 s", "5 min 41 s"]
+
+
+def palette(text: str, start: str) -> dict[str, str]:
+    """Return the colours of the first :root block after `start`."""
+    block = text[text.index(":root", text.index(start)) :]
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block[: block.index("}")]))
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour, as the accessibility guidelines define it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red_, green_, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red_ + 0.7152 * green_ + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("start", ["<style>", "prefers-color-scheme: dark"])
+def test_every_text_is_dark_or_light_enough_to_read(start: str) -> None:
+    colours = palette(sample_markup("green"), start)
+    texts = [
+        *((ink, ground) for ink in ("ink", "soft", "link") for ground in ("paper", "ground")),
+        *((tone, f"{tone}-tint") for tone in ("good", "bad", "warn")),
+        *((tone, "paper") for tone in ("good", "bad", "warn")),
+        *((ink, "bad-tint") for ink in ("ink", "soft")),
+        ("live-ink", "live"),
+    ]
+    for ink, ground in texts:
+        assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+    for shape in ("hatch", "live"):
+        assert contrast(colours[shape], colours["paper"]) >= 3

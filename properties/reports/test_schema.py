@@ -1,0 +1,178 @@
+"""Tests of the record's schema: what is written reads back, and anything else is refused."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+
+from harness.campaigns import record as records
+from harness.campaigns.schema import CleanStatus, HuntStatus, Record
+from harness.campaigns.task import Status
+from harness.campaigns.typed_json import LONGEST_VALUE, from_json, to_json
+from properties.support.records import SAMPLES, green
+from reports.cards import STATUSES
+
+Data = dict[str, Any]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_record_reads_back_as_it_was_written(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    records.write(SAMPLES[name], path)
+    assert records.load(path) == SAMPLES[name]
+
+
+def test_the_schema_has_every_status_of_a_task() -> None:
+    declared = {*get_args(CleanStatus), *get_args(HuntStatus)}
+    assert declared == {str(status) for status in Status}
+    assert STATUSES.keys() == set(get_args(HuntStatus))
+
+
+def refused(data: Any) -> str:
+    """Return the sentence that refuses JSON data as a record."""
+    with pytest.raises(ValueError, match="record") as caught:
+        from_json(Record, data, "the record")
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+PATHS: dict[str, tuple[str | int, ...]] = {
+    "the record": (),
+    "the record.environment": ("environment",),
+    "the record.clean[0]": ("clean", 0),
+    "the record.clean[0].trial": ("clean", 0, "trial"),
+    "the record.bugs[0]": ("bugs", 0),
+    "the record.bugs[0].finding": ("bugs", 0, "finding"),
+    "the record.bugs[0].finding.violations[0]": ("bugs", 0, "finding", "violations", 0),
+    "the record.bugs[0].finding.timeline[0]": ("bugs", 0, "finding", "timeline", 0),
+    "the record.bugs[0].finding.explanation": ("bugs", 0, "finding", "explanation"),
+    "the record.bugs[0].finding.explanation.cause": ("bugs", 0, "finding", "explanation", "cause"),
+    "the record.pairs[0]": ("pairs", 0),
+    "the record.contracts[0].rows[0]": ("contracts", 0, "rows", 0),
+}
+"""Objects of a record, by the name that a message gives them."""
+
+
+def at(data: Any, path: tuple[str | int, ...]) -> Data:
+    """Return the object at a path."""
+    for key in path:
+        data = data[key]
+    found: Data = data
+    return found
+
+
+@pytest.mark.parametrize("place", PATHS)
+def test_an_object_that_lacks_anything_is_refused_by_its_name(place: str) -> None:
+    whole = to_json(green())
+    for key in at(whole, PATHS[place]):
+        data = deepcopy(whole)
+        del at(data, PATHS[place])[key]
+        assert refused(data) == f"{place} lacks {key}"
+
+
+@pytest.mark.parametrize("place", PATHS)
+def test_an_object_with_anything_more_is_refused_by_its_name(place: str) -> None:
+    data = to_json(green())
+    at(data, PATHS[place])["told"] = 1
+    assert refused(data) == f"{place} has 'told', which it cannot have"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("verdict",), "odd", "the record.verdict is 'odd', not one of green, red, interrupted"),
+        (("verdict",), [], "the record.verdict is [], not one of green, red, interrupted"),
+        (("seed",), True, "the record.seed is True, not a whole number"),
+        (("seed",), 1.0, "the record.seed is 1.0, not a whole number"),
+        (("seconds",), "1", "the record.seconds is '1', not a number"),
+        (("clean",), 3, "the record.clean is 3, not a list"),
+        (("bugs",), ["x"], "the record.bugs[0] is 'x', not an object"),
+        (("environment", "dirty"), 1, "the record.environment.dirty is 1, not true or false"),
+        (("properties", "kv_parity"), 1, "the record.properties.kv_parity is 1, not a text"),
+        (("bugs", 0, "seen", 0), None, "the record.bugs[0].seen[0] is None, not a text"),
+        (("clean", 0, "trial", "rows"), None, "the record.clean[0].trial.rows is None, not a"),
+        (("bugs", 0, "schedules_to_detection"), 0, "a bug cannot be found in schedule 0"),
+        (
+            ("bugs", 0, "finding", "explanation", "slots", 0, "written"),
+            [999],
+            "a sub-pool of 80 slots has no other",
+        ),
+        (
+            ("bugs", 0, "finding", "explanation", "static_inputs", 0, "left_by"),
+            [],
+            "static input 'input_ids' has an element that no step left",
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_name(
+    path: tuple[str | int, ...], value: Any, message: str
+) -> None:
+    data = to_json(green())
+    container: Any = at(data, path[:-1])
+    container[path[-1]] = value
+    with pytest.raises(ValueError, match=r".") as caught:
+        from_json(Record, data, "the record")
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("put", [lambda v: v, lambda v: [v], lambda v: {"key": v}])
+def test_a_message_repeats_no_more_of_a_value_than_fits_a_line(put: Callable[[str], Any]) -> None:
+    data = to_json(green()) | {"seed": put("x\n" * 5000)}
+    assert len(refused(data)) < LONGEST_VALUE + 100
+    assert len(refused(to_json(green()) | {"y" * 5000: 1})) < LONGEST_VALUE + 100
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Every kind of value that a record may declare."""
+
+    word: Literal["a", "b"]
+    count: int
+    share: float
+    either: str | int | tuple[int, ...]
+    maybe: str | None
+    anything: dict[str, Any]
+
+
+SAMPLE = Sample("a", 1, 2.5, (1, 2), None, {"list": [1, None, "x"], "deep": {"y": True}})
+
+
+@pytest.mark.parametrize("either", ["text", 7, (1, 2), ()])
+def test_each_kind_of_value_reads_back(either: str | int | tuple[int, ...]) -> None:
+    sample = Sample("a", 1, 2.5, either, None, SAMPLE.anything)
+    text = json.dumps(to_json(sample))
+    assert from_json(Sample, json.loads(text), "the sample") == sample
+
+
+def test_a_whole_number_is_a_number() -> None:
+    data = to_json(SAMPLE) | {"share": 2}
+    assert from_json(Sample, data, "the sample").share == 2
+
+
+@pytest.mark.parametrize("key", ["no JSON", "a list", "an earlier version", "a lacking key"])
+def test_a_file_that_is_no_record_is_refused_in_one_sentence(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    records.write(green(), path)
+    data = json.loads(path.read_text())
+    texts = {
+        "no JSON": "verdict: green",
+        "a list": "[]",
+        "an earlier version": json.dumps(data | {"version": 3}),
+        "a lacking key": json.dumps({k: v for k, v in data.items() if k != "bugs"}),
+    }
+    messages = {
+        "no JSON": "run.json is not whole JSON text",
+        "a list": "run.json is not a paritybit-run file",
+        "an earlier version": "run.json has version 3; this build reads 4",
+        "a lacking key": "run.json is not a whole run record: the record lacks bugs",
+    }
+    path.write_text(texts[key])
+    with pytest.raises(ValueError, match=r"run\.json") as caught:
+        records.load(path)
+    assert str(caught.value).startswith(messages[key])
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,66 @@
+"""Tests of a run's Markdown summary."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from harness.campaigns import record as records
+from properties.support.records import SAMPLES, failed_explainer, green, hostile, many, red
+from reports.summary import MOST_LINES, summarise
+
+
+def test_the_command_prints_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records.write(red(), tmp_path / "run.json")
+    assert main(["summary", str(tmp_path / "run.json")]) == 0
+    assert capsys.readouterr().out == summarise(red())
+
+
+def attention(summary: str) -> list[str]:
+    """Return the lines of what needs attention."""
+    return [line for line in summary.splitlines() if line.startswith("- ")]
+
+
+def test_a_summary_begins_with_the_verdict_and_what_needs_attention() -> None:
+    lines = summarise(red()).splitlines()
+    assert lines[0] == "## ✕ paritybit: red"
+    assert lines[2] == red().message
+    missed = "swa\\_int64\\@decode \\(generated\\): missed"
+    assert any(missed in line for line in attention(summarise(red())))
+    assert attention(summarise(green())) == []
+
+
+def test_a_summary_says_that_the_explainer_failed() -> None:
+    lines = attention(summarise(failed_explainer()))
+    assert "- swa\\_pad\\@decode \\(generated\\): the explainer failed" in lines
+
+
+def test_a_summary_has_a_row_for_each_bug_and_a_column_for_each_runner() -> None:
+    lines = summarise(green()).splitlines()
+    start = lines.index("| bug | decode | target\\_verify | cpu\\_graph | piecewise |")
+    assert lines[start + 1] == "| --- | --- | --- | --- | --- |"
+    assert lines[start + 2] == "| swa\\_pad | 6/2 | · | – | · |"
+    assert all(line.endswith("|") for line in lines if line.startswith("|"))
+
+
+def test_a_summary_of_very_many_faults_is_cut_short() -> None:
+    record = many(MOST_LINES * 2)
+    record = replace(record, bugs=tuple(replace(hunt, status="missed") for hunt in record.bugs))
+    lines = attention(summarise(record))
+    assert len(lines) == MOST_LINES + 1
+    assert re.fullmatch(r"- and \d+ more", lines[-1])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_text_of_a_record_makes_markup_in_a_summary(name: str) -> None:
+    assert not re.search(r"(?<!\\)[<>&`\[\]]", summarise(SAMPLES[name]))
+
+
+def test_hostile_texts_make_no_heading_in_a_summary() -> None:
+    heads = [
+        [line for line in summarise(record).splitlines() if line.startswith("#")]
+        for record in (hostile(), red())
+    ]
+    assert heads[0] == heads[1]

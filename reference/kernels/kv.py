@@ -1,0 +1,124 @@
+"""Kernels that reach the KV cache: store and attention."""
+
+# mypy: disable-error-code="no-untyped-def"
+# The line above is for the kernels: Triton's values have no Python types.
+
+import triton.language as tl
+
+from reference.kernels.launch import Kernel, jit
+
+LOC_TILE = 64  # locs that one step of a store scans
+
+STEP = tl.constexpr(LOC_TILE)
+
+
+@Kernel
+def store_kv_kernel(
+    cache,
+    plane,
+    loc,
+    rows,
+    key,
+    key_stride,
+    value,
+    value_stride,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(loc + row).to(tl.int64)
+    highest = tl.full((STEP,), -1, tl.int32)
+    for start in range(0, rows, STEP):
+        other = start + tl.arange(0, STEP)
+        named = tl.load(loc + other, mask=other < rows, other=0).to(tl.int64)
+        highest = tl.where((other < rows) & (named == slot), other, highest)
+    element = tl.arange(0, TILE)
+    # The highest row alone writes, so that the order of the programs does not matter.
+    wins = (element < WIDTH) & (tl.max(highest, 0) == row)
+    target = cache + slot * WIDTH + element
+    tl.store(target, tl.load(key + row * key_stride + element, mask=wins), mask=wins)
+    entry = tl.load(value + row * value_stride + element, mask=wins)
+    tl.store(target + plane, entry, mask=wins)
+
+
+@jit
+def _entries(
+    cache,
+    plane,
+    slots,
+    turn,
+    taken,
+    kv_head,
+    element,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    slot = tl.load(slots + turn, mask=taken, other=0).to(tl.int64)
+    entry = cache + ((slot * KV_HEADS + kv_head) * DIM)[:, None] + element[None, :]
+    inside = taken[:, None] & (element < DIM)[None, :]
+    key = tl.load(entry, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(entry + plane, mask=inside, other=0.0).to(tl.float32)
+    return key, value
+
+
+@Kernel
+def attention_kernel(
+    output,
+    query,
+    query_stride,
+    cache,
+    plane,
+    begin,
+    end,
+    slots,
+    sinks,
+    masked,
+    mask,
+    mask_start,
+    HAS_SINKS: tl.constexpr,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    kv_head = head // (HEADS // KV_HEADS)
+    element = tl.arange(0, TILE)
+    place = query + row * query_stride + head * DIM + element
+    wanted = tl.load(place, mask=element < DIM, other=0.0).to(tl.float32)[None, :]
+    peak = tl.full((), float("-inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    if HAS_SINKS:
+        peak = tl.load(sinks + head)
+        total = tl.full((), 1.0, tl.float32)
+    totals = tl.full((KEYS,), 0.0, tl.float32)
+    mixed = tl.full((KEYS, TILE), 0.0, tl.float32)
+    first = tl.load(begin + row)
+    last = tl.load(end + row)
+    # One kernel with a mask and without: another one might sum in another order.
+    has_mask = masked != 0
+    bit = mask + tl.load(mask_start + row, mask=has_mask, other=0) - first
+    for start in range(first, last, KEYS):
+        turn = start + tl.arange(0, KEYS)
+        listed = turn < last
+        taken = listed & tl.load(bit + turn, mask=listed & has_mask, other=1)
+        key, value = _entries(cache, plane, slots, turn, taken, kv_head, element, KV_HEADS, DIM)
+        score = tl.where(taken, tl.sum(key * wanted, 1) * SCALE, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 0))
+        # Before the first key that takes part there is no peak: infinities must not cancel.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp(score - base)
+        shrink = tl.exp(peak - base)
+        total = total * shrink
+        totals = totals * shrink + weight
+        mixed = mixed * shrink + weight[:, None] * value
+        peak = higher
+    total += tl.sum(totals, 0)
+    # No key and no sink leaves a total of zero: divide the zeros by one.
+    total = tl.where(total == 0.0, 1.0, total)
+    result = (tl.sum(mixed, 0) / total).to(output.dtype.element_ty)
+    target = output + (row * HEADS + head) * DIM + element
+    tl.store(target, result, mask=element < DIM)

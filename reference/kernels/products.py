@@ -1,0 +1,149 @@
+"""Kernels of the products with a weight, and of the probabilities of logits."""
+
+# mypy: disable-error-code="no-untyped-def"
+# The line above is for the kernels: Triton's values have no Python types.
+
+import triton.language as tl
+
+from reference.kernels.launch import Kernel, jit
+from reference.torch_ops import GELU_CUBE, GELU_SCALE, NORM_EPSILON
+
+EPSILON = tl.constexpr(NORM_EPSILON)
+CUBE = tl.constexpr(GELU_CUBE)
+LOGISTIC = tl.constexpr(GELU_SCALE)
+
+
+@jit
+def _weight_tile(
+    weight,
+    feature,
+    column,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    place = feature.to(tl.int64)[:, None] * INPUTS + column[None, :]
+    inside = (feature < OUTPUTS)[:, None] & (column < INPUTS)[None, :]
+    return tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
+
+
+@Kernel
+def norm_linear_kernel(
+    output,
+    hidden,
+    hidden_stride,
+    norm,
+    weight,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUT_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    feature = tl.program_id(1) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)
+    source = hidden + row * hidden_stride
+    square = tl.full((TILE,), 0.0, tl.float32)
+    for start in range(0, INPUTS, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+        square += value * value
+    scale = tl.rsqrt(tl.sum(square, 0) / INPUTS + EPSILON)
+    total = tl.full((OUTPUT_TILE, TILE), 0.0, tl.float32)
+    for start in range(0, INPUTS, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+        gain = tl.load(norm + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+        product = (value * scale * gain)[None, :]
+        total += _weight_tile(weight, feature, column, OUTPUTS, INPUTS) * product
+    result = tl.sum(total, 1).to(output.dtype.element_ty)
+    tl.store(output + row * OUTPUTS + feature, result, mask=feature < OUTPUTS)
+
+
+@Kernel
+def linear_add_kernel(
+    output,
+    inputs,
+    input_stride,
+    weight,
+    residual,
+    residual_stride,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUT_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    feature = tl.program_id(1) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)
+    total = tl.full((OUTPUT_TILE, TILE), 0.0, tl.float32)
+    for start in range(0, INPUTS, TILE):
+        column = start + tl.arange(0, TILE)
+        place = inputs + row * input_stride + column
+        value = tl.load(place, mask=column < INPUTS, other=0.0).to(tl.float32)
+        total += _weight_tile(weight, feature, column, OUTPUTS, INPUTS) * value[None, :]
+    wanted = feature < OUTPUTS
+    kept = tl.load(residual + row * residual_stride + feature, mask=wanted, other=0.0)
+    result = (kept.to(tl.float32) + tl.sum(total, 1)).to(output.dtype.element_ty)
+    tl.store(output + row * OUTPUTS + feature, result, mask=wanted)
+
+
+@Kernel
+def gated_linear_add_kernel(
+    output,
+    gate_up,
+    gate_up_stride,
+    weight,
+    residual,
+    residual_stride,
+    row_limit,
+    GELU: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUT_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    feature = tl.program_id(1) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)
+    total = tl.full((OUTPUT_TILE, TILE), 0.0, tl.float32)
+    for start in range(0, INPUTS, TILE):
+        column = start + tl.arange(0, TILE)
+        place = gate_up + row * gate_up_stride + column
+        gate = tl.load(place, mask=column < INPUTS, other=0.0).to(tl.float32)
+        up = tl.load(place + INPUTS, mask=column < INPUTS, other=0.0).to(tl.float32)
+        exponent = gate
+        if GELU:
+            exponent = (gate + gate * gate * gate * CUBE) * LOGISTIC
+        product = (gate / (1.0 + tl.exp(-exponent)) * up)[None, :]
+        total += _weight_tile(weight, feature, column, OUTPUTS, INPUTS) * product
+    wanted = feature < OUTPUTS
+    kept = tl.load(residual + row * residual_stride + feature, mask=wanted, other=0.0)
+    added = (kept.to(tl.float32) + tl.sum(total, 1)).to(output.dtype.element_ty)
+    result = tl.where(row < tl.load(row_limit), added, kept)
+    tl.store(output + row * OUTPUTS + feature, result, mask=wanted)
+
+
+@Kernel
+def probabilities_kernel(
+    output,
+    logits,
+    logits_stride,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    source = logits + row * logits_stride
+    peaks = tl.full((TILE,), float("-inf"), tl.float32)
+    for start in range(0, WIDTH, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < WIDTH, other=float("-inf"))
+        peaks = tl.maximum(peaks, value.to(tl.float32))
+    peak = tl.max(peaks, 0)
+    totals = tl.full((TILE,), 0.0, tl.float32)
+    for start in range(0, WIDTH, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < WIDTH, other=float("-inf"))
+        totals += tl.exp(value.to(tl.float32) - peak)
+    total = tl.sum(totals, 0)
+    for start in range(0, WIDTH, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        target = output + row * WIDTH + column
+        tl.store(target, tl.exp(value - peak) / total, mask=column < WIDTH)

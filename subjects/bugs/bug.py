@@ -1,0 +1,45 @@
+"""What an entry of the catalogue holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from subjects.contracts import Changes
+from subjects.toggles import LocationScheme
+
+THREAD = "https://github.com/sgl-project/sglang/pull/{}"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One bug: where it was seen, how it works, and how it differs from what is right.
+
+    `family` is the kind of fault it is. `scheme` is the location scheme in which it is hunted,
+    `also_in` names further schemes in which it can be enabled. `thread` is its public thread.
+
+    What differs: `rows` replaces fields of contract rows, in all runners that share the buffer
+    if `in_shared`. `without` drops sites of `MemoResets`. `toggles` replaces further fields of
+    `Toggles`. `needs` names static inputs, beside those of `rows`, without which a runner has
+    nothing that could differ.
+
+    `in_traffic` says whether recorded traffic can show it: there an engine idles only once all
+    requests have left.
+    """
+
+    name: str
+    family: str
+    scheme: LocationScheme
+    thread: str
+    mechanism: str
+    rows: Changes = field(default_factory=dict)
+    in_shared: bool = False
+    without: tuple[str, ...] = ()
+    toggles: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    in_traffic: bool = True
+    also_in: tuple[LocationScheme, ...] = ()
+
+    @property
+    def schemes(self) -> tuple[LocationScheme, ...]:
+        """Every location scheme in which it can be enabled, the one it is hunted in first."""
+        return (self.scheme, *self.also_in)

@@ -1,0 +1,21 @@
+"""Slots of one sub-pool that are used as slots of the other."""
+
+from subjects.bugs.bug import THREAD, Bug
+from subjects.toggles import LocationScheme
+
+FAMILY = "index of the wrong sub-pool"
+
+BUGS = (
+    Bug(
+        name="spec_page_table_untranslated",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(24617),
+        mechanism=(
+            "The page table of a tree verify is not translated for SWA layers: they read the"
+            " keys of full slots from the SWA sub-pool, where those slots are other requests'."
+        ),
+        toggles={"translate_page_table": False},
+        needs=("custom_mask",),
+    ),
+)

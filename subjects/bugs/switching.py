@@ -1,0 +1,78 @@
+"""Subjects of a runner: right, or with bugs of the catalogue switched on."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from subjects.bugs.bug import Bug
+from subjects.contracts import Changes, override
+from subjects.engine import Subject, contract
+from subjects.runners import RUNNERS
+from subjects.toggles import LocationScheme, Toggles
+
+
+def missing_inputs(bug: Bug, runner: str) -> list[str]:
+    """Return the static inputs that `bug` is about and `runner` lacks.
+
+    If there are any, the bug cannot be switched on in that runner.
+    """
+    rows = {row.name for row in contract(RUNNERS[runner], bug.scheme)}
+    return sorted({*bug.rows, *bug.needs} - rows)
+
+
+def clean_subject(runner: str, scheme: LocationScheme) -> Subject:
+    """Return the right subject of a runner under a location scheme."""
+    return Subject(runner, contract(RUNNERS[runner], scheme), Toggles(scheme))
+
+
+def broken_subject(bugs: Iterable[Bug], runner: str, scheme: LocationScheme) -> Subject:
+    """Return the runner with bugs switched on, one after the other.
+
+    Raises KeyError for a runner that lacks a static input that a bug is about.
+    """
+    subject = clean_subject(runner, scheme)
+    for bug in bugs:
+        subject = switched_on(bug, subject)
+    return subject
+
+
+def switched_on(bug: Bug, subject: Subject) -> Subject:
+    """Return a subject with one bug more. Raises KeyError as `broken_subject` does."""
+    missing = missing_inputs(bug, subject.runner)
+    if missing:
+        raise KeyError(f"{subject.runner} has no static input called {', '.join(missing)}")
+    toggles = subject.toggles
+    return replace(
+        subject,
+        contract=override(subject.contract, bug.rows),
+        toggles=replace(
+            toggles,
+            memo_resets=toggles.memo_resets.without(*bug.without),
+            **bug.toggles,
+        ),
+        shared=shared_with(bug, subject),
+    )
+
+
+def shared_with(bug: Bug, subject: Subject) -> Changes:
+    """Return the changes of a subject to buffers it shares, once it has one bug more."""
+    if not (bug.in_shared and RUNNERS[subject.runner].shares_buffers):
+        return subject.shared
+    before = subject.shared
+    changed = {name: {**before.get(name, {}), **fields} for name, fields in bug.rows.items()}
+    return {**before, **changed}
+
+
+def common_scheme(bugs: Iterable[Bug]) -> LocationScheme:
+    """Return a location scheme in which all `bugs` can be enabled.
+
+    It is the first such one in the order in which the bugs name theirs. Raises ValueError for
+    bugs that have none in common.
+    """
+    wanted = list(bugs)
+    for scheme in (scheme for bug in wanted for scheme in bug.schemes):
+        if all(scheme in bug.schemes for bug in wanted):
+            return scheme
+    message = ", ".join(f"{bug.name} in {' or '.join(bug.schemes)}" for bug in wanted)
+    raise ValueError(
+        f"bugs of different location schemes cannot be switched on together: {message}"
+    )

@@ -1,0 +1,47 @@
+"""Graphs on a GPU: one `torch.cuda.CUDAGraph` per segment."""
+
+import gc
+from typing import Any
+
+import torch
+
+from reference.ops import Ops
+from subjects.graphs.op_calls import SegmentCalls
+
+
+class CudaSegment:
+    """A `torch.cuda.CUDAGraph` of what runs between `begin` and `end`.
+
+    `memory_pool` is the handle of the pool that its tensors come from.
+    """
+
+    def __init__(self, ops: Ops, memory_pool: Any) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.ops = ops
+        self.memory_pool = memory_pool
+        self.operations: list[str] = []
+        self.op_calls = SegmentCalls(ops)
+
+    def begin(self) -> None:
+        """Capture from here on, on the current stream, which is not the default one."""
+        self.ops.log = self.operations
+        self.op_calls.begin()
+        # The collector may destroy another engine's graph during the capture, and spoil it.
+        self._collects = gc.isenabled()
+        gc.disable()
+        self.graph.capture_begin(pool=self.memory_pool)
+
+    def end(self) -> None:
+        """Capture no more."""
+        try:
+            self.graph.capture_end()
+        finally:
+            self.ops.log = None
+            self.op_calls.end()
+            if self._collects:
+                gc.enable()
+
+    def replay(self) -> None:
+        """Launch the graph."""
+        self.op_calls.replay()
+        self.graph.replay()

@@ -1,0 +1,205 @@
+"""Graphs on a CPU: a tape of aten calls with their concrete tensors.
+
+A tape keeps a CUDA graph's semantics: a replay runs no Python of the recorded function,
+writes into the same storages, and what a graph could not hold is refused while recording.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from reference.ops import Ops
+from subjects.graphs.dispatch import UncompiledMode
+from subjects.graphs.op_calls import SegmentCalls
+from subjects.graphs.protocol import UncapturableError
+
+NOT_CAPTURABLE = frozenset(
+    {
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.nondeterministic_seeded,
+    }
+)
+"""Values read back, shapes that depend on values, random draws: no graph could hold them."""
+
+UNTAGGED = frozenset({"aten::lift_fresh", "aten::repeat_interleave"})
+"""Calls that no graph could hold and that torch does not tag: tensors made of host data, and
+shapes that depend on values."""
+
+INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
+
+MASKS = (torch.bool, torch.uint8)
+
+ALLOCATIONS = frozenset(
+    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+)
+"""Calls that return uninitialised memory."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One recorded aten call. With `result`, the call's value is copied there afterwards."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Tensor | None = None
+
+
+class TapeSegment:
+    """The aten calls made between `begin` and `end`, with their concrete tensors.
+
+    A replay runs the calls into the storages of the recorded run.
+    """
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+        self.operations: list[str] = []
+        self.op_calls = SegmentCalls(ops)
+        self._recorder, self._reads = _Recorder(), _HostReads()
+
+    @property
+    def calls(self) -> list[Call]:
+        """What was recorded."""
+        return self._recorder.calls
+
+    def begin(self) -> None:
+        """Record from here on."""
+        self.ops.log = self.operations
+        self.op_calls.begin()
+        self._recorder.__enter__()  # type: ignore[no-untyped-call]
+        self._reads.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        """Record no more."""
+        self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.ops.log = None
+        self.op_calls.end()
+
+    def replay(self) -> None:
+        """Run the tape."""
+        self.op_calls.replay()
+        for call in self.calls:
+            value = call.function(*call.args, **call.kwargs)
+            if call.result is not None:
+                call.result.copy_(value)
+
+
+class _Recorder(UncompiledMode):
+    """Records every aten call made while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if _not_capturable(func, args):
+            raise UncapturableError(f"{name} cannot be recorded in a graph")
+        value = func(*args, **kwargs)
+        if func._schema.is_mutable:
+            self.calls.append(Call(func, args, kwargs))
+        elif name in ALLOCATIONS:  # Allocated once, at capture; no replay clears the memory.
+            pass
+        elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
+            if not isinstance(value, Tensor):
+                raise UncapturableError(f"{name} does not return one tensor")
+            self.calls.append(_call_into(value, func, args, kwargs))
+        return value
+
+
+class _HostReads(TorchFunctionMode):
+    """Refuses the reads into Python that never reach a dispatch mode."""
+
+    REFUSED = frozenset(
+        {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__}
+    )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in self.REFUSED:
+            raise UncapturableError(f"Tensor.{func.__name__} cannot be recorded in a graph")
+        return func(*args, **(kwargs or {}))
+
+
+def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
+    """Whether every tensor of `value` lies in the storage of an argument.
+
+    The storages decide, not the schema: what a schema calls an alias may be a copy, as `to` is.
+    """
+    known = {argument.untyped_storage()._cdata for argument in args if isinstance(argument, Tensor)}
+    values = [value] if isinstance(value, Tensor) else value
+    return isinstance(values, list | tuple) and all(
+        isinstance(part, Tensor) and part.untyped_storage()._cdata in known for part in values
+    )
+
+
+def _not_capturable(func: Any, args: tuple[Any, ...]) -> bool:
+    if func.overloadpacket in INDEXING:  # Its work depends on values only if an index is a mask.
+        return any(index is not None and index.dtype in MASKS for index in args[1])
+    return bool(NOT_CAPTURABLE & set(func.tags)) or func._schema.name in UNTAGGED
+
+
+def _call_into(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Return the call in the form that writes the storage of its recorded `value`."""
+    out = _out_overload(func)
+    if out is None:
+        return Call(func, args, kwargs, value)
+    accepted = {argument.name for argument in out._schema.arguments if argument.kwarg_only}
+    kept = {name: given for name, given in kwargs.items() if name in accepted} | {"out": value}
+    return Call(_fastest_binding(func, out, args, kept), args, kept)
+
+
+def _fastest_binding(
+    func: Any, out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return torch's own function of the op if it takes these arguments, else the overload `out`.
+
+    Torch's function costs half as much to call, and a tape is replayed often. No schema says
+    which arguments it takes, so that it is called: it writes what its result already holds.
+    """
+    binding: Callable[..., Any] | None = getattr(torch, func.overloadpacket.__name__, None)
+    if binding is None:
+        return out  # type: ignore[no-any-return]
+    try:
+        binding(*args, **kwargs)
+    except (AttributeError, TypeError):
+        return out  # type: ignore[no-any-return]
+    return binding
+
+
+@cache
+def _out_overload(func: Any) -> Any | None:
+    """Return the overload of `func` that takes the same arguments and writes into `out=`."""
+    wanted = _positional(func)
+    for name in func.overloadpacket.overloads():
+        candidate = getattr(func.overloadpacket, name)
+        written = [
+            argument.name
+            for argument in candidate._schema.arguments
+            if argument.alias_info and argument.alias_info.is_write
+        ]
+        if written == ["out"] and wanted and _positional(candidate) == wanted:
+            return candidate
+    return None
+
+
+def _positional(func: Any) -> list[tuple[str, str]]:
+    arguments = func._schema.arguments
+    return [
+        (argument.name, str(argument.type)) for argument in arguments if not argument.kwarg_only
+    ]

@@ -1,0 +1,278 @@
+"""What all graph runners have in common: buckets, static inputs, capture, populate, replay.
+
+A runner is a subclass in a file beside this one: its contract, its metadata and the function
+it captures. Follows the engine's graph runners.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.config import Kind, Role
+from reference.model import Model, Output
+from reference.ops import Ops
+from subjects.buffers import BufferPool, Conversions, StaticInputs
+from subjects.contracts import Axis, Contract, Extents
+from subjects.graphs.capture import Capture
+from subjects.graphs.protocol import Graph
+from subjects.key_lists import Lists, StaticLists
+from subjects.pool import LocState, SubjectPool
+from subjects.protocol import Overrides, Replay
+from subjects.toggles import LocationScheme, Toggles
+
+WARM_UP_RUNS = 2
+
+
+NOTHING_OVERRIDDEN = Overrides()
+
+
+@dataclass(frozen=True)
+class RunnerSpec:
+    """What a runner is built from. `buckets` are the sizes it captures, in its own unit."""
+
+    ops: Ops
+    models: Mapping[Role, Model]
+    pools: Mapping[Role, SubjectPool]
+    contract: Contract
+    toggles: Toggles
+    buckets: tuple[int, ...]
+    buffers: BufferPool
+    memory_pool: Any | None
+
+
+class GraphRunner(ABC):
+    """Runs one mode's batches by replaying the graph of the smallest bucket that holds them.
+
+    A subclass says by its class variables what it is:
+    `kv_role` is the model whose KV it reads and stores, `rows` are its contract's under all
+    location schemes. Its buckets are in tokens if `token_buckets`, else in requests. It shares
+    static buffers by name with the other runners of the engine if `shares_buffers`.
+    `store_count` counts the captured forwards that store KV. `captures` is False where nothing
+    is captured, `attention_captured` is False where attention runs between the graphs.
+    """
+
+    name: ClassVar[str]
+    mode: ClassVar[Mode]
+    kv_role: ClassVar[Role] = Role.TARGET
+    rows: ClassVar[Contract]
+    token_buckets: ClassVar[bool] = False
+    shares_buffers: ClassVar[bool] = True
+    store_count: ClassVar[int] = 1
+    captures: ClassVar[bool] = True
+    attention_captured: ClassVar[bool] = True
+
+    def __init__(self, spec: RunnerSpec) -> None:
+        self.ops = spec.ops
+        self.target = spec.models[Role.TARGET]
+        self.draft = spec.models[Role.DRAFT]
+        self.pool = spec.pools[self.kv_role]
+        self.toggles = spec.toggles
+        self.buckets = tuple(sorted(spec.buckets))
+        self.memory_pool = spec.memory_pool
+        config = self.target.config
+        self.inputs = StaticInputs(
+            spec.contract,
+            self.extents(self.buckets[-1]),
+            spec.buffers,
+            self.target.dtype,
+            config.hidden,
+        )
+        self.metadata = StaticLists(self.metadata_sizes(self.buckets[-1]), spec.buffers)
+        self.captured: dict[int, Capture[Any]] = {}
+        self.captured_states: list[LocState] = []
+        self.capture_all()
+
+    @abstractmethod
+    def extents(self, bucket: int) -> Extents:
+        """Return the length of every axis of the static inputs for a bucket."""
+
+    @abstractmethod
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return the static metadata buffers, name to (elements, dtype), of a bucket."""
+
+    @abstractmethod
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the live values of the static inputs that a batch refreshes, by name."""
+
+    @abstractmethod
+    def plan(self, bucket: int) -> None:
+        """Write the metadata of a bucket's populated rows, padded ones too."""
+
+    @abstractmethod
+    def forward(self, bucket: int) -> Output:
+        """Run what is captured, over the static buffers of a bucket."""
+
+    def size(self, batch: ForwardBatch) -> int:
+        """Return a batch's live size, in the buckets' unit."""
+        return batch.live_tokens if self.token_buckets else batch.live_requests
+
+    def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
+        """Return whether a batch takes the padding branch."""
+        return batch is None or self.size(batch) != bucket
+
+    def live_rows(self, live_size: int) -> int:
+        """Return how many rows of the output are live."""
+        return live_size
+
+    def bucket(self, live_size: int) -> int | None:
+        """Return the smallest captured size that holds `live_size`, or None."""
+        return next((bucket for bucket in self.buckets if bucket >= live_size), None)
+
+    def can_run(self, batch: ForwardBatch) -> bool:
+        """Whether a captured graph can run this batch."""
+        return batch.mode is self.mode and self.bucket(self.size(batch)) is not None
+
+    def replay(
+        self,
+        batch: ForwardBatch | None,
+        least: int = 0,
+        overrides: Overrides = NOTHING_OVERRIDDEN,
+    ) -> Replay:
+        """Populate, plan, replay. `None` is an idle step: every row is padding.
+
+        The bucket is the smallest that holds the batch and `least`. Raises ValueError if
+        none does.
+        """
+        live_size = 0 if batch is None else self.size(batch)
+        bucket = self.bucket(max(live_size, least))
+        if bucket is None:
+            raise ValueError(f"no captured size holds {live_size} rows; captured: {self.buckets}")
+        padded = self.padded(batch, bucket)
+        self.populate(batch, bucket, padded=padded)
+        overwrite(self.inputs.buffers, overrides)
+        self.plan(bucket)
+        overwrite(self.metadata.buffers, overrides)
+        output = self.launch(batch, bucket, captured=overrides.captured)
+        live_rows = self.live_rows(live_size)
+        return Replay(
+            runner=self.name,
+            bucket=bucket,
+            live_size=live_size,
+            padded=padded,
+            output=output,
+            live_rows=live_rows,
+            live_output={name: values[:live_rows] for name, values in output.items()},
+            defined=output,
+        )
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Bring the static inputs up to date."""
+        self.inputs.populate(self.live_inputs(batch, bucket), padded=padded)
+
+    def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
+        """Run the bucket's graph and return its static output.
+
+        Without `captured`, what was captured runs eagerly through the same static buffers.
+        """
+        if not captured:
+            self.preset_location(bucket)
+            return self.run_once(bucket)
+        graph = self.captured[bucket]
+        graph.replay()
+        output: Output = graph.output
+        return output
+
+    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
+        """Write the key lists of a bucket's rows, made by `row_lists` or what takes the same."""
+        self.metadata.write(
+            lists(
+                self.view("req_pool_indices", bucket),
+                self.view("seq_lens", bucket),
+                self.view("seq_lens_cpu", bucket),
+                self.target.config.window,
+                self.pool,
+                self.toggles.memo_resets,
+            )
+        )
+
+    def view(self, name: str, bucket: int) -> Tensor:
+        """Return the part of a static input that a bucket reads."""
+        return self.inputs.view(name, self.extents(bucket))
+
+    def static_buffers(self) -> Mapping[str, Tensor]:
+        """Return every static buffer, inputs and metadata, by name."""
+        return {**self.inputs.buffers, **self.metadata.buffers}
+
+    @property
+    def conversions(self) -> Conversions:
+        """The dtype conversions on copy that have happened: (name, from, to)."""
+        return self.inputs.conversions | self.metadata.conversions
+
+    def forget_conversions(self) -> None:
+        """Forget the conversions that have happened."""
+        self.inputs.conversions.clear()
+        self.metadata.conversions.clear()
+
+    def graphs(self, bucket: int) -> list[Graph]:
+        """Return the captured segments of a bucket."""
+        return self.captured[bucket].segments
+
+    def operations(self, bucket: int) -> list[str]:
+        """Return the ops that a bucket's graph runs."""
+        return [name for graph in self.graphs(bucket) for name in graph.operations]
+
+    def translations(self, scheme: LocationScheme) -> int:
+        """Return how many full-to-SWA translations a graph of this runner holds under a scheme."""
+        layers = len(self.pool.pool.config.layers_of(Kind.SWA))
+        per_store = {
+            LocationScheme.PER_LAYER: layers,
+            LocationScheme.PRESET: 0 if "out_cache_loc_swa" in self.inputs.buffers else layers,
+            LocationScheme.MEMO: 1,
+        }
+        return self.store_count * per_store[scheme]
+
+    def batch_inputs(self, batch: ForwardBatch) -> dict[str, Tensor]:
+        """Return what a batch carries of the static inputs, SWA locations translated."""
+        found = {name: batch.value(name) for name in self.inputs.buffers}
+        if "out_cache_loc_swa" in self.inputs.buffers:
+            found["out_cache_loc_swa"] = self.pool.translate_loc_from_full_to_swa(
+                batch.out_cache_loc
+            )
+        return {name: values for name, values in found.items() if values is not None}
+
+    def scalar(self, value: int) -> Tensor:
+        """Return a count as the model reads it, int32 [1]."""
+        return torch.full((1,), value, dtype=torch.int32, device=self.target.device)
+
+    def capture_all(self) -> None:
+        """Capture every bucket, largest first, all in one memory pool."""
+        for bucket in reversed(self.buckets):
+            self.plan(bucket)
+            self.preset_location(bucket)
+            run_once = partial(self.run_once, bucket)
+            for _ in range(WARM_UP_RUNS):
+                run_once()
+            capture: Capture[Output] = Capture(self.ops, self.memory_pool)
+            self.captured[bucket] = capture.run(run_once)
+            # The graph may read a translation that was memoised before it. Were that tensor
+            # freed, the graph would read freed memory, not a stale translation.
+            self.captured_states.append(self.pool.state)
+
+    def run_once(self, bucket: int) -> Output:
+        """Run what a bucket captures, as its warm-up and its capture do."""
+        if self.toggles.memo_resets.run_once:
+            self.pool.invalidate_loc_cache()
+        return self.forward(bucket)
+
+    def preset_location(self, bucket: int) -> None:
+        """Set the pool's `swa_loc` for a capture, to the runner's static one if it has one."""
+        has_one = "out_cache_loc_swa" in self.inputs.buffers and self.toggles.preset_at_capture
+        self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
+
+
+def overwrite(buffers: Mapping[str, Tensor], overrides: Overrides) -> None:
+    """Write the elements to override that are of these buffers."""
+    for name, element, value in overrides.elements:
+        if name in buffers:
+            buffers[name].view(-1)[element] = value
+
+
+def request_extents(requests: int, tokens_per_request: int = 1) -> dict[Axis, int]:
+    """Return the extents of a bucket of requests with `tokens_per_request` tokens apiece."""
+    return {Axis.REQUEST: requests, Axis.TOKEN: requests * tokens_per_request}

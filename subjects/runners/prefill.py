@@ -1,0 +1,151 @@
+"""What the two prefill runners share: tokens padded to a bucket, attention run between graphs.
+
+The graphs cover all work that is done token by token. Attention runs eagerly with the real
+batch's metadata, on the real tokens alone: q, k, v and all locations are narrowed, so that
+padded tokens write no KV and their part of the attention output stays uninitialised.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.eager import last_rows
+from reference.model import Heads, Output
+from subjects.access import ListedKV
+from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticInput, keep, reset
+from subjects.graphs.capture import Capture
+from subjects.key_lists import fresh_span_keys
+from subjects.protocol import Overrides, Replay
+from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
+from subjects.toggles import LocationScheme
+
+MOST_REQUESTS = 8
+"""Most requests of one prefill batch."""
+
+ROWS: Contract = (
+    reset("out_cache_loc", Axis.TOKEN, torch.int64),
+    StaticInput(
+        "out_cache_loc_swa",
+        Axis.TOKEN,
+        torch.int32,
+        Policy.RESET,
+        schemes=frozenset({LocationScheme.PRESET}),
+    ),
+    reset("input_ids", Axis.TOKEN, torch.int64),
+    reset("positions", Axis.TOKEN, torch.int64),
+    reset("mrope_positions", Axis.MROPE, torch.int64),
+    reset("input_embeds", Axis.TOKEN, torch.float32, width=HIDDEN),
+    keep("mamba_track_indices", Axis.REQUEST, torch.int64),
+    keep("mamba_track_mask", Axis.REQUEST, torch.bool),
+)
+
+
+class PrefillRunner(GraphRunner):
+    """Extends requests by graphs around eager attention, padded on the token axis."""
+
+    mode = Mode.EXTEND
+    token_buckets = True
+    store_count = 0
+    attention_captured = False
+    rows = ROWS
+    access: ListedKV | None
+
+    def extents(self, bucket: int) -> Extents:
+        """Return the extents of a bucket of tokens."""
+        return {Axis.TOKEN: bucket, Axis.REQUEST: MOST_REQUESTS}
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return no buffers: metadata is fresh."""
+        return {}
+
+    def plan(self, bucket: int) -> None:
+        """Plan nothing ahead: attention has the real batch's metadata."""
+
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors."""
+        return {} if batch is None else self.batch_inputs(batch)
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Bring the static inputs up to date; the payload goes in as input embeddings."""
+        super().populate(batch, bucket, padded=padded)
+        if batch is not None:
+            requests = batch.token_requests
+            payload = self.target.payload(
+                self.ops,
+                batch.positions,
+                self.inputs.buffers["mamba_track_indices"][requests],
+                self.inputs.buffers["mamba_track_mask"][requests],
+                batch.encoder_lens[requests],
+            )
+            self.inputs.populate({"input_embeds": payload}, padded=False)
+
+    def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
+        """Run the bucket's graphs, and attention between them."""
+        if self.toggles.scheme is LocationScheme.PRESET:
+            self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
+        self.access, self.tokens = None, 0
+        if batch is not None:
+            self.tokens = batch.live_tokens
+            self.access = ListedKV(
+                self.ops,
+                self.target,
+                self.pool,
+                self.view("out_cache_loc", bucket)[: self.tokens],
+                fresh_span_keys(
+                    batch, self.target.config.window, self.pool, self.toggles.memo_resets
+                ),
+            )
+        return super().launch(batch, bucket, captured=captured)
+
+    def replay(
+        self,
+        batch: ForwardBatch | None,
+        least: int = 0,
+        overrides: Overrides = NOTHING_OVERRIDDEN,
+    ) -> Replay:
+        """Replay, then make the logits of every request's last token eagerly."""
+        replay = super().replay(batch, least, overrides)
+        hidden = replay.output["hidden"][: replay.live_size]
+        live_output = {"hidden": hidden}
+        if batch is not None:
+            live_output["logits"] = self.target.logits(self.ops, hidden[last_rows(batch)])
+        # Rows of padded tokens are uninitialised memory, so that only live ones are defined.
+        return replace(replay, live_output=live_output, defined=live_output)
+
+    def attend(self, layer: int, heads: Heads, mixed: Tensor) -> None:
+        """Run a layer's attention on the live tokens, into their rows of `mixed`."""
+        if self.access is not None:
+            n = self.tokens
+            mixed[:n] = self.access.attend(layer, heads.query[:n], heads.key[:n], heads.value[:n])
+
+    def output_buffer(self, query: Tensor) -> Tensor:
+        """Return uninitialised output memory for `query`; what is made during capture is static."""
+        mixed = query.new_empty(query.shape)
+        if self.capturing:
+            self.mixed.append(mixed)
+        return mixed
+
+    def static_buffers(self) -> Mapping[str, Tensor]:
+        """Return every static buffer by name, the attention outputs of all graphs too."""
+        outputs = {f"attention_output_{place}": output for place, output in enumerate(self.mixed)}
+        return {**super().static_buffers(), **outputs}
+
+    def capture_all(self) -> None:
+        """Capture every bucket, largest first, with no token live."""
+        self.access = None
+        self.mixed: list[Tensor] = []
+        self.capturing = False
+        for bucket in reversed(self.buckets):
+            for _ in range(WARM_UP_RUNS):
+                self.run_once(bucket)
+            self.capturing = True
+            self.captured[bucket] = self.capture(bucket)
+            self.capturing = False
+
+    @abstractmethod
+    def capture(self, bucket: int) -> Capture[Output]:
+        """Capture the graphs of a bucket."""
