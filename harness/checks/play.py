@@ -22,6 +22,7 @@ from harness.lockstep.tracebacks import headline, traceback_of
 from harness.schedules.coverage import Coverage
 from harness.schedules.schedule import Schedule, Step
 from subjects.buffers import SharedBufferError
+from subjects.protocol import Offer
 
 
 @dataclass
@@ -132,7 +133,11 @@ class Lockstep:
             self.refused = str(error)
             self.pair = Pair(trial.clean)
         self.capture_warnings = self.pair.capture_warnings
-        self.unasked = not_asked(self.pair.subject.missing)
+        missing = self.pair.subject.missing
+        self.unasked = not_asked(missing)
+        # With arithmetic of its own an engine's world has other bits from the first forward on:
+        # it diverges nowhere, and what is judged of it is judged to the end.
+        self.ending = frozenset() if Offer.ARITHMETIC in missing else STATE_PROPERTIES
         self.watch(property_ids)
 
     def watch(self, property_ids: Collection[str]) -> None:
@@ -153,7 +158,7 @@ class Lockstep:
     ) -> Outcome:
         """Play a schedule from equal bytes until its end or until the worlds diverge.
 
-        It also ends with the first violation of a property of `until`. `observer` is called
+        With an engine whose arithmetic is its own they never do. It also ends with the first violation of a property of `until`. `observer` is called
         after every step; it also sees what `extra_runs` of its own gave. A step in which the
         subject fails violates captured_path and logits_parity; any other error ends the playing
         with its traceback in the outcome. One that loses the device raises DeviceLostError. A
@@ -166,7 +171,7 @@ class Lockstep:
                 if self.refused is not None:
                     judged.add(self._refusal(schedule, self.refused))
                 else:
-                    ending = STATE_PROPERTIES.union(until)
+                    ending = self.ending.union(until)
                     self._play(schedule, outcome, judged, observer, ending, extra_runs)
             except SubjectFailedError as error:
                 # What gives no logits does not give the right ones.

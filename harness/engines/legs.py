@@ -97,18 +97,22 @@ class Leg:
         return found
 
     def _fails(self, target: str, most_forwards: int) -> Callable[[Schedule], bool]:
-        """Return whether a schedule violates `target`: never, once all forwards are spent."""
+        """Return whether a schedule violates `target`: never, once all forwards are spent.
+
+        None is played twice.
+        """
         left = most_forwards
+        played: dict[Schedule, bool] = {}
         watched = STATE_PROPERTIES | {target}
 
         def fails(schedule: Schedule) -> bool:
             nonlocal left
-            if left <= 0:
-                return False
-            self.lockstep.watch(watched)
-            outcome = whole(self.lockstep.play(schedule, until=(target,)))
-            left -= outcome.steps
-            return target in outcome.violated
+            if schedule not in played and left > 0:
+                self.lockstep.watch(watched)
+                outcome = whole(self.lockstep.play(schedule, until=(target,)))
+                left -= outcome.steps
+                played[schedule] = target in outcome.violated
+            return played.get(schedule, False)
 
         return fails
 

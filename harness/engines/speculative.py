@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from harness.checks.of_steps.hermetic_replay import FreshReplay
+from harness.checks.property import Property
+from harness.checks.table import PROPERTIES, not_asked
 from harness.engines.adapters import host_of, pool_of
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.observation import Observation, Snapshot
@@ -57,6 +59,15 @@ SIZES = ((4, 3), (3, 2), (8, 5))
 """How many requests fill a bucket, and how many follow them: the latter are padded."""
 
 
+def rules_asked(missing: Mapping[Offer, str]) -> tuple[list[Property], dict[str, str]]:
+    """Return the properties that single observations can be asked, and why not of all others."""
+    unasked = not_asked(missing)
+    rules = [rule for rule in PROPERTIES.values() if rule.flag and rule.id not in unasked]
+    kept = {rule.id for rule in rules}
+    whole = "single populates are observed, and no whole schedule"
+    return rules, {name: unasked.get(name, whole) for name in PROPERTIES if name not in kept}
+
+
 @dataclass
 class SpeculativeLeg:
     """One speculative runner over a pool in which each request has tokens.
@@ -78,8 +89,8 @@ class SpeculativeLeg:
         self.host.forget_shared_buffers()
         ops = self.trial.ops()
         self.runner = kind(self.host, self.model, self.pool, ops, own_kernels=False)
-        for row in range(1, max(full for full, _ in SIZES) + 1):
-            self.pool.extend(row, 0, LENGTH)
+        rows = list(range(1, max(full for full, _ in SIZES) + 1))
+        self.pool.extend(rows, [0] * len(rows), [LENGTH] * len(rows))
 
     def observations(self) -> Iterator[Observation]:
         """Yield what is observed of shrinking batches, each of which follows a fuller one."""

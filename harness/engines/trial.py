@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,8 @@ import torch
 from harness.campaigns.case import Case, case_from_json
 from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep
-from harness.checks.property import Property, judge
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES, not_asked
+from harness.checks.property import judge
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.engines.adapters import (
     DECODING,
     PREFILLING,
@@ -44,7 +44,7 @@ from harness.engines.playlist import (
     SHRINKING_FORWARDS,
     TRIALS,
 )
-from harness.engines.speculative import MISSING, SPECULATING, SpeculativeLeg
+from harness.engines.speculative import MISSING, SPECULATING, SpeculativeLeg, rules_asked
 from harness.engines.windows import measure
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
@@ -55,7 +55,7 @@ from reference.config import PRESETS
 from reference.model import Model
 from subjects.engines.sglang.engine import DecodingEngine, PrefillEngine
 from subjects.engines.sglang.loading import Engine, message
-from subjects.protocol import Offer, OwnArithmetic
+from subjects.protocol import OwnArithmetic
 
 EMULATED = (
     "the model: ours, of the shape named with each leg, around the engine's attention layers",
@@ -288,11 +288,8 @@ class Session:
                 if sample.arithmetic is not None
             )
 
-        leg.play(REUSING, STEP_PROPERTIES)
-        # Alone, so that the schedule does not end where a stray write was seen: what such a
-        # write does to live logits shows once its slot is owned again.
         leg.observer = hold_against_oracle
-        leg.play(REUSING, {"dense_agreement"})
+        leg.play(REUSING, STEP_PROPERTIES | {"dense_agreement"})
         self.answer.findings += [
             f"told a window of {pair.config.window}, the engine's own attention sees"
             f" {windows[Mode.DECODE]} keys on decode and {windows[Mode.EXTEND]} on extend",
@@ -307,15 +304,6 @@ class Session:
     def _model(self, trial: TrialConfig) -> Model:
         """Return a trial's target model."""
         return Model(PRESETS[trial.preset].tiny, torch.float32, torch.device(trial.device))
-
-
-def rules_asked(missing: Mapping[Offer, str]) -> tuple[list[Property], dict[str, str]]:
-    """Return the properties that single observations can be asked, and why not of all others."""
-    unasked = not_asked(missing)
-    rules = [rule for rule in PROPERTIES.values() if rule.flag and rule.id not in unasked]
-    kept = {rule.id for rule in rules}
-    whole = "single populates are observed, and no whole schedule"
-    return rules, {name: unasked.get(name, whole) for name in PROPERTIES if name not in kept}
 
 
 def label(trial: TrialConfig) -> dict[str, Any]:

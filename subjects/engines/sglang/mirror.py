@@ -81,21 +81,25 @@ class Mirror:
         owners, moved = self.owners(), self._freed
         self._freed = False
         serials = {owner.row: owner.serial for owner in owners}
-        rows, locs = [], []
         for span in batch.spans:
-            serial = serials[span.row]
-            if serial not in self.held:
-                self.held[serial] = Held(self.pool.take_row())
-            held = self.held[serial]
-            if held.tokens < span.end:
-                self.pool.extend(held.row, held.tokens, span.end - held.tokens)
-                held.tokens, moved = span.end, True
-            locs.append(self.pool.held(held.row, span.begin, span.end))
-            rows.append(held.row)
-        if moved:
+            if serials[span.row] not in self.held:
+                self.held[serials[span.row]] = Held(self.pool.take_row())
+        placed = [(self.held[serials[span.row]], span) for span in batch.spans]
+        grown = [(held, span.end) for held, span in placed if held.tokens < span.end]
+        if grown:
+            self.pool.extend(
+                [held.row for held, _ in grown],
+                [held.tokens for held, _ in grown],
+                [end for _, end in grown],
+            )
+        for held, end in grown:
+            held.tokens = end
+        if grown or moved:
             self._pair_slots(owners)
             self.write_kv()
-        return torch.tensor(rows, device=batch.positions.device), torch.cat(locs)
+        rows = torch.tensor([held.row for held, _ in placed], device=batch.positions.device)
+        locs = [self.pool.held(held.row, span.begin, span.end) for held, span in placed]
+        return rows, torch.cat(locs)
 
     def follow(self) -> None:
         """Free what the world has freed since, whole requests and what left the windows."""

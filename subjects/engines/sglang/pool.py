@@ -1,6 +1,6 @@
 """The engine's own hybrid pool, allocator and request table, filled the way ours is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -115,25 +115,29 @@ class SglangPool:
         """Take back a row."""
         self.requests.free_slots.append(row)
 
-    def extend(self, row: int, held: int, count: int) -> None:
-        """Give the request of `row`, which holds `held` tokens, slots for `count` more."""
-        table = self.requests.req_to_token
-        end = held + count
+    def extend(self, rows: Sequence[int], held: Sequence[int], ends: Sequence[int]) -> None:
+        """Give the requests of some rows, which hold so many tokens, slots up to these ends."""
+        table, counts = self.requests.req_to_token, [e - h for h, e in zip(held, ends, strict=True)]
         if self.sizes.page_size == 1:
-            slots = self.allocator.alloc(count)
+            slots = self.allocator.alloc(sum(counts))
         else:
-            last = table[row, held - 1] if held else torch.tensor(-1)
+            last = [
+                int(table[row, tokens - 1]) if tokens else -1
+                for row, tokens in zip(rows, held, strict=True)
+            ]
             slots = self.allocator.alloc_extend(
-                prefix_lens=torch.tensor([held], device=self.device),
-                prefix_lens_cpu=torch.tensor([held]),
-                seq_lens=torch.tensor([end], device=self.device),
-                seq_lens_cpu=torch.tensor([end]),
-                last_loc=last.to(self.device, torch.int64)[None],
-                extend_num_tokens=count,
+                prefix_lens=torch.tensor(held, device=self.device),
+                prefix_lens_cpu=torch.tensor(held),
+                seq_lens=torch.tensor(ends, device=self.device),
+                seq_lens_cpu=torch.tensor(ends),
+                last_loc=torch.tensor(last, device=self.device),
+                extend_num_tokens=sum(counts),
             )
         if slots is None:
             raise RuntimeError("the engine's allocator has no room where ours has")
-        table[row, held:end] = slots.to(torch.int32)
+        parts = slots.to(torch.int32).split(counts)
+        for row, begin, end, part in zip(rows, held, ends, parts, strict=True):
+            table[row, begin:end] = part
 
     def held(self, row: int, begin: int, end: int) -> Tensor:
         """Return the full slots, int64, of tokens begin .. end-1 of a request."""
