@@ -23,6 +23,7 @@ from subjects.protocol import (
     LocationDtypes,
     Offer,
     Overrides,
+    OwnArithmetic,
     Replay,
     ReplayFacts,
 )
@@ -53,6 +54,7 @@ class CapturedEngine:
     """
 
     missing: Mapping[Offer, str] = {}
+    arithmetic: OwnArithmetic | None = None
 
     def __init__(
         self,
@@ -88,6 +90,10 @@ class CapturedEngine:
             for alike in grouped(whole_storages(self.all_static_buffers()))
         ]
         self._kept = {mode: self._kept_buffers(runner) for mode, runner in self.runners.items()}
+
+    def reset(self) -> None:
+        """Start again just captured: who owns what stands in the world's tables alone."""
+        self.recapture()
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward by replay where a graph can, else eagerly."""
