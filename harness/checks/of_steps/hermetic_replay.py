@@ -63,7 +63,15 @@ def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
     replay = observation.replay
     assert replay is not None
     for kind, rows in replay.reads.items():
-        for row, (slots, right) in enumerate(zip(rows, fresh.reads[kind], strict=True)):
+        expected = fresh.reads.get(kind, ())
+        if len(expected) != len(rows):
+            where = {"kind": kind, "rows": len(rows), "fresh_rows": len(expected)}
+            message = (
+                f"{replay.runner} has lists of {kind} slots for {len(rows)} rows; without a"
+                f" history it has them for {len(expected)}"
+            )
+            return message, where
+        for row, (slots, right) in enumerate(zip(rows, expected, strict=True)):
             if slots != right:
                 live = row < replay.live_size
                 where = {"kind": kind, "row": row, "live": live, "padded_slots": list(slots)}
@@ -73,7 +81,8 @@ def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
                     f" {list(right)}"
                 )
                 return message, where
-    raise ValueError("no list differs")
+    missing = sorted(fresh.reads.keys() - replay.reads.keys())
+    return f"{replay.runner} has no lists of {', '.join(missing)} slots", {"kinds": missing}
 
 
 HERMETIC_REPLAY = Property(
