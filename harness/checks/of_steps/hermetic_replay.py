@@ -48,6 +48,9 @@ def describe(observation: Observation) -> Description:
     if fresh.reads != replay.reads:
         return describe_reads(observation, fresh)
     where = first_output_difference(fresh.defined, replay.defined)
+    if "eager" in where:  # The outputs differ in form, and no row of theirs can be compared.
+        forms = f"just captured {where['eager']}, with its history {where['graph']}"
+        return f"the outputs differ in form: {forms}", where
     where["live"] = where["row"] < replay.live_rows
     row = f"{'live' if where['live'] else 'padded'} row {where['row']}"
     rows = len(replay.defined[where["tensor"]])
