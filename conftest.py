@@ -203,7 +203,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run `clean_trial` over the trials that the options leave."""
     if "clean_trial" not in metafunc.fixturenames:
         return
-    from properties.trials import clean_trials, name
+    from properties.support.trials import clean_trials, name
 
     config = metafunc.config
     options = [config.getoption(f"--{option}") for option in ("runner", "preset", "bug")]
@@ -250,7 +250,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:
     """Write what was run, on what and how it ended, as JSON; red or green."""
-    from harness.campaigns.record import write_evidence
+    from harness.records.record import write_evidence
 
     counts = config.stash[COUNTS]
     figures = {

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.campaigns.schema import BugRow, CleanRow, Record, TrialRow, TrialSettings, Violation
-from harness.campaigns.schema import Finding as RecordedFinding
-from reports.bit_patterns import Comparison, compare
+from harness.records.schema import BugRow, CleanRow, Record, TrialRow, TrialSettings, Violation
+from harness.records.schema import Finding as RecordedFinding
+from reports.drawings.bit_patterns import Comparison, compare
+from reports.drawings.timeline import Timeline, lay_out
 from reports.explanation import ExplanationView, describe
 from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words
-from reports.timeline import Timeline, lay_out
 
 STATUSES: Mapping[str, tuple[bool, str]] = {
     "caught": (True, "The property that must detect it did."),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.campaigns.schema import Record, TrialRow
+from harness.records.schema import Record, TrialRow
 from reports.cards import Card, bug_cards, clean_cards
 from reports.texts import duration, or_dash, words
 

@@ -19,10 +19,10 @@ from harness.explain.facts import (
     UncapturedRun,
     Writer,
 )
-from reports import slot_map, static_inputs
-from reports.bit_patterns import Comparison, compare
-from reports.slot_map import MapDrawing
-from reports.static_inputs import Table, source_text
+from reports.drawings import slot_map, static_inputs
+from reports.drawings.bit_patterns import Comparison, compare
+from reports.drawings.slot_map import MapDrawing
+from reports.drawings.static_inputs import Table, source_text
 from reports.texts import Fact
 
 UNCAPTURED_RUN: Mapping[UncapturedRun | None, str] = {
@@ -39,7 +39,7 @@ UNCAPTURED_RUN: Mapping[UncapturedRun | None, str] = {
 HOW: Mapping[How, str] = {
     "copied": "copied from its batch",
     "reset": "reset as padding",
-    "levelled": "made equal for all padded rows",
+    "equalized": "made equal for all padded rows",
     "capture": "left so since",
 }
 """How a static element came to hold what it holds."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from harness.campaigns.schema import FORMAT, VERSION, Record
+from harness.records.schema import FORMAT, VERSION, Record
 from reports.comparison import Comparison
 from reports.review import review
 from reports.texts import duration
@@ -36,7 +36,7 @@ def write(page: str, path: Path) -> None:
 def environment() -> Environment:
     """Return the templates, everything escaped that they do not spell out themselves."""
     environment = Environment(
-        loader=PackageLoader("reports", package_path=""),
+        loader=PackageLoader("reports", package_path="templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -5,7 +5,7 @@ Knows the record and why a device or a build cannot show something. Judges nothi
 
 from collections.abc import Iterator
 
-from harness.campaigns.schema import Record
+from harness.records.schema import Record
 from reports.texts import Fact, value_text, words
 
 ON_A_CPU = (

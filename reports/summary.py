@@ -7,7 +7,7 @@ no markup.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.campaigns.schema import Record
+from harness.records.schema import Record
 from reports.review import Review, review
 
 MOST_LINES = 50

@@ -50,6 +50,15 @@ class BufferFacts:
         """Return the facts of `buffer` as it is now."""
         return cls(buffer.shape, buffer.dtype, buffer.device, buffer.data_ptr())
 
+    def hold_of(self, buffer: Tensor) -> bool:
+        """Whether `buffer` is now as these facts say."""
+        return (
+            self.address == buffer.data_ptr()
+            and self.shape == buffer.shape
+            and self.dtype == buffer.dtype
+            and self.device == buffer.device
+        )
+
 
 Reads = Mapping[str, Sequence[Sequence[int]]]
 """Per sub-pool, the slots that each row of a replay was told to read, by its index lists."""

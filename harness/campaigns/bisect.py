@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
-from harness.campaigns.case import Case
 from harness.campaigns.hunt import hunt, whole, without_error
 from harness.checks.expectations import unaffected_reason
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig, catalogued
+from harness.records.case import Case
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs
 from subjects.runners import RUNNERS

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.campaigns.case import write_case
 from harness.campaigns.regress import RunConfig, case_of, one_size, plan, run_tasks
 from harness.campaigns.task import Result, Source, Status, Task
+from harness.records.case import write_case
 
 CORPUS = Path("properties/corpus")
 

@@ -9,9 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.case import Case, write_case
 from harness.campaigns.executor import Campaign, execute
-from harness.campaigns.record import environment
 from harness.campaigns.task import (
     GOOD,
     Finding,
@@ -25,6 +23,8 @@ from harness.campaigns.task import (
 from harness.checks.expectations import unaffected_reason
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.records.case import Case, write_case
+from harness.records.record import environment
 from harness.schedules.coverage import required_events
 from harness.schedules.schedule import to_json
 from reference.config import PRESETS

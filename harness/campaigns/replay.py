@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from harness.campaigns.case import Case, load_case
 from harness.campaigns.executor import Campaign, Ended
 from harness.campaigns.hunt import time_limit
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
@@ -18,6 +17,7 @@ from harness.lockstep.config import (
     resolve_device,
 )
 from harness.lockstep.tracebacks import headline
+from harness.records.case import Case, load_case
 
 
 @dataclass(frozen=True)

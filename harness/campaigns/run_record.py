@@ -4,14 +4,14 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from harness.campaigns import schema
-from harness.campaigns.case import Case, write_case
-from harness.campaigns.record import environment
 from harness.campaigns.regress import Run, plan, verdict
 from harness.campaigns.task import Finding, Result, Task
-from harness.campaigns.typed_json import from_json, to_json
 from harness.checks.expectations import unaffected_reason
 from harness.checks.table import PROPERTIES, STATEMENTS
+from harness.records import schema
+from harness.records.case import Case, write_case
+from harness.records.record import environment
+from harness.records.typed_json import from_json, to_json
 from harness.schedules.coverage import required_events
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs

@@ -158,12 +158,13 @@ class Lockstep:
     ) -> Outcome:
         """Play a schedule from equal bytes until its end or until the worlds diverge.
 
-        With an engine whose arithmetic is its own they never do. It also ends with the first violation of a property of `until`. `observer` is called
-        after every step; it also sees what `extra_runs` of its own gave. A step in which the
-        subject fails violates captured_path and logits_parity; any other error ends the playing
-        with its traceback in the outcome. One that loses the device raises DeviceLostError. A
-        build whose runners disagree on a shared buffer cannot be captured: that violates
-        index_contract at the first forward.
+        With an engine whose arithmetic is its own they never do. Play also ends with the first
+        violation of a property of `until`. `observer` is called after every step; it also sees
+        what `extra_runs` of its own gave. A step in which the subject fails violates
+        captured_path and logits_parity; any other error ends the playing with its traceback in
+        the outcome. One that loses the device raises DeviceLostError. A build whose runners
+        disagree on a shared buffer cannot be captured: that violates index_contract at the first
+        forward.
         """
         outcome, judged = Outcome(), Judged()
         with torch.inference_mode():

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from harness.campaigns import record as run_record
 from harness.campaigns.bisect import Bisection, BugSet, hunted_case, likeliest_runner, with_goal
-from harness.campaigns.case import Case, write_case
 from harness.campaigns.replay import load_here
 from harness.checks.play import Outcome
 from harness.checks.table import PROPERTIES
 from harness.cli.exit_codes import FINDING, OK
 from harness.lockstep.config import TrialConfig, catalogued, known, resolve_device
+from harness.records import record as run_record
+from harness.records.case import Case, write_case
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from harness.campaigns.schema import BugOnRunner, BugRow, Record
 from harness.campaigns.task import GOOD, Result
 from harness.lockstep.tracebacks import headline
+from harness.records.schema import BugOnRunner, BugRow, Record
 
 
 class Advance(Protocol):

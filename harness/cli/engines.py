@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.campaigns.record import device_name
 from harness.cli.engine_display import (
     changes,
     fault_table,
@@ -25,6 +24,7 @@ from harness.engines import record as engine_record
 from harness.engines.case import cases_of, load_engine_case
 from harness.engines.faults import Verdict
 from harness.lockstep.config import CannotRunError, resolve_device
+from harness.records.record import device_name
 from reports.engine_page import write as write_page
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}

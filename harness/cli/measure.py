@@ -2,13 +2,13 @@
 
 import argparse
 
-from harness.campaigns import record as run_record
 from harness.campaigns.bench import bench
 from harness.campaigns.soak import soak
 from harness.cli.display import print_errors
 from harness.cli.exit_codes import OK, code_of
 from harness.cli.folders import default_workers
 from harness.lockstep.config import resolve_device
+from harness.records import record as run_record
 
 
 def run_soak(options: argparse.Namespace) -> int:

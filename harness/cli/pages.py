@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.campaigns import record as run_record
 from harness.cli.exit_codes import FINDING, OK
+from harness.records import record as run_record
 from reports.comparison import compare_runs
 from reports.page import render, render_comparison
 from reports.page import write as write_page

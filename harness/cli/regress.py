@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.campaigns import record as run_record
 from harness.campaigns.regress import Run, RunConfig, all_hunts, plan, run_tasks
 from harness.campaigns.run_record import record
 from harness.campaigns.task import Result, Status
@@ -17,6 +16,7 @@ from harness.cli.engines import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.folders import default_workers, new_folder, shown, swap_link
 from harness.lockstep.config import known, resolve_device
+from harness.records import record as run_record
 from reference.config import PRESETS
 from reports.page import render
 from reports.page import write as write_page

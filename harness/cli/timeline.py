@@ -4,12 +4,12 @@ import argparse
 
 from rich.console import Console
 
-from harness.campaigns import record as run_record
 from harness.campaigns.history import play_history
 from harness.cli.display import history_table, print_errors
 from harness.cli.exit_codes import code_of
 from harness.cli.folders import default_workers
 from harness.lockstep.config import resolve_device
+from harness.records import record as run_record
 
 
 def run_timeline(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.case import (
+from harness.records.case import (
     Case,
     case_from_json,
     dump_json,

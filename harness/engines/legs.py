@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.campaigns.case import Case
 from harness.campaigns.hunt import HuntResult, draw, whole
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
@@ -14,6 +13,7 @@ from harness.engines.faults import Evidence, faults_shown
 from harness.engines.padding import RUN, PaddingLedger
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import ExtraRun
+from harness.records.case import Case
 from harness.schedules.schedule import Schedule, Step
 from harness.schedules.shrink import shrink
 

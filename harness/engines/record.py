@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.case import dump_json
-from harness.campaigns.record import environment
-from harness.campaigns.typed_json import to_json
 from harness.engines.faults import FAULTS, Verdict, overall
 from harness.lockstep.config import CannotRunError, known
+from harness.records.case import dump_json
+from harness.records.record import environment
+from harness.records.typed_json import to_json
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 

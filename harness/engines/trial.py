@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from harness.campaigns.case import Case, case_from_json
 from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep
 from harness.checks.property import judge
@@ -48,6 +47,7 @@ from harness.engines.speculative import MISSING, SPECULATING, SpeculativeLeg, ru
 from harness.engines.windows import measure
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
+from harness.records.case import Case, case_from_json
 from harness.schedules.schedule import Schedule
 from harness.schedules.traffic import traffic_schedules
 from reference.batch import Mode

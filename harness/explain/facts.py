@@ -7,8 +7,8 @@ A step is its place in the schedule, a request its serial number, both counted f
 from dataclasses import dataclass
 from typing import Literal
 
-How = Literal["copied", "reset", "levelled", "capture"]
-"""How a static element got its value: levelled is made equal for all padded rows."""
+How = Literal["copied", "reset", "equalized", "capture"]
+"""How a static element got its value: equalized is what the harness wrote to all padded rows."""
 
 UncapturedRun = Literal["as the graph", "as the eager world", "as neither"]
 """Whose bits the captured function gave when it was run eagerly, through the same buffers."""

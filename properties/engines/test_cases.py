@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.campaigns.case import Case
 from harness.engines.case import EngineCase, cases_of, is_engine_case, load_engine_case
 from harness.engines.playlist import SHRINKING
 from harness.lockstep.config import TrialConfig
+from harness.records.case import Case
 from harness.schedules.schedule import to_json
-from properties.support.command_line import MALFORMED
+from properties.support.harness.command_line import MALFORMED
 from properties.support.places import CORPUS
 
 CASE = Case(TrialConfig(), SHRINKING, "kv_parity", 3, ())

@@ -11,7 +11,7 @@ from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.faults import Verdict
 from harness.lockstep.config import CannotRunError, UnknownNameError
-from properties.support.command_line import CANNOT_RUN, MALFORMED
+from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 
 
 @pytest.mark.parametrize("spec", ["sglang", "sglang==x", "/nowhere", "."])

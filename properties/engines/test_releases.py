@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.campaigns.case import Case
 from harness.engines import fetch as engines
 from harness.engines.case import EngineCase
 from harness.engines.faults import Verdict
 from harness.engines.playlist import SHRINKING
 from harness.lockstep.config import TrialConfig
-from properties.support.command_line import FINDING, OK
+from harness.records.case import Case
+from properties.support.harness.command_line import FINDING, OK
 from properties.support.places import ROOT
 from reference.config import PRESETS
 from subjects.engines.sglang.loading import package_folder

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.campaigns.schema import Record
-from properties.support.records import (
+from harness.records.schema import Record
+from properties.support.reports.records import (
     SAMPLES,
     finding_of,
     green,

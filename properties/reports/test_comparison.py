@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from harness.__main__ import main
-from harness.campaigns import record as records
-from harness.campaigns.schema import Finding, Record
-from properties.support.records import (
+from harness.records import record as records
+from harness.records.schema import Finding, Record
+from properties.support.reports.records import (
     HOSTILE,
     SAMPLES,
     bug,

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from harness.campaigns.schema import BugRow
-from properties.support.records import bug, green
-from reports import detection_plot
+from harness.records.schema import BugRow
+from properties.support.reports.records import bug, green
+from reports.drawings import detection_plot
 from reports.page import render
 from reports.skipped import skipped
 

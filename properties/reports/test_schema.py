@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from harness.campaigns import record as records
-from harness.campaigns.schema import CleanStatus, HuntStatus, Record
 from harness.campaigns.task import Status
-from harness.campaigns.typed_json import LONGEST_VALUE, from_json, to_json
-from properties.support.records import SAMPLES, green
+from harness.records import record as records
+from harness.records.schema import CleanStatus, HuntStatus, Record
+from harness.records.typed_json import LONGEST_VALUE, from_json, to_json
+from properties.support.reports.records import SAMPLES, green
 from reports.cards import STATUSES
 
 Data = dict[str, Any]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.campaigns import record as records
-from properties.support.records import SAMPLES, failed_explainer, green, hostile, many, red
+from harness.records import record as records
+from properties.support.reports.records import SAMPLES, failed_explainer, green, hostile, many, red
 from reports.summary import MOST_LINES, summarise
 
 

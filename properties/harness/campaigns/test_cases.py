@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.campaigns.case import VERSION, Case, dump_json, load_case, write_case
 from harness.lockstep.config import TrialConfig, UnknownNameError
 from harness.lockstep.scheduler import Scheduler
+from harness.records.case import VERSION, Case, dump_json, load_case, write_case
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import (
     REPEAT_LIMIT,

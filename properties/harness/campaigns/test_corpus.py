@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.campaigns.case import Case, load_case
 from harness.campaigns.hunt import HuntResult
 from harness.campaigns.task import Result, Status, Task, run_task
 from harness.checks.expectations import affected_runners, detected_by
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
-from properties.support.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from harness.records.case import Case, load_case
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from properties.support.harness.scripted import ERROR
+from properties.support.harness.shrunk_sizes import MOST_STEPS
 from properties.support.places import CORPUS
-from properties.support.scripted import ERROR
-from properties.support.shrunk_sizes import MOST_STEPS
 from subjects.bugs.catalogue import BUGS
 
 CASES = {path.stem: load_case(path) for path in sorted(CORPUS.glob("*.json"))}

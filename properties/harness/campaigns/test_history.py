@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from harness.__main__ import main
-from harness.campaigns.case import load_json
 from harness.campaigns.history import (
     CONSEQUENCES,
     DECODE,
@@ -24,14 +23,15 @@ from harness.campaigns.history import (
     watch,
 )
 from harness.campaigns.hunt import HuntResult
-from harness.campaigns.schema import VERSION
 from harness.checks.expectations import detected_by, unaffected_reason
 from harness.checks.play import DeviceLostError, Outcome
 from harness.checks.table import STEP_PROPERTIES
 from harness.cli.display import history_table
+from harness.records.case import load_json
+from harness.records.schema import VERSION
 from harness.schedules.schedule import Schedule
-from properties.support.command_line import CANNOT_RUN, FINDING, OK
-from properties.support.scripted import ERROR, Scripted, violating
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
+from properties.support.harness.scripted import ERROR, Scripted, violating
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs
 from subjects.runners import RUNNERS

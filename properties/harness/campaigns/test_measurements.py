@@ -11,14 +11,14 @@ from harness.__main__ import main
 from harness.campaigns import soak as soaking
 from harness.campaigns.bench import workload
 from harness.campaigns.regress import one_size
-from harness.campaigns.schema import VERSION
 from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_seed, trials
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.records.schema import VERSION
 from harness.schedules.schedule import Schedule
-from properties.support.command_line import CANNOT_RUN, FINDING, OK, Data
-from properties.support.scripted import ERROR, Script, Scripted, clean, violating
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK, Data
+from properties.support.harness.scripted import ERROR, Script, Scripted, clean, violating
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners

@@ -2,7 +2,6 @@
 
 from itertools import product
 
-from harness.campaigns.case import Case, dump_json
 from harness.campaigns.hunt import hunt
 from harness.campaigns.regress import (
     CLEAN_SCHEDULES,
@@ -17,6 +16,7 @@ from harness.campaigns.task import Source
 from harness.checks.expectations import unaffected_reason
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
+from harness.records.case import Case, dump_json
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS

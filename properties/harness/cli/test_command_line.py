@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from harness.__main__ import main
-from harness.campaigns.case import VERSION as CASE_VERSION
-from harness.campaigns.case import dump_json
 from harness.campaigns.regress import all_hunts
-from harness.campaigns.schema import FORMAT, VERSION
 from harness.checks.play import DeviceLostError, Outcome
 from harness.checks.property import Violation
 from harness.checks.table import PROPERTIES
 from harness.cli.folders import shown
 from harness.cli.regress import hunts_of
+from harness.records.case import VERSION as CASE_VERSION
+from harness.records.case import dump_json
+from harness.records.schema import FORMAT, VERSION
 from harness.schedules.schedule import Schedule
-from properties.support.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, Data
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, Data
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.campaigns.case import Case, write_case
 from harness.lockstep.config import TrialConfig
+from harness.records.case import Case, write_case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.places import ROOT
 from subjects.toggles import LocationScheme

@@ -14,13 +14,13 @@ import torch
 
 import conftest
 from harness.__main__ import main
-from harness.campaigns.case import load_case
 from harness.checks.expectations import affected_runners
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import DTYPES
-from properties.support.command_line import FINDING, python
+from harness.records.case import load_case
+from properties.support.harness.command_line import FINDING, python
 from properties.support.places import ROOT
-from properties.trials import PAGE_SIZES, clean_trials
+from properties.support.trials import PAGE_SIZES, clean_trials
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS

@@ -1,0 +1,124 @@
+"""Files of records: a run's, and measured figures with what they were measured on."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness import __version__
+from harness.records.case import dump_json, load_json
+from harness.records.schema import FORMAT, VERSION, Environment, Record
+from harness.records.typed_json import from_json, to_json
+
+COMMIT_VARIABLE = "PARITYBIT_COMMIT"
+"""Names the commit where the tree is a copy without its git folder."""
+
+
+def environment(device: str, name: str | None = None) -> Environment:
+    """Return what the figures of a record depend on: device, versions, commit.
+
+    `name` is the device's, for a process that must not initialise CUDA to ask for it.
+    """
+    commit, dirty = revision()
+    return Environment(
+        device=device,
+        device_name=name or device_name(device),
+        python=platform.python_version(),
+        torch=package_version("torch"),
+        triton=package_version("triton"),
+        numpy=package_version("numpy"),
+        hypothesis=package_version("hypothesis"),
+        paritybit=__version__,
+        commit=commit,
+        dirty=dirty,
+    )
+
+
+def device_name(device: str) -> str:
+    """Return what the device is called, without saying whose it is."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def revision() -> tuple[str | None, bool | None]:
+    """Return the commit of this tree, and whether the tree differs from it; None where unknown."""
+    named = os.environ.get(COMMIT_VARIABLE)
+    if named:
+        return named, None
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return None, None
+    return commit, bool(_git("status", "--porcelain"))
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def write(record: Record, path: Path) -> None:
+    """Write a run record."""
+    path.write_text(dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
+
+
+def write_evidence(
+    kind: str, device: str, figures: dict[str, Any], path: Path, name: str | None = None
+) -> None:
+    """Write measured figures, with the environment they were measured in.
+
+    Raises ValueError where the file cannot be written.
+    """
+    data = {
+        "format": f"paritybit-{kind}",
+        "version": VERSION,
+        "environment": to_json(environment(device, name)),
+        "figures": figures,
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dump_json(data))
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
+
+
+def require_writable(path: Path) -> None:
+    """Make the folder of a file to come. Raises ValueError where the file could not be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        path.open("a").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
+
+
+def load(path: Path) -> Record:
+    """Return the run record of a file. Raises ValueError, in one sentence, for any other file."""
+    data = load_json(path, FORMAT, VERSION)
+    whole = {key: value for key, value in data.items() if key not in ("format", "version")}
+    try:
+        return from_json(Record, whole, "the record")
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not a whole run record: {error}") from error

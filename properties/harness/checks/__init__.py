@@ -1,0 +1,1 @@
+"""Tests of the checks: that each sees its faults, and that an error is no violation."""

@@ -1,0 +1,244 @@
+"""An error is no violation, but one of the subject is; what loses the device ends the process."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.checks import play as playing
+from harness.checks.play import DeviceLostError, Lockstep, Outcome
+from harness.checks.property import Violation
+from harness.checks.table import PROPERTIES
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair, PlannedStep
+from harness.schedules.schedule import Admit, Decode, Schedule, Step
+from properties.support.harness.planting import captured, shared
+from reference.batch import ForwardBatch
+from reference.model import Output
+from subjects.protocol import Forward
+
+SCHEDULE = Schedule((Admit(5, 9), Admit(3, 9), Decode((0, 1)), Decode((1,))))
+FAILS_AT = 2
+"""The place of the first decode: before it come two steps that go well."""
+
+Planted = Callable[[Lockstep, pytest.MonkeyPatch, Exception], None]
+"""Makes a part of a lockstep raise an error, in the first decode where it is a step's."""
+
+
+@pytest.fixture
+def lockstep(device: str) -> Lockstep:
+    """A clean lockstep, judged by all properties."""
+    found = shared(device, "cpu_graph")
+    found.watch(PROPERTIES)
+    return found
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """Return a function that raises, in whose name it can be found in a traceback."""
+
+    def the_part_that_fails(*given: object, **named: object) -> Any:
+        raise error
+
+    return the_part_that_fails
+
+
+def decodes(observation: Observation) -> bool:
+    """Whether a step is one that is to fail."""
+    return isinstance(observation.step, Decode)
+
+
+def in_the_eager_forward(
+    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The reference fails."""
+    forward, fail = lockstep.pair.decoder.forward, raising(error)
+
+    def failing(batch: ForwardBatch) -> Output:
+        return fail() if batch.mode == "decode" else forward(batch)
+
+    monkeypatch.setattr(lockstep.pair.decoder, "forward", failing)
+
+
+def in_planning(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """The scheduler of the graph world fails."""
+    plan, fail = lockstep.pair.graph.plan, raising(error)
+    monkeypatch.setattr(
+        lockstep.pair.graph, "plan", lambda step: (fail if isinstance(step, Decode) else plan)(step)
+    )
+
+
+def in_committing(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """The scheduler of the eager world fails to follow a forward."""
+    commit, fail = lockstep.pair.eager.commit, raising(error)
+
+    def failing(batch: ForwardBatch, output: Output) -> list[int]:
+        return fail() if batch.mode == "decode" else commit(batch, output)
+
+    monkeypatch.setattr(lockstep.pair.eager, "commit", failing)
+
+
+def with_part(part: str, failing: Callable[[Callable[..., Any]], Any], rule: str) -> Planted:
+    """Return what makes one part of a property's file fail."""
+
+    def plant(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        changed: dict[str, Any] = {part: failing(raising(error))}
+        if part == "describe":
+            changed["flag"] = decodes
+        broken = replace(PROPERTIES[rule], **changed)
+        monkeypatch.setattr(playing, "PROPERTIES", {**PROPERTIES, rule: broken})
+        lockstep.watch(PROPERTIES)
+
+    plant.__name__ = f"in the {part} of {rule}"
+    return plant
+
+
+def in_decodes(fail: Callable[..., Any]) -> Callable[[Observation], bool]:
+    """Return a flag that fails in a decode."""
+    return lambda observation: bool(fail()) if decodes(observation) else False
+
+
+def before_decodes(fail: Callable[..., Any]) -> Callable[[Pair, PlannedStep], Any]:
+    """Return an extra run that fails before a decode."""
+    return lambda pair, planned: fail() if planned.place == FAILS_AT else None
+
+
+def always(fail: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what fails whenever it is called."""
+    return fail
+
+
+NOT_THE_SUBJECT: list[Planted] = [
+    in_the_eager_forward,
+    in_planning,
+    in_committing,
+    with_part("flag", in_decodes, "kv_parity"),
+    with_part("describe", always, "log_hygiene"),
+    with_part("extra_run", before_decodes, "hermetic_replay"),
+    with_part("extra_run", before_decodes, "batch_invariance"),
+    with_part("at_end", always, "dense_agreement"),
+]
+"""Whatever is the harness's own or the reference's."""
+
+
+def outcome_of(
+    plant: Planted, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> Outcome:
+    """Play the schedule while a part fails."""
+    plant(lockstep, monkeypatch, error)
+    return lockstep.play(SCHEDULE)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, IndexError, KeyError, AssertionError])
+@pytest.mark.parametrize("plant", NOT_THE_SUBJECT, ids=lambda plant: plant.__name__)
+def test_an_error_outside_the_subject_is_told_with_its_traceback_and_violates_nothing(
+    plant: Planted, error: type[Exception], lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = outcome_of(plant, lockstep, monkeypatch, error("out of something"))
+    assert outcome.violations == ()
+    assert not outcome.device_lost
+    assert outcome.error is not None
+    assert outcome.error.startswith("Traceback (most recent call last):")
+    assert "the_part_that_fails" in outcome.error
+    assert "out of something" in outcome.error.splitlines()[-1]
+    assert outcome.error.splitlines()[-1].startswith(error.__name__)
+
+
+def test_what_was_violated_before_an_error_is_kept(
+    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so are the counts of the steps that were played."""
+    rule = replace(PROPERTIES["log_hygiene"], flag=lambda _: True, describe=lambda _: ("!", {}))
+    in_the_eager_forward(lockstep, monkeypatch, RuntimeError("out of something"))
+    monkeypatch.setattr(playing, "PROPERTIES", {**PROPERTIES, "log_hygiene": rule})
+    lockstep.watch(PROPERTIES)
+    outcome = lockstep.play(SCHEDULE)
+    assert outcome.violations == (Violation("log_hygiene", 0, "!"),)
+    assert outcome.error is not None
+    assert outcome.steps == FAILS_AT
+
+
+def test_an_error_of_the_observer_is_no_violation(lockstep: Lockstep) -> None:
+    def the_part_that_fails(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        raise KeyError("no such request")
+
+    outcome = lockstep.play(SCHEDULE, the_part_that_fails)
+    assert outcome.violations == ()
+    assert outcome.error is not None and "the_part_that_fails" in outcome.error
+
+
+def test_a_lockstep_plays_clean_again_after_an_error(
+    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that was broken off leaves nothing that the next reset does not mend."""
+    for plant in NOT_THE_SUBJECT:
+        with monkeypatch.context() as patch:
+            assert outcome_of(plant, lockstep, patch, RuntimeError("out of something")).error
+        lockstep.watch(PROPERTIES)
+        outcome = lockstep.play(SCHEDULE)
+        assert (outcome.error, outcome.violations) == (None, ())
+
+
+def in_the_subject(number: int) -> Planted:
+    """Return what makes a decode of the subject, or of the fresh engine beside it, fail."""
+
+    def plant(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        engine = captured(lockstep)[number].engine
+        forward, fail = engine.forward, raising(error)
+
+        def failing(batch: ForwardBatch | None, *given: Any) -> Forward:
+            is_decode = batch is not None and batch.mode == "decode"
+            found: Forward = fail() if is_decode else forward(batch, *given)
+            return found
+
+        monkeypatch.setattr(engine, "forward", failing)
+
+    plant.__name__ = ("in the subject", "in the fresh engine")[number]
+    return plant
+
+
+OF_THE_SUBJECT = [in_the_subject(0), in_the_subject(1)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, IndexError, ValueError])
+@pytest.mark.parametrize("plant", OF_THE_SUBJECT, ids=lambda plant: plant.__name__)
+def test_an_error_of_the_subject_violates_its_path_and_parity(
+    plant: Planted, error: type[Exception], lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What gives no logits does not give the right ones; only its first line is told."""
+    failure = error("index 10000 is out of bounds\nof something")
+    outcome = outcome_of(plant, lockstep, monkeypatch, failure)
+    message = "the step failed: index 10000 is out of bounds"
+    assert outcome.violations == tuple(
+        Violation(name, FAILS_AT, message) for name in ("captured_path", "logits_parity")
+    )
+    assert outcome.error is None
+    assert outcome.steps == FAILS_AT
+
+
+@pytest.mark.parametrize(
+    "plant", [*NOT_THE_SUBJECT, *OF_THE_SUBJECT], ids=lambda plant: plant.__name__
+)
+def test_an_error_that_loses_the_device_is_raised_wherever_it_is(
+    plant: Planted, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the schedule and the outcome so far: no further schedule can be played here."""
+    lost = torch.AcceleratorError("device-side assert triggered")
+    with pytest.raises(DeviceLostError, match="device-side assert triggered") as raised:
+        outcome_of(plant, lockstep, monkeypatch, lost)
+    assert raised.value.schedule == SCHEDULE
+    outcome = raised.value.outcome
+    assert outcome.device_lost
+    assert bool(outcome.violations) == (plant in OF_THE_SUBJECT)
+    assert (outcome.error is None) == (plant in OF_THE_SUBJECT)
+
+
+def test_properties_judge_with_the_parts_that_fail_here() -> None:
+    """Each part that a property may have is made to fail above."""
+    parts = {plant.__name__.split()[2] for plant in NOT_THE_SUBJECT if " of " in plant.__name__}
+    assert parts == {"flag", "describe", "extra_run", "at_end"}
+    rules = PROPERTIES.values()
+    assert all(any(getattr(rule, part) is not None for rule in rules) for part in parts)

@@ -1,0 +1,238 @@
+"""Extra runs of a step leave no trace in either world, and noise reaches whatever nobody owns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.checks.of_steps.batch_invariance import run_variants
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES
+from harness.lockstep.bits import bits
+from harness.lockstep.noise import Noise
+from harness.lockstep.pair import ExtraRun, Pair, PlannedStep
+from properties.support.harness.planting import ENGINES, SCHEDULE, captured, shared
+from reference.batch import ForwardBatch, Mode
+from reference.pool import KVPools
+from subjects.captured import CapturedEngine
+from subjects.protocol import Forward
+
+EXTRA_RUNS = {name: rule.extra_run for name, rule in PROPERTIES.items() if rule.extra_run}
+
+
+def bytes_of_world(pools: KVPools) -> dict[str, Tensor]:
+    """Return a copy of all bytes of a world: its KV and both of its tables."""
+    found = {
+        "storage": pools.storage,
+        "req_to_token": pools.tables.req_to_token,
+        "full_to_swa_index_mapping": pools.tables.full_to_swa_index_mapping,
+    }
+    return {name: values.clone() for name, values in found.items()}
+
+
+def buffers_of(engine: CapturedEngine) -> dict[str, Tensor]:
+    """Return all static buffers of an engine, by runner and name."""
+    return {
+        f"{runner.name}: {name}": buffer
+        for runner in engine.runners.values()
+        for name, buffer in runner.static_buffers().items()
+    }
+
+
+def bytes_of(pair: Pair, engine: CapturedEngine) -> dict[str, Tensor]:
+    """Return a copy of all bytes of both worlds and of one engine's static buffers."""
+    return {
+        **{f"eager: {name}": x for name, x in bytes_of_world(pair.eager_pools).items()},
+        **{f"graph: {name}": x for name, x in bytes_of_world(pair.graph_pools).items()},
+        **{name: buffer.clone() for name, buffer in buffers_of(engine).items()},
+    }
+
+
+def changed_since(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    """Return the names of what no longer has the same bits."""
+    assert before.keys() == after.keys()
+    return {name for name in before if not torch.equal(bits(before[name]), bits(after[name]))}
+
+
+def traces(lockstep: Lockstep, run: ExtraRun, pair: Pair, planned: PlannedStep) -> set[str]:
+    """Return what an extra run left changed: in the worlds, the subject or its Python state.
+
+    Of the fresh engine, what is still changed once it is given its just-captured bytes back.
+    """
+    subject, fresh = captured(lockstep)
+    fresh.recapture()
+    before = bytes_of(pair, subject), bytes_of(pair, fresh)
+    state = subject.state()
+    run(pair, planned)
+    found = changed_since(before[0], bytes_of(pair, subject))
+    found |= {"the subject's state"} if subject.state() != state else set()
+    fresh.recapture()
+    return found | changed_since(before[1], bytes_of(pair, fresh))
+
+
+def play_all_steps(lockstep: Lockstep, runs: dict[str, ExtraRun]) -> None:
+    """Play the schedule step by step with some extra runs."""
+    with torch.inference_mode():
+        lockstep.pair.reset(SCHEDULE.seed)
+        for place, step in SCHEDULE.flat():
+            lockstep.pair.step(step, place, runs)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_extra_run_leaves_no_byte_behind_in_any_mode(engine: str, device: str) -> None:
+    """Neither noise, nor the fresh engine, nor a further eager run."""
+    lockstep = shared(device, engine)
+    left: dict[tuple[str, Mode], set[str]] = {}
+
+    def watching(name: str, run: ExtraRun) -> ExtraRun:
+        def watched(pair: Pair, planned: PlannedStep) -> None:
+            key = name, planned.mode
+            left[key] = left.get(key, set()) | traces(lockstep, run, pair, planned)
+
+        return watched
+
+    play_all_steps(lockstep, {name: watching(name, run) for name, run in EXTRA_RUNS.items()})
+    modes = captured(lockstep)[0].runners
+    assert left == {(name, mode): set() for name in EXTRA_RUNS for mode in modes}
+
+
+def leaves_a_table_written(pair: Pair, planned: PlannedStep) -> None:
+    """One batching more, whose requests are told of another slot."""
+    run_variants(pair, planned)
+    pair.eager_pools.tables.req_to_token[0, 0] += 1
+
+
+def leaves_kv_written(pair: Pair, planned: PlannedStep) -> None:
+    """A run after which the graph world's KV is not restored."""
+    pair.run_fresh(planned)
+
+
+def leaves_padding_written(pair: Pair, planned: PlannedStep) -> None:
+    """A run that makes the padding of the subject equal, and not that of the fresh engine."""
+    for buffers in pair.subject.all_static_buffers():
+        for buffer in buffers.values():
+            buffer.zero_()
+
+
+@pytest.mark.parametrize(
+    ("run", "trace"),
+    [
+        (leaves_a_table_written, "eager: req_to_token"),
+        (leaves_kv_written, "graph: storage"),
+        (leaves_padding_written, "cpu_graph: positions"),
+    ],
+)
+def test_a_trace_is_found(run: ExtraRun, trace: str, device: str) -> None:
+    """What the test above says cannot be seen is seen where it is left."""
+    lockstep = shared(device, "cpu_graph")
+    found: set[str] = set()
+
+    def watched(pair: Pair, planned: PlannedStep) -> None:
+        found.update(traces(lockstep, run, pair, planned))
+
+    play_all_steps(lockstep, {"left": watched})
+    assert trace in found
+
+
+def test_extra_runs_that_write_tables_leave_them_as_they_were(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other batchings write both tables of the eager world, here other cells than the step's."""
+    lockstep = shared(device, "cpu_graph")
+    pair = lockstep.pair
+    batch_of, tables = pair.eager.batch_of, pair.eager_pools.tables
+    changed: list[set[str]] = []
+    inside = [False]
+
+    def writing(mode: Mode, spans: Any) -> ForwardBatch:
+        batch = batch_of(mode, spans)
+        if inside[0]:
+            tables.req_to_token[0, -1] += 1
+            tables.full_to_swa_index_mapping[0] += 1
+        return batch
+
+    def watched(pair: Pair, planned: PlannedStep) -> None:
+        before, inside[0] = bytes_of_world(pair.eager_pools), True
+        run_variants(pair, planned)
+        inside[0] = False
+        changed.append(changed_since(before, bytes_of_world(pair.eager_pools)))
+
+    monkeypatch.setattr(pair.eager, "batch_of", writing)
+    play_all_steps(lockstep, {"batch_invariance": watched})
+    assert changed
+    assert set().union(*changed) == set()
+
+
+LENGTHS = (
+    *("num_token_non_padded", "global_num_tokens", "kv_indptr", "window_kv_indptr"),
+    *("key_begin", "key_end", "window_key_begin", "window_key_end"),
+    *("mask_indptr", "window_mask_indptr", "window_kv_offsets"),
+)
+"""Static buffers of places in lists and the like, for which no noise is valid."""
+
+
+def noisy_bytes(
+    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Pair, PlannedStep], None]:
+    """Return an extra run among noise that checks what the noise spared, and notes the rest.
+
+    What it has reached is put into the attribute `reached` of the function.
+    """
+    _, fresh = captured(lockstep)
+    forward = fresh.engine.forward
+    before: dict[str, Tensor] = {}
+    reached: set[str] = set()
+
+    def spied(batch: ForwardBatch | None, *given: Any) -> Forward:
+        if before:
+            assert_spares_the_batch(lockstep, batch, before)
+            reached.update(changed_since(before, bytes_of(lockstep.pair, fresh)))
+        return forward(batch, *given)
+
+    def run(pair: Pair, planned: PlannedStep) -> None:
+        fresh.recapture()
+        before.update(bytes_of(pair, fresh))
+        EXTRA_RUNS["padding_noninterference"](pair, planned)
+        before.clear()
+
+    monkeypatch.setattr(fresh.engine, "forward", spied)
+    run.reached = reached  # type: ignore[attr-defined]
+    return run
+
+
+def assert_spares_the_batch(
+    lockstep: Lockstep, batch: ForwardBatch | None, before: dict[str, Tensor]
+) -> None:
+    """Check that noise filled all KV but the batch's own, and kept the cells in use."""
+    pair = lockstep.pair
+    storage = pair.graph_pools.storage
+    owned = Noise(pair.config, pair.graph_pools).owned(pair.graph, batch)
+    changed = bits(storage) != bits(before["graph: storage"])
+    assert not (changed & owned).any()
+    for _, _, arena in pair.layout.arenas_of(changed | owned):
+        assert arena.float().mean() > 0.99
+    for request in pair.graph.running:
+        assert request.allocation is not None
+        row, pages = request.allocation.row, request.allocation.full_pages
+        for name, place in (
+            ("req_to_token", (row, slice(len(pages)))),
+            ("full_to_swa_index_mapping", pages),
+        ):
+            table = getattr(pair.graph_pools.tables, name)
+            assert torch.equal(table[place], before[f"graph: {name}"][place])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_noise_reaches_whatever_nobody_owns(
+    engine: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both pools, the cells of both tables that are free, static buffers; no byte of the batch."""
+    lockstep = shared(device, engine)
+    run = noisy_bytes(lockstep, monkeypatch)
+    play_all_steps(lockstep, {"padding_noninterference": run})
+    tables = {"graph: storage", "graph: req_to_token", "graph: full_to_swa_index_mapping"}
+    buffers = buffers_of(captured(lockstep)[1])
+    filled = {name for name in buffers if name.split(": ")[1] not in LENGTHS}
+    assert run.reached == tables | filled  # type: ignore[attr-defined]

@@ -1,0 +1,160 @@
+"""Every check sees a fault that is planted where it would arise, and no other check does.
+
+What a property makes of what was observed is tested on observations made by hand; here, that
+what a fault does is observed at all.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES
+from harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
+from harness.lockstep.logs import LogTrap
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair
+from harness.schedules.schedule import Step
+from properties.support.harness.faults import (
+    FAULTS,
+    LASTING,
+    failing_replay,
+    moved_buffer,
+    moved_output,
+    reads_free_bytes,
+    wrong_kv,
+)
+from properties.support.harness.planting import ENGINES, SCHEDULE, Plant, build, play, shared
+from reference.batch import Mode
+from reference.torch_ops import TorchOps
+from subjects.buffers import SharedBufferError
+from subjects.captured import CountingGraph, allocations
+from subjects.runners import RUNNERS, engine_runners
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_schedule_is_clean_without_a_fault(engine: str, device: str) -> None:
+    """It replays every runner, padded and not, and the fallback of a draft-extend too long."""
+    seen: set[tuple[str, bool]] = set()
+    eager_modes: set[Mode] = set()
+
+    def observer(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        if observation is None or observation.graph.batch is None:
+            return
+        if observation.replay is not None:
+            seen.add((observation.replay.runner, observation.replay.padded))
+        else:
+            eager_modes.add(observation.mode)
+
+    lockstep = shared(device, engine)
+    lockstep.watch(PROPERTIES)
+    outcome = lockstep.play(SCHEDULE, observer)
+    assert outcome.error is None
+    assert outcome.violations == ()
+    names = {runner.name for runner in engine_runners(engine)}
+    assert {name for name, padded in seen if padded} == names
+    unpadded = {name for name, padded in seen if not padded}
+    assert unpadded >= {name for name in names if not RUNNERS[name].token_buckets} - {
+        "eagle_draft_extend"
+    }
+    assert eager_modes == {Mode.EXTEND if engine == "cpu_graph" else Mode.DRAFT_EXTEND}
+
+
+@pytest.mark.parametrize(
+    ("property_id", "runner", "plant"), FAULTS, ids=lambda x: getattr(x, "__name__", x)
+)
+def test_a_planted_fault_is_seen_by_one_property(
+    property_id: str, runner: str, plant: Plant, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, outcome = play(device, runner, plant, monkeypatch, lasting=plant in LASTING)
+    assert outcome.violated == {property_id}
+
+
+def test_every_property_has_a_fault_that_it_alone_sees() -> None:
+    assert {property_id for property_id, _, _ in FAULTS} == set(PROPERTIES)
+
+
+def test_a_shared_lockstep_is_clean_again_after_faults(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is planted is taken back, so that no test rests on another's fault."""
+    for plant in (wrong_kv, reads_free_bytes, moved_buffer, failing_replay, moved_output):
+        with monkeypatch.context() as patch:
+            runner = "cpu_graph" if plant is not moved_output else "decode"
+            assert play(device, runner, plant, patch)[1].violations
+    for engine in ("cpu_graph", "decode"):
+        assert play(device, engine, None, monkeypatch)[1].violations == ()
+
+
+def test_a_batch_dependent_op_is_seen_though_both_worlds_use_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One op that sums in another order for wide batches, shared by both worlds."""
+    linear_add = TorchOps._linear_add
+
+    def dependent(self: TorchOps, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        result = linear_add(self, inputs, weight, residual)
+        return result + 1e-3 if residual.shape[0] > 2 else result
+
+    monkeypatch.setattr(TorchOps, "_linear_add", dependent)
+    assert "batch_invariance" in build("cpu", "cpu_graph").play(SCHEDULE).violated
+
+
+def refused(runner: str, device: str) -> TrialConfig:
+    """Return a trial whose engine cannot be captured, as small as it gets."""
+    trial = TrialConfig(runner, device=device, buckets=(2,), token_buckets=(4,))
+    return trial.with_bug("shared_buffer_dtype")
+
+
+def test_a_static_buffer_that_two_runners_share_in_two_dtypes_is_seen_before_any_step(
+    device: str,
+) -> None:
+    lockstep = Lockstep(refused("piecewise", device))
+    outcome = lockstep.play(SCHEDULE)
+    assert [(found.property, found.step) for found in outcome.violations] == [("index_contract", 0)]
+    assert "static buffer positions is shared as" in outcome.violations[0].message
+    assert outcome.steps == 0
+
+
+@pytest.mark.parametrize("runner", ["decode", "frozen_kv_mtp"])
+def test_such_an_engine_is_refused_whichever_of_its_runners_has_the_other_dtype(
+    runner: str, device: str
+) -> None:
+    with pytest.raises(SharedBufferError, match="static buffer positions is shared as"):
+        Pair(refused(runner, device))
+
+
+def test_blocks_handed_out_around_a_replay_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count is the difference that one replay makes."""
+    handed_out = [7]
+
+    class Allocating:
+        def __init__(self) -> None:
+            self.operations: list[str] = []
+
+        def replay(self) -> None:
+            handed_out[0] += 2
+
+    monkeypatch.setattr("subjects.captured.allocations", lambda: handed_out[0])
+    graph = CountingGraph(Allocating())
+    graph.replay()
+    assert graph.allocated == 2
+
+
+def test_the_allocator_counts_blocks_on_cuda_alone(device: str) -> None:
+    before = allocations()
+    block = torch.empty(1 << 20, device=device)
+    assert allocations() - before == (1 if device == "cuda" else 0)
+    del block
+
+
+def test_only_the_subject_is_heard() -> None:
+    """What the fresh engine logs is not the subject's: it runs without a history of its own."""
+    with LogTrap() as trap:
+        FRESH_LOGGER.warning("fresh engine")
+        SUBJECT_LOGGER.warning("subject")
+        SUBJECT_LOGGER.info("quiet")
+    SUBJECT_LOGGER.warning("afterwards")
+    assert trap.take() == ("subject",)

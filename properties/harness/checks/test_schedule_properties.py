@@ -1,0 +1,226 @@
+"""Each property of a whole schedule, judged on what a playing left, made by hand."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.checks.of_schedules.dense_agreement import (
+    DENSE_BOUND,
+    DENSE_REQUESTS,
+    held_against_oracle,
+    oracle_logits,
+)
+from harness.checks.property import Playback, Playing, Violation
+from harness.checks.table import PROPERTIES
+from harness.lockstep.observation import Sample, tracked_rows
+from properties.support.harness.tensors import flip
+from reference.config import PRESETS, Role, draft_config
+from reference.model import Model
+
+CONFIG = PRESETS["gemma3"].tiny
+CPU = torch.device("cpu")
+OF_SCHEDULES = [name for name, rule in PROPERTIES.items() if rule.at_end is not None]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[Role, Model]:
+    """The target and its draft, in float32."""
+    draft = draft_config(CONFIG)
+    return {
+        Role.TARGET: Model(CONFIG, torch.float32, CPU),
+        Role.DRAFT: Model(draft, torch.float32, CPU, 1),
+    }
+
+
+def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
+    """Return a request right after it sampled, with no logits yet."""
+    generator = torch.Generator().manual_seed(serial)
+    hidden = torch.randn(length, CONFIG.hidden, generator=generator)
+    return Sample(
+        serial=serial,
+        tokens=torch.randint(CONFIG.vocab, (length,), generator=generator),
+        logits=torch.zeros(CONFIG.vocab),
+        tracked=tracked_rows(length, 1, tracked=True),
+        mrope_delta=serial % 5,
+        encoder_len=serial % 4,
+        prefilled=length,
+        hidden_states=hidden if draft else None,
+    )
+
+
+def sampled(models: dict[Role, Model], sample: Sample) -> Sample:
+    """Return a request with the logits that the oracle gives it."""
+    return replace(sample, logits=oracle_logits(models, sample).float())
+
+
+def playback() -> Playback:
+    """Return the bits of a playing of two outputs; of its storages, element 0 is slot 0's."""
+    outputs = torch.arange(4.0), torch.arange(6, dtype=torch.int64)
+    return Playback(outputs, torch.arange(8.0), torch.arange(8.0) + 1)
+
+
+@pytest.fixture(scope="module")
+def samples(models: dict[Role, Model]) -> tuple[Sample, Sample]:
+    """A request of the target's, and what the draft model made of it."""
+    return sampled(models, unjudged(3, 14)), sampled(models, unjudged(3, 9, draft=True))
+
+
+@pytest.fixture
+def playing(models: dict[Role, Model], samples: tuple[Sample, Sample]) -> Playing:
+    """What a right schedule leaves."""
+    tokens = torch.arange(12).view(2, 6)
+    compared = torch.ones(8, dtype=torch.bool)
+    compared[0] = False
+    return Playing(
+        place=9,
+        eager_tokens=tokens,
+        graph_tokens=tokens.clone(),
+        samples=samples,
+        models=models,
+        compared=compared,
+        first=playback(),
+        again=playback(),
+    )
+
+
+def violations(playing: Playing) -> list[Violation]:
+    """Return all that the properties of schedules find."""
+    rules = [PROPERTIES[name] for name in OF_SCHEDULES]
+    return [found for rule in rules if rule.at_end is not None for found in rule.at_end(playing)]
+
+
+def test_a_right_schedule_violates_nothing(playing: Playing) -> None:
+    assert violations(playing) == []
+
+
+def other_storage(name: str) -> Callable[[Playback], Playback]:
+    """Return a fault: one world's KV has another bit when the schedule is played again."""
+
+    def spoil(again: Playback) -> Playback:
+        flip(getattr(again, name), 5)
+        return again
+
+    spoil.__name__ = f"{name} storage"
+    return spoil
+
+
+def other_output(again: Playback) -> Playback:
+    """The second output has another bit."""
+    flip(again.outputs[1], 2)
+    return again
+
+
+def fewer_outputs(again: Playback) -> Playback:
+    """One forward is missing."""
+    return replace(again, outputs=again.outputs[:1])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message", "where"),
+    [
+        (
+            other_output,
+            "output 1 of the schedule had other bits when it was played again",
+            {"output": 1},
+        ),
+        (
+            other_storage("eager"),
+            "the eager world's KV had other bits when the schedule was played again",
+            {"world": "eager"},
+        ),
+        (
+            other_storage("graph"),
+            "the graph world's KV had other bits when the schedule was played again",
+            {"world": "graph"},
+        ),
+        (fewer_outputs, "the schedule did another number of forwards", {}),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_other_bits_when_it_is_played_again_violate_determinism(
+    spoil: Callable[[Playback], Playback],
+    message: str,
+    where: dict[str, object],
+    playing: Playing,
+) -> None:
+    (found,) = violations(replace(playing, again=spoil(playback())))
+    assert found == Violation("determinism", 9, message, where)
+
+
+def test_the_reserved_slot_is_compared_nowhere(playing: Playing) -> None:
+    again = playback()
+    flip(again.eager, 0)
+    flip(again.graph, 0)
+    assert violations(replace(playing, again=again)) == []
+
+
+def test_other_tokens_violate_the_trajectory_with_the_first_of_them(playing: Playing) -> None:
+    tokens = playing.graph_tokens.clone()
+    tokens[1, 2] = 50
+    tokens[1, 4] = 51
+    (found,) = violations(replace(playing, graph_tokens=tokens))
+    assert (found.property, found.step) == ("token_trajectory", 9)
+    assert found.message == "token 2 of token row 1: eager 8, graph 50"
+    assert found.where == {"token_row": 1, "position": 2, "eager_token": 8, "graph_token": 50}
+
+
+def moved(logits: Tensor, by: float) -> Tensor:
+    """Return logits of which the smallest is off by `by`: its weight is about 1."""
+    place = logits.abs().argmin()
+    changed = logits.clone()
+    changed[place] += by
+    return changed
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["target", "draft"])
+@pytest.mark.parametrize("by", [1e-3, -1e-3, float("nan")])
+def test_logits_off_the_oracle_violate_agreement(by: float, draft: bool, playing: Playing) -> None:
+    """By more than the bound of the models' dtype, or not a number at all."""
+    samples = list(playing.samples)
+    samples[draft] = replace(samples[draft], logits=moved(samples[draft].logits, by))
+    (found,) = violations(replace(playing, samples=tuple(samples)))
+    assert (found.property, found.step) == ("dense_agreement", 9)
+    length = len(samples[draft].tokens)
+    what = "draft logits" if draft else "logits"
+    start = f"request 3 of {length} tokens: eager {what} are off the dense oracle by "
+    assert found.message.startswith(start)
+    assert found.where["owner"] == "request 3"
+    assert found.where["bound"] == DENSE_BOUND[torch.float32] == 2e-4
+
+
+def test_logits_within_the_bound_agree(playing: Playing) -> None:
+    samples = tuple(replace(one, logits=moved(one.logits, 1e-4)) for one in playing.samples)
+    assert violations(replace(playing, samples=samples)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: replace(one, tokens=one.tokens.roll(1)),
+        lambda one: replace(one, tracked=torch.full_like(one.tracked, -1)),
+        lambda one: replace(one, encoder_len=one.encoder_len - 1),
+    ],
+    ids=["tokens", "tracked", "encoder_len"],
+)
+def test_the_oracle_reads_whatever_a_request_brings(
+    change: Callable[[Sample], Sample], playing: Playing
+) -> None:
+    """Logits of another prompt, tracking or encoder length do not pass."""
+    (sample, _) = playing.samples
+    wrong = replace(playing, samples=(replace(change(sample), logits=sample.logits),))
+    assert [found.property for found in violations(wrong)] == ["dense_agreement"]
+
+
+def test_the_longest_requests_of_either_model_are_held_against_the_oracle() -> None:
+    lengths = [4, 20, 9, 20, 7]
+    samples = [
+        unjudged(serial, length, draft=draft)
+        for draft in (True, False)
+        for serial, length in enumerate(lengths)
+    ]
+    chosen = [(one.serial, one.of_draft) for one in held_against_oracle(samples)]
+    assert len(chosen) == 2 * DENSE_REQUESTS
+    assert chosen == [(serial, draft) for draft in (False, True) for serial in (1, 3, 2)]

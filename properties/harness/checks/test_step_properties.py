@@ -1,0 +1,632 @@
+"""Each property of a step, judged on an observation made by hand: when it is violated, and how.
+
+Nothing is played here. `test_planted_faults` shows that what a fault does reaches an observation.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.checks.of_steps.batch_invariance import Variant
+from harness.checks.of_steps.hermetic_replay import FreshReplay
+from harness.checks.property import Description, Playing, Property, Violation, judge
+from harness.checks.table import PROPERTIES
+from harness.lockstep.observation import Observation
+from properties.support.harness.observations import FREE, OWNERS, arena_of, idle, observation
+from properties.support.harness.tensors import first_of, flip
+from reference.batch import Mode
+from reference.config import Kind, Role
+from subjects.protocol import BufferFacts, GraphFacts, Offer, ReplayFacts
+
+Spoil = Callable[[Observation], Observation | None]
+"""Spoils an observation in place, or returns a spoiled one."""
+
+OF_STEPS = [name for name, rule in PROPERTIES.items() if rule.flag is not None]
+
+
+def violated(observed: Observation) -> set[str]:
+    """Return the properties that a step violates."""
+    return {violation.property for violation in judge(PROPERTIES.values(), observed)}
+
+
+def described(property_id: str, observed: Observation) -> Description:
+    """Return how a property that is violated describes it."""
+    describe = PROPERTIES[property_id].describe
+    assert property_id in violated(observed)
+    assert describe is not None
+    return describe(observed)
+
+
+def with_facts(observed: Observation, **changes: Any) -> Observation:
+    """Return an observation with some of the replay's facts replaced."""
+    assert observed.facts is not None
+    return replace(observed, facts=replace(observed.facts, **changes))
+
+
+def with_graph_facts(observed: Observation, **changes: Any) -> Observation:
+    """Return an observation with some of the graph's facts replaced."""
+    assert observed.facts is not None and observed.facts.graph is not None
+    return with_facts(observed, graph=replace(observed.facts.graph, **changes))
+
+
+def with_extra(observed: Observation, property_id: str, found: object) -> Observation:
+    """Return an observation with what one property's extra run gave replaced."""
+    return replace(observed, extra={**observed.extra, property_id: found})
+
+
+def live_output(observed: Observation) -> Mapping[str, torch.Tensor]:
+    """Return the graph world's live output."""
+    assert observed.graph.output is not None
+    return observed.graph.output
+
+
+# One fault for each kind of thing that a property is for; no other property sees it.
+
+
+def wrong_bit_of_a_live_row(observed: Observation) -> None:
+    """A graph that is wrong, whoever replays it: the eager world alone is right."""
+    flip(first_of(dict(live_output(observed))), -1, -1)
+    for name in ("hermetic_replay", "padding_noninterference"):
+        found = observed.extra[name]
+        flip(first_of(found.defined if name == "hermetic_replay" else found.output), 1, -1)
+
+
+def wrong_bit_of_a_written_slot(observed: Observation) -> None:
+    """In a slot that the step may write, in whatever run of the graph world."""
+    slot = observed.graph.spans[0].full_slots[0]
+    flip(arena_of(observed.graph, Role.TARGET, Kind.FULL), 0, 0, slot, 0, 0)
+    noisy = replace(observed.graph, after=observed.extra["padding_noninterference"].storage)
+    flip(arena_of(noisy, Role.TARGET, Kind.FULL), 0, 0, slot, 0, 0)
+
+
+def stray_write_of_both_worlds(observed: Observation) -> None:
+    """Alike in both: parity forgives it."""
+    for world in (observed.eager, observed.graph):
+        arena_of(world, Role.DRAFT, Kind.SWA)[0, 1, FREE] = 1.5
+
+
+def padded_row_with_a_history(observed: Observation) -> None:
+    """A row of the static output that is not live."""
+    assert observed.replay is not None
+    first_of(dict(observed.replay.output))[-1] += 1
+
+
+def list_of_reads_with_a_history(observed: Observation) -> Observation:
+    """The padded row is told to read another slot than without a history."""
+    assert observed.replay is not None
+    reads = {**observed.replay.reads, "full": [*observed.replay.reads["full"][:-1], [FREE]]}
+    return replace(observed, replay=replace(observed.replay, reads=reads))
+
+
+def output_that_noise_changed(observed: Observation) -> None:
+    """Live output that depends on bytes nobody owns."""
+    flip(first_of(observed.extra["padding_noninterference"].output), 0, 0)
+
+
+def kv_that_noise_changed(observed: Observation) -> None:
+    """KV that depends on bytes nobody owns."""
+    noisy = replace(observed.graph, after=observed.extra["padding_noninterference"].storage)
+    slot = observed.graph.spans[1].swa_slots[0]
+    flip(arena_of(noisy, Role.TARGET, Kind.SWA), 0, 1, slot, 0, 0)
+
+
+def moved_buffer(observed: Observation) -> Observation:
+    """A static buffer that is not where it was captured."""
+    assert observed.facts is not None
+    now = observed.facts.buffers["seq_lens"]
+    buffers = {**observed.facts.buffers, "seq_lens": replace(now, address=now.address + 64)}
+    return with_facts(observed, buffers=buffers)
+
+
+def retyped_buffer(observed: Observation) -> Observation:
+    """A static buffer of another dtype than was captured."""
+    assert observed.facts is not None
+    now = replace(observed.facts.buffers["seq_lens"], dtype=torch.int64)
+    return with_facts(observed, buffers={**observed.facts.buffers, "seq_lens": now})
+
+
+def locations_of_another_dtype(observed: Observation) -> Observation:
+    """SWA locations that are handed over as int64, where the pool and its store have int32."""
+    assert observed.facts is not None and observed.facts.locations is not None
+    return with_facts(observed, locations=replace(observed.facts.locations, handed=torch.int64))
+
+
+def store_of_another_dtype(observed: Observation) -> Observation:
+    """SWA locations that are what the pool translates to, but not what its store reads."""
+    assert observed.facts is not None and observed.facts.locations is not None
+    wide = replace(observed.facts.locations, handed=torch.int64, translated=torch.int64)
+    return with_facts(observed, locations=wide)
+
+
+def unlisted_conversion(observed: Observation) -> Observation:
+    """A dtype conversion on copy that is on no list."""
+    return with_facts(observed, conversions=(("positions", torch.int32, torch.int64),))
+
+
+def silent_eager_fallback(observed: Observation) -> Observation:
+    """No replay, and all the right bits, though a graph was captured for the step."""
+    return replace(observed, replay=None, facts=None, extra={})
+
+
+def one_translation_more(observed: Observation) -> Observation:
+    """The slow path, in a layer that need not take it."""
+    return with_graph_facts(observed, translations=2)
+
+
+def one_translation_less(observed: Observation) -> Observation:
+    """A translation that was never recorded: the graph writes where the capture wrote."""
+    return with_graph_facts(observed, translations=0)
+
+
+def no_attention(observed: Observation) -> Observation:
+    """A full graph whose attention is missing."""
+    return with_graph_facts(observed, holds_attention=False)
+
+
+def attention_in_pieces(observed: Observation) -> Observation:
+    """Attention in the graphs of a runner whose attention runs between them."""
+    return with_graph_facts(observed, expects_attention=False)
+
+
+def one_graph_less(observed: Observation) -> Observation:
+    """A replay of fewer graphs than there are."""
+    return with_facts(observed, graphs_replayed=0)
+
+
+def block_handed_out(observed: Observation) -> Observation:
+    """A replay around which the allocator handed out a block."""
+    return with_facts(observed, allocated=1)
+
+
+def moved_output(observed: Observation) -> Observation:
+    """An output that is not where it was captured."""
+    assert observed.facts is not None
+    outputs = {
+        name: replace(now, address=now.address + 64) for name, now in observed.facts.outputs.items()
+    }
+    return with_facts(observed, outputs=outputs)
+
+
+def logged_warning(observed: Observation) -> Observation:
+    """A message at WARNING, every value being right."""
+    return replace(observed, warnings=("something is odd", "and again"))
+
+
+def other_bits(variant: str) -> Spoil:
+    """Return a fault: under one other batching a request has other bits."""
+
+    def spoil(observed: Observation) -> None:
+        (found,) = [one for one in observed.extra["batch_invariance"] if one.description == variant]
+        flip(first_of(found.output), 0, 0)
+
+    spoil.__name__ = f"other bits {variant}"
+    return spoil
+
+
+VARIANTS = ("in reverse", "alone", "in its runner's largest bucket")
+
+FAULTS: list[tuple[str, Spoil]] = [
+    ("logits_parity", wrong_bit_of_a_live_row),
+    ("kv_parity", wrong_bit_of_a_written_slot),
+    ("write_frame", stray_write_of_both_worlds),
+    ("hermetic_replay", padded_row_with_a_history),
+    ("hermetic_replay", list_of_reads_with_a_history),
+    ("padding_noninterference", output_that_noise_changed),
+    ("padding_noninterference", kv_that_noise_changed),
+    ("index_contract", moved_buffer),
+    ("index_contract", retyped_buffer),
+    ("index_contract", locations_of_another_dtype),
+    ("index_contract", store_of_another_dtype),
+    ("index_contract", unlisted_conversion),
+    ("captured_path", silent_eager_fallback),
+    ("captured_path", one_translation_more),
+    ("captured_path", one_translation_less),
+    ("captured_path", no_attention),
+    ("captured_path", attention_in_pieces),
+    ("captured_path", one_graph_less),
+    ("captured_path", block_handed_out),
+    ("captured_path", moved_output),
+    ("log_hygiene", logged_warning),
+    *(("batch_invariance", other_bits(variant)) for variant in VARIANTS),
+]
+"""What exactly one property of a step sees, of a decode step. Frozen KV has steps of its own."""
+
+
+@pytest.mark.parametrize("make", [observation, idle])
+@pytest.mark.parametrize("mode", Mode)
+def test_a_right_step_of_any_mode_violates_nothing(
+    mode: Mode, make: Callable[[Mode], Observation]
+) -> None:
+    assert violated(make(mode)) == set()
+
+
+@pytest.mark.parametrize(("property_id", "spoil"), FAULTS, ids=lambda x: getattr(x, "__name__", x))
+def test_a_fault_is_seen_by_the_one_property_that_is_for_it(property_id: str, spoil: Spoil) -> None:
+    """It is described in words and with places that JSON holds."""
+    right = observation()
+    spoiled = spoil(right) or right
+    assert violated(spoiled) == {property_id}
+    message, where = described(property_id, spoiled)
+    assert message
+    assert json.loads(json.dumps(where)) == where
+    assert where
+
+
+def test_every_property_of_a_step_has_a_fault() -> None:
+    assert {property_id for property_id, _ in FAULTS} | {"frozen_kv"} == set(OF_STEPS)
+
+
+OWNED_ROWS = [
+    (Mode.DECODE, "logits", 1, 4),
+    (Mode.DECODE, "hidden", 0, 7),
+    (Mode.TARGET_VERIFY, "logits", 3, 7),
+    (Mode.TARGET_VERIFY, "hidden", 4, 4),
+    (Mode.DRAFT, "scores", 1, 4),
+    (Mode.DRAFT, "tokens", 0, 7),
+    (Mode.FROZEN_DRAFT, "tokens", 1, 4),
+    (Mode.DRAFT_EXTEND, "hidden", 2, 4),
+    (Mode.DRAFT_EXTEND, "hidden", 1, 7),
+    (Mode.DRAFT_EXTEND, "topk_index", 1, 4),
+    (Mode.EXTEND, "hidden", 2, 7),
+    (Mode.EXTEND, "logits", 0, 7),
+]
+"""Of a mode's outputs: a row, counted by tokens or by requests, and whose it is."""
+
+
+@pytest.mark.parametrize(("mode", "tensor", "row", "owner"), OWNED_ROWS)
+def test_a_wrong_element_of_an_output_is_described_with_its_row_and_owner(
+    mode: Mode, tensor: str, row: int, owner: int
+) -> None:
+    spoiled = observation(mode)
+    flip(live_output(spoiled)[tensor], row, 2)
+    message, where = described("logits_parity", spoiled)
+    expected = {"tensor": tensor, "row": row, "element": 2, "owner": f"request {owner}"}
+    assert where.items() >= expected.items()
+    assert int(where["eager_bits"], 16) ^ int(where["graph_bits"], 16) == 1
+    assert message == (
+        f"live row {row} (request {owner}), {tensor} 2:"
+        f" eager {where['eager_bits']}, graph {where['graph_bits']}"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda output: {**output, "logits": output["logits"].double()},
+        lambda output: {**output, "logits": output["logits"][:1]},
+        lambda output: {"logits": output["logits"]},
+    ],
+    ids=["dtype", "shape", "name"],
+)
+def test_outputs_that_differ_in_form_violate_parity(change: Callable[..., Any]) -> None:
+    """No row of theirs can be compared, so that none is named."""
+    right = observation()
+    spoiled = replace(right, graph=replace(right.graph, output=change(live_output(right))))
+    rule = PROPERTIES["logits_parity"]
+    assert rule.flag is not None and rule.describe is not None
+    assert rule.flag(spoiled)
+    message, where = rule.describe(spoiled)
+    assert message.startswith("the outputs differ in form: eager ")
+    assert where["eager"] != where["graph"]
+
+
+def test_bits_are_compared_and_not_values() -> None:
+    """-0.0 is not 0.0, and a NaN is itself."""
+    for left, right, differs in ((0.0, -0.0, True), (float("nan"), float("nan"), False)):
+        spoiled = observation()
+        for output, value in ((spoiled.eager.output, left), (spoiled.graph.output, right)):
+            assert output is not None
+            output["logits"][1, 3] = value
+        assert ("logits_parity" in violated(spoiled)) == differs
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("plane", [0, 1], ids=["K", "V"])
+@pytest.mark.parametrize("world", ["eager", "graph"])
+def test_a_wrong_element_of_kv_is_described_with_its_model_and_place(
+    world: str, plane: int, role: Role, kind: Kind
+) -> None:
+    """In whichever world it is wrong."""
+    spoiled = observation(Mode.DECODE)
+    slot = OWNERS[1].slots(kind)[1]
+    flip(arena_of(getattr(spoiled, world), role, kind), 0, plane, slot, 1, 3)
+    message, where = described("kv_parity", spoiled)
+    layers = spoiled.layout.configs[role].layers_of(kind)
+    place = {"model": role, "layer": layers[0], "kind": kind, "tensor": "KV"[plane], "slot": slot}
+    assert where.items() >= {**place, "head": 1, "element": 3, "owner": "request 4"}.items()
+    assert where["differing_slots"] == [slot]
+    assert int(where["eager_bits"], 16) ^ int(where["graph_bits"], 16) == 1
+    start = f"{role} layer {layers[0]} ({kind}), {'KV'[plane]}, slot {slot} of request 4"
+    assert message.startswith(start)
+
+
+def test_the_first_differing_layer_is_named_with_all_its_slots_that_differ() -> None:
+    spoiled = observation()
+    arena = arena_of(spoiled.graph, Role.TARGET, Kind.SWA)
+    for slot in (FREE, 2):
+        flip(arena, 1, 1, slot, 0, 0)
+    flip(arena_of(spoiled.graph, Role.DRAFT, Kind.FULL), 0, 0, 1, 0, 0)
+    _, where = described("kv_parity", spoiled)
+    second = spoiled.layout.configs[Role.TARGET].layers_of(Kind.SWA)[1]
+    assert (where["model"], where["layer"], where["tensor"]) == ("target", second, "V")
+    assert (where["slot"], where["differing_slots"]) == (2, [2, FREE])
+
+
+@pytest.mark.parametrize(
+    ("slot", "owner"),
+    [(OWNERS[0].full_pages[2], "request 7"), (16, "request 4"), (FREE, "nobody")],
+    ids=["a token's", "being written", "free"],
+)
+def test_a_slot_that_differs_is_described_with_its_owner(slot: int, owner: str) -> None:
+    spoiled = observation()
+    flip(arena_of(spoiled.graph, Role.TARGET, Kind.FULL), 0, 0, slot, 0, 0)
+    assert described("kv_parity", spoiled)[1]["owner"] == owner
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode.written is not None])
+def test_a_step_may_write_its_own_slots_in_the_pool_of_the_model_that_writes_alone(
+    mode: Mode, role: Role
+) -> None:
+    """The same slot of the other model's pool is outside its frame."""
+    spoiled = observation(mode)
+    for kind in Kind:
+        span = spoiled.graph.spans[-1]
+        slot = (span.full_slots if kind is Kind.FULL else span.swa_slots)[-1]
+        for world in (spoiled.eager, spoiled.graph):
+            arena_of(world, role, kind)[:, :, slot] = 1.5
+    right = role is mode.written
+    assert ("write_frame" in violated(spoiled)) == (not right)
+    if not right:
+        where = described("write_frame", spoiled)[1]
+        assert (where["world"], where["model"]) == ("graph", role)
+
+
+@pytest.mark.parametrize("world", ["eager", "graph"])
+@pytest.mark.parametrize(("slot", "owner"), [(FREE, "nobody"), (13, "request 4")])
+def test_a_stray_write_of_one_world_is_described_with_that_world_and_the_owner(
+    world: str, slot: int, owner: str
+) -> None:
+    spoiled = observation()
+    arena_of(getattr(spoiled, world), Role.TARGET, Kind.SWA)[-1, 0, slot, 0, 0] = 1.5
+    message, where = described("write_frame", spoiled)
+    expected = {"world": world, "model": "target", "kind": "swa", "slot": slot, "owner": owner}
+    assert where == expected
+    assert message == (
+        f"the {world} world changed target swa slot {slot} of {owner},"
+        " which is not in the step's out_cache_loc"
+    )
+
+
+def test_an_idle_step_may_write_the_reserved_slot_alone() -> None:
+    for slot, right in ((0, True), (5, False)):
+        spoiled = idle()
+        arena_of(spoiled.graph, Role.TARGET, Kind.FULL)[0, 0, slot] = 1.5
+        assert ("write_frame" in violated(spoiled)) == (not right)
+
+
+@pytest.mark.parametrize("slot", [0, FREE], ids=["reserved slot", "free slot"])
+@pytest.mark.parametrize("world", ["graph", "eager"])
+@pytest.mark.parametrize("role", Role)
+def test_a_frozen_draft_that_writes_is_described_with_world_and_slot(
+    role: Role, world: str, slot: int
+) -> None:
+    """The reserved slot too, which any other forward may write."""
+    spoiled = observation(Mode.FROZEN_DRAFT)
+    arena_of(getattr(spoiled, world), role, Kind.SWA)[-1, 1, slot] = 1.5
+    message, where = described("frozen_kv", spoiled)
+    assert where == {"world": world, "model": role, "kind": "swa", "slot": slot}
+    assert message == f"a frozen-KV draft of the {world} world wrote {role} swa slot {slot}"
+    others: set[str] = set() if slot == 0 else {"write_frame", "kv_parity"}
+    assert violated(spoiled) == {"frozen_kv"} | others
+
+
+def test_a_row_that_depends_on_the_history_is_described_as_live_or_padded() -> None:
+    for row, words in ((1, "live row 1"), (2, "padded row 2")):
+        spoiled = observation()
+        assert spoiled.replay is not None
+        flip(spoiled.replay.output["hidden"], row, 4)
+        message, where = described("hermetic_replay", spoiled)
+        assert where["live"] == (row == 1)
+        assert (where["tensor"], where["row"], where["element"]) == ("hidden", row, 4)
+        assert message.startswith(f"decode, {words} of 3, hidden 4: just captured ")
+
+
+def test_what_is_undefined_in_a_static_output_is_not_compared() -> None:
+    """A prefill's padded tokens were never initialised; its live ones are compared."""
+    right = observation(Mode.EXTEND)
+    assert right.replay is not None
+    live = replace(right.replay, defined=right.replay.live_output)
+    fresh = FreshReplay(
+        {name: values.clone() for name, values in live.live_output.items()}, live.reads
+    )
+    observed = with_extra(replace(right, replay=live), "hermetic_replay", fresh)
+    live.output["hidden"][-1] += 1
+    assert violated(observed) == set()
+    live.output["hidden"][0] += 1
+    assert "hermetic_replay" in violated(observed)
+
+
+def test_a_list_of_reads_that_depends_on_the_history_is_described_with_its_row() -> None:
+    right = observation()
+    message, where = described("hermetic_replay", list_of_reads_with_a_history(right))
+    assert where == {"kind": "full", "row": 2, "live": False, "padded_slots": [FREE]}
+    assert message == (
+        f"decode, padded row 2 of 3 is told to read full slots [{FREE}];"
+        " without a history it is told [0]"
+    )
+
+
+def test_what_no_extra_run_gave_is_not_judged() -> None:
+    assert violated(replace(observation(), extra={})) == set()
+
+
+def test_what_noise_changed_is_described() -> None:
+    spoiled = observation()
+    kv_that_noise_changed(spoiled)
+    message, where = described("padding_noninterference", spoiled)
+    assert message.startswith("noise in bytes nobody owns changed target layer ")
+    assert message.endswith(" it was written")
+    assert (where["slot"], where["owner"]) == (15, "request 4")
+    spoiled = observation()
+    flip(spoiled.extra["padding_noninterference"].output["hidden"], 1, 0)
+    message, where = described("padding_noninterference", spoiled)
+    assert message == "noise in bytes nobody owns changed hidden of live row 1"
+
+
+def test_kv_that_noise_may_change_is_not_compared() -> None:
+    right = observation()
+    noisy = replace(right.graph, after=right.extra["padding_noninterference"].storage)
+    arena_of(noisy, Role.TARGET, Kind.FULL)[:, :, FREE] = -3.0
+    assert violated(right) == set()
+
+
+def test_all_that_broke_the_contract_is_listed() -> None:
+    spoiled = unlisted_conversion(locations_of_another_dtype(moved_buffer(observation())))
+    _, where = described("index_contract", spoiled)
+    moved, locations, conversion = where["breaches"]
+    assert moved.startswith("static buffer seq_lens was captured as ")
+    assert locations == (
+        "out_cache_loc_swa is torch.int64, but the pool translates to torch.int32"
+        " and its store reads torch.int32"
+    )
+    assert conversion == (
+        "positions is converted on copy from torch.int32 to torch.int64, which is not listed"
+    )
+
+
+def test_a_buffer_that_was_not_captured_is_a_breach_of_nothing_else() -> None:
+    """Facts that an engine does not have are not judged."""
+    bare = replace(observation(), facts=ReplayFacts())
+    assert violated(bare) == set()
+
+
+PATH_BREACHES: list[tuple[Spoil, str]] = [
+    (silent_eager_fallback, "no graph was replayed though one was captured"),
+    (one_translation_more, "the graph holds 2 translations; its location scheme has 1"),
+    (one_translation_less, "the graph holds 0 translations; its location scheme has 1"),
+    (no_attention, "the graph holds no attention"),
+    (attention_in_pieces, "the graph holds attention, which runs between"),
+    (one_graph_less, "0 graphs were replayed, not 1"),
+    (block_handed_out, "the allocator handed out 1 blocks around the replay"),
+    (moved_output, "the static output logits is not where it was captured"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "breach"), PATH_BREACHES)
+def test_what_left_the_captured_path_is_described(spoil: Spoil, breach: str) -> None:
+    right = observation()
+    message, where = described("captured_path", spoil(right) or right)
+    assert message == breach
+    assert where == {"breaches": [breach]}
+
+
+def test_an_eager_step_that_no_graph_could_run_is_on_its_path() -> None:
+    eager = replace(silent_eager_fallback(observation()), expected_graph=False)
+    assert violated(eager) == set()
+
+
+def test_a_warning_is_described_with_the_path_that_logged_it() -> None:
+    spoiled = logged_warning(observation())
+    eager = replace(spoiled, replay=None, facts=None, extra={}, expected_graph=False)
+    for observed, path in ((spoiled, "graph replay"), (eager, "eager forward")):
+        message, where = described("log_hygiene", observed)
+        assert message == f"{path}: something is odd"
+        assert where == {"messages": ["something is odd", "and again"], "path": path}
+
+
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.TARGET_VERIFY, Mode.DRAFT_EXTEND])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_bits_under_another_batching_are_described_with_it(variant: str, mode: Mode) -> None:
+    """The row is the variant's own: in reverse, its first row is the last request's."""
+    spoiled = observation(mode)
+    other_bits(variant)(spoiled)
+    message, where = described("batch_invariance", spoiled)
+    assert (where["variant"], where["row"], where["element"]) == (variant, 0, 0)
+    assert message == f"row 0 of {where['tensor']} has other bits when it runs {variant}"
+
+
+def test_the_rows_of_a_variant_are_held_against_those_of_the_same_requests() -> None:
+    """A variant that gives the rows in the usual order, where it ran another, is found out."""
+    right = observation()
+    assert right.eager.output is not None
+    usual = {name: values.clone() for name, values in right.eager.output.items()}
+    spoiled = with_extra(right, "batch_invariance", (Variant("in reverse", (1, 0), usual),))
+    assert violated(spoiled) == {"batch_invariance"}
+
+
+def test_red_flags_are_read_in_the_order_of_the_table_whether_on_the_device_or_not() -> None:
+    """A flag that is a plain bool takes no place among those that are read together."""
+    spoiled = logged_warning(moved_buffer(observation()))
+    stray_write_of_both_worlds(spoiled)
+    flip(first_of(dict(live_output(spoiled))), 0, 0)
+    found = [violation.property for violation in judge(PROPERTIES.values(), spoiled)]
+    assert found == [
+        name
+        for name in OF_STEPS
+        if name
+        in {
+            *("logits_parity", "write_frame", "hermetic_replay", "padding_noninterference"),
+            *("index_contract", "log_hygiene"),
+        }
+    ]
+    assert {one.step for one in judge(PROPERTIES.values(), spoiled)} == {3}
+
+
+def test_only_what_is_red_is_described() -> None:
+    def refuse(observed: Observation) -> Description:
+        raise AssertionError("asked to describe what holds")
+
+    rules = [
+        Property("on_device", "", frozenset(), lambda _: torch.tensor(data=False), refuse),
+        Property("on_host", "", frozenset(), lambda _: False, refuse),
+        Property("red", "", frozenset(), lambda _: torch.tensor(data=True), lambda _: ("!", {})),
+    ]
+    assert [found.property for found in judge(rules, observation())] == ["red"]
+
+
+def test_a_property_judges_a_step_with_a_description_or_a_whole_schedule() -> None:
+    def flag(observed: Observation) -> bool:
+        return True
+
+    def at_end(playing: Playing) -> list[Violation]:
+        return []
+
+    halves: list[dict[str, Any]] = [
+        {},
+        {"flag": flag},
+        {"describe": lambda _: ("", {}), "at_end": at_end},
+    ]
+    for half in halves:
+        with pytest.raises(ValueError, match="odd has a flag with its description"):
+            Property("odd", "it is odd", frozenset(), **half)
+    Property("whole", "it is not", frozenset(), at_end=at_end)
+
+
+def test_an_engine_that_lacks_what_a_property_needs_is_not_asked_it_with_the_reason() -> None:
+    missing = {Offer.NOISE: "its KV is not ours to write", Offer.LOG: "it logs elsewhere"}
+    reasons = {name: rule.not_asked(missing) for name, rule in PROPERTIES.items()}
+    assert {name: reason for name, reason in reasons.items() if reason is not None} == {
+        "padding_noninterference": "its KV is not ours to write",
+        "log_hygiene": "it logs elsewhere",
+    }
+
+
+def test_the_facts_of_a_buffer_are_its_form_and_its_place() -> None:
+    """An equal buffer elsewhere, or a part of it, has other facts."""
+    buffer = torch.zeros(4, dtype=torch.int32)
+    assert BufferFacts.of(buffer) == BufferFacts.of(buffer.view(4))
+    for other in (buffer.clone(), buffer[:2], buffer[1:], buffer.view(torch.float32)):
+        assert BufferFacts.of(other) != BufferFacts.of(buffer)
+
+
+def test_graph_facts_are_of_the_ops_that_the_graph_holds() -> None:
+    """Facts without a graph are not judged: an engine may have none to show."""
+    graph = GraphFacts((), 0, 0, holds_attention=True, expects_attention=True)
+    assert violated(with_facts(observation(), graph=graph)) == set()
+    assert violated(with_facts(observation(), graph=None)) == set()

@@ -1,0 +1,226 @@
+"""Who wrote what last, and where two runs of ops first differ: on hand-made tensors and ops."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.explain.first_difference import (
+    Index,
+    Side,
+    address_of,
+    first_difference,
+    key_places,
+    keys_of,
+    read_again,
+)
+from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
+from harness.explain.recorded import SiteTrap, calls_of
+from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.schedule import Admit
+from reference.batch import Mode
+from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from reference.ops import OpCall
+from reference.pool import LOC_DTYPE, KVPools
+from reference.torch_ops import TorchOps
+
+CONFIG = PRESETS["gpt_oss"].tiny
+FIRST, SECOND = ForwardId(0, 3, "decode", (7, 9), (7, 9)), ForwardId(1, 5, "decode", (9,), (9,))
+
+
+@pytest.fixture
+def pools() -> KVPools:
+    """A small pair of pools on the CPU."""
+    sizes = TrialConfig().sizes
+    return KVPools(CONFIG, draft_config(CONFIG), sizes, torch.float32, torch.device("cpu"))
+
+
+def test_an_element_knows_who_wrote_it_last_and_how() -> None:
+    buffer = torch.zeros(6, dtype=torch.int32)
+    ledger = StaticLedger([buffer[:4], buffer])
+    assert [write.how for write in ledger.of(buffer)] == ["capture"] * 6
+    with ledger.during(FIRST):
+        torch._foreach_zero_([buffer])
+        torch._foreach_copy_([buffer[:3]], [torch.ones(3, dtype=torch.int64)])
+    with ledger.during(SECOND, equalizing=True):
+        buffer.view(2, 3)[:, 1].fill_(5)
+    assert [(write.forward_id.step, write.how) for write in ledger.of(buffer)] == [
+        (3, "copied"),
+        (5, "equalized"),
+        (3, "copied"),
+        (3, "reset"),
+        (5, "equalized"),
+        (3, "reset"),
+    ]
+    assert [write.forward_id.step for write in ledger.of(buffer[4:])] == [5, 3]
+
+
+def test_what_is_written_elsewhere_or_outside_a_forward_is_not_credited() -> None:
+    buffer, other = torch.zeros(2), torch.zeros(2)
+    ledger = StaticLedger([buffer])
+    with ledger.during(FIRST):
+        other.fill_(1.0)
+        torch.add(other, 1.0, out=torch.empty(2))
+    buffer.fill_(1.0)
+    assert [write.forward_id.step for write in ledger.of(buffer)] == [-1, -1]
+
+
+def store(
+    pools: KVPools, layer: int, loc: Tensor, value: float, role: Role = Role.TARGET
+) -> OpCall:
+    """Return a store into one layer's cache, of rows that all hold `value`."""
+    cache = pools[role].cache(layer)
+    rows = torch.full((len(loc), *cache.shape[2:]), value)
+    kind = pools[role].config.layers[layer]
+    ops = TorchOps()
+    with calls_of(ops) as calls:
+        ops.store_kv(cache.clone(), loc, LOC_DTYPE[kind], rows, rows)
+    name, inputs, result = calls[0].name, calls[0].inputs, calls[0].result
+    return OpCall(name, (cache, *inputs[1:]), result)
+
+
+def locations(*slots: int, kind: Kind) -> Tensor:
+    """Return store locations of a kind of layer."""
+    return torch.tensor(slots, dtype=LOC_DTYPE[kind])
+
+
+SWA = CONFIG.layers_of(Kind.SWA)[0]
+
+
+def test_a_slot_knows_the_row_that_wrote_it_last(pools: KVPools) -> None:
+    ledger = SlotLedger(pools)
+    ledger.follow(FIRST, [store(pools, SWA, locations(4, 5, 0, kind=Kind.SWA), 1.0)])
+    ledger.follow(SECOND, [store(pools, SWA, locations(6, 5, kind=Kind.SWA), 1.0)])
+    found = [ledger.of(Role.TARGET, Kind.SWA, slot) for slot in (4, 5, 6, 0)]
+    assert [write and (write.forward_id.step, write.row, write.request) for write in found] == [
+        (3, 0, 7),
+        (5, 1, None),
+        (5, 0, 9),
+        (3, 2, None),
+    ]
+    assert ledger.of(Role.TARGET, Kind.SWA, 7) is None
+    assert ledger.of(Role.DRAFT, Kind.SWA, 4) is None
+    assert ledger.of(Role.TARGET, Kind.FULL, 4) is None
+
+
+def test_a_row_that_overwrites_a_slot_is_the_first_difference(pools: KVPools) -> None:
+    """The padded row names the slot last; what it should have named is not known."""
+    right = [store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)]
+    wrong = [store(pools, SWA, locations(4, 4, kind=Kind.SWA), 1.0)]
+    wrong[0].inputs[3][1], wrong[0].inputs[4][1] = 2.0, 2.0
+    found = first_difference(side(pools, right), side(pools, wrong))
+    assert found is not None
+    assert (found.op, found.kind, found.layer) == ("store_kv", Kind.SWA, SWA)
+    assert (found.tensor, found.slot, found.head, found.element) == ("K", 4, 0, 0)
+    assert (found.left_bits, found.right_bits) == ("0x3f800000", "0x40000000")
+    assert found.index == Index(0, 1, None, 4, None)
+    assert read_again(found.index, wrong, pools) == 4
+    tensor, element = address_of(found.index, wrong[0])
+    assert int(tensor[element]) == 4
+
+
+def test_a_row_that_went_elsewhere_is_known_by_where_it_should_have_gone(pools: KVPools) -> None:
+    right = [store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)]
+    wrong = [store(pools, SWA, locations(0, kind=Kind.SWA), 1.0)]
+    found = first_difference(side(pools, right), side(pools, wrong))
+    assert found is not None
+    assert found.slot == 4
+    assert found.row is None
+    assert found.index == Index(0, 0, None, 0, 4)
+
+
+def test_other_bytes_at_the_right_slot_have_no_index_to_blame(pools: KVPools) -> None:
+    right = [store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)]
+    wrong = [store(pools, SWA, locations(4, kind=Kind.SWA), -0.0)]
+    found = first_difference(side(pools, right), side(pools, wrong))
+    assert found is not None
+    assert found.index is None
+    assert found.right_bits == "0x80000000"
+
+
+def test_the_reserved_slot_and_equal_bytes_are_no_difference(pools: KVPools) -> None:
+    right = [store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)]
+    padded = [store(pools, SWA, locations(4, 0, kind=Kind.SWA), 1.0)]
+    assert first_difference(side(pools, right), side(pools, padded)) is None
+
+
+def side(pools: KVPools, calls: list[OpCall]) -> Side:
+    """Return a run of ops over pools that hold zeros."""
+    return Side(pools, torch.zeros_like(pools.storage), calls)
+
+
+def attention(pools: KVPools, slots: list[int], mask: list[bool] | None, result: float) -> OpCall:
+    """Return an attention of two rows, of two keys and of the rest, that gave `result`."""
+    inputs = (
+        torch.zeros(2, 4, 16),
+        pools[Role.TARGET].cache(SWA),
+        torch.tensor([0, 2]),
+        torch.tensor([2, len(slots)]),
+        torch.tensor(slots),
+        None,
+        len(slots),
+        *((torch.tensor(mask), torch.tensor([0, 2])) if mask is not None else ()),
+    )
+    return OpCall("attention", inputs, torch.full((2, 4, 16), result))
+
+
+def test_the_keys_of_a_row_are_those_that_its_mask_leaves(pools: KVPools) -> None:
+    call = attention(pools, [5, 6, 7, 8, 9], None, 0.0)
+    assert [keys_of(call, row) for row in (0, 1)] == [[5, 6], [7, 8, 9]]
+    masked = attention(pools, [5, 6, 7, 8, 9], [True, False, False, True, True], 0.0)
+    assert [keys_of(masked, row) for row in (0, 1)] == [[5], [8, 9]]
+    assert key_places(masked, 1) == [3, 4]
+
+
+def test_the_first_key_that_differs_is_to_blame_for_a_row(pools: KVPools) -> None:
+    right = attention(pools, [5, 6, 7, 8, 9], None, 0.0)
+    wrong = attention(pools, [5, 6, 7, 3, 9], None, 0.0)
+    wrong.result[1, 2, 3] = 1.0
+    found = first_difference(side(pools, [right]), side(pools, [wrong]))
+    assert found is not None
+    assert (found.op, found.row, found.head, found.element) == ("attention", 1, 2, 3)
+    assert found.index == Index(0, 1, 1, 3, 8)
+    tensor, element = address_of(found.index, wrong)
+    assert (int(tensor[element]), element) == (3, 3)
+    assert read_again(found.index, [right], pools) == 8
+
+
+def test_ops_are_paired_by_name_and_by_how_often_it_was_called() -> None:
+    """What one side alone ran is left out; the second of a name is held against the second."""
+    left = [OpCall("a", (), torch.zeros(2, 1)), OpCall("b", (), torch.zeros(2, 1))]
+    right = [
+        OpCall("extra", (), torch.ones(2, 1)),
+        OpCall("a", (), torch.zeros(3, 1)),
+        OpCall("b", (), torch.tensor([[0.0], [1.0], [5.0]])),
+    ]
+    pools = KVPools(
+        CONFIG, draft_config(CONFIG), TrialConfig().sizes, torch.float32, torch.device("cpu")
+    )
+    found = first_difference(side(pools, left), side(pools, right))
+    assert found is not None
+    assert (found.op, found.row, found.element, found.slot) == ("b", 1, 0, None)
+
+
+def test_the_rows_of_a_draft_are_its_branches() -> None:
+    trial = TrialConfig(runner="eagle_draft")
+    pools = KVPools(CONFIG, draft_config(CONFIG), trial.sizes, torch.float32, torch.device("cpu"))
+    world = Scheduler(CONFIG, pools, 4)
+    work = world.plan(Admit(3, 9))
+    assert work is not None and work.batch is not None and work.mode is Mode.EXTEND
+    assert row_requests(work.batch, (4,)) == (4, 4, 4)
+    draft = type(work.batch)(**{**vars(work.batch), "mode": Mode.DRAFT})
+    assert row_requests(draft, (4, 6)) == (4,) * SPECULATION.topk + (6,) * SPECULATION.topk
+
+
+def test_a_warning_that_no_subject_logged_has_no_site() -> None:
+    trap = SiteTrap()
+    SUBJECT_LOGGER.addHandler(trap)
+    try:
+        SUBJECT_LOGGER.log(logging.WARNING, "from a test")
+    finally:
+        SUBJECT_LOGGER.removeHandler(trap)
+    assert [(site.message, site.functions, site.file) for site in trap.sites] == [
+        ("from a test", (), "")
+    ]

@@ -1,0 +1,677 @@
+"""Speculation as the scheduler sees it: what is drafted, accepted, evicted and given back.
+
+Worlds are played eagerly; what they make of a path is held against the dense oracle.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import cycle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.checks.of_schedules.dense_agreement import DENSE_BOUND
+from harness.lockstep.bits import bits
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.pair import DRAFT_SEED
+from harness.lockstep.requests import Request
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Evict,
+    Extend,
+    Finish,
+    Resume,
+    Retract,
+    Schedule,
+    Step,
+    Verify,
+)
+from properties.support.harness.wild_steps import WILD_STEPS, made_up
+from properties.support.subjects.trees import SHAPES, path_to
+from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode
+from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from reference.eager import EagerDecoder
+from reference.model import Model, Output
+from reference.oracle import dense_draft_logits, dense_logits
+from reference.pool import KVPools, PoolSizes
+from reference.speculative import Tree, accepted_path
+
+TOPK, NODES = SPECULATION.topk, SPECULATION.draft_tokens
+EAGLE = frozenset(Mode) - {Mode.FROZEN_DRAFT}
+FROZEN = frozenset(Mode) - {Mode.DRAFT}
+WHOLE = 100
+"""More tokens than any prompt has."""
+
+
+@cache
+def models(preset: str, device: str) -> tuple[Model, Model]:
+    """Return a target and its draft model, which no test changes."""
+    config, place = PRESETS[preset].tiny, torch.device(device)
+    draft = Model(draft_config(config), torch.float32, place, DRAFT_SEED)
+    return Model(config, torch.float32, place), draft
+
+
+class Play:
+    """One world, played eagerly."""
+
+    def __init__(
+        self,
+        device: str,
+        page_size: int = 1,
+        modes: frozenset[Mode] = EAGLE,
+        preset: str = "gpt_oss",
+        slots: int = 80,
+    ) -> None:
+        self.config = PRESETS[preset].tiny
+        self.size = page_size
+        place = torch.device(device)
+        self.model, self.draft = models(preset, device)
+        sizes = PoolSizes(slots, slots, page_size)
+        self.pools = KVPools(self.config, self.draft.config, sizes, torch.float32, place)
+        ops = TrialConfig(device=device).ops()
+        self.decoder = EagerDecoder(ops, self.model, self.draft, self.pools)
+        self.world = Scheduler(self.config, self.pools, 8, modes)
+
+    def __call__(self, *steps: Step) -> Output:
+        """Play steps, each of which must ask for a forward if it can; return the last output."""
+        output: Output | None = None
+        for step in steps:
+            work = self.world.plan(step)
+            if work is not None and work.batch is not None:
+                output = self.decoder.forward(work.batch)
+                self.world.commit(work.batch, output)
+            else:
+                assert isinstance(step, Evict | Finish | Retract), step
+        assert output is not None or isinstance(steps[-1], Evict | Finish | Retract)
+        return output or {}
+
+    def planned(self, step: Step) -> ForwardBatch:
+        """Plan a step; return the batch that it asks for."""
+        work = self.world.plan(step)
+        assert work is not None and work.batch is not None
+        return work.batch
+
+    def asks(self, step: Step) -> bool:
+        """Play a step; return whether it asked for a forward."""
+        work = self.world.plan(step)
+        if work is None or work.batch is None:
+            return False
+        self.world.commit(work.batch, self.decoder.forward(work.batch))
+        return True
+
+    def request(self, place: int = 0) -> Request:
+        """Return a running request."""
+        return self.world.running[place]
+
+    def tokens(self, request: Request) -> list[int]:
+        """Return all tokens of a request whose value is known."""
+        found: list[int] = self.world.tokens[request.token_row, : request.known].tolist()
+        return found
+
+    def kv(self, request: Request, kind: Kind, role: Role = Role.TARGET) -> Tensor:
+        """Return K and V of a request's tokens, in their order, of those not evicted."""
+        full, swa = self.world.owned(request)
+        return self.pools[role].arena[kind][:, :, full if kind is Kind.FULL else swa]
+
+    def poison(self) -> None:
+        """Fill every slot with NaN in which the pool's model has no KV of a request's token."""
+        for role, kind, arena in self.pools.arenas_of(self.pools.storage):
+            free = torch.ones(arena.shape[2], dtype=torch.bool)
+            for request in self.world.running:
+                run = request.length if role is Role.TARGET else request.drafted
+                full, swa = self.world.owned(request)
+                lost = len(full) - len(swa)
+                free[full[:run] if kind is Kind.FULL else swa[: max(0, run - lost)]] = False
+            arena[:, :, free.to(arena.device)] = torch.nan
+
+    def dense(self, request: Request) -> Tensor:
+        """Return the oracle's logits after the request's last token in the pool."""
+        position = torch.arange(request.length)
+        every = position % TRACK_INTERVAL == TRACK_INTERVAL - 1
+        return dense_logits(
+            self.model,
+            torch.tensor(self.tokens(request)[: request.length]),
+            request.mrope_delta,
+            torch.where(every & request.tracked, request.track_index, -1),
+            request.encoder_len,
+        )[-1]
+
+    def dense_draft(self, request: Request) -> Tensor:
+        """Return the oracle's logits of the draft model after the tokens it has caught up on."""
+        return dense_draft_logits(
+            self.draft,
+            torch.tensor(self.tokens(request)[1 : request.drafted + 1]),
+            self.world.hidden_states[request.token_row, : request.drafted],
+        )[-1]
+
+    def free(self) -> tuple[list[int], list[int]]:
+        """Return the free pages of both sub-pools, in the order of their return."""
+        return list(self.world.allocator.free_full), list(self.world.allocator.free_swa)
+
+
+def agree(found: Tensor, wanted: Tensor) -> bool:
+    """Whether logits are the oracle's but for rounding."""
+    error = (found.cpu().double() - wanted).abs() / (1 + wanted.abs())
+    return bool((error <= DENSE_BOUND[torch.float32]).all())
+
+
+PAGES = pytest.mark.parametrize("page_size", [1, 4], ids=["page1", "page4"])
+EITHER = pytest.mark.parametrize(
+    ("modes", "page_size"), [(EAGLE, 4), (FROZEN, 1)], ids=["eagle-page4", "frozen-page1"]
+)
+"""Where an engine and a page size matter, but not together."""
+ENGINES = pytest.mark.parametrize("modes", [EAGLE, FROZEN], ids=["eagle", "frozen"])
+
+
+VERIFIED = [shape for shape in SHAPES if shape != "two branches, the first longer"]
+"""Shapes whose longest branch is the last: what is forced is as long as a tree allows."""
+
+
+def planted(play: Play, request: Request, parents: Sequence[int]) -> Tree:
+    """Give a request a tree of that shape to verify."""
+    root = play.tokens(request)[request.length]
+    drafts = ((17 + 23 * node, parent) for node, parent in enumerate(parents[1:]))
+    request.tree = ((root, -1), *drafts)
+    return request.tree
+
+
+@pytest.mark.parametrize("accept", range(NODES))
+def test_a_verified_request_is_as_if_it_had_decoded_the_tokens_accepted(
+    accept: int, device: str
+) -> None:
+    """With every shape of tree, and with presets and page sizes in turn."""
+    for page_size, preset, shape in zip(
+        cycle((1, 4) if accept % 2 else (4, 1)), cycle(PRESETS), VERIFIED, strict=False
+    ):
+        check_verified(accept, SHAPES[shape], preset, page_size, device)
+
+
+def check_verified(
+    accept: int, parents: Sequence[int], preset: str, page_size: int, device: str
+) -> None:
+    """Verify a tree: tokens, KV, hidden states and pages, what is said next; nothing beside it."""
+    play, plain = (Play(device, page_size, EAGLE, preset) for _ in range(2))
+    window = play.config.window
+    for world in (play, plain):
+        world(Admit(5, WHOLE), Admit(window - 2, WHOLE))
+    beside, request = play.request(0), play.request(1)
+    other = [bits(play.kv(beside, kind)).clone() for kind in Kind]
+    before = play.tokens(request)
+    tree = planted(play, request, parents)
+    output = play(Verify((1,), accept))
+    greedy = output["logits"].argmax(-1).tolist()
+    path = accepted_path(tree, greedy, accept)
+    depth = max(len(path_to(parents, node)) for node in range(NODES)) - 1
+    assert len(path) - 1 >= min(accept, depth)
+
+    drafts = [tree[node][0] for node in path[1:]]
+    assert play.tokens(request) == [*before, *drafts, greedy[path[-1]]]
+    assert request.length == window - 2 + len(path)
+    assert request.known == request.length + 1
+    allocation = request.allocation
+    assert allocation is not None
+    pages = -(-request.length // page_size)
+    assert len(allocation.full_pages) == len(allocation.swa_pages) == pages
+    held = pages + -(-beside.length // page_size)
+    assert [len(pages) for pages in play.free()] == [80 // page_size - held] * 2
+    for kind, kv in zip(Kind, other, strict=True):
+        assert torch.equal(bits(play.kv(beside, kind)), kv)
+
+    decoded = plain.request(1)
+    for position in range(decoded.length, request.length):
+        plain.world.tokens[decoded.token_row, position] = play.tokens(request)[position]
+        plain(Decode((1,)))
+    assert decoded.length == request.length
+    for kind in Kind:
+        assert torch.allclose(play.kv(request, kind), plain.kv(decoded, kind), rtol=1e-3, atol=1e-4)
+    hidden, wanted = (
+        played.world.hidden_states[found.token_row, : found.length]
+        for played, found in ((play, request), (plain, decoded))
+    )
+    assert torch.allclose(hidden, wanted, rtol=1e-3, atol=1e-4)
+    play.poison()
+    assert agree(play(Decode((1,)))["logits"][0], play.dense(request))
+
+
+@EITHER
+def test_what_a_draft_proposed_is_verified_with_the_root_the_request_stands_at(
+    modes: frozenset[Mode], page_size: int, device: str
+) -> None:
+    """A round of speculation after another goes on where the dense oracle does."""
+    play = Play(device, page_size, modes)
+    play(Admit(3, WHOLE), Admit(play.config.window - 1, WHOLE))
+    for round_number in range(5):
+        play(DraftExtend((0, 1)), Draft((0, 1)))
+        for request in play.world.running:
+            assert len(request.tree) == NODES
+            assert request.tree[0] == (play.tokens(request)[request.length], -1)
+        found = [request.tree for request in play.world.running]
+        accept = round_number % NODES
+        batch = play.planned(Verify((0, 1), accept))
+        assert [span.tree for span in batch.spans] == found
+        output = play.decoder.forward(batch)
+        rows = play.world.commit(batch, output)
+        said = output["logits"].argmax(-1).tolist()
+        for place, (tree, row) in enumerate(zip(found, rows, strict=True)):
+            first = place * NODES
+            path = accepted_path(tree, said[first : first + NODES], accept)
+            assert row == first + path[-1]
+            drafts = [tree[node][0] for node in path]
+            assert play.tokens(play.request(place))[-len(path) - 1 :] == [*drafts, said[row]]
+    logits = play(Decode((0, 1)))["logits"]
+    for request, row in zip(play.world.running, logits, strict=True):
+        assert request.length > play.config.window
+        assert agree(row, play.dense(request))
+
+
+def caught_up(
+    device: str, page_size: int = 1, modes: frozenset[Mode] = EAGLE, prompts: Sequence[int] = (9, 5)
+) -> Play:
+    """Return a play of two requests that the draft model has caught up on."""
+    play = Play(device, page_size, modes)
+    play(*(Admit(prompt, WHOLE) for prompt in prompts), DraftExtend(tuple(range(len(prompts)))))
+    return play
+
+
+@PAGES
+@ENGINES
+def test_drafting_gives_every_slot_back_and_leaves_the_target_alone(
+    modes: frozenset[Mode], page_size: int, device: str
+) -> None:
+    """The mapping of pages that hold no token is cleared, and they count as freed."""
+    play = caught_up(device, page_size, modes)
+    mapping = play.pools.tables.full_to_swa_index_mapping
+    before, free = bits(play.pools[Role.TARGET].storage).clone(), list(map(sorted, play.free()))
+    batch = play.planned(Draft((0, 1)))
+    taken = 0 if modes is FROZEN else 2 * SPECULATION.slots
+    assert len(batch.out_cache_loc) == taken
+    assert (list(map(sorted, play.free())) != free) is (taken > 0)
+    lost = play.world.freed_slots.copy()
+    play.world.commit(batch, play.decoder.forward(batch))
+    assert list(map(sorted, play.free())) == free
+    assert torch.equal(bits(play.pools[Role.TARGET].storage), before)
+    held = {
+        slot
+        for request in play.world.running
+        if request.allocation is not None
+        for slot in play.world.allocator.full_slots(
+            request.allocation, 0, page_size * len(request.allocation.full_pages)
+        )
+    }
+    drafted_in = set(batch.out_cache_loc.tolist()) - held
+    assert bool(drafted_in) is (taken > 0)
+    assert not mapping[list(drafted_in)].any()
+    assert play.world.freed_slots - lost >= drafted_in
+    for request in play.world.running:
+        assert (request.length, request.known) == (request.prompt, request.prompt + 1)
+
+
+@pytest.mark.parametrize("step", [Decode((0,)), Verify((0,), 1)], ids=["decode", "verify"])
+@ENGINES
+def test_drafts_are_void_once_their_request_moves_on(
+    modes: frozenset[Mode], step: Step, device: str
+) -> None:
+    """Those of a parked request are not."""
+    play = caught_up(device, modes=modes)
+    play(Draft((0, 1)))
+    moved, parked = play.world.running
+    kept = parked.tree, parked.state
+    assert moved.tree and parked.tree and moved.state is not None
+    play(step)
+    assert moved.tree == ()
+    assert play.request(0).state is None
+    assert (parked.tree, parked.state) == kept
+    batch = play.planned(Draft((0, 1)))
+    assert [play.world.request_of(span.row) for span in batch.spans] == [parked]
+
+
+@ENGINES
+def test_a_draft_is_the_same_however_often_it_is_made(modes: frozenset[Mode], device: str) -> None:
+    play = caught_up(device, modes=modes)
+    play(Draft((0, 1)))
+    first = [request.tree for request in play.world.running]
+    play(Draft((1,)), Draft((0,)))
+    assert [request.tree for request in play.world.running] == first
+
+
+@EITHER
+def test_only_a_draft_model_that_has_caught_up_can_draft(
+    modes: frozenset[Mode], page_size: int, device: str
+) -> None:
+    """It runs what is in the target's pool and it has not run, one token ahead of the target."""
+    play = Play(device, page_size, modes)
+    play(Admit(7, WHOLE))
+    request = play.request()
+    assert not play.asks(Draft((0,)))
+    for step, since, until in (
+        (None, 0, 7),
+        (Decode((0,)), 7, 8),
+        (Decode((0,)), 8, 9),
+        (Verify((0,), 2), 9, None),
+    ):
+        if isinstance(step, Verify):
+            planted(play, request, SHAPES["a chain"])
+        if step is not None:
+            play(step)
+            assert not play.asks(Draft((0,)))
+        end = request.length if until is None else until
+        assert end >= since + (3 if until is None else 1)
+        batch = play.planned(DraftExtend((0,)))
+        assert batch.positions.tolist() == list(range(since, end))
+        assert batch.input_ids.tolist() == play.tokens(request)[since + 1 : end + 1]
+        wanted = play.world.hidden_states[request.token_row, since:end]
+        assert torch.equal(bits(batch.spec_info["hidden_states"]), bits(wanted))
+        assert batch.spec_info["extend_seq_lens"].tolist() == [end - since]
+        output = play.decoder.forward(batch)
+        assert play.world.commit(batch, output) == []
+        assert request.drafted == request.length == end
+        assert agree(output["logits"][0], play.dense_draft(request))
+        assert request.state is not None
+        assert torch.equal(request.state.topk_index, output["topk_index"][0])
+        assert torch.equal(bits(request.state.topk_p), bits(output["topk_p"][0]))
+        assert torch.equal(bits(request.state.hidden), bits(output["hidden"][0]))
+        assert not play.asks(DraftExtend((0,)))
+        play(Draft((0,)))
+
+
+@PAGES
+@ENGINES
+def test_eviction_leaves_what_a_draft_model_that_lags_will_see(
+    modes: frozenset[Mode], page_size: int, device: str
+) -> None:
+    """NaN in every free slot: a read of one that was evicted too soon would show."""
+    play = caught_up(device, page_size, modes, (20,))
+    request, window = play.request(), play.config.window
+    play(*[Decode((0,))] * 9, Evict(0))
+    assert request.drafted == 20
+    assert request.allocation is not None
+    evicted = request.allocation.swa_pages.count(None)
+    assert 0 < (20 - window) // page_size <= evicted <= (20 - window + 1) // page_size
+    play.poison()
+    assert agree(play(DraftExtend((0,)))["logits"][0], play.dense_draft(request))
+    assert request.drafted == request.length == 29
+
+
+@PAGES
+@ENGINES
+def test_eviction_leaves_what_the_next_draft_will_see(
+    modes: frozenset[Mode], page_size: int, device: str
+) -> None:
+    """A frozen draft stands where the target wrote last, a token before the next query."""
+    play, kept = (caught_up(device, page_size, modes, (19, 15)) for _ in range(2))
+    play(Evict(0), Evict(1))
+    for request in play.world.running:
+        assert request.allocation is not None
+        assert None in request.allocation.swa_pages
+    play.poison()
+    found, wanted = play(Draft((0, 1))), kept(Draft((0, 1)))
+    for name, values in wanted.items():
+        assert torch.equal(bits(found[name]), bits(values))
+    logits = play(Verify((0, 1), 1))["logits"]
+    assert bool(logits.isfinite().all())
+    assert torch.equal(bits(logits), bits(kept(Verify((0, 1), 1))["logits"]))
+
+
+def test_eviction_waits_for_no_draft_model_that_never_ran(device: str) -> None:
+    """It then cannot catch up, until the request is prefilled again."""
+    play = Play(device)
+    play(Admit(15, WHOLE), *[Decode((0,))] * 4)
+    request, window = play.request(), play.config.window
+    assert request.length == 19
+    play(Evict(0))
+    assert request.allocation is not None
+    assert request.allocation.swa_pages.count(None) == 19 - window + 1
+    assert not play.asks(DraftExtend((0,)))
+    play(Retract(0), Resume(0), DraftExtend((0,)))
+    assert play.request().drafted == 20
+
+
+@ENGINES
+def test_a_request_that_leaves_takes_its_drafts_along(modes: frozenset[Mode], device: str) -> None:
+    """Resumed, it is drafted for from the start; its slots are another's by then."""
+    play = caught_up(device, modes=modes)
+    play(Draft((0, 1)))
+    first, second = play.world.running
+    known = first.known
+    play(Retract(0), Finish(0))
+    for request in (first, second):
+        assert (request.drafted, request.state, request.tree) == (0, None, ())
+        assert request.allocation is None
+    assert [len(pages) for pages in play.free()] == [80, 80]
+    assert first.known == known
+    assert play.world.running == []
+    play(Resume(0))
+    assert not play.asks(Draft((0,)))
+    assert play.planned(DraftExtend((0,))).positions.tolist() == list(range(known))
+
+
+SPECULATIVE: tuple[Step, ...] = (Draft((0,)), Verify((0,), 1), DraftExtend((0,)))
+
+
+def test_nothing_is_speculated_on_while_nobody_is_ready(device: str) -> None:
+    """Without requests, while a prompt is not all in, and by an engine without the runners."""
+    play = Play(device)
+    assert not any(play.asks(step) for step in SPECULATIVE)
+    play(Admit(9, 4))
+    assert not any(play.asks(step) for step in SPECULATIVE)
+    plain = Play(device, modes=frozenset({Mode.DECODE, Mode.EXTEND}))
+    plain(Admit(9, WHOLE))
+    assert not any(plain.asks(step) for step in SPECULATIVE)
+    assert not any(
+        play.asks(step) for step in (Draft(()), Verify((), 1), DraftExtend(()), Decode(()))
+    )
+
+
+@ENGINES
+def test_nothing_is_speculated_beyond_the_longest_context(
+    modes: frozenset[Mode], device: str
+) -> None:
+    """A verify needs room for its tree and the token after it, a draft for its slots."""
+    longest = PRESETS["gpt_oss"].tiny.max_context
+    least_room = {"verify": NODES + 1, "draft": SPECULATION.slots if modes is EAGLE else 1}
+    for room in range(1, 8):
+        play = Play(device, modes=modes)
+        play(Admit(longest - room, WHOLE), DraftExtend((0,)))
+        assert play.asks(Draft((0,))) is (room >= least_room["draft"])
+        assert play.asks(Verify((0,), 3)) is (room >= least_room["verify"])
+        assert play.request().known <= longest
+
+
+def test_a_request_that_fills_the_context_is_left_alone(device: str) -> None:
+    """The draft model stays a token behind: nobody knows the token that it would need."""
+    play = caught_up(device, modes=FROZEN, prompts=(46,))
+    play(Decode((0,)))
+    assert not play.asks(Decode((0,)))
+    play(Retract(0), Resume(0))
+    request = play.request()
+    assert request.length == request.known == play.config.max_context
+    play(DraftExtend((0,)))
+    assert request.drafted == request.length - 1
+    assert not any(play.asks(step) for step in (*SPECULATIVE, Decode((0,))))
+
+
+@PAGES
+@ENGINES
+def test_a_pool_without_room_stops_what_needs_slots(
+    modes: frozenset[Mode], page_size: int, device: str
+) -> None:
+    """And changes nothing. Of two requests, the one that there is room for goes on."""
+    play = Play(device, page_size, modes, slots={1: 20, 4: 24}[page_size])
+    play(Admit(7, WHOLE), Admit(5, WHOLE), DraftExtend((0, 1)), Admit(4, WHOLE))
+    free = play.free()
+    assert [len(pages) * page_size for pages in free] == [4, 4]
+    assert play.asks(Draft((0,))) is (modes is FROZEN)
+    assert play.free() == free
+    batch = play.planned(Verify((0, 1), 0))
+    assert [play.world.request_of(span.row) for span in batch.spans] == [play.request(0)]
+    play.world.commit(batch, play.decoder.forward(batch))
+    while play.asks(Admit(1, 1)):
+        assert len(play.world.running) < 8
+    free = play.free()
+    held = [(request.length, request.known) for request in play.world.running]
+    assert free[0] == []
+    assert not play.asks(Verify((0,), 1))
+    assert play.free() == free
+    assert [(request.length, request.known) for request in play.world.running] == held
+    assert play.asks(DraftExtend((0, 1)))
+
+
+SMALL = st.integers(0, 5)
+FEW = st.lists(SMALL, min_size=1, max_size=6).map(tuple)
+ADMIT = st.builds(Admit, st.integers(1, 20), st.sampled_from([4, WHOLE, WHOLE]))
+STEPS: st.SearchStrategy[Step] = st.one_of(
+    ADMIT,
+    st.builds(Decode, FEW),
+    st.builds(DraftExtend, FEW),
+    st.builds(Draft, FEW),
+    st.builds(Verify, FEW, SMALL),
+    WILD_STEPS,
+)
+ROUNDS = st.builds(
+    lambda picks, accept: (DraftExtend(picks), Draft(picks), Verify(picks, accept)), FEW, SMALL
+)
+PARTS = st.lists(
+    st.one_of(STEPS.map(lambda step: (step,)), ADMIT.map(lambda step: (step,)), ROUNDS),
+    min_size=10,
+    max_size=40,
+)
+SCHEDULES = st.builds(
+    lambda parts, seed: Schedule(tuple(step for part in parts for step in part), seed),
+    PARTS,
+    st.integers(0, 2**31 - 1),
+)
+"""Any steps with any numbers, and among them admissions and whole rounds of speculation."""
+
+
+def check_ledger(world: Scheduler) -> None:
+    """Every page and row is one request's, or free; and every request is what it says it is."""
+    sizes, free = world.pools.sizes, world.allocator
+    held = [request.allocation for request in world.running if request.allocation is not None]
+    assert len(held) == len(world.running)
+    pages = {
+        "full": ([page for holder in held for page in holder.full_pages], free.free_full),
+        "swa": ([p for holder in held for p in holder.swa_pages if p is not None], free.free_swa),
+        "rows": ([holder.row for holder in held], free.free_rows),
+    }
+    last = {
+        "full": sizes.full_slots // sizes.page_size,
+        "swa": sizes.swa_slots // sizes.page_size,
+        "rows": sizes.rows,
+    }
+    for name, (owned, unowned) in pages.items():
+        assert sorted(owned + unowned) == list(range(1, last[name] + 1)), name
+    every = world.running + world.retracted
+    rows = [request.token_row for request in every] + world.free_token_rows
+    assert sorted(rows) == list(range(world.token_rows))
+    for request in every:
+        assert request.drafted <= request.length <= request.known <= world.config.max_context
+        caught_up = request.drafted == request.length == request.known - 1
+        assert request.state is None or caught_up
+        assert not request.tree or request.state is not None
+    assert all(request.allocation is None for request in world.retracted)
+    assert all(request.drafted == 0 for request in world.retracted)
+
+
+def check_committed(world: Scheduler) -> None:
+    """Nobody holds a page of no token, and every token in the pool is mapped, if not evicted."""
+    mapping, tables = world.pools.tables.full_to_swa_index_mapping, world.pools.tables
+    owned = [world.owned(request) for request in world.running]
+    for slots in zip(*owned, strict=True):
+        flat = [slot for of_request in slots for slot in of_request]
+        assert len(set(flat)) == len(flat)
+    for request, (full, swa) in zip(world.running, owned, strict=True):
+        allocation = request.allocation
+        assert allocation is not None
+        pages = -(-request.length // world.pools.sizes.page_size)
+        assert len(allocation.full_pages) == len(allocation.swa_pages) == pages
+        assert tables.req_to_token[allocation.row, : request.length].tolist() == full
+        assert [slot for slot in mapping[full].tolist() if slot] == swa
+
+
+@PAGES
+@ENGINES
+def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_size: int) -> None:
+    """After each plan and each forward; and what was played reached all there is of speculation."""
+    config = PRESETS["gpt_oss"].tiny
+    pools = KVPools(
+        config,
+        draft_config(config),
+        PoolSizes(64, 52, page_size, rows=5),
+        torch.float32,
+        torch.device("cpu"),
+    )
+    world = Scheduler(config, pools, 4, modes)
+    events: Counter[str] = Counter()
+
+    @settings(max_examples=16)
+    @given(SCHEDULES)
+    def play(schedule: Schedule) -> None:
+        generator = torch.Generator().manual_seed(schedule.seed)
+        world.reset(schedule.seed)
+        for _, step in schedule.flat():
+            work = world.plan(step)
+            check_ledger(world)
+            if work is not None and work.batch is not None:
+                assert 1 <= len(work.batch.spans) <= world.max_bs
+                world.commit(work.batch, made_up(work.batch, generator))
+                check_ledger(world)
+            check_committed(world)
+        events.update(world.events)
+
+    play()
+    reached = {
+        *("tree of a draft model", "tree of the harness", "accepted beside the first branch"),
+        *("draft accepted", "draft rejected", "draft caught up in several steps"),
+        *("pool full", "evicted", "retracted", "resumed", "finished"),
+    }
+    assert {event for event in reached if not events[event]} == set()
+
+
+def life(seed: int) -> Iterator[Step]:
+    """Yield steps of every kind, so that requests come, speculate, lag behind and go."""
+    draw = random.Random(seed)
+    kinds: list[Callable[[tuple[int, ...]], Step]] = [
+        lambda picks: Admit(draw.randrange(1, 20), draw.choice([4, WHOLE])),
+        lambda picks: Extend(picks[0], 6),
+        Decode,
+        Draft,
+        DraftExtend,
+        lambda picks: Verify(picks, draw.randrange(NODES)),
+        lambda picks: Evict(picks[0]),
+        lambda picks: Retract(picks[0]),
+        lambda picks: Resume(picks[0]),
+        lambda picks: Finish(picks[0]),
+    ]
+    for kind in draw.choices(kinds, [4, 1, 3, 5, 6, 4, 4, 1, 1, 1], k=120):
+        yield kind(tuple(draw.randrange(6) for _ in range(draw.randrange(1, 5))))
+
+
+@PAGES
+@ENGINES
+def test_no_forward_reads_what_holds_no_token(
+    modes: frozenset[Mode], page_size: int, device: str
+) -> None:
+    """All that no token's KV is in is NaN before each forward: a read of it would show."""
+    play = Play(device, page_size, modes)
+    forwards: Counter[Mode] = Counter()
+    play.world.reset(page_size)
+    for step in life(page_size):
+        work = play.world.plan(step)
+        if work is not None and work.batch is not None:
+            play.poison()
+            output = play.decoder.forward(work.batch)
+            assert all(bool(value.isfinite().all()) for value in output.values()), step
+            play.world.commit(work.batch, output)
+            forwards[work.mode] += 1
+    assert set(forwards) == modes
+    assert min(forwards.values()) >= 5
+    assert play.world.events["evicted"] > 0

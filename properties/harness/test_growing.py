@@ -1,0 +1,139 @@
+"""What it costs to add a property: its file, and one line of the table beside its import.
+
+Done on a copy of the build, in a process of its own, by a property that no build has.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("harness", "reference", "subjects", "reports")
+TABLE = "harness/checks/table.py"
+
+PROPERTY = '''"""few_requests: a property that no build has."""
+
+from harness.checks.property import Description, Property
+from harness.lockstep.observation import Observation
+from reference.batch import Mode
+
+
+def flag(observation: Observation) -> bool:
+    """Whether a decode runs more than two requests."""
+    return observation.mode is Mode.DECODE and len(observation.graph.spans) > 2
+
+
+def describe(observation: Observation) -> Description:
+    """Say how many there are."""
+    count = len(observation.graph.spans)
+    return f"a decode of {count} requests", {"requests": count}
+
+
+FEW_REQUESTS = Property(
+    id="few_requests",
+    statement="a decode runs two requests at most",
+    needs=frozenset(),
+    flag=flag,
+    describe=describe,
+)
+'''
+
+LINES = {
+    "from harness.checks.property import Property\n": (
+        "from harness.checks.of_steps.few_requests import FEW_REQUESTS\n"
+    ),
+    "    LOG_HYGIENE,\n": "    FEW_REQUESTS,\n",
+}
+"""What is added to the table, by the line that it is added before."""
+
+HUNT = """
+import json, sys
+from pathlib import Path
+from harness.__main__ import main
+from harness.records.case import Case, write_case
+from harness.campaigns.hunt import hunt
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.lockstep.config import TrialConfig
+
+trial = TrialConfig("cpu_graph", buckets=(4,), token_buckets=(4,))
+lockstep = Lockstep(trial)
+found = hunt(lockstep, "few_requests", 0, 50)
+outcome = lockstep.play(found.schedule)
+violations = tuple(violation.to_json() for violation in outcome.violations)
+write_case(Case(trial, found.schedule, "few_requests", 0, violations), Path("case.json"))
+codes = [main(["list", "--json"]), main(["replay", "case.json"])]
+steps = [step.name for step in found.schedule.steps]
+print(json.dumps({"steps": steps, "violations": violations, "codes": codes,
+                  "at_every_step": "few_requests" in STEP_PROPERTIES}))
+"""
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the build with one property more."""
+    folder = tmp_path_factory.mktemp("grown")
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", "out", "evidence")
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    (folder / "harness/checks/of_steps/few_requests.py").write_text(PROPERTY)
+    table = (folder / TABLE).read_text()
+    for before, line in LINES.items():
+        assert table.count(before) == 1
+        table = table.replace(before, line + before)
+    (folder / TABLE).write_text(table)
+    return folder
+
+
+def changed_files(folder: Path) -> dict[str, int]:
+    """Return how many lines each file of a copy has more than the build's."""
+    lines = {
+        str(path.relative_to(folder)): path.read_text().count("\n")
+        for package in PACKAGES
+        for path in (folder / package).rglob("*.py")
+    }
+    before = {
+        name: (ROOT / name).read_text().count("\n") if (ROOT / name).exists() else 0
+        for name in lines
+    }
+    return {name: lines[name] - before[name] for name in lines if lines[name] != before[name]}
+
+
+def test_a_property_more_is_a_file_and_a_line_of_the_table_with_its_import(grown: Path) -> None:
+    assert changed_files(grown) == {
+        "harness/checks/of_steps/few_requests.py": PROPERTY.count("\n"),
+        TABLE: 2,
+    }
+
+
+def test_a_property_more_is_judged_hunted_shrunk_listed_and_replayed_by_name(grown: Path) -> None:
+    """At every step of every schedule, with nothing else changed."""
+    done = subprocess.run(
+        [sys.executable, "-c", HUNT],
+        cwd=grown,
+        env={**os.environ, "PYTHONPATH": str(grown)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    *shown, last = done.stdout.splitlines()
+    found = json.loads(last)
+    assert found["at_every_step"]
+    assert found["steps"][-1] == "decode"
+    assert len(found["steps"]) <= 4
+    (violation,) = found["violations"]
+    assert violation["property"] == "few_requests"
+    place = len(found["steps"]) - 1
+    assert violation["step"] == place
+    assert violation["where"] == {"requests": 3}
+    assert found["codes"] == [0, 1]
+    printed = "\n".join(shown)
+    assert '"few_requests": "a decode runs two requests at most"' in printed
+    assert f"step {place}: few_requests: a decode of 3 requests" in printed

@@ -1,0 +1,280 @@
+"""The house: which package may import which, how large a file may be, and who may name what.
+
+Read off the sources, without importing them.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from harness.checks.table import PROPERTIES
+from subjects.bugs.catalogue import BUGS
+
+ROOT = Path(__file__).parents[2]
+
+ORDER = (
+    "reference",
+    "subjects",
+    "harness.schedules",
+    "harness.lockstep",
+    "harness.explain",
+    "harness.checks",
+    "harness.records",
+    "harness.campaigns",
+    "harness.engines",
+    "harness.cli",
+)
+"""The packages: any may import from those before it. `harness.__main__` is of the command line."""
+
+DATA_FOR_REPORTS = ("harness.explain.facts", "harness.records.schema")
+"""All that `reports` knows of a run: data, and no torch."""
+
+BELOW_THE_HARNESS = ("reference", "subjects")
+
+MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES = 15, 400, 60
+
+TABLES_OF_DATA: tuple[str, ...] = ()
+"""Files that are one table of data, however long."""
+
+
+@cache
+def sources() -> Mapping[str, Path]:
+    """Return every module of the build by name, tests apart."""
+    found = {}
+    for top in ("reference", "subjects", "harness", "reports"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file's syntax tree, the module first."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+def package_of(module: str) -> str:
+    """Return the package of ORDER, or `reports`, that a module belongs to."""
+    if module in {"harness", "harness.__main__"}:
+        return "harness.cli"
+    parts = module.split(".")
+    return ".".join(parts[:2] if parts[0] == "harness" else parts[:1])
+
+
+def imported_by(statements: Iterable[ast.AST], known: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules of ours that import statements name."""
+    for node in statements:
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            named = [name if name in known else node.module for name in inside]
+        else:
+            continue
+        yield from (name for name in named if name in known)
+
+
+def imports(module: str) -> set[str]:
+    """Return every module of ours that a module imports, at the top or inside a function."""
+    return set(imported_by(nodes(sources()[module]), sources()))
+
+
+def top_imports(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """Return every module of ours that is imported while a file is imported itself."""
+    return set(imported_by(outside_functions(nodes(path)[0]), known))
+
+
+def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below one that do not belong to a function."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from outside_functions(child)
+
+
+def allowed(module: str, other: str) -> bool:
+    """Whether a module may import another."""
+    mine, theirs = package_of(module), package_of(other)
+    if mine == theirs:
+        return True
+    if mine == "reports":
+        return other in DATA_FOR_REPORTS
+    if theirs == "reports":
+        return mine == "harness.cli"
+    if theirs == "harness.cli" and other == "harness":
+        return True  # The package itself, which holds the version alone.
+    return ORDER.index(theirs) < ORDER.index(mine)
+
+
+@pytest.mark.parametrize("package", [*ORDER, "reports"])
+def test_a_package_imports_from_those_before_it_alone(package: str) -> None:
+    """And `reports`, which only the command line imports, from the data of a run."""
+    mine = [module for module in sources() if package_of(module) == package]
+    assert mine
+    wrong = {
+        f"{module} imports {other}"
+        for module in mine
+        for other in imports(module)
+        if not allowed(module, other)
+    }
+    assert wrong == set()
+
+
+def test_every_module_belongs_to_a_package() -> None:
+    assert {package_of(module) for module in sources()} == {*ORDER, "reports"}
+
+
+def circle(edges: Mapping[str, set[str]]) -> list[str]:
+    """Return modules that import one another in a circle, the first again at the end, if any do."""
+    done: set[str] = set()
+
+    def walk(path: list[str]) -> list[str]:
+        for other in sorted(edges[path[-1]]):
+            if other in path:
+                return [*path[path.index(other) :], other]
+            if other not in done and (found := walk([*path, other])):
+                return found
+        done.add(path[-1])
+        return []
+
+    return next((found for module in sorted(edges) if (found := walk([module]))), [])
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    edges = {module: top_imports(path, sources()) - {module} for module, path in sources().items()}
+    assert circle(edges) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def all_sources() -> list[Path]:
+    """Return every source file, tests and conftest among them."""
+    tests = [*(ROOT / "properties").rglob("*.py"), ROOT / "conftest.py"]
+    return [*sources().values(), *sorted(tests)]
+
+
+def hidden_imports(source: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield what is imported for type checkers alone."""
+    for node in source:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from imported_by(ast.walk(node), sources())
+
+
+def test_no_import_of_ours_is_hidden_from_the_interpreter() -> None:
+    """What only a type checker sees may close a circle all the same."""
+    found = {path.name: set(hidden_imports(nodes(path))) for path in all_sources()}
+    assert {name: hidden for name, hidden in found.items() if hidden} == {}
+    source = "if typing.TYPE_CHECKING:\n    from harness.lockstep.pair import Pair\n"
+    assert list(hidden_imports(ast.walk(ast.parse(source)))) == ["harness.lockstep.pair"]
+
+
+def test_no_package_has_more_files_than_one_reads_at_a_glance() -> None:
+    folders = {path.parent for path in sources().values()}
+    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {folder: files for folder, files in counts.items() if files > MOST_FILES} == {}
+
+
+def test_no_file_is_longer_than_one_reads_in_a_sitting() -> None:
+    """Tests and tables of data apart."""
+    lines = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in sources().values()
+    }
+    assert {name for name, count in lines.items() if count > MOST_LINES} == set(TABLES_OF_DATA)
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    """Tests too."""
+    long = {
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in all_sources()
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= MOST_FUNCTION_LINES
+    }
+    assert long == set()
+
+
+def names_in(path: Path, names: Mapping[str, object]) -> set[str]:
+    """Return which names a file has: as a string of their own, or, if of several words, anywhere.
+
+    A name of one word may be a word of a sentence.
+    """
+    strings = {
+        node.value
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    text = path.read_text()
+    return {
+        name
+        for name in names
+        if name in strings or ("_" in name and re.search(rf"\b{re.escape(name)}\b", text))
+    }
+
+
+def modules_that_name(names: Mapping[str, object], packages: tuple[str, ...]) -> set[str]:
+    """Return the modules of some packages that name any of these, catalogue of bugs apart."""
+    return {
+        f"{module} names {name}"
+        for module, path in sources().items()
+        if module.split(".")[0] in packages and not module.startswith("subjects.bugs")
+        for name in names_in(path, names)
+    }
+
+
+def test_nothing_below_the_harness_names_a_property() -> None:
+    assert modules_that_name(PROPERTIES, BELOW_THE_HARNESS) == set()
+
+
+def test_nothing_below_the_harness_names_a_bug_but_the_catalogue() -> None:
+    assert modules_that_name(BUGS, BELOW_THE_HARNESS) == set()
+
+
+def test_a_name_is_found_wherever_it_stands() -> None:
+    """In a comment, a docstring or a string; not in a longer name."""
+    table = ROOT / "harness/checks/of_steps/kv_parity.py"
+    assert names_in(table, PROPERTIES) == {"kv_parity"}
+    assert "determinism" in names_in(
+        ROOT / "harness/checks/of_schedules/determinism.py", PROPERTIES
+    )
+
+
+def test_no_test_module_imports_from_another() -> None:
+    """What tests share stands in `properties/support`, where no test is."""
+    tests = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in sorted((ROOT / "properties").rglob("test_*.py"))
+    }
+    wrong = {
+        f"{module} imports {other}"
+        for module, path in tests.items()
+        for other in imported_by(nodes(path), tests)
+    }
+    assert wrong == set()
+    assert not list((ROOT / "properties/support").rglob("test_*.py"))
+
+
+def test_the_build_imports_no_test_and_no_conftest() -> None:
+    for module, path in sources().items():
+        named = {
+            name
+            for node in nodes(path)
+            if isinstance(node, ast.ImportFrom | ast.Import)
+            for name in (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
+        }
+        assert not {name for name in named if name.split(".")[0] in {"properties", "conftest"}}, (
+            module
+        )

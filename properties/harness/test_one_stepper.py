@@ -1,0 +1,61 @@
+"""`Pair.step` is the one place where both worlds plan a step, run it and commit it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STEPPER = "harness/lockstep/pair.py"
+
+ELSEWHERE = {
+    ("harness/checks/play.py", "self.pair.plan"): "a build that cannot be captured runs nothing",
+    ("harness/checks/of_steps/batch_invariance.py", "pair.decoder.forward"): "its extra run",
+    (
+        "harness/engines/windows.py",
+        "pair.plan",
+    ): "a window is measured: no step",
+}
+"""Calls of parts of a step outside the stepper, and why they are none of its loop."""
+
+
+def parts_called(source: str) -> Iterator[str]:
+    """Yield every call that plans or commits a step, or runs it on the reference."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called, on = node.func.attr, ast.unparse(node.func.value)
+            part_of_a_step = called in {"plan", "commit", "run_subject"}
+            if part_of_a_step or (called == "forward" and on.endswith(("decoder", "eager"))):
+                yield f"{on}.{called}"
+
+
+def test_no_other_module_of_the_harness_plans_runs_or_commits_a_step() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), call)
+        for path in sorted((ROOT / "harness").rglob("*.py"))
+        if str(path.relative_to(ROOT)) != STEPPER
+        for call in parts_called(path.read_text())
+    }
+    assert found == set(ELSEWHERE)
+
+
+def test_the_stepper_does_each_of_it_once_in_each_world() -> None:
+    calls = list(parts_called((ROOT / STEPPER).read_text()))
+    for part in ("self.eager.plan", "self.graph.plan", "self.decoder.forward"):
+        assert calls.count(part) == 1
+    for part in ("self.eager.commit", "self.graph.commit", "self.run_subject"):
+        assert calls.count(part) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def play(pair, step):\n    return pair.world.plan(step)\n",
+        "def follow(pair, batch, output):\n    pair.graph.commit(batch, output)\n",
+        "def again(pair, batch):\n    return pair.decoder.forward(batch)\n",
+        "output = pair.eager.forward(batch)\n",
+    ],
+)
+def test_a_further_loop_over_the_worlds_is_found(source: str) -> None:
+    assert len(list(parts_called(source))) == 1

@@ -1,0 +1,48 @@
+"""How a task ends where the table of expectations, or the bug itself, is wrong.
+
+The bug is of the CPU graph runner: its engine is built at once.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.campaigns.task import Source, Status, Task, run_task
+from harness.checks.expectations import COMPILED, TABLE
+from harness.lockstep.config import TrialConfig
+from subjects.bugs.catalogue import BUGS
+
+BUG, RUNNER = "req_pool_pad", "cpu_graph"
+
+
+def status(device: str, examples: int = 3) -> Status:
+    """Return how the task of hunting the bug ends."""
+    trial = TrialConfig(RUNNER, device=device, buckets=(2, 4)).with_bug(BUG)
+    return run_task(Task(trial, Source.GENERATED, 0, examples)).status
+
+
+def test_a_bug_of_the_wrong_property_is_red(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that names another property is found out."""
+    monkeypatch.setitem(TABLE, BUG, replace(TABLE[BUG], detected_by="log_hygiene"))
+    assert status(device) is Status.WRONG_PROPERTY
+
+
+def test_a_bug_that_changes_nothing_is_missed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inert = replace(BUGS[BUG], rows={})
+    monkeypatch.setattr("harness.campaigns.task.BUGS", {**BUGS, BUG: inert})
+    monkeypatch.setattr("harness.lockstep.config.BUGS", {**BUGS, BUG: inert})
+    assert status(device) is Status.MISSED
+
+
+def test_a_bug_that_affects_a_runner_that_it_should_not_is_red(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that calls a bug harmless is found out."""
+    row = TABLE[BUG]
+    harmless = replace(
+        row,
+        affected=row.affected - {COMPILED},
+        unaffected={**row.unaffected, COMPILED: "it is said to be right"},
+    )
+    monkeypatch.setitem(TABLE, BUG, harmless)
+    assert status(device) is Status.AFFECTED_AFTER_ALL

@@ -1,0 +1,68 @@
+"""The trials of a clean build: few, and every two values of different axes meet in one of them."""
+
+from itertools import combinations, product
+
+import pytest
+
+from harness.lockstep.config import DTYPES, TrialConfig
+from properties.support.trials import (
+    ENGINES,
+    PAGE_SIZES,
+    all_pairs,
+    axes_of,
+    clean_trials,
+    name,
+)
+from reference.config import PRESETS
+from subjects.runners import RUNNERS, engine_runners
+
+OPTIONS = [(None, None), ("decode", None), (None, "mimo"), ("breakable", "gpt_oss")]
+
+
+@pytest.mark.parametrize(("runner", "preset"), OPTIONS)
+def test_every_two_values_of_different_axes_meet_in_a_trial(
+    runner: str | None, preset: str | None
+) -> None:
+    """Runner, preset, location scheme, dtype and page size, as far as options leave them open."""
+    trials = clean_trials("cpu", runner, preset, None)
+    axes = axes_of(runner, preset)
+    for (one, values), (other, others) in combinations(axes.items(), 2):
+        met = {(getattr(trial, one), getattr(trial, other)) for trial in trials}
+        assert met == set(product(values, others))
+
+
+def test_the_trials_are_a_third_of_all_combinations_of_the_old_axes_at_most() -> None:
+    """No trial is there twice, and test ids tell them apart."""
+    trials = clean_trials("cpu", None, None, None)
+    combinations_of_old = len(ENGINES) * len(PRESETS) * len(DTYPES) * len(PAGE_SIZES)
+    assert len(set(map(name, trials))) == len(trials) <= combinations_of_old / 3
+
+
+def test_every_runner_is_in_an_engine_that_is_tried() -> None:
+    tried = {runner.name for engine in ENGINES for runner in engine_runners(engine)}
+    assert tried == set(RUNNERS)
+
+
+def test_a_bug_is_tried_in_every_shape_on_all_runners_that_it_affects() -> None:
+    """Under its own location scheme: nothing is left out where red is expected."""
+    trials = clean_trials("cpu", None, None, "swa_pad")
+    shapes = {(t.runner, t.preset, t.dtype, t.page_size) for t in trials}
+    runners = {"decode", "target_verify"}
+    assert shapes == set(product(runners, PRESETS, DTYPES, PAGE_SIZES))
+    assert len(trials) == len(shapes)
+    assert {(trial.bugs, trial.scheme) for trial in trials} == {(("swa_pad",), "preset")}
+
+
+def test_a_runner_or_a_preset_that_is_asked_for_is_tried_alone() -> None:
+    for bug in (None, "swa_pad"):
+        trials = clean_trials("cpu", "decode", "mimo", bug)
+        assert {(trial.runner, trial.preset) for trial in trials} == {("decode", "mimo")}
+        assert all(isinstance(trial, TrialConfig) for trial in trials)
+
+
+def test_all_pairs_of_small_axes_are_found_with_as_few_rows_as_there_can_be() -> None:
+    """Three axes of two values need four rows, not eight; one axis needs none."""
+    rows = all_pairs(["ab", "cd", "ef"])
+    assert len(rows) == 4
+    assert all_pairs(["ab", "cd", "ef"]) == rows
+    assert all_pairs(["ab"]) == []

@@ -1,0 +1,426 @@
+"""The allocator: nothing reserved is handed out, nothing twice, and all comes back.
+
+Lists of operations are drawn by Hypothesis and played against a ledger kept here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from reference.allocator import Allocator, PageAllocation
+from reference.config import PRESETS, Kind
+from reference.pool import HybridKVPool, PoolSizes
+
+CONFIG = PRESETS["gpt_oss"].tiny
+FULL_SLOTS, SWA_SLOTS, ROWS = 24, 16, 5
+PAGE_SIZES = (1, 4)
+
+Operation = tuple[str, int, int]
+"""What to do, to which allocation (modulo those there are), with how many tokens."""
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["admit", "extend", "extend", "truncate", "evict", "free"]),
+        st.integers(0, ROWS - 1),
+        st.integers(1, 9),
+    ),
+    max_size=30,
+)
+
+
+def small_pool(page_size: int, device: str) -> HybridKVPool:
+    """Return a pool that a few requests fill."""
+    sizes = PoolSizes(FULL_SLOTS, SWA_SLOTS, page_size, ROWS)
+    return HybridKVPool(CONFIG, sizes, torch.float32, torch.device(device))
+
+
+@dataclass
+class Request:
+    """An allocation, and what the ledger knows of it: its tokens, and how many lost their SWA page.
+
+    The first `mapped` tokens' slots were mapped, of the pages that it still holds.
+    """
+
+    allocation: PageAllocation
+    length: int = 0
+    evicted: int = 0
+    mapped: int = 0
+
+
+@dataclass
+class Ledger:
+    """An allocator, the requests it serves, and how often it reported a change."""
+
+    allocator: Allocator
+    requests: list[Request] = field(default_factory=list)
+    changes: int = 0
+
+    @classmethod
+    def of(cls, page_size: int, device: str, seed: int = 0) -> "Ledger":
+        """Return the ledger of a pool of its own."""
+        ledger = cls(Allocator(small_pool(page_size, device)))
+        ledger.allocator.on_change = ledger.count
+        ledger.allocator.clear(seed)
+        return ledger
+
+    def count(self) -> None:
+        """Count one change."""
+        self.changes += 1
+
+    def admit(self) -> Request | None:
+        """Give a new request a row, if there is one."""
+        allocation = self.allocator.alloc_row()
+        if allocation is None:
+            return None
+        self.requests.append(Request(allocation))
+        return self.requests[-1]
+
+    def extend(self, request: Request, count: int) -> bool:
+        """Give a request slots for more tokens and map them, if there is room."""
+        begin, end = request.length, request.length + count
+        full = self.allocator.extend(request.allocation, begin, count)
+        if full is None:
+            return False
+        device = self.allocator.pool.device
+        swa = self.allocator.swa_slots(request.allocation, begin, end)
+        self.allocator.pool.tables.write(
+            torch.full((count,), request.allocation.row, device=device),
+            torch.arange(begin, end, device=device),
+            torch.tensor(full, device=device),
+            torch.tensor(swa, device=device),
+        )
+        request.length = end
+        request.mapped = max(request.mapped, end)
+        return True
+
+    def truncate(self, request: Request, tokens: int) -> None:
+        """Keep a request's first tokens, and as many slots as their pages have."""
+        self.allocator.truncate(request.allocation, tokens)
+        held = -(-tokens // self.allocator.page_size) * self.allocator.page_size
+        request.length = min(request.length, tokens)
+        request.evicted = min(request.evicted, held)
+        request.mapped = min(request.mapped, held)
+
+    def evict(self, request: Request, tokens: int) -> int:
+        """Evict a request's first tokens, as far as whole pages allow; return how many pages."""
+        tokens = min(tokens, request.length)
+        whole = tokens - tokens % self.allocator.page_size
+        request.evicted = max(request.evicted, whole)
+        return self.allocator.evict(request.allocation, tokens)
+
+    def free(self, request: Request) -> None:
+        """Finish a request."""
+        self.requests.remove(request)
+        self.allocator.free(request.allocation)
+
+    def play(self, operation: Operation) -> None:
+        """Do one operation, if there is a request to do it to."""
+        name, pick, tokens = operation
+        if name == "admit":
+            self.admit()
+        elif self.requests:
+            request = self.requests[pick % len(self.requests)]
+            if name == "extend":
+                event("room" if self.extend(request, tokens) else "no room")
+            elif name == "evict":
+                event("evicted" if self.evict(request, tokens) else "nothing to evict")
+            elif name == "truncate":
+                # A token whose SWA page is gone cannot be written again.
+                self.truncate(request, max(request.evicted, request.length - tokens))
+            else:
+                self.free(request)
+
+    @property
+    def mapping(self) -> torch.Tensor:
+        """The pool's map from full to SWA slots."""
+        return self.allocator.pool.full_to_swa_index_mapping
+
+    def state(self) -> tuple[object, ...]:
+        """Return a copy of everything that an operation could change."""
+        return (
+            list(self.allocator.free_full),
+            list(self.allocator.free_swa),
+            list(self.allocator.free_rows),
+            [
+                (list(request.allocation.full_pages), list(request.allocation.swa_pages))
+                for request in self.requests
+            ],
+            self.mapping.tolist(),
+        )
+
+
+@pytest.fixture(params=PAGE_SIZES, ids=[f"page{size}" for size in PAGE_SIZES])
+def ledger(request: pytest.FixtureRequest, device: str) -> Ledger:
+    """Return a new ledger, for each page size."""
+    return Ledger.of(request.param, device)
+
+
+def owned_pages(ledger: Ledger, kind: Kind) -> list[int]:
+    """Return the pages of a sub-pool that requests hold."""
+    return [
+        page
+        for holder in (request.allocation for request in ledger.requests)
+        for page in (holder.full_pages if kind is Kind.FULL else holder.swa_pages)
+        if page is not None
+    ]
+
+
+def check_ownership(ledger: Ledger) -> None:
+    """Every page and row but the reserved ones is owned by one request, or free, and not both."""
+    allocator = ledger.allocator
+    full_pages, swa_pages = FULL_SLOTS // allocator.page_size, SWA_SLOTS // allocator.page_size
+    owned_full, owned_swa = owned_pages(ledger, Kind.FULL), owned_pages(ledger, Kind.SWA)
+    assert sorted(owned_full + allocator.free_full) == list(range(1, full_pages + 1))
+    assert sorted(owned_swa + allocator.free_swa) == list(range(1, swa_pages + 1))
+    rows = [request.allocation.row for request in ledger.requests]
+    assert sorted(rows + allocator.free_rows) == list(range(1, ROWS + 1))
+
+
+def check_slots(ledger: Ledger) -> None:
+    """No slot of a live token is reserved or another's, and each token has as many as it needs."""
+    allocator = ledger.allocator
+    full = [s for r in ledger.requests for s in allocator.full_slots(r.allocation, 0, r.length)]
+    swa = [
+        s for r in ledger.requests for s in allocator.swa_slots(r.allocation, r.evicted, r.length)
+    ]
+    assert len(full) == sum(request.length for request in ledger.requests)
+    assert len(swa) == sum(max(0, request.length - request.evicted) for request in ledger.requests)
+    for slots, last in ((full, FULL_SLOTS), (swa, SWA_SLOTS)):
+        assert len(set(slots)) == len(slots)
+        reserved = range(allocator.page_size)
+        assert all(slot not in reserved and slot < last + len(reserved) for slot in slots)
+
+
+def check_mapping(ledger: Ledger) -> None:
+    """The mapping holds the SWA slot of each slot mapped, and zero wherever nobody has a page."""
+    allocator = ledger.allocator
+    wanted = [0] * (FULL_SLOTS + allocator.page_size) + [-1]
+    for request in ledger.requests:
+        kept = request.evicted, request.mapped
+        full, swa = (
+            slots(request.allocation, *kept)
+            for slots in (allocator.full_slots, allocator.swa_slots)
+        )
+        for full_slot, swa_slot in zip(full, swa, strict=True):
+            wanted[full_slot] = swa_slot
+    assert ledger.mapping.tolist() == wanted
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@given(operations=OPERATIONS, seed=st.integers(0, 3))
+def test_ownership_is_exact_whatever_is_done(
+    device: str, page_size: int, operations: list[Operation], seed: int
+) -> None:
+    """After every operation; and once all requests are freed, everything has come back."""
+    ledger = Ledger.of(page_size, device, seed)
+    for operation in [*[("admit", 0, 1)] * 2, *operations, *[("free", 0, 1)] * ROWS]:
+        ledger.play(operation)
+        check_ownership(ledger)
+        check_slots(ledger)
+        check_mapping(ledger)
+    assert ledger.requests == []
+    assert len(ledger.allocator.free_full) == FULL_SLOTS // page_size
+    assert len(ledger.allocator.free_swa) == SWA_SLOTS // page_size
+    assert len(ledger.allocator.free_rows) == ROWS
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@given(operations=OPERATIONS, tokens=st.integers(1, 2 * FULL_SLOTS))
+def test_an_extend_without_room_changes_nothing(
+    device: str, page_size: int, operations: list[Operation], tokens: int
+) -> None:
+    """It takes place only if both sub-pools have the pages that it needs."""
+    ledger = Ledger.of(page_size, device)
+    for operation in [("admit", 0, 1), *operations, ("admit", 0, 1)]:
+        ledger.play(operation)
+    before, request = ledger.state(), ledger.requests[-1]
+    pages = -(-(request.length + tokens) // page_size) - len(request.allocation.full_pages)
+    allocator = ledger.allocator
+    room = pages <= len(allocator.free_full) and pages <= len(allocator.free_swa)
+    assert ledger.extend(request, tokens) is room
+    assert room or ledger.state() == before
+
+
+def test_there_is_room_for_no_more_than_the_smaller_sub_pool(ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None
+    assert not ledger.extend(request, SWA_SLOTS + 1)
+    assert ledger.extend(request, SWA_SLOTS)
+    assert not ledger.extend(request, 1)
+    assert ledger.evict(request, 4) == 4 // ledger.allocator.page_size
+    assert ledger.extend(request, 4)
+    assert not ledger.extend(request, 1)
+    check_ownership(ledger)
+
+
+def test_there_are_as_many_requests_as_rows(ledger: Ledger) -> None:
+    admitted = [ledger.admit() for _ in range(ROWS + 1)]
+    assert [request is None for request in admitted] == [False] * ROWS + [True]
+    check_ownership(ledger)
+
+
+def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -> None:
+    first, second = ledger.admit(), ledger.admit()
+    assert first is not None and second is not None
+    assert ledger.extend(first, 4) and ledger.extend(second, 4)
+    freed = (
+        first.allocation.row,
+        list(first.allocation.full_pages),
+        list(first.allocation.swa_pages),
+    )
+    ledger.free(first)
+    again = ledger.admit()
+    assert again is not None and ledger.extend(again, 4)
+    assert (again.allocation.row, again.allocation.full_pages, again.allocation.swa_pages) == freed
+
+
+def test_an_evicted_swa_page_is_the_first_to_be_issued_again(ledger: Ledger) -> None:
+    size = ledger.allocator.page_size
+    first, second = ledger.admit(), ledger.admit()
+    assert first is not None and second is not None
+    assert ledger.extend(first, 3 * size)
+    evicted = list(first.allocation.swa_pages[:2])
+    assert ledger.evict(first, 2 * size) == 2
+    assert ledger.extend(second, 2 * size)
+    assert second.allocation.swa_pages == evicted
+
+
+def test_a_page_is_evicted_only_whole(ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 11)
+    size = ledger.allocator.page_size
+    assert ledger.evict(request, 7) == 7 // size
+    assert ledger.evict(request, 7) == 0
+    assert [page is None for page in request.allocation.swa_pages[: 11 // size]] == [
+        (index + 1) * size <= 7 for index in range(11 // size)
+    ]
+    check_mapping(ledger)
+
+
+def test_pages_beyond_a_truncation_are_free_again_last_page_first(ledger: Ledger) -> None:
+    """What is issued next is what a request that was never cut short would have got."""
+    size = ledger.allocator.page_size
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 11)
+    held = list(request.allocation.full_pages), list(request.allocation.swa_pages)
+    kept = -(-5 // size)
+    ledger.truncate(request, 5)
+    assert request.allocation.full_pages == held[0][:kept]
+    assert request.allocation.swa_pages == held[1][:kept]
+    freed = len(held[0]) - kept
+    assert ledger.allocator.free_full[-freed:] == held[0][: -freed - 1 : -1]
+    assert ledger.allocator.free_swa[-freed:] == held[1][: -freed - 1 : -1]
+    check_ownership(ledger)
+    check_mapping(ledger)
+    assert ledger.extend(request, 6)
+    assert (request.allocation.full_pages, request.allocation.swa_pages) == held
+
+
+def test_a_truncation_clears_the_mapping_of_whole_pages(ledger: Ledger) -> None:
+    """Every slot of a page that was taken back, and no other."""
+    size = ledger.allocator.page_size
+    first, second = ledger.admit(), ledger.admit()
+    assert first is not None and second is not None
+    assert ledger.extend(first, 8) and ledger.extend(second, 8)
+    slots = ledger.allocator.full_slots(first.allocation, 0, 8)
+    before = ledger.mapping.tolist()
+    ledger.truncate(first, 3)
+    gone = set(slots[-(-3 // size) * size :])
+    assert gone
+    assert ledger.mapping.tolist() == [
+        0 if slot in gone else swa for slot, swa in enumerate(before)
+    ]
+
+
+def test_a_truncation_frees_no_evicted_page_twice(ledger: Ledger) -> None:
+    """Below what was evicted, within it, and of a page of which some tokens are kept."""
+    for kept in (8, 6, 2, 0):
+        request = ledger.admit()
+        assert request is not None and ledger.extend(request, 12)
+        assert ledger.evict(request, 8) == 8 // ledger.allocator.page_size
+        ledger.truncate(request, kept)
+        check_ownership(ledger)
+        check_mapping(ledger)
+        ledger.free(request)
+        check_ownership(ledger)
+
+
+@pytest.mark.parametrize("tokens", [8, 9, 100])
+def test_a_truncation_beyond_the_end_changes_nothing(ledger: Ledger, tokens: int) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 8)
+    ledger.evict(request, 4)
+    before = ledger.state()
+    ledger.allocator.truncate(request.allocation, tokens)
+    assert ledger.state() == before
+
+
+def test_an_evicted_token_has_no_swa_slot(ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 8)
+    ledger.evict(request, 4)
+    with pytest.raises(ValueError, match="token 3 has no SWA slot"):
+        ledger.allocator.swa_slots(request.allocation, 3, 5)
+    assert len(ledger.allocator.swa_slots(request.allocation, 4, 8)) == 4
+
+
+def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -> None:
+    size, orders = ledger.allocator.page_size, set()
+    for seed in range(8):
+        ledger.allocator.clear(seed)
+        request = Request(PageAllocation(row=1))
+        assert ledger.extend(request, SWA_SLOTS)
+        full = ledger.allocator.full_slots(request.allocation, 0, SWA_SLOTS)
+        swa = ledger.allocator.swa_slots(request.allocation, 0, SWA_SLOTS)
+        for slots in (full, swa):
+            assert all(slots[i] == slots[i - i % size] + i % size for i in range(SWA_SLOTS))
+            assert slots[::size] != sorted(slots[::size])
+        assert full != swa
+        orders.add((tuple(full), tuple(swa)))
+    assert len(orders) == 8
+
+
+def test_the_same_seed_gives_the_same_order(device: str) -> None:
+    first, second = Ledger.of(1, device, seed=5), Ledger.of(1, device, seed=5)
+    assert first.state() == second.state() != Ledger.of(1, device, seed=6).state()
+
+
+def test_clearing_frees_everything(ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 9)
+    ledger.allocator.clear(seed=1)
+    ledger.requests.clear()
+    check_ownership(ledger)
+
+
+def clear(ledger: Ledger, request: Request) -> None:
+    """Own nothing."""
+    ledger.allocator.clear(seed=0)
+
+
+MUTATIONS: dict[str, Callable[[Ledger, Request], object]] = {
+    "extend": lambda ledger, request: ledger.extend(request, 1),
+    "evict": lambda ledger, request: ledger.evict(request, 4),
+    "truncate": lambda ledger, request: ledger.truncate(request, 3),
+    "free": lambda ledger, request: ledger.free(request),
+    "clear": clear,
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_change_of_slots_is_reported(name: str, ledger: Ledger) -> None:
+    request = ledger.admit()
+    assert request is not None and ledger.extend(request, 8)
+    before = ledger.changes
+    MUTATIONS[name](ledger, request)
+    assert ledger.changes > before
+
+
+def test_making_an_allocator_is_reported(device: str) -> None:
+    reports: list[None] = []
+    Allocator(small_pool(1, device), lambda: reports.append(None))
+    assert len(reports) == 1

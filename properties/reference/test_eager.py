@@ -1,0 +1,754 @@
+"""The eager path against itself and against the dense oracle: what both worlds may rest on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harness.checks.of_schedules.dense_agreement import DENSE_BOUND
+from harness.lockstep.bits import bits
+from harness.lockstep.config import DTYPES, TrialConfig
+from harness.lockstep.pair import DRAFT_SEED
+from properties.support.subjects.trees import SHAPES, parents_of, path_to
+from reference.allocator import Allocator, PageAllocation
+from reference.batch import TRACK_INTERVAL, DraftState, Mode, Span, prepare
+from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from reference.eager import EagerDecoder
+from reference.model import Model, Output
+from reference.oracle import dense_draft_logits, dense_logits, visible
+from reference.pool import KVPools
+from reference.speculative import Tree, propose
+
+PAGE_SIZES = (1, 4)
+REQUESTS = 3
+
+Variant = tuple[str, str, int]
+"""A preset, a dtype and a page size."""
+
+VARIANTS: tuple[Variant, ...] = (
+    ("gemma3", "float32", 1),
+    ("gemma3", "bfloat16", 4),
+    ("gpt_oss", "float32", 4),
+    ("gpt_oss", "bfloat16", 1),
+    ("mimo", "float32", 1),
+    ("mimo", "bfloat16", 4),
+)
+"""Every pair of a preset, a dtype and a page size."""
+
+of_every_pair = pytest.mark.parametrize(("preset", "dtype", "page_size"), VARIANTS)
+of_every_preset = pytest.mark.parametrize(
+    ("preset", "dtype", "page_size"), [VARIANTS[1], VARIANTS[2], VARIANTS[4]]
+)
+"""For what is held against the eager path itself: the ops are held against themselves apart."""
+
+
+@cache
+def models(preset: str, dtype: str, device: str) -> tuple[Model, Model]:
+    """Return a target and its draft model; who changes one does so in a context."""
+    config, place = PRESETS[preset].tiny, torch.device(device)
+    draft = Model(draft_config(config), DTYPES[dtype], place, DRAFT_SEED)
+    return Model(config, DTYPES[dtype], place), draft
+
+
+@dataclass
+class Request:
+    """A request of the bench: its tokens are row `serial` of the token table."""
+
+    serial: int
+    allocation: PageAllocation
+    length: int = 0
+
+    @property
+    def mrope_delta(self) -> int:
+        """Another for each request, as are the payloads below."""
+        return self.serial + 1
+
+    @property
+    def track_index(self) -> int:
+        """The state-tracking row."""
+        return 2 * self.serial + 3
+
+    @property
+    def tracked(self) -> bool:
+        """Whether the state is tracked."""
+        return self.serial != 1
+
+    @property
+    def encoder_len(self) -> int:
+        """The cross-attention length."""
+        return 3 - self.serial
+
+
+class Bench:
+    """Requests of the same tokens on pools of a seed's bytes and order, without a scheduler."""
+
+    def __init__(self, preset: str, dtype: str, page_size: int, device: str, seed: int = 0) -> None:
+        self.trial = TrialConfig(preset=preset, dtype=dtype, page_size=page_size, device=device)
+        self.config = PRESETS[preset].tiny
+        place = torch.device(device)
+        self.model, self.draft_model = models(preset, dtype, device)
+        sizes, draft = self.trial.sizes, self.draft_model.config
+        self.pools = KVPools(self.config, draft, sizes, DTYPES[dtype], place)
+        self.pools.reset(seed)
+        self.allocator = Allocator(self.pools[Role.TARGET])
+        self.allocator.clear(seed)
+        self.decoder = EagerDecoder(self.trial.ops(), self.model, self.draft_model, self.pools)
+        drawn = torch.Generator().manual_seed(1)
+        shape = REQUESTS, self.config.max_context
+        self.tokens = torch.randint(self.config.vocab, shape, generator=drawn).to(place)
+        self.hidden_states = torch.zeros(
+            (*shape, self.config.hidden), dtype=DTYPES[dtype], device=place
+        )
+        self.requests = [self._admit(serial) for serial in range(REQUESTS)]
+
+    def _admit(self, serial: int) -> Request:
+        allocation = self.allocator.alloc_row()
+        assert allocation is not None
+        return Request(serial, allocation)
+
+    def span(self, request: Request, begin: int, end: int) -> Span:
+        """Return tokens of a request as a span, with slots for all of them."""
+        short = max(0, end - max(begin, request.length))
+        assert self.allocator.extend(request.allocation, end - short, short) is not None
+        return Span(
+            row=request.allocation.row,
+            token_row=request.serial,
+            begin=begin,
+            end=end,
+            full_slots=self.allocator.full_slots(request.allocation, begin, end),
+            swa_slots=self.allocator.swa_slots(request.allocation, begin, end),
+            mrope_delta=request.mrope_delta,
+            track_index=request.track_index,
+            tracked=request.tracked,
+            encoder_len=request.encoder_len,
+        )
+
+    def run(self, mode: Mode, spans: Sequence[Span]) -> Output:
+        """Run a forward over some spans."""
+        tables = self.pools.tables
+        return self.decoder.forward(prepare(mode, spans, self.tokens, self.hidden_states, tables))
+
+    def forward(self, mode: Mode, counts: Sequence[int]) -> Tensor:
+        """Run the next tokens of each request that has a count; return their logits."""
+        spans = []
+        for request, count in zip(self.requests, counts, strict=True):
+            if count:
+                spans.append(self.span(request, request.length, request.length + count))
+                request.length += count
+        output = self.run(mode, spans)
+        ends = np.cumsum([span.end - span.begin for span in spans])
+        for span, end in zip(spans, ends.tolist(), strict=True):
+            rows = output["hidden"][end - (span.end - span.begin) : end]
+            self.hidden_states[span.token_row, span.begin : span.end] = rows
+        return output["logits"]
+
+    def prefill(self, *counts: int) -> Tensor:
+        """Extend each request by a count of tokens."""
+        return self.forward(Mode.EXTEND, counts)
+
+    def decode(self) -> Tensor:
+        """Decode one token of each request."""
+        return self.forward(Mode.DECODE, [1] * REQUESTS)
+
+    def verify(self, trees: Sequence[Tree]) -> Tensor:
+        """Verify a tree of each request; return the logits [requests, nodes, vocab]."""
+        spans = [
+            replace(self.span(request, request.length, request.length + len(tree)), tree=tree)
+            for request, tree in zip(self.requests, trees, strict=True)
+        ]
+        return self.run(Mode.TARGET_VERIFY, spans)["logits"].view(REQUESTS, len(trees[0]), -1)
+
+    def draft_extend(self, begins: Sequence[int], ends: Sequence[int]) -> Output:
+        """Let the draft model run the tokens begin .. end-1 of each request that has any."""
+        bounds = zip(self.requests, begins, ends, strict=True)
+        spans = [self.span(request, begin, end) for request, begin, end in bounds if begin < end]
+        return self.run(Mode.DRAFT_EXTEND, spans)
+
+    def catch_up(self) -> Output:
+        """Let the draft model run all tokens of all requests."""
+        return self.draft_extend([0] * REQUESTS, [request.length for request in self.requests])
+
+    def drafting(self, mode: Mode, caught_up: Output) -> list[Span]:
+        """Return the spans of a draft from what the draft model gave last."""
+        count = SPECULATION.slots if mode is Mode.DRAFT else 0
+        names = "topk_p", "topk_index", "hidden"
+        return [
+            replace(
+                self.span(request, request.length, request.length + count),
+                state=DraftState(*(caught_up[name][request.serial].clone() for name in names)),
+            )
+            for request in self.requests
+        ]
+
+    def evict_unseen(self) -> int:
+        """Free what no later query can see, and fill what is free; return how many pages."""
+        window = self.config.window
+        unseen = [max(0, request.length - window + 1) for request in self.requests]
+        pairs = zip(self.requests, unseen, strict=True)
+        pages = sum(self.allocator.evict(request.allocation, tokens) for request, tokens in pairs)
+        self.fill_unowned(torch.nan)
+        return pages
+
+    def fill_unowned(self, value: float) -> None:
+        """Fill every slot of which no live token is the owner, slot 0 too, in both pools."""
+        for _, kind, arena in self.pools.arenas_of(self.pools.storage):
+            unowned = torch.ones(arena.shape[2], dtype=torch.bool)
+            for request in self.requests:
+                unowned[self.slots(request, kind)] = False
+            arena[:, :, unowned.to(arena.device)] = value
+
+    def slots(self, request: Request, kind: Kind) -> list[int]:
+        """Return the slots of a sub-pool that hold a request's tokens, in their order."""
+        if kind is Kind.FULL:
+            return self.allocator.full_slots(request.allocation, 0, request.length)
+        pages, size = request.allocation.swa_pages, self.trial.page_size
+        kept = [token for token in range(request.length) if pages[token // size] is not None]
+        return [self.allocator.swa_slots(request.allocation, t, t + 1)[0] for t in kept]
+
+    def kv(self, serial: int, kind: Kind, role: Role = Role.TARGET) -> Tensor:
+        """Return the bits of the K and V of a request's tokens on all layers of a kind."""
+        request = self.requests[serial]
+        return bits(self.pools[role].arena[kind][:, :, self.slots(request, kind)])
+
+    def dense_of(self, serial: int, tokens: Tensor, model: Model | None = None) -> Tensor:
+        """Return the oracle's logits, float64 [L, vocab], of a request of these tokens."""
+        request, position = self.requests[serial], torch.arange(len(tokens))
+        every = position % TRACK_INTERVAL == TRACK_INTERVAL - 1
+        return dense_logits(
+            model or self.model,
+            tokens.cpu(),
+            request.mrope_delta,
+            torch.where(every & request.tracked, request.track_index, -1),
+            request.encoder_len,
+        )
+
+    def dense(self, serial: int, model: Model | None = None) -> Tensor:
+        """Return the oracle's logits, float64 [2 W, vocab], of a request's first tokens."""
+        return self.dense_of(serial, self.tokens[serial, : 2 * self.config.window], model)
+
+
+def same_bits(left: Bench, right: Bench, role: Role = Role.TARGET) -> bool:
+    """Whether all requests have the same KV, whatever their slots are."""
+    found = [
+        torch.equal(left.kv(serial, kind, role), right.kv(serial, kind, role))
+        for serial in range(REQUESTS)
+        for kind in Kind
+    ]
+    assert all(len(left.slots(request, kind)) > 0 for request in left.requests for kind in Kind)
+    return all(found)
+
+
+@of_every_preset
+def test_a_prefill_in_chunks_has_the_bits_of_a_whole_one(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """Whatever the chunks are, whoever is prefilled beside, and wherever the slots are."""
+    whole, chunked = (Bench(preset, dtype, page_size, device, seed) for seed in range(2))
+    window = whole.config.window
+    expected = whole.prefill(window + 5, window, 3)
+    chunked.prefill(1, window - 1, 0)
+    chunked.prefill(window, 0, 0)
+    second = chunked.prefill(0, 1, 2)
+    rest = chunked.prefill(4, 0, 1)
+    found = torch.stack([rest[0], second[0], rest[1]])
+    assert torch.equal(bits(found), bits(expected))
+    assert same_bits(whole, chunked)
+
+
+@of_every_preset
+def test_decoding_has_the_bits_of_prefilling_the_same_tokens(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    whole, stepwise = (Bench(preset, dtype, page_size, device, seed) for seed in range(2))
+    window = whole.config.window
+    stepwise.prefill(1, 3, window)
+    for _ in range(window):
+        found = stepwise.decode()
+    expected = whole.prefill(1 + window, 3 + window, 2 * window)
+    assert torch.equal(bits(found), bits(expected))
+    assert same_bits(whole, stepwise)
+
+
+def off_by(found: Tensor, dense: Tensor) -> float:
+    """Return the largest |eager - dense| / (1 + |dense|)."""
+    return float(((found.cpu().double() - dense).abs() / (1 + dense.abs())).max())
+
+
+@of_every_pair
+def test_decoded_logits_agree_with_the_dense_oracle(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """At every length from a third of the window to twice the window."""
+    bench = Bench(preset, dtype, page_size, device)
+    window, bound = bench.config.window, DENSE_BOUND[DTYPES[dtype]]
+    dense = [bench.dense(serial) for serial in range(REQUESTS)]
+    bench.prefill(2, 3, 4)
+    compared: set[int] = set()
+    while max(request.length for request in bench.requests) < 2 * window:
+        logits = bench.decode()
+        for request, row, wanted in zip(bench.requests, logits, dense, strict=True):
+            assert off_by(row, wanted[request.length - 1]) <= bound
+            compared.add(request.length)
+    assert {window - 1, window, window + 1, 2 * window} <= compared
+
+
+@of_every_pair
+def test_prefilled_logits_agree_with_the_dense_oracle(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    bound, compared = DENSE_BOUND[DTYPES[dtype]], 0
+    for lengths in ((-1, 0, 1), (1, 0, None)):
+        bench = Bench(preset, dtype, page_size, device)
+        window = bench.config.window
+        counts = [2 * window if extra is None else window + extra for extra in lengths]
+        for serial, row in enumerate(bench.prefill(*counts)):
+            assert off_by(row, bench.dense(serial)[counts[serial] - 1]) <= bound
+            compared += 1
+    assert compared == 2 * REQUESTS
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_window_off_by_one_is_beyond_the_bound(preset: str, dtype: str, device: str) -> None:
+    """Else the agreement would prove nothing. What fits the shorter window still agrees."""
+    bench = Bench(preset, dtype, 1, device)
+    window, bound = bench.config.window, DENSE_BOUND[DTYPES[dtype]]
+    bench.prefill(*[window - 2] * REQUESTS)
+    decoded = {length: bench.decode() for length in range(window - 1, 2 * window + 1)}
+    for shift in (-1, 1):
+        config = replace(bench.config, window=window + shift)
+        shifted = Model(config, DTYPES[dtype], torch.device("cpu"))
+        dense = torch.stack([bench.dense(serial, shifted) for serial in range(REQUESTS)])
+        agrees = {
+            length: off_by(logits, dense[:, length - 1]) <= bound
+            for length, logits in decoded.items()
+        }
+        assert agrees == {length: length <= min(window, window + shift) for length in agrees}
+
+
+def test_the_mask_of_a_window_of_three_is_this_table() -> None:
+    """Query i sees the keys j with i - 3 < j <= i: itself and the two before."""
+    table = [
+        "x.....",
+        "xx....",
+        "xxx...",
+        ".xxx..",
+        "..xxx.",
+        "...xxx",
+    ]
+    wanted = [[letter == "x" for letter in row] for row in table]
+    assert visible(Kind.SWA, window=3, length=6).tolist() == wanted
+
+
+def test_the_mask_of_full_attention_is_this_table() -> None:
+    table = [
+        "x...",
+        "xx..",
+        "xxx.",
+        "xxxx",
+    ]
+    wanted = [[letter == "x" for letter in row] for row in table]
+    assert visible(Kind.FULL, window=2, length=4).tolist() == wanted
+
+
+def test_the_mask_of_a_window_is_its_definition() -> None:
+    for window in (1, 2, 5, 9):
+        wanted = [[i - window < j <= i for j in range(8)] for i in range(8)]
+        assert visible(Kind.SWA, window, 8).tolist() == wanted
+
+
+@of_every_preset
+def test_eviction_of_unseen_slots_changes_no_bit(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """What is evicted, and what else nobody owns, is NaN: a read of it would show."""
+    kept, evicting = (Bench(preset, dtype, page_size, device) for _ in range(2))
+    window, pages = kept.config.window, 0
+    counts = 1, window - 1, window
+    assert torch.equal(bits(kept.prefill(*counts)), bits(evicting.prefill(*counts)))
+    for _ in range(window):
+        pages += evicting.evict_unseen()
+        expected, found = kept.decode(), evicting.decode()
+        assert torch.equal(bits(found), bits(expected))
+    assert pages > 0
+    for serial in range(REQUESTS):
+        assert torch.equal(evicting.kv(serial, Kind.FULL), kept.kv(serial, Kind.FULL))
+
+
+@of_every_preset
+def test_slots_that_nobody_owns_are_never_read(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """Slot 0 included. NaN there changes no bit, in a prefill, in chunks or in decoding."""
+    plain, poisoned = (Bench(preset, dtype, page_size, device) for _ in range(2))
+    window = plain.config.window
+    for counts in ((window + 2, 1, 4), (1, 3, 0), (0, window, 1), *[None] * 4):
+        poisoned.fill_unowned(torch.nan)
+        expected, found = (
+            bench.decode() if counts is None else bench.prefill(*counts)
+            for bench in (plain, poisoned)
+        )
+        assert torch.equal(bits(found), bits(expected))
+        assert bool(found.isfinite().all())
+    assert same_bits(plain, poisoned)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("kind", Kind)
+def test_a_slot_that_is_read_shows_when_it_is_nan(kind: Kind, page_size: int, device: str) -> None:
+    """The oldest key that a query sees, poisoned, makes its logits NaN and no other row's."""
+    bench = Bench("gpt_oss", "float32", page_size, device)
+    window = bench.config.window
+    bench.prefill(window + 4, window + 4, window + 4)
+    oldest = window + 4 - window + 1 if kind is Kind.SWA else 0
+    slot = bench.slots(bench.requests[1], kind)[oldest]
+    bench.pools[Role.TARGET].arena[kind][:, :, slot] = torch.nan
+    assert bench.decode().isnan().any(-1).tolist() == [False, True, False]
+
+
+def test_the_reserved_slots_are_never_written(device: str) -> None:
+    """Neither pool's, whatever the mode."""
+    bench = Bench("mimo", "float32", 4, device)
+
+    def reserved() -> list[Tensor]:
+        views = bench.pools.arenas_of(bench.pools.storage)
+        return [bits(arena[:, :, :4]).clone() for _, _, arena in views]
+
+    before = reserved()
+    bench.prefill(bench.config.window + 1, 3, 1)
+    for _ in range(6):
+        bench.decode()
+    caught_up = bench.catch_up()
+    for mode in (Mode.DRAFT, Mode.FROZEN_DRAFT):
+        bench.run(mode, bench.drafting(mode, caught_up))
+    bench.verify([tree_of_parents(SHAPES["a chain"])] * REQUESTS)
+    assert all(map(torch.equal, reserved(), before))
+
+
+def tree_of_parents(parents: Sequence[int], first: int = 7) -> Tree:
+    """Return a tree of that shape, each node of another token."""
+    return tuple((first + 11 * node, parent) for node, parent in enumerate(parents))
+
+
+def around_the_window(bench: Bench) -> tuple[int, ...]:
+    """Return lengths whose drafts lie below the window, reach over it, and lie beyond it."""
+    window = bench.config.window
+    return window - 1 - SPECULATION.draft_tokens, window - 2, window + 3
+
+
+def dealt(first: int) -> Iterator[list[Sequence[int]]]:
+    """Yield shapes for the requests of two verifies, each shape once and some twice.
+
+    Beginning with another shape gives a request, and so a length, other ones.
+    """
+    shapes = cycle([*SHAPES.values()][first:] + [*SHAPES.values()][:first])
+    for _ in range(2):
+        yield [next(shapes) for _ in range(REQUESTS)]
+
+
+@of_every_pair
+def test_every_node_of_a_tree_agrees_with_the_dense_oracle_over_its_path(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """The path is the request's tokens, what is above the node, and the node itself."""
+    bench = Bench(preset, dtype, page_size, device)
+    bound = DENSE_BOUND[DTYPES[dtype]]
+    bench.prefill(*around_the_window(bench))
+    for shapes in dealt(VARIANTS.index((preset, dtype, page_size))):
+        bench.fill_unowned(torch.nan)
+        trees = [tree_of_parents(parents, first) for first, parents in enumerate(shapes)]
+        for request, tree, rows in zip(bench.requests, trees, bench.verify(trees), strict=True):
+            for node, row in enumerate(rows):
+                above = path_to(parents_of(tree), node)
+                path = torch.tensor([tree[place][0] for place in above])
+                tokens = torch.cat([bench.tokens[request.serial, : request.length].cpu(), path])
+                assert off_by(row, bench.dense_of(request.serial, tokens)[-1]) <= bound
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_node_beside_the_path_is_beyond_the_bound(preset: str, dtype: str, device: str) -> None:
+    """Else the agreement would prove nothing: the end of one branch is on no other's path."""
+    bench = Bench(preset, dtype, 1, device)
+    bench.prefill(*around_the_window(bench))
+    trees = [tree_of_parents(SHAPES["two branches"])] * REQUESTS
+    for request, tree, rows in zip(bench.requests, trees, bench.verify(trees), strict=True):
+        wrong = torch.tensor([tree[node][0] for node in (0, 1, 3)])
+        tokens = torch.cat([bench.tokens[request.serial, : request.length].cpu(), wrong])
+        dense = bench.dense_of(request.serial, tokens)[-1]
+        assert off_by(rows[3], dense) > DENSE_BOUND[DTYPES[dtype]]
+
+
+@of_every_preset
+def test_the_token_of_a_node_that_is_not_above_changes_no_bit(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """And the token of one that is above, or its own, does."""
+    bench = Bench(preset, dtype, page_size, device)
+    bench.prefill(*around_the_window(bench))
+    for shapes in dealt(VARIANTS.index((preset, dtype, page_size))):
+        plain = [tree_of_parents(parents) for parents in shapes]
+        expected = bits(bench.verify(plain))
+        for changed in range(len(plain[0])):
+            found = bits(bench.verify([with_another_token(tree, changed) for tree in plain]))
+            for request, parents in enumerate(shapes):
+                for node in range(len(parents)):
+                    same = torch.equal(found[request, node], expected[request, node])
+                    assert same is (changed not in path_to(parents, node))
+
+
+def with_another_token(tree: Tree, node: int) -> Tree:
+    """Return a tree with another token at one node."""
+    token, parent = tree[node]
+    return (*tree[:node], (token + 1, parent), *tree[node + 1 :])
+
+
+@of_every_pair
+def test_draft_extend_agrees_with_the_dense_oracle(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """Below the window, in one step over it, and beyond it: the hidden states are the target's."""
+    bench = Bench(preset, dtype, page_size, device)
+    window, bound = bench.config.window, DENSE_BOUND[DTYPES[dtype]]
+    bench.prefill(*[2 * window] * REQUESTS)
+    bench.fill_unowned(torch.nan)
+    dense = [
+        dense_draft_logits(
+            bench.draft_model,
+            bench.tokens[serial, 1 : 2 * window + 1].cpu(),
+            bench.hidden_states[serial, : 2 * window],
+        )
+        for serial in range(REQUESTS)
+    ]
+    begins = [0] * REQUESTS
+    steps = (2, window - 1, window), (window - 1, window, window + 1), (2 * window,) * REQUESTS
+    for ends in steps:
+        logits = bench.draft_extend(begins, ends)["logits"]
+        for wanted, row, end in zip(dense, logits, ends, strict=True):
+            assert off_by(row, wanted[end - 1]) <= bound
+        begins = list(ends)
+
+
+@of_every_preset
+def test_draft_extend_in_chunks_has_the_bits_of_one_go(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """Whoever is beside, and wherever the slots are; and it leaves the target's pool alone."""
+    whole, chunked = (Bench(preset, dtype, page_size, device, seed) for seed in range(2))
+    lengths = around_the_window(whole)
+    for bench in (whole, chunked):
+        bench.prefill(*lengths)
+    target = bits(chunked.pools[Role.TARGET].storage).clone()
+    expected = whole.catch_up()
+    begins = [0] * REQUESTS
+    for ends in ((1, 0, lengths[2] - 4), (1, 3, lengths[2] - 3)):
+        chunked.draft_extend(begins, ends)
+        begins = list(ends)
+    found = chunked.draft_extend(begins, lengths)
+    assert found.keys() == expected.keys() == {"logits", "hidden", "topk_p", "topk_index"}
+    for name, value in found.items():
+        assert torch.equal(bits(value), bits(expected[name]))
+    assert same_bits(whole, chunked, Role.DRAFT)
+    assert torch.equal(bits(chunked.pools[Role.TARGET].storage), target)
+
+
+@of_every_preset
+def test_draft_extend_names_the_likeliest_tokens(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    bench = Bench(preset, dtype, page_size, device)
+    bench.prefill(*around_the_window(bench))
+    output = bench.catch_up()
+    logits = output["logits"].cpu().double()
+    likely = torch.sort(logits, stable=True, dim=-1, descending=True).indices[:, : SPECULATION.topk]
+    assert torch.equal(output["topk_index"].cpu(), likely)
+    wanted = torch.softmax(logits, -1).gather(-1, likely)
+    assert torch.allclose(output["topk_p"].cpu().double(), wanted, rtol=1e-5, atol=0)
+
+
+@of_every_preset
+def test_a_frozen_draft_changes_no_bit_of_any_pool(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    bench = Bench(preset, dtype, page_size, device)
+    bench.prefill(*around_the_window(bench))
+    spans = bench.drafting(Mode.FROZEN_DRAFT, bench.catch_up())
+    before = bits(bench.pools.storage).clone()
+    bench.run(Mode.FROZEN_DRAFT, spans)
+    assert torch.equal(bits(bench.pools.storage), before)
+
+
+@of_every_preset
+def test_a_draft_changes_its_own_slots_of_the_draft_pool_alone(
+    preset: str, dtype: str, page_size: int, device: str
+) -> None:
+    """A slot for each forward of each branch: what a branch proposes last is never run."""
+    bench = Bench(preset, dtype, page_size, device)
+    bench.prefill(*around_the_window(bench))
+    spans = bench.drafting(Mode.DRAFT, bench.catch_up())
+    before = bits(bench.pools.storage).clone()
+    bench.run(Mode.DRAFT, spans)
+    wanted = {
+        (Role.DRAFT, kind, slot)
+        for span in spans
+        for kind, slots in ((Kind.FULL, span.full_slots), (Kind.SWA, span.swa_slots))
+        for place, slot in enumerate(slots)
+        if place % SPECULATION.steps < SPECULATION.forwards
+    }
+    changed = {
+        (role, kind, slot)
+        for role, kind, arena in bench.pools.arenas_of(bits(bench.pools.storage) != before)
+        for slot in arena.transpose(0, 2).flatten(1).any(-1).nonzero().flatten().tolist()
+    }
+    assert changed == wanted
+    assert len(wanted) == len(Kind) * REQUESTS * SPECULATION.topk * SPECULATION.forwards
+
+
+@pytest.mark.parametrize("mode", [Mode.DRAFT, Mode.FROZEN_DRAFT])
+@of_every_preset
+def test_a_draft_reads_live_slots_of_one_pool_alone(
+    preset: str, dtype: str, page_size: int, mode: Mode, device: str
+) -> None:
+    """The target's if frozen, else its own: NaN in the other, and in free slots, changes no bit."""
+    plain, poisoned = (Bench(preset, dtype, page_size, device) for _ in range(2))
+    drafted = []
+    for bench in (plain, poisoned):
+        bench.prefill(*around_the_window(bench))
+        spans = bench.drafting(mode, bench.catch_up())
+        if bench is poisoned:
+            other = Role.TARGET if mode is Mode.DRAFT else Role.DRAFT
+            bench.pools[other].storage.fill_(torch.nan)
+            bench.fill_unowned(torch.nan)
+        drafted.append(bench.run(mode, spans))
+    for name, value in drafted[0].items():
+        assert bool(value.isfinite().all())
+        assert torch.equal(bits(drafted[1][name]), bits(value))
+
+
+@pytest.mark.parametrize(("preset", "page_size"), [*zip(PRESETS, (1, 4, 1), strict=True)])
+def test_every_forward_of_a_draft_agrees_with_the_dense_oracle(
+    preset: str, page_size: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch has the KV of what ran in it, whichever branch its next draft continues."""
+    bench = Bench(preset, "float32", page_size, device)
+    bench.prefill(*around_the_window(bench))
+    caught_up, topk = bench.catch_up(), SPECULATION.topk
+    spans = bench.drafting(Mode.DRAFT, caught_up)
+    ran: list[Tensor] = []
+    forward = bench.draft_model.forward
+
+    def spy(*arguments: Any) -> Output:
+        found = forward(*arguments)
+        ran.append(found["hidden"].view(REQUESTS, topk, -1))
+        return found
+
+    monkeypatch.setattr(bench.draft_model, "forward", spy)
+    output = bench.run(Mode.DRAFT, spans)
+    for request in bench.requests:
+        row, length = request.serial, request.length
+        scores, tokens = output["scores"][row], output["tokens"][row]
+        branches = list(range(topk))
+        hidden = [caught_up["hidden"][row]] * topk
+        above = [
+            (bench.tokens[row, 1 : length + 1], bench.hidden_states[row, :length])
+            for _ in range(topk)
+        ]
+        for step in range(SPECULATION.forwards):
+            first = topk + step * topk**2
+            for branch in range(topk):
+                past, states = above[branch]
+                past = torch.cat([past, tokens[branches[branch], None]])
+                states = torch.cat([states, hidden[branch][None]])
+                above[branch] = past, states
+                dense = dense_draft_logits(bench.draft_model, past.cpu(), states)[-1]
+                of_branch = slice(first + branch * topk, first + (branch + 1) * topk)
+                likely = torch.softmax(dense, -1)[tokens[of_branch].cpu()]
+                wanted = likely * scores[branches[branch]].item()
+                found = scores[of_branch].cpu().double()
+                assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-6)
+            chosen = output["chosen"][row, step * topk : (step + 1) * topk].tolist()
+            branches = [first + place for place in chosen]
+            hidden = [ran[step][row, place // topk] for place in chosen]
+    assert len(ran) == SPECULATION.forwards
+
+
+class Scripted:
+    """A draft model of small whole logits, so that equal scores are common.
+
+    They follow from forward, token and branch; `hidden` counts the rows that it has run.
+    """
+
+    def __init__(self, vocab: int, device: str, seed: int) -> None:
+        drawn = torch.Generator().manual_seed(seed)
+        shape = SPECULATION.forwards, vocab, vocab
+        self.table = torch.randint(3, shape, generator=drawn).float().to(device)
+        self.seen: list[tuple[list[int], list[float]]] = []
+        self.ran = 0
+
+    def forward(self, step: int, input_ids: Tensor, hidden: Tensor) -> Output:
+        """Note what a forward is given, and answer it."""
+        assert step == len(self.seen)
+        self.seen.append((input_ids.tolist(), hidden[:, 0].tolist()))
+        count = torch.arange(len(input_ids), device=input_ids.device) + self.ran
+        self.ran += len(input_ids)
+        return {"logits": self.table[step, input_ids], "hidden": count[:, None].float()}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_candidates_of_a_draft_follow_from_their_definition(seed: int, device: str) -> None:
+    """Of each forward, the best `topk` of the branches' `topk` likeliest; the first of equals."""
+    vocab, requests, topk = 6, 3, SPECULATION.topk
+    drawn = torch.Generator().manual_seed(100 + seed)
+    ops = TrialConfig(device=device).ops()
+    script = Scripted(vocab, device, seed)
+    given = torch.randint(1, 4, (requests, topk), generator=drawn).float() / 4
+    first = torch.randint(vocab, (requests, topk), generator=drawn)
+    state = -1 - torch.arange(requests, dtype=torch.float32)[:, None]
+    output = propose(ops, given.to(device), first.to(device), state.to(device), script.forward)
+    likely = ops.probabilities(script.table.view(-1, vocab)).view(script.table.shape).tolist()
+    for request in range(requests):
+        scores, tokens = given[request].tolist(), first[request].tolist()
+        branches = [(s, t, float(state[request, 0])) for s, t in zip(scores, tokens, strict=True)]
+        chosen: list[int] = []
+        for step in range(SPECULATION.forwards):
+            own = slice(request * topk, (request + 1) * topk)
+            ids, hidden = (part[own] for part in script.seen[step])
+            assert ids == [token for _, token, _ in branches]
+            assert hidden == [state for _, _, state in branches]
+            found = []
+            for branch, (score, token, _) in enumerate(branches):
+                row = likely[step][token]
+                for likeliest in sorted(range(vocab), key=lambda t: (-row[t], t))[:topk]:
+                    product = float(np.float32(score) * np.float32(row[likeliest]))
+                    ran = (step * requests + request) * topk + branch
+                    found.append((product, likeliest, float(ran)))
+            best = sorted(range(topk * topk), key=lambda place: (-found[place][0], place))[:topk]
+            scores += [score for score, _, _ in found]
+            tokens += [token for _, token, _ in found]
+            chosen += best
+            branches = [found[place] for place in best]
+        assert output["scores"][request].tolist() == scores
+        assert output["tokens"][request].tolist() == tokens
+        assert output["chosen"][request].tolist() == chosen
+        assert len(scores) == SPECULATION.candidates
+
+
+@pytest.mark.parametrize("mode", [Mode.DRAFT, Mode.FROZEN_DRAFT])
+@of_every_preset
+def test_the_first_candidates_of_a_draft_are_those_given(
+    preset: str, dtype: str, page_size: int, mode: Mode, device: str
+) -> None:
+    bench = Bench(preset, dtype, page_size, device)
+    bench.prefill(*around_the_window(bench))
+    caught_up = bench.catch_up()
+    output = bench.run(mode, bench.drafting(mode, caught_up))
+    topk = SPECULATION.topk
+    assert torch.equal(bits(output["scores"][:, :topk]), bits(caught_up["topk_p"]))
+    assert torch.equal(output["tokens"][:, :topk], caught_up["topk_index"])
+    assert output["scores"].shape == output["tokens"].shape == (REQUESTS, SPECULATION.candidates)

@@ -1,0 +1,289 @@
+"""Every op set keeps the contracts of the op interface, and every check of that can fail.
+
+Knows which op set runs where: torch on the CPU; Triton compiled on CUDA, or else
+interpreted in a process of its own. Does not know what is checked: see `op_checks`.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from properties.support.subjects.op_checks import (
+    ALL,
+    CHECKS,
+    CONFIGS,
+    FEW,
+    Check,
+    OpTrial,
+    check_batch_invariance,
+    check_conformance,
+    check_form_of_lists_changes_no_bit,
+    check_highest_row_wins,
+    check_largest,
+    check_loc_is_reinterpreted,
+    check_only_keys_are_loaded,
+    check_row_limit,
+    check_rows_without_keys_are_zero,
+    run_checks,
+)
+from reference.batch import TRACK_INTERVAL
+from reference.ops import Ops
+from reference.torch_ops import TorchOps
+
+ROOT = Path(__file__).parents[2]
+
+
+class LargeBatchesDrift(TorchOps):
+    """A product whose rows depend on how many there are."""
+
+    def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        return super()._linear_add(inputs, weight, residual) + 1e-3 * inputs.shape[0]
+
+
+class OneRowIsFused(TorchOps):
+    """A product that takes another route for one row, right within any bound."""
+
+    def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+        result = super()._norm_linear(hidden, norm, weight)
+        return result.nextafter(result.new_zeros(())) if result.shape[0] == 1 else result
+
+
+class ProductsLoseBits(TorchOps):
+    """A product whose inputs lose bits first, as in tf32."""
+
+    def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        return super()._linear_add(inputs.half().to(inputs.dtype), weight, residual)
+
+
+class IntervalIsIgnored(TorchOps):
+    """A payload that tracks at every position."""
+
+    def _payload(
+        self,
+        track_table: Tensor,
+        track_indices: Tensor,
+        track_mask: Tensor,
+        positions: Tensor,
+        encoder_table: Tensor,
+        encoder_lens: Tensor,
+    ) -> Tensor:
+        every = torch.full_like(positions, TRACK_INTERVAL - 1)
+        return super()._payload(
+            track_table, track_indices, track_mask, every, encoder_table, encoder_lens
+        )
+
+
+class ProbabilitiesAreSmoothed(TorchOps):
+    """A softmax that leaves a little for every token, those of logit -inf among them."""
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        return super()._probabilities(logits) + 1e-9
+
+
+class RotaryIsNan(TorchOps):
+    """An op that gives NaN, which no comparison with a bound may let pass."""
+
+    def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
+        return super()._rotary(positions, section, frequency) * torch.nan
+
+
+class LowestRowWins(TorchOps):
+    """A store that resolves duplicates the wrong way round."""
+
+    def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
+        super()._store_kv(cache, loc.flip(0), key.flip(0), value.flip(0))
+
+
+class LocIsConverted(TorchOps):
+    """A store that converts a loc of another dtype, which hides a broken ABI."""
+
+    def store_kv(
+        self, cache: Tensor, loc: Tensor, loc_dtype: torch.dtype, key: Tensor, value: Tensor
+    ) -> None:
+        """Store by values of `loc`, whatever its dtype."""
+        super().store_kv(cache, loc.to(loc_dtype), loc_dtype, key, value)
+
+
+class UnlistedSlotsAreMultiplied(TorchOps):
+    """Attention that gives unlisted slots the weight zero, and so lets NaN through."""
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+    ) -> Tensor:
+        result = super()._attention(
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+        )
+        return result + 0.0 * cache.sum()
+
+
+class RowsWithoutKeysAttendToOne(TorchOps):
+    """Attention that reads at least one key for every row."""
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+    ) -> Tensor:
+        end = torch.maximum(end, begin + 1)
+        return super()._attention(
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+        )
+
+
+class MaskIsIgnored(TorchOps):
+    """Attention to every listed key, as if a tree were a chain."""
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+    ) -> Tensor:
+        return super()._attention(query, cache, begin, end, slots, sinks, max_keys, None, None)
+
+
+class MaskedAttentionIsAnotherKernel(TorchOps):
+    """Attention that takes another route for a mask, right within any bound."""
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+    ) -> Tensor:
+        result = super()._attention(
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+        )
+        return result if mask is None else result.nextafter(result.new_zeros(()))
+
+
+class LimitIsIgnored(TorchOps):
+    """Experts that work on every row."""
+
+    def _gated_linear_add(
+        self,
+        gate_up: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        activation: str,
+        row_limit: Tensor,
+    ) -> Tensor:
+        unlimited = torch.full_like(row_limit, residual.shape[0])
+        return super()._gated_linear_add(gate_up, weight, residual, activation, unlimited)
+
+
+class HighestPlaceWins(TorchOps):
+    """Largest values whose ties go the wrong way round."""
+
+    def largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Rank the reversed rows."""
+        found, places = super().largest(values.flip(-1), count)
+        return found, values.shape[1] - 1 - places
+
+
+class PlacesRepeat(TorchOps):
+    """Largest values that strike a place by -inf, and find it again where all are."""
+
+    def largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Rank finite values alone."""
+        found, places = super().largest(values, count)
+        return found, places.where(found.isfinite(), 0)
+
+
+FAULTS: list[tuple[type[Ops], Check]] = [
+    (LargeBatchesDrift, check_conformance),
+    (LargeBatchesDrift, check_batch_invariance),
+    (OneRowIsFused, check_batch_invariance),
+    (ProductsLoseBits, check_conformance),
+    (RotaryIsNan, check_conformance),
+    (LowestRowWins, check_highest_row_wins),
+    (LocIsConverted, check_loc_is_reinterpreted),
+    (IntervalIsIgnored, check_conformance),
+    (ProbabilitiesAreSmoothed, check_conformance),
+    (MaskIsIgnored, check_conformance),
+    (UnlistedSlotsAreMultiplied, check_only_keys_are_loaded),
+    (MaskIsIgnored, check_only_keys_are_loaded),
+    (RowsWithoutKeysAttendToOne, check_rows_without_keys_are_zero),
+    (MaskIsIgnored, check_rows_without_keys_are_zero),
+    (MaskedAttentionIsAnotherKernel, check_form_of_lists_changes_no_bit),
+    (HighestPlaceWins, check_largest),
+    (PlacesRepeat, check_largest),
+    (LimitIsIgnored, check_row_limit),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
+def test_torch_ops_keep_every_contract(check: Check) -> None:
+    """The CPU's op set passes each check at all models' widths, in both dtypes."""
+    run_checks(
+        TorchOps(), "cpu", tuple(combination for combination in ALL if combination[0] is check)
+    )
+
+
+def test_triton_ops_keep_every_contract(device: str) -> None:
+    """The GPU's op set passes each check: compiled where CUDA is, else interpreted."""
+    if device == "cuda":
+        from reference.triton_ops import TritonOps  # noqa: PLC0415 - not without CUDA
+
+        run_checks(TritonOps(), device)
+        return
+    process = subprocess.run(
+        [sys.executable, "-m", "properties.support.subjects.op_checks"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) == len(FEW) > 0
+
+
+@pytest.mark.parametrize(
+    ("faulty", "check"),
+    FAULTS,
+    ids=[f"{faulty.__name__}-{check.__name__}" for faulty, check in FAULTS],
+)
+def test_a_faulty_op_set_fails_its_check(faulty: type[Ops], check: Check) -> None:
+    """A check that cannot fail proves nothing. Nor may it with the interpreter's few rows."""
+    for interpreted in (False, True):
+        with pytest.raises(AssertionError):
+            check(OpTrial(faulty(), "cpu", CONFIGS[0], torch.float32, interpreted))
+
+
+def test_every_check_has_a_fault_that_it_finds() -> None:
+    """A new check comes with an op set that fails it."""
+    assert {check for _, check in FAULTS} == set(CHECKS)

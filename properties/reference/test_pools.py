@@ -1,0 +1,122 @@
+"""The pools: a target's KV and its draft model's in one storage, and the tables they share."""
+
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from harness.lockstep.bits import bits
+from properties.support.subjects.examples import examples
+from reference.allocator import Allocator
+from reference.config import PRESETS, Kind, Role, draft_config
+from reference.pool import KVPools, PoolSizes
+
+FULL_SLOTS, SWA_SLOTS, ROWS = 24, 16, 5
+
+
+def both_pools(preset: str, device: str, page_size: int = 1) -> KVPools:
+    """Return the pools of a target and its draft model."""
+    config = PRESETS[preset].tiny
+    sizes = PoolSizes(FULL_SLOTS, SWA_SLOTS, page_size, ROWS)
+    place = torch.device(device)
+    return KVPools(config, draft_config(config), sizes, torch.float32, place)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_model_has_kv_of_its_own_in_one_storage(preset: str, device: str) -> None:
+    """Every element of the storage is one model's, one kind's: it shows in no other view."""
+    for page_size in (1, 4):
+        pools = both_pools(preset, device, page_size)
+        configs = {Role.TARGET: PRESETS[preset].tiny, Role.DRAFT: pools[Role.DRAFT].config}
+        pools.storage.zero_()
+        places = [(role, kind) for role in Role for kind in Kind]
+        for mark, (role, kind) in enumerate(places, 1):
+            arena = pools[role].arena[kind]
+            arena += mark
+            shape = configs[role].shape(kind)
+            slots = (FULL_SLOTS if kind is Kind.FULL else SWA_SLOTS) + page_size
+            layers = len(configs[role].layers_of(kind))
+            assert arena.shape == (layers, 2, slots, shape.kv_heads, shape.head_dim)
+        seen = {(role, kind): arena for role, kind, arena in pools.arenas_of(pools.storage)}
+        assert list(seen) == places
+        for mark, place in enumerate(places, 1):
+            assert bool((seen[place] == mark).all())
+        assert sum(arena.numel() for arena in seen.values()) == pools.storage.numel()
+
+
+def test_both_models_share_the_index_tables(device: str) -> None:
+    pools = both_pools("mimo", device)
+    allocator = Allocator(pools[Role.TARGET])
+    request = allocator.alloc_row()
+    assert request is not None
+    full = allocator.extend(request, 0, 3)
+    assert full is not None
+    row, columns = torch.full((3,), request.row), torch.arange(3)
+    slots = torch.tensor(full), torch.tensor(allocator.swa_slots(request, 0, 3))
+    written = [part.to(pools.storage.device) for part in (row, columns, *slots)]
+    pools.tables.write(*written)
+    for role in Role:
+        pool = pools[role]
+        assert pool.req_to_token[request.row, :3].tolist() == full
+        assert torch.equal(pool.full_to_swa_index_mapping[written[2]], written[3])
+    allocator.free(request)
+    for role in Role:
+        assert not pools[role].full_to_swa_index_mapping[written[2]].any()
+
+
+def test_a_reset_fills_both_pools_from_the_seed_and_forgets_every_index(device: str) -> None:
+    preset = "mimo"
+    pools = both_pools(preset, device)
+    pools.storage.fill_(torch.nan)
+    pools.tables.req_to_token.fill_(3)
+    pools.tables.full_to_swa_index_mapping.fill_(3)
+    pools.reset(seed=4)
+    assert bool(pools.storage.isfinite().all())
+    assert not pools.tables.req_to_token.any()
+    assert pools.tables.full_to_swa_index_mapping.tolist() == [0] * (FULL_SLOTS + 1) + [-1]
+    again, other = both_pools(preset, device), both_pools(preset, device)
+    again.reset(seed=4)
+    other.reset(seed=5)
+    assert torch.equal(bits(pools.storage), bits(again.storage))
+    assert not torch.equal(bits(pools.storage), bits(other.storage))
+
+
+@examples(4)
+@given(kind=st.sampled_from(Kind), role=st.sampled_from(Role), data=st.data())
+def test_a_move_copies_k_and_v_of_all_layers_at_once(
+    device: str, kind: Kind, role: Role, data: st.DataObject
+) -> None:
+    """Whatever is moved onto what is moved elsewhere; and nothing else changes."""
+    preset = data.draw(st.sampled_from(sorted(PRESETS)))
+    slots = st.lists(st.integers(0, SWA_SLOTS), max_size=6, unique=True)
+    sources = data.draw(slots)
+    destinations = data.draw(
+        st.lists(
+            st.integers(0, SWA_SLOTS), min_size=len(sources), max_size=len(sources), unique=True
+        )
+    )
+    event("overlapping" if set(sources) & set(destinations) else "apart")
+    pools = both_pools(preset, device)
+    pools.reset(seed=1)
+    wanted = pools.storage.clone()
+    arenas = {(role, kind): arena for role, kind, arena in pools.arenas_of(wanted)}
+    arena = arenas[role, kind]
+    before = arena.clone()
+    for source, destination in zip(sources, destinations, strict=True):
+        for layer in range(arena.shape[0]):
+            arena[layer, 0, destination] = before[layer, 0, source]
+            arena[layer, 1, destination] = before[layer, 1, source]
+    pools[role].move(kind, sources, destinations)
+    assert torch.equal(bits(pools.storage), bits(wanted))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_move_along_a_chain_of_slots_copies_what_was_there_before(
+    kind: Kind, device: str
+) -> None:
+    """One after the other, the first slot's K and V would reach them all."""
+    pools = both_pools("mimo", device)
+    arena = pools[Role.TARGET].arena[kind]
+    arena[:] = torch.arange(arena.shape[2], device=arena.device)[None, None, :, None, None]
+    pools[Role.TARGET].move(kind, [3, 4, 5, 6], [4, 5, 6, 3])
+    assert arena[-1, 1, 2:8, 0, 0].tolist() == [2, 6, 3, 4, 5, 7]

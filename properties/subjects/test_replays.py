@@ -1,0 +1,85 @@
+"""Every capturing runner's replays, held against what it captured, run eagerly."""
+
+import pytest
+import torch
+
+from harness.lockstep.bits import bits
+from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Idle, Step, Verify
+from properties.support.subjects.engines import ENGINES, TRIALS, trial_of
+from properties.support.subjects.graph_world import shared_world
+from properties.support.subjects.runners import EXPECTED
+from reference.model import Output
+from subjects.runners import engine_runners
+from subjects.runners.base import GraphRunner
+from subjects.toggles import LocationScheme
+
+CAPTURING = [
+    engine
+    for engine in ENGINES
+    if all(EXPECTED[runner.name].captures for runner in engine_runners(engine))
+]
+
+STEPS: tuple[Step, ...] = (
+    Admit(4, chunk=4),
+    Admit(5, chunk=5),
+    Admit(15, chunk=15),
+    DraftExtend((0, 1, 2)),  # too long for a graph; from here on the draft model has caught up
+    Draft((0, 1, 2)),
+    Draft((2, 0)),
+    Verify((2, 1, 0), accept=1),
+    DraftExtend((0, 1, 2)),
+    *[Decode((1, 2))] * 4,
+    DraftExtend((1, 2)),
+    Verify((1, 2), accept=0),
+    Decode((0, 1, 2)),
+    *(Idle(pick) for pick in range(4)),
+)
+"""Every runner of an engine, on a full bucket and on a padded one, within and past the window."""
+
+
+def run_eagerly(runner: GraphRunner, bucket: int) -> Output:
+    """Run what a bucket captured, on the static inputs and the metadata as they are."""
+    preset = (
+        runner.toggles.scheme is LocationScheme.PRESET
+        and "out_cache_loc_swa" in runner.inputs.buffers
+    )
+    runner.pool.set_swa_loc(runner.view("out_cache_loc_swa", bucket) if preset else None)
+    runner.pool.invalidate_loc_cache()
+    return runner.forward(bucket)
+
+
+def test_these_engines_have_every_runner_that_captures() -> None:
+    under_test = {runner.name for name in CAPTURING for runner in engine_runners(name)}
+    assert under_test == {name for name, row in EXPECTED.items() if row.captures}
+
+
+@pytest.mark.parametrize(("engine", "scheme"), [key for key in TRIALS if key[0] in CAPTURING])
+def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
+    engine: str, scheme: LocationScheme, device: str
+) -> None:
+    """Static output and all KV; of a prefill the live rows, for no one writes its others."""
+    world = shared_world(trial_of(engine, scheme, device))
+    world.reset()
+    storage = world.pools.storage
+    compared: set[tuple[str, bool]] = set()
+    for step in STEPS:
+        work = world.scheduler.plan(step)
+        assert work is not None
+        before = storage.clone()
+        forward = world.engine.forward(work.batch, work.mode)
+        replay = forward.replay
+        if replay is not None:
+            runner = world.runners[replay.runner]
+            rows = slice(None) if runner.attention_captured else slice(replay.live_rows)
+            output = {name: value[rows].clone() for name, value in replay.output.items()}
+            written = storage.clone()
+            storage.copy_(before)
+            eager = run_eagerly(runner, replay.bucket)
+            assert eager.keys() == output.keys() != set()
+            for name, value in output.items():
+                assert torch.equal(bits(eager[name][rows]), bits(value)), (step, name)
+            assert torch.equal(bits(storage), bits(written)), step
+            compared.add((replay.runner, replay.padded))
+        if work.batch is not None:
+            world.scheduler.commit(work.batch, forward.output)
+    assert compared == {(name, padded) for name in world.runners for padded in (True, False)}

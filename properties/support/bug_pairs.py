@@ -1,0 +1,59 @@
+"""Which bugs are tried on which runners, and how far a schedule that shows one must shrink."""
+
+from harness.checks.expectations import affected_runners, detected_by, unaffected_reason
+from properties.support.trials import every_pair
+from subjects.bugs.catalogue import BUGS
+
+Pair = tuple[str, str]
+"""A bug and a runner, by name."""
+
+PAIRS: list[Pair] = [pair for pair in every_pair() if "." not in pair[0]]
+"""What the suite hunts; the memo's sites one by one are tried on all runners by the main job."""
+
+AFFECTED = [pair for pair in PAIRS if unaffected_reason(BUGS[pair[0]], pair[1]) is None]
+UNAFFECTED = [pair for pair in PAIRS if pair not in AFFECTED]
+
+ONE_PAIR_PER_REASON: list[Pair] = list(
+    {
+        (bug, unaffected_reason(BUGS[bug], runner)): (bug, runner) for bug, runner in UNAFFECTED
+    }.values()
+)
+"""Of the runners that a bug does not affect for one reason, the last; the main job tries all."""
+
+ONE_RUNNER_PER_BUG: list[Pair] = [
+    (name, affected_runners(bug)[place % len(affected_runners(bug))])
+    for place, (name, bug) in enumerate(BUGS.items())
+    if affected_runners(bug)
+]
+"""The main job shrinks, and plays traffic, on all runners that a bug affects."""
+
+MOST_STEPS = {
+    "swa_pad": 5,
+    "swa_int64": 2,
+    "req_pool_pad": 6,
+    "loc_memo_warning": 4,
+    "loc_memo_warning.after_window": 3,
+    "loc_memo_warning.entry+before_window": 4,
+    "loc_memo_warning.entry+after_window": 3,
+    "loc_memo_warning.before_window+after_window": 3,
+    "loc_memo_capture": 3,
+    "swa_loc_unset": 2,
+    "spec_page_table_untranslated": 3,
+    "shared_buffer_dtype": 2,
+}
+"""How long a shrunk schedule may be: as many steps as the mechanism needs, or one more."""
+
+MOST_REQUESTS = 3
+"""Two, and one more: the smallest batch that a CPU graph pads after it held more is of three."""
+
+
+def detecting(bug: str) -> str:
+    """Return the property that must see a bug that affects a runner."""
+    found = detected_by(BUGS[bug])
+    assert found is not None
+    return found
+
+
+def pair_name(pair: Pair) -> str:
+    """Return a pair as a test id."""
+    return "@".join(pair)

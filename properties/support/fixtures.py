@@ -1,0 +1,14 @@
+"""Fixtures of several folders of tests, whose conftest.py names what it wants of them."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inference() -> Iterator[None]:
+    """Inference mode and one thread, as the harness has them."""
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield

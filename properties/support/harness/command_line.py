@@ -1,0 +1,51 @@
+"""What tests of the command line share: its exit codes, cases, and JSON files that are edited."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.lockstep.config import TrialConfig
+from harness.records.case import Case, dump_json, write_case
+from harness.schedules.schedule import Admit, Decode, Schedule
+from properties.support.places import ROOT
+
+OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 125, 130
+
+LONGEST = 150.0
+"""Seconds after which a process is taken to hang."""
+
+Data = dict[str, Any]
+
+
+def write_swa_pad_case(path: Path) -> None:
+    """Write a case of swa_pad that differs at step 3, of one captured size."""
+    schedule = Schedule((Admit(1, 16), Admit(1, 16), Decode((0, 1)), Decode((0,))))
+    trial = TrialConfig(buckets=(2,), token_buckets=(4,)).with_bug("swa_pad")
+    write_case(Case(trial, schedule, "kv_parity", 0, ()), path)
+
+
+def edit(path: Path, *keys: str, value: Any) -> None:
+    """Set one entry of a JSON file."""
+    data = whole = json.loads(path.read_text())
+    for key in keys[:-1]:
+        data = data[key]
+    data[keys[-1]] = value
+    path.write_text(dump_json(whole))
+
+
+def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter in `folder`, with this tree importable and no word of ours set."""
+    ours = ("PYTEST_", "HYPOTHESIS_", "CI")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+    )

@@ -1,0 +1,263 @@
+"""Faults planted outside the subject's catalogue: functions, and which property sees each alone.
+
+Each is one wrong byte, path or message, in one or in both worlds; the schedule of `planting` is
+clean without it. A fault planted in both worlds alike must not be seen by parity.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.checks.play import Lockstep
+from harness.lockstep.config import SUBJECT_LOGGER
+from properties.support.harness.planting import (
+    Plant,
+    captured,
+    on_eager,
+    on_replay,
+    runners_named,
+)
+from properties.support.harness.tensors import first_of, flip
+from reference import oracle
+from reference.batch import ForwardBatch, Mode, Span, prepare
+from reference.config import Kind, Role
+from reference.eager import EagerDecoder
+from reference.model import Output
+from reference.pool import Tables
+from subjects.protocol import Forward, Replay
+from subjects.runners import RUNNERS
+
+
+def free_slot(lockstep: Lockstep) -> int:
+    """Return a full slot that nobody owns."""
+    return lockstep.pair.graph.allocator.free_full[0]
+
+
+def wrong_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bit of one live element in every replay, the fresh engine's too: a wrong graph."""
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        if batch is not None:
+            flip(first_of(replay.live_output), -1, -1)
+
+    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
+
+
+def wrong_kv(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bit of one element in a slot that the step may write."""
+    role = RUNNERS[runner].mode.written
+    assert role is not None
+    arena = lockstep.pair.graph_pools[role].arena[Kind.FULL]
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        if batch is not None:
+            flip(arena, 0, 1, batch.spans[0].full_slots[-1], 0, 0)
+
+    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
+
+
+def rewritten(lockstep: Lockstep, role: Role, slot: int) -> None:
+    """Rewrite one slot alike in both worlds."""
+    for pools in (lockstep.pair.graph_pools, lockstep.pair.eager_pools):
+        pools[role].arena[Kind.FULL][0, 0, slot] = 1.5
+
+
+def stray_in_both(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same free slot rewritten alike in both worlds: parity forgives it."""
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        rewritten(lockstep, Role.TARGET, free_slot(lockstep))
+
+    on_replay(lockstep, runner, monkeypatch, change)
+
+
+def frozen_kv_written(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft over frozen KV that writes the reserved slot: everyone else may."""
+    arena = lockstep.pair.graph_pools[Role.TARGET].arena[Kind.FULL]
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        arena[0, 0, 0] = 1.5
+
+    on_replay(lockstep, runner, monkeypatch, change)
+
+
+def padded_history(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A padded row of the static output that depends on how often the runner has run."""
+    runs = [0]
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        runs[0] += 1
+        if replay.padded:
+            first_of(replay.output)[-1, 0] += runs[0]
+
+    on_replay(lockstep, runner, monkeypatch, change)
+
+
+def reads_free_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live output that takes up the bytes of a slot nobody owns: too few to show, but for noise."""
+    pools = lockstep.pair.graph_pools
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        if batch is not None:
+            slot = free_slot(lockstep)
+            read = sum(pools[role].arena[Kind.FULL][:, :, slot].sum() for role in Role)
+            first_of(replay.live_output)[-1] += 1e-30 * read
+
+    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
+
+
+def moved_buffer(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A static buffer that no graph reads replaced by an equal one elsewhere, after capture."""
+    buffers = runners_named(lockstep, runner)[0].inputs.buffers
+    # A prefill and the CPU graph runner read these from Python too.
+    name = next(n for n in ("seq_lens_cpu", "mamba_track_mask", "seq_lens") if n in buffers)
+    monkeypatch.setitem(buffers, name, buffers[name].clone())
+
+
+def unlisted_conversion(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live input of another dtype than its buffer, which the copy converts."""
+    inputs = runners_named(lockstep, runner)[0].inputs
+    populate = inputs.populate
+
+    def converting(live: dict[str, Tensor], **padded: bool) -> None:
+        narrow = {k: v.to(torch.int32) if k == "positions" else v for k, v in live.items()}
+        populate(narrow, **padded)
+
+    monkeypatch.setattr(inputs, "populate", converting)
+
+
+def eager_fallback(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode that silently runs eagerly, with all the right bits, although it was captured."""
+    pair, (subject, _) = lockstep.pair, captured(lockstep)
+    decoder = EagerDecoder(pair.trial.ops(), pair.model, pair.draft, pair.graph_pools)
+    forward = subject.engine.forward
+
+    def fallback(batch: ForwardBatch | None, idle: Mode) -> Forward:
+        if batch is not None and batch.mode is RUNNERS[runner].mode:
+            return Forward(decoder.forward(batch), None)
+        return forward(batch, idle)
+
+    monkeypatch.setattr(subject.engine, "forward", fallback)
+
+
+def moved_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output with all the right bits that is not where it was captured."""
+    under_test = runners_named(lockstep, runner)[0]
+    launch = under_test.launch
+
+    def elsewhere(batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
+        output = launch(batch, bucket, captured=captured)
+        return {name: values.clone() for name, values in output.items()}
+
+    monkeypatch.setattr(under_test, "launch", elsewhere)
+
+
+def allocating_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays around every one of which the allocator handed out one block."""
+    handed_out = count()
+    monkeypatch.setattr("subjects.captured.allocations", lambda: next(handed_out))
+
+
+def failing_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that fails: a slot far outside the pool."""
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        raise IndexError("index 10000 is out of bounds")
+
+    on_replay(lockstep, runner, monkeypatch, change)
+
+
+def warning(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message at WARNING in every replay."""
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        SUBJECT_LOGGER.warning("something is odd")
+
+    on_replay(lockstep, runner, monkeypatch, change)
+
+
+def drifting(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, shared by both worlds, that drift from one playing to the next."""
+    pair = lockstep.pair
+    reset = pair.reset
+
+    def drift(seed: int) -> None:
+        reset(seed)
+        pair.model.head.mul_(1 + 2**-20)  # Far below what the oracle must agree to.
+
+    monkeypatch.setattr(pair, "reset", drift)
+
+
+def other_bits_alone(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request run eagerly alone that has other bits than in company."""
+
+    def change(batch: ForwardBatch, output: Output) -> None:
+        if (
+            batch.mode is RUNNERS[runner].mode
+            and batch.live_requests == 1
+            and batch.live_tokens < 9
+        ):
+            flip(first_of(output), 0, 0)
+
+    on_eager(lockstep, monkeypatch, change)
+
+
+def window_off_by_one(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An oracle whose window is one key wider, as a fault equal in both worlds would look."""
+    visible = oracle.visible
+    monkeypatch.setattr(
+        oracle, "visible", lambda kind, window, length: visible(kind, window + 1, length)
+    )
+
+
+def hidden_states_off_by_one(
+    lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft model that both worlds hand the hidden state of the token before."""
+
+    def shifted(
+        mode: Mode, spans: Sequence[Span], tokens: Tensor, hidden_states: Tensor, tables: Tables
+    ) -> ForwardBatch:
+        return prepare(mode, spans, tokens, hidden_states.roll(1, 1), tables)
+
+    monkeypatch.setattr("harness.lockstep.request_book.prepare", shifted)
+
+
+def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens sampled by the last decode, which no step reads, that are not the most likely."""
+    world = lockstep.pair.graph
+    commit = world.commit
+
+    def unlikely(batch: ForwardBatch, output: Output) -> list[int]:
+        last = batch.mode is Mode.DECODE and batch.live_requests == 2
+        return commit(batch, {**output, "logits": -output["logits"]} if last else output)
+
+    monkeypatch.setattr(world, "commit", unlikely)
+
+
+FAULTS: list[tuple[str, str, Plant]] = [
+    ("logits_parity", "decode", wrong_output),
+    ("kv_parity", "decode", wrong_kv),
+    ("write_frame", "decode", stray_in_both),
+    ("frozen_kv", "frozen_kv_mtp", frozen_kv_written),
+    ("hermetic_replay", "decode", padded_history),
+    ("padding_noninterference", "decode", reads_free_bytes),
+    ("index_contract", "decode", moved_buffer),
+    ("index_contract", "decode", unlisted_conversion),
+    ("captured_path", "decode", eager_fallback),
+    ("captured_path", "decode", moved_output),
+    ("captured_path", "decode", allocating_replay),
+    ("log_hygiene", "decode", warning),
+    ("determinism", "cpu_graph", drifting),
+    ("batch_invariance", "decode", other_bits_alone),
+    ("dense_agreement", "decode", window_off_by_one),
+    ("dense_agreement", "eagle_draft_extend", hidden_states_off_by_one),
+    ("token_trajectory", "decode", wrong_token),
+]
+"""Faults that exactly one property sees: the others have nothing to do with them."""
+
+LASTING = frozenset({drifting})
+"""Faults that taking the patches back does not mend."""

@@ -1,0 +1,266 @@
+"""Observations made by hand: one right step of two requests in two worlds, for a test to spoil.
+
+Knows the shapes that an observation has, and plays nothing: there is no engine here, no
+pair and no scheduler. Slot 0 differs between the worlds and has changed, as it may in every
+mode that writes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from harness.checks.of_steps.batch_invariance import Variant
+from harness.checks.of_steps.hermetic_replay import FreshReplay
+from harness.checks.of_steps.padding_noninterference import NoisyRun
+from harness.lockstep.observation import Observation, Snapshot
+from harness.lockstep.requests import Owner
+from harness.schedules.schedule import Decode
+from reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
+from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from reference.model import Output
+from reference.pool import LOC_DTYPE, KVLayout, PoolSizes, Tables
+from subjects.protocol import BufferFacts, GraphFacts, LocationDtypes, Replay, ReplayFacts
+
+CONFIG = PRESETS["gemma3"].tiny
+SIZES = PoolSizes(full_slots=24, swa_slots=24, page_size=1, rows=4)
+LAYOUT = KVLayout({Role.TARGET: CONFIG, Role.DRAFT: draft_config(CONFIG)}, SIZES)
+CPU = torch.device("cpu")
+
+OWNERS = (
+    Owner(7, 2, 5, SIZES.page_size, (3, 9, 1, 12, 7), (2, 8, 5, 11, 6)),
+    Owner(4, 1, 3, SIZES.page_size, (4, 10, 14), (1, 9, 13)),
+)
+"""The requests, 7 before 4, with the slots of their tokens."""
+
+NEW_FULL = (5, 6, 8, 11, 13, 15), (16, 17, 18, 19, 20, 21)
+NEW_SWA = (3, 4, 7, 10, 12, 14), (15, 16, 17, 18, 19, 20)
+"""The slots that the step may give each of them."""
+
+FREE = 23
+"""A slot that nobody owns, in either sub-pool."""
+
+BUCKET = 4
+PADDED_SLOT = 0
+
+COUNTS: Mapping[Mode, tuple[int, ...]] = {
+    Mode.EXTEND: (3,),
+    Mode.DECODE: (1, 1),
+    Mode.TARGET_VERIFY: (SPECULATION.draft_tokens,) * 2,
+    Mode.DRAFT: (SPECULATION.slots,) * 2,
+    Mode.FROZEN_DRAFT: (0, 0),
+    Mode.DRAFT_EXTEND: (2, 1),
+}
+"""How many slots a forward of a mode writes for each request of its batch."""
+
+OUTPUTS: Mapping[Mode, Mapping[str, str]] = {
+    Mode.EXTEND: {"hidden": "token", "logits": "request"},
+    Mode.DECODE: {"logits": "request", "hidden": "request"},
+    Mode.TARGET_VERIFY: {"logits": "token", "hidden": "token"},
+    Mode.DRAFT: {"scores": "request", "tokens": "request"},
+    Mode.FROZEN_DRAFT: {"scores": "request", "tokens": "request"},
+    Mode.DRAFT_EXTEND: {"logits": "request", "hidden": "token", "topk_index": "request"},
+}
+"""What a forward of a mode gives, and what it has a row for."""
+
+WHOLE_NUMBERS = frozenset({"tokens", "topk_index"})
+"""Outputs of int64; all others are float32."""
+
+COLUMNS = 5
+
+
+def observation(mode: Mode = Mode.DECODE) -> Observation:
+    """Return a right step of a mode, replayed with padding, and with every further run of it."""
+    tables = Tables(SIZES, CONFIG.max_context, CPU)
+    batch = batch_of(mode, tables)
+    before, after = storages(batch)
+    output = output_of(batch)
+    static = {name: torch.cat([values, values[:1] + 1]) for name, values in output.items()}
+    live = {name: values[: len(output[name])] for name, values in static.items()}
+    eager, graph = (
+        Snapshot(
+            before=before.clone(),
+            after=after.clone(),
+            mapping=tables.full_to_swa_index_mapping.clone(),
+            req_to_token=tables.req_to_token.clone(),
+            owners=OWNERS,
+            batch=batch,
+            output=given,
+        )
+        for given in ({name: values.clone() for name, values in output.items()}, live)
+    )
+    if mode.written is not None:
+        for _, _, arena in LAYOUT.arenas_of(graph.after):
+            arena[:, :, 0] = 9.5
+    compared = torch.ones_like(before, dtype=torch.bool)
+    for _, _, arena in LAYOUT.arenas_of(compared):
+        arena[:, :, 0] = False
+    reads = {"full": [slots_of(owner, Kind.FULL) for owner in OWNERS] + [[PADDED_SLOT]]}
+    rows = len(next(iter(output.values())))
+    replay = Replay(
+        "decode", BUCKET, len(batch.spans), True, static, rows, live, static, reads=reads
+    )
+    found = Observation(
+        place=3,
+        step=Decode((0, 1)),
+        mode=mode,
+        under_test="decode",
+        layout=LAYOUT,
+        compared=compared,
+        eager=eager,
+        graph=graph,
+        replay=replay,
+        facts=facts(static),
+        expected_graph=True,
+    )
+    return replace(found, extra=extra_results(found, batch))
+
+
+def idle(mode: Mode = Mode.DECODE) -> Observation:
+    """Return a right idle replay of a mode: no batch, no live output, nothing written."""
+    found = observation(mode)
+    worlds = (
+        replace(world, before=found.eager.before.clone(), after=found.eager.before.clone())
+        for world in (found.eager, found.graph)
+    )
+    eager, graph = (replace(world, batch=None, output=None) for world in worlds)
+    return replace(found, eager=eager, graph=graph, extra={})
+
+
+def slots_of(owner: Owner, kind: Kind) -> list[int]:
+    """Return the slots of a request's tokens, as a list of reads has them."""
+    return owner.slots(kind)
+
+
+def batch_of(mode: Mode, tables: Tables) -> ForwardBatch:
+    """Return the batch of a mode, its slots written to `tables`."""
+    tokens = torch.arange(SIZES.rows * CONFIG.max_context).view(SIZES.rows, -1) % CONFIG.vocab
+    hidden = torch.randn(*tokens.shape, CONFIG.hidden, generator=torch.Generator().manual_seed(5))
+    spans = [span(mode, request, count) for request, count in enumerate(COUNTS[mode])]
+    return prepare(mode, spans, tokens, hidden, tables)
+
+
+def span(mode: Mode, request: int, count: int) -> Span:
+    """Return the next `count` tokens of a request, with what the mode adds."""
+    owner = OWNERS[request]
+    state = DraftState(torch.ones(2), torch.arange(2), torch.ones(CONFIG.hidden))
+    return Span(
+        row=owner.row,
+        token_row=request,
+        begin=owner.length,
+        end=owner.length + count,
+        full_slots=NEW_FULL[request][:count],
+        swa_slots=NEW_SWA[request][:count],
+        mrope_delta=0,
+        track_index=request,
+        tracked=True,
+        encoder_len=1,
+        tree=((1, -1), (2, 0), (3, 0), (4, 1)) if mode is Mode.TARGET_VERIFY else (),
+        state=state if mode.drafts else None,
+    )
+
+
+def storages(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    """Return all KV before a batch, with a NaN and a -0.0 in it, and after it."""
+    before = torch.randn(sum(LAYOUT.counts), generator=torch.Generator().manual_seed(1))
+    for _, _, arena in LAYOUT.arenas_of(before):
+        arena[:, 0, FREE, 0, 0], arena[:, 0, FREE, 0, 1] = float("nan"), -0.0
+    after = before.clone()
+    for role, kind, arena in LAYOUT.arenas_of(after):
+        if role is batch.mode.written:
+            slots = [
+                slot
+                for span in batch.spans
+                for slot in (span.full_slots if kind is Kind.FULL else span.swa_slots)
+            ]
+            arena[:, :, slots] += 1.0
+    return before, after
+
+
+def output_of(batch: ForwardBatch) -> Output:
+    """Return an output of the batch's mode: no two elements of a tensor are equal."""
+    rows = {"request": batch.live_requests, "token": batch.live_tokens}
+    return {
+        name: torch.arange(rows[per] * COLUMNS)
+        .view(-1, COLUMNS)
+        .to(torch.int64 if name in WHOLE_NUMBERS else torch.float32)
+        for name, per in OUTPUTS[batch.mode].items()
+    }
+
+
+def facts(static: Output) -> ReplayFacts:
+    """Return the facts of a replay that relied on what was captured."""
+    buffers = {
+        name: BufferFacts.of(buffer)
+        for name, buffer in {
+            "seq_lens": torch.zeros(BUCKET, dtype=torch.int32),
+            "out_cache_loc_swa": torch.zeros(BUCKET, dtype=LOC_DTYPE[Kind.SWA]),
+        }.items()
+    }
+    outputs = {name: BufferFacts.of(values) for name, values in static.items()}
+    return ReplayFacts(
+        captured_buffers=buffers,
+        buffers=dict(buffers),
+        captured_outputs=outputs,
+        outputs=dict(outputs),
+        locations=LocationDtypes(*[LOC_DTYPE[Kind.SWA]] * 3),
+        graph=GraphFacts(("translate", "attention"), 1, 1, True, True),
+        graphs_replayed=1,
+        graphs_expected=1,
+    )
+
+
+def extra_results(found: Observation, batch: ForwardBatch) -> dict[str, object]:
+    """Return what further runs of a right step give, by the property that asks for them."""
+    replay, output = found.replay, found.eager.output
+    assert replay is not None and output is not None
+    owned = torch.zeros_like(found.compared)
+    for _, kind, arena in LAYOUT.arenas_of(owned):
+        for owner in OWNERS:
+            arena[:, :, owner.slots(kind)] = True
+        for one in batch.spans:
+            arena[:, :, list(one.full_slots if kind is Kind.FULL else one.swa_slots)] = True
+    noise = torch.full_like(found.graph.after, 77.0)
+    defined = {name: values.clone() for name, values in replay.defined.items()}
+    return {
+        "hermetic_replay": FreshReplay(
+            defined, {kind: list(x) for kind, x in replay.reads.items()}
+        ),
+        "padding_noninterference": NoisyRun(
+            {name: values.clone() for name, values in output.items()},
+            torch.where(owned, found.graph.after, noise),
+            owned,
+        ),
+        "batch_invariance": variants(batch, output),
+    }
+
+
+def variants(batch: ForwardBatch, output: Output) -> tuple[Variant, ...]:
+    """Return what a right step gives under other batchings."""
+    everyone = tuple(range(batch.live_requests))
+    orders = {
+        "in reverse": everyone[::-1],
+        "alone": everyone[-1:],
+        "in its runner's largest bucket": everyone,
+    }
+    return tuple(
+        Variant(description, order, reordered(batch, output, order))
+        for description, order in orders.items()
+    )
+
+
+def reordered(batch: ForwardBatch, output: Output, order: tuple[int, ...]) -> Output:
+    """Return copies of the rows of some requests, request after request."""
+    found = {}
+    for name, values in output.items():
+        owners = batch.requests_of_rows(len(values))
+        rows = [row for request in order for row, owner in enumerate(owners) if owner == request]
+        found[name] = values[rows].clone()
+    return found
+
+
+def arena_of(world: Snapshot, role: Role, kind: Kind) -> Tensor:
+    """Return a sub-pool of one world after the step, [layers, 2, slots, kv_heads, head_dim]."""
+    arenas = {(model, which): arena for model, which, arena in LAYOUT.arenas_of(world.after)}
+    return arenas[role, kind]

@@ -1,0 +1,178 @@
+"""Clean locksteps that faults are planted in, and the places where a fault may reach in.
+
+Knows the internals of our own engine. `faults` has the faults.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+import torch
+
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.table import PROPERTIES
+from harness.lockstep.config import TrialConfig
+from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Idle, Schedule, Verify
+from reference.batch import ForwardBatch, Mode
+from reference.model import Output
+from subjects.captured import CapturedEngine
+from subjects.protocol import Forward, Replay
+from subjects.runners import RUNNERS, engine_runners
+from subjects.runners.base import GraphRunner
+from subjects.toggles import LocationScheme
+
+SCHEDULE = Schedule(
+    (
+        Admit(11, 99),
+        Admit(3, 99),
+        Admit(2, 99),
+        Decode((2, 0, 1)),
+        DraftExtend((2, 1)),
+        DraftExtend((0,)),
+        Draft((1, 2, 0)),
+        Verify((2, 0, 1), 2),
+        DraftExtend((2, 0, 1)),
+        Draft((1, 0)),
+        Idle(0),
+        Idle(2),
+        Verify((1, 0), 0),
+        Decode((2, 0)),
+    ),
+    seed=3,
+)
+"""What every runner replays, padded and not; an engine without drafts leaves out their steps.
+
+Of a batch the first request was admitted after the last. No batch that a graph can run
+is of one request, but for a prefill, or fills the largest bucket. The first draft-extend of
+the longest request is more than a graph can run.
+"""
+
+ENGINES = ("decode", "frozen_kv_mtp", "cpu_graph")
+"""A runner of each line-up; every other runner is in the engine of one of them."""
+
+WITHOUT_REPLAYS = tuple(name for name, rule in PROPERTIES.items() if not rule.plays_again)
+"""All properties but those that play the schedule once more."""
+
+Plant = Callable[[Lockstep, str, pytest.MonkeyPatch], None]
+"""Plants a fault that concerns one runner of a lockstep, given its name."""
+
+ForwardChange = Callable[[ForwardBatch | None, Forward], None]
+ReplayChange = Callable[[ForwardBatch | None, Replay], None]
+
+
+def engine_of(runner: str) -> str:
+    """Return which of ENGINES has the runner."""
+    return next(name for name in ENGINES if RUNNERS[runner] in engine_runners(name))
+
+
+def build(device: str, engine: str) -> Lockstep:
+    """Return a new clean lockstep of an engine, in sizes that are just enough for SCHEDULE."""
+    trial = TrialConfig(
+        engine,
+        device=device,
+        scheme=LocationScheme.PRESET,
+        full_slots=56,
+        swa_slots=48,
+        rows=4,
+        buckets=(2, 4),
+        token_buckets=(4, 12),
+    )
+    return Lockstep(trial, PROPERTIES)
+
+
+@cache
+def shared(device: str, engine: str) -> Lockstep:
+    """Return a clean lockstep for faults that monkeypatch takes back."""
+    return build(device, engine)
+
+
+def play(
+    device: str,
+    runner: str,
+    plant: Plant | None,
+    monkeypatch: pytest.MonkeyPatch,
+    properties: Sequence[str] = tuple(PROPERTIES),
+    *,
+    lasting: bool = False,
+) -> tuple[Lockstep, Outcome]:
+    """Play the schedule with a fault planted in a runner, or without one.
+
+    A fault that taking the patches back does not mend is `lasting`.
+
+    Raises AssertionError, with the traceback, where the playing itself failed.
+    """
+    engine = engine_of(runner)
+    lockstep = build(device, engine) if lasting else shared(device, engine)
+    lockstep.watch(properties)
+    with torch.inference_mode():
+        if plant is not None:
+            plant(lockstep, runner, monkeypatch)
+        outcome = lockstep.play(SCHEDULE)
+    assert outcome.error is None, outcome.error
+    return lockstep, outcome
+
+
+def captured(lockstep: Lockstep) -> tuple[CapturedEngine, CapturedEngine]:
+    """Return the subject of a lockstep and the fresh engine beside it: they are our own."""
+    subject, fresh = lockstep.pair.subject, lockstep.pair.fresh_engine
+    assert isinstance(subject, CapturedEngine) and isinstance(fresh, CapturedEngine)
+    return subject, fresh
+
+
+def runners_named(lockstep: Lockstep, name: str) -> list[GraphRunner]:
+    """Return the subject's runner of that name, and the fresh engine's."""
+    return [engine.runners[RUNNERS[name].mode] for engine in captured(lockstep)]
+
+
+def on_forward(
+    lockstep: Lockstep,
+    monkeypatch: pytest.MonkeyPatch,
+    change: ForwardChange,
+    *,
+    fresh_engine: bool = False,
+) -> None:
+    """Let `change` alter what each forward of the subject, and of the fresh engine, left behind."""
+
+    def after(forward: Callable[[ForwardBatch | None, Mode], Forward]) -> Callable[..., Forward]:
+        def changed(batch: ForwardBatch | None, idle: Mode) -> Forward:
+            result = forward(batch, idle)
+            change(batch, result)
+            return result
+
+        return changed
+
+    for engine in captured(lockstep)[: 1 + fresh_engine]:
+        monkeypatch.setattr(engine.engine, "forward", after(engine.engine.forward))
+
+
+def on_replay(
+    lockstep: Lockstep,
+    runner: str,
+    monkeypatch: pytest.MonkeyPatch,
+    change: ReplayChange,
+    *,
+    fresh_engine: bool = False,
+) -> None:
+    """Let `change` alter what each replay of one runner left behind."""
+
+    def changed(batch: ForwardBatch | None, result: Forward) -> None:
+        if result.replay is not None and result.replay.runner == runner:
+            change(batch, result.replay)
+
+    on_forward(lockstep, monkeypatch, changed, fresh_engine=fresh_engine)
+
+
+def on_eager(
+    lockstep: Lockstep,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[ForwardBatch, Output], None],
+) -> None:
+    """Let `change` alter what each forward of the eager world left behind."""
+    forward = lockstep.pair.decoder.forward
+
+    def changed(batch: ForwardBatch) -> Output:
+        output = forward(batch)
+        change(batch, output)
+        return output
+
+    monkeypatch.setattr(lockstep.pair.decoder, "forward", changed)

@@ -1,0 +1,53 @@
+"""A lockstep whose playings follow a script: no engine is built, nothing is captured."""
+
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
+from typing import Any
+
+from harness.checks.play import Outcome
+from harness.checks.property import Violation
+from harness.lockstep.config import TrialConfig
+from harness.schedules.schedule import Schedule
+from reference.config import PRESETS
+
+ERROR = (
+    'Traceback:\n  File "properties/support/harness/scripted.py", line 1, in check\n'
+    "ZeroDivisionError: of ours\n"
+)
+"""The traceback of an error of ours, as an outcome, a result and a record hold it."""
+
+Script = Callable[["Scripted", Schedule], Outcome]
+
+
+class Scripted:
+    """Plays what its script says, in the place of a Lockstep."""
+
+    def __init__(self, trial: TrialConfig, script: Script) -> None:
+        self.trial = trial
+        self.script = script
+        self.capture_warnings: tuple[str, ...] = ()
+        self.properties: frozenset[str] = frozenset()
+        self.pair = SimpleNamespace(config=PRESETS[trial.preset].tiny)
+        self.played = 0
+
+    def watch(self, properties: Collection[str]) -> None:
+        """Take note of what is checked from now on."""
+        self.properties = frozenset(properties)
+
+    def play(self, schedule: Schedule, observer: Any = None, until: Any = ()) -> Outcome:
+        """Return what the script says of a schedule."""
+        self.played += 1
+        return self.script(self, schedule)
+
+
+def violating(*properties: str, error: str | None = None) -> Outcome:
+    """Return the outcome of a playing that violated some properties, or failed."""
+    violations = tuple(Violation(name, 0, f"{name} does not hold") for name in properties)
+    return Outcome(violations, steps=1, replays=1, padded_replays=1, error=error)
+
+
+def clean() -> Outcome:
+    """Return the outcome of a playing that violated nothing and held something to the oracle."""
+    outcome = violating()
+    outcome.events["held against the oracle"] = 1
+    return outcome

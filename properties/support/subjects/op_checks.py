@@ -1,0 +1,629 @@
+"""What any op set must satisfy, as checks that raise `AssertionError`.
+
+Knows the contracts of the op interface, written out again in float64. Does not know
+pytest, and takes nothing from the op sets that it checks. Run as a module it checks
+the Triton ops under Triton's interpreter, which needs a process of its own: Triton decides
+at import whether it interprets.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import accumulate, compress, product
+
+import torch
+from torch import Tensor
+
+from reference.batch import TRACK_INTERVAL
+from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
+from reference.ops import Ops
+
+MAX_ROWS = 16
+FEW_ROWS = 4  # one with each kind of list: see `key_lists`
+LONG_ROW = 5000  # more than any tile
+SUNK_FORMS = (("own", False), ("shared", True), ("masked", False), ("masked", True))
+DTYPES = (torch.float32, torch.bfloat16)
+
+# Float32 arithmetic may miss the float64 result by this much of the sum of the terms'
+# magnitudes: over a hundred roundings of 2**-24, which covers sums of this length and
+# a GPU's approximate exp and cosine. One tf32 or bfloat16 product would miss by 5e-4.
+ARITHMETIC_BOUND = 2e-5
+
+# Widths that are no powers of two and span several tiles, unlike those of the presets.
+RAGGED = replace(
+    PRESETS["gemma3"].tiny,
+    name="ragged",
+    hidden=136,
+    intermediate=140,
+    heads=3,
+    full=AttentionShape(kv_heads=1, head_dim=48),
+    swa=AttentionShape(kv_heads=1, head_dim=48),
+    vocab=50,
+)
+CONFIGS = (*(preset.tiny for preset in PRESETS.values()), RAGGED)
+
+
+@dataclass(frozen=True)
+class OpTrial:
+    """One op set at the widths of one model, in batches of 1 to `rows` rows.
+
+    `interpreted` is for Triton's interpreter, which is slow, and which cuts bits off a float32
+    where a GPU rounds it to a bfloat16: few rows, and sinks in every second form of lists.
+    """
+
+    ops: Ops
+    device: str
+    config: ModelConfig
+    dtype: torch.dtype
+    interpreted: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of the largest batch."""
+        return FEW_ROWS if self.interpreted else MAX_ROWS
+
+    def random(self, *shape: int, seed: int = 0) -> Tensor:
+        """Return normal values in the trial's dtype, the same on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(*shape, generator=generator).to(self.device, self.dtype)
+
+    def integers(self, high: int, *shape: int, seed: int = 0) -> Tensor:
+        """Return int64 values below `high`, the same on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(high, shape, generator=generator).to(self.device)
+
+    def int32(self, values: list[int]) -> Tensor:
+        """Return `values` as an int32 tensor."""
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def rounding(self, dtype: torch.dtype) -> float:
+        """Return how much of a result its one conversion to `dtype` may change."""
+        return torch.finfo(dtype).eps / (1 if self.interpreted else 2)
+
+    def sunk(self, form: str, sinks: Tensor) -> tuple[Tensor | None, ...]:
+        """Return with which sinks attention over lists of one form is checked."""
+        if not self.interpreted:
+            return None, sinks
+        return (sinks,) if form == "shared" else (None,)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on all rows of a trial: `run` takes a slice of the rows and returns theirs.
+
+    `expected` is float64; `magnitude` is what its arithmetic error is relative to.
+    """
+
+    run: Callable[[slice], Tensor]
+    expected: Tensor
+    magnitude: Tensor
+
+
+def payload_case(trial: OpTrial) -> Case:
+    """Return payloads of rows with and without a mask, at the end of an interval and not.
+
+    Those that are not tracked point at a row of NaN.
+    """
+    config, rows = trial.config, trial.rows
+    track_table, encoder_table = (
+        trial.random(config.vocab, config.hidden, seed=seed) for seed in range(2)
+    )
+    track_table[0] = torch.nan
+    lengths = trial.integers(config.vocab, rows, seed=2).to(torch.int32)
+    row = torch.arange(rows, device=trial.device)
+    mask, ends = row % 2 == 1, row // 2 % 2 == 1
+    positions = TRACK_INTERVAL * trial.integers(9, rows, seed=3) + ends * (TRACK_INTERVAL - 1)
+    tracked = mask & ends
+    tracks = torch.where(tracked, 1 + trial.integers(config.vocab - 1, rows, seed=5), 0)
+
+    def run(part: slice) -> Tensor:
+        return trial.ops.payload(
+            track_table, tracks[part], mask[part], positions[part], encoder_table, lengths[part]
+        )
+
+    terms = torch.stack([track_table[tracks], encoder_table[lengths.long()]]).double()
+    terms[0, ~tracked] = 0
+    return Case(run, terms.sum(0), terms.abs().sum(0))
+
+
+def embed_case(trial: OpTrial) -> Case:
+    """Return embeddings plus a payload that is a view into wider rows."""
+    config = trial.config
+    table = trial.random(config.vocab, config.hidden)
+    ids = trial.integers(config.vocab, trial.rows, seed=1)
+    payload = (trial.random(trial.rows, config.hidden + 3, seed=2).float() / 3)[:, 3:]
+    terms = torch.stack([table[ids].double(), payload.double()])
+    return Case(
+        lambda part: trial.ops.embed(table, ids[part], payload[part]),
+        terms.sum(0),
+        terms.abs().sum(0),
+    )
+
+
+def rotary_case(trial: OpTrial, kind: Kind) -> Case:
+    """Return rotary angles from within the context and from far beyond it."""
+    config, pairs = trial.config, trial.config.shape(kind).head_dim // 2
+    positions = trial.integers(config.max_context, 3, trial.rows)
+    positions[:, 1::2] += 100_000
+    section = trial.integers(3, pairs, seed=1)
+    exponent = torch.arange(pairs, device=trial.device) / pairs
+    frequency = config.rope_theta(kind) ** -exponent
+
+    def run(part: slice) -> Tensor:
+        return trial.ops.rotary(positions[:, part], section, frequency).transpose(0, 1)
+
+    angle = (positions[section].T * frequency.double())[:, None]
+    expected = torch.cat([angle.cos(), angle.sin()], dim=1)
+    # An angle is a float32: its own rounding outweighs all else when it is large.
+    return Case(run, expected, 1 + angle.abs().expand_as(expected) * 2**-24 / ARITHMETIC_BOUND)
+
+
+def rope_case(trial: OpTrial, kind: Kind) -> Case:
+    """Return the rotation of heads that are a view into wider rows."""
+    shape = trial.config.shape(kind)
+    count, pairs = trial.config.heads + shape.kv_heads, shape.head_dim // 2
+    wide = trial.random(trial.rows, count + shape.kv_heads, shape.head_dim)
+    heads = wide[:, :count]
+    angle = trial.random(trial.rows, pairs, seed=1).float()
+    rotary = torch.stack([angle.cos(), angle.sin()])
+
+    def run(part: slice) -> Tensor:
+        return trial.ops.rope(heads[part], rotary[:, part])
+
+    rotated = torch.view_as_complex(
+        torch.stack([heads[..., :pairs], heads[..., pairs:]], dim=-1).double()
+    ) * torch.complex(rotary[0].double(), rotary[1].double()).unsqueeze(1)
+    expected = torch.cat([rotated.real, rotated.imag], dim=-1)
+    magnitude = rotated.abs().repeat(1, 1, 2)
+    return Case(run, expected, magnitude)
+
+
+def norm_linear_case(trial: OpTrial) -> Case:
+    """Return a normed product whose rows differ in scale."""
+    config = trial.config
+    hidden = trial.random(trial.rows, config.hidden)
+    hidden *= 2.0 ** (torch.arange(trial.rows, device=trial.device)[:, None] % 7 - 3)
+    norm = trial.random(config.hidden, seed=1)
+    weight = trial.random(config.vocab, config.hidden, seed=2)
+    rows = hidden.double()
+    normed = norm.double() * rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return Case(
+        lambda part: trial.ops.norm_linear(hidden[part], norm, weight),
+        normed @ weight.double().T,
+        normed.abs() @ weight.double().abs().T,
+    )
+
+
+def linear_add_case(trial: OpTrial, kind: Kind) -> Case:
+    """Return a product added to a residual, as after attention."""
+    width = trial.config.heads * trial.config.shape(kind).head_dim
+    inputs = trial.random(trial.rows, width)
+    weight = trial.random(trial.config.hidden, width, seed=1)
+    residual = trial.random(trial.rows, trial.config.hidden, seed=2)
+    return Case(
+        lambda part: trial.ops.linear_add(inputs[part], weight, residual[part]),
+        residual.double() + inputs.double() @ weight.double().T,
+        residual.double().abs() + inputs.double().abs() @ weight.double().abs().T,
+    )
+
+
+def gated_linear_add_case(trial: OpTrial) -> Case:
+    """Return a gated product added to a residual, every row a real token."""
+    width = trial.config.intermediate
+    gate_up = 2 * trial.random(trial.rows, 2 * width)
+    weight = trial.random(trial.config.hidden, width, seed=1)
+    residual = trial.random(trial.rows, trial.config.hidden, seed=2)
+    limit = trial.int32([trial.rows])
+
+    def run(part: slice) -> Tensor:
+        activation = trial.config.activation
+        return trial.ops.gated_linear_add(gate_up[part], weight, residual[part], activation, limit)
+
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    if trial.config.activation == "gelu":
+        inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+        active = 0.5 * gate * (1 + inner.tanh())
+    else:
+        active = gate * gate.sigmoid()
+    inputs = active * up
+    return Case(
+        run,
+        residual.double() + inputs @ weight.double().T,
+        residual.double().abs() + inputs.abs() @ weight.double().abs().T,
+    )
+
+
+def probabilities_case(trial: OpTrial) -> Case:
+    """Return the softmax of rows that are a view, and of which some places are -inf."""
+    wide = 4 * trial.random(trial.rows, LONG_ROW + 3)
+    wide[:, ::7] = -torch.inf
+    logits = wide[:, 3:]
+    expected = logits.double().softmax(-1)
+    return Case(lambda part: trial.ops.probabilities(logits[part]), expected, expected)
+
+
+def store_kv_case(trial: OpTrial, kind: Kind) -> Case:
+    """Return what distinct slots hold after a store of keys and values, each a view."""
+    cache, wide, _ = _store_inputs(trial, kind, trial.rows, slots=2 * trial.rows)
+    order = torch.randperm(2 * trial.rows, generator=torch.Generator().manual_seed(1))
+    loc = order[: trial.rows].to(trial.device)
+
+    def run(part: slice) -> Tensor:
+        stored = cache.clone()
+        trial.ops.store_kv(stored, loc[part], loc.dtype, *_halves(wide[part]))
+        return stored[:, loc[part]].transpose(0, 1)
+
+    expected = torch.stack(_halves(wide), dim=1).double()
+    return Case(run, expected, torch.zeros_like(expected))
+
+
+def attention_case(trial: OpTrial, kind: Kind, form: str, sunk: bool) -> Case:
+    """Return attention over the lists of one form, with sinks or without."""
+    query, cache, sinks = _attention_inputs(trial, kind, trial.rows)
+    lists, sink = key_lists(trial, trial.rows)[form], sinks if sunk else None
+    rows = [_attend(query[row], cache, slots, sink) for row, slots in enumerate(lists.taken())]
+    expected, magnitude = (torch.stack(part) for part in zip(*rows, strict=True))
+    return Case(lambda part: lists.attend(trial, query, cache, sink, part), expected, magnitude)
+
+
+def _attend(
+    query: Tensor, cache: Tensor, listed: list[int], sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return one row's attention [Q, D] and its magnitude, one head at a time."""
+    result = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
+    magnitude = result.clone()
+    group = query.shape[0] // cache.shape[2]
+    for head in range(query.shape[0] if listed else 0):
+        key, value = cache[:, listed, head // group].double()
+        weight = (key @ query[head].double() / query.shape[1] ** 0.5).exp()
+        total = weight.sum() + (0 if sinks is None else sinks[head].double().exp())
+        result[head] = weight @ value / total
+        magnitude[head] = weight @ value.abs() / total
+    return result, magnitude
+
+
+def _attention_inputs(trial: OpTrial, kind: Kind, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a query that is a view, a cache and sinks."""
+    shape, heads = trial.config.shape(kind), trial.config.heads
+    query = trial.random(rows, heads + shape.kv_heads, shape.head_dim)[:, :heads]
+    slots = 2 * trial.config.max_context
+    cache = trial.random(2, slots, shape.kv_heads, shape.head_dim, seed=1)
+    return query, cache, trial.random(heads, seed=2).float()
+
+
+@dataclass(frozen=True)
+class KeyLists:
+    """The keys of an attention's rows, as the op takes them."""
+
+    begin: Tensor
+    end: Tensor
+    slots: Tensor
+    mask: Tensor | None = None
+    mask_start: Tensor | None = None
+
+    def taken(self) -> list[list[int]]:
+        """Return for each row the slots that take part, in list order."""
+        bounds = zip(self.begin.tolist(), self.end.tolist(), strict=True)
+        lists: list[list[int]] = [self.slots[begin:end].tolist() for begin, end in bounds]
+        if self.mask is None or self.mask_start is None:
+            return lists
+        bits = [self.mask[start:].tolist() for start in self.mask_start.tolist()]
+        return [list(compress(slots, kept)) for slots, kept in zip(lists, bits, strict=True)]
+
+    def attend(
+        self, trial: OpTrial, query: Tensor, cache: Tensor, sinks: Tensor | None, part: slice
+    ) -> Tensor:
+        """Return the attention of the rows in `part`."""
+        begin, end, longest = self.begin[part], self.end[part], trial.config.max_context
+        start = None if self.mask_start is None else self.mask_start[part]
+        return trial.ops.attention(
+            query[part], cache, begin, end, self.slots, sinks, longest, self.mask, start
+        )
+
+
+def key_lists(trial: OpTrial, rows: int) -> dict[str, KeyLists]:
+    """Return lists of even slots, of very different lengths, in every form.
+
+    Every fifth list is empty, from row 2 on. "own" lists follow one another, "shared"
+    ones overlap, and "masked" ones do too: of those some rows keep no key, some their
+    last alone, and the others half of them and what a tree might keep of the rest. An
+    odd slot stands behind the last list, and a bit that is set before the first row's.
+    """
+    context = trial.config.max_context
+    lengths = [0 if row % 5 == 2 else 1 + 11 * row % context for row in range(rows)]
+    ends = list(accumulate(lengths))
+    stale = trial.int32([1])
+    drawn = 2 * trial.integers(context, ends[-1])
+    own = KeyLists(
+        trial.int32([0, *ends[:-1]]), trial.int32(ends), torch.cat([drawn, stale.long()])
+    )
+    drawn = 2 * trial.integers(context, context, seed=1).to(torch.int32)
+    begin = [min(3 * row, context - length) for row, length in enumerate(lengths)]
+    end = [
+        first + length if length else first // 2
+        for first, length in zip(begin, lengths, strict=True)
+    ]
+    shared = KeyLists(
+        torch.tensor(begin, device=trial.device),
+        torch.tensor(end, device=trial.device),
+        torch.cat([drawn, stale]),
+    )
+    bits = trial.integers(2, 1 + ends[-1], seed=2).bool()
+    bits[0] = True
+    for row, (length, last) in enumerate(zip(lengths, ends, strict=True)):
+        kept = bits[1 + last - length : 1 + last]
+        if row % 5 in (0, 3):
+            kept[:] = False
+            kept[-1:] = row % 5 == 0
+        else:
+            kept[: length // 2] = True
+    start = torch.tensor([0, *ends[:-1]], device=trial.device) + 1
+    masked = replace(shared, mask=bits, mask_start=start)
+    return {"own": own, "shared": shared, "masked": masked}
+
+
+def _same_lists(trial: OpTrial, lists: KeyLists) -> dict[str, KeyLists]:
+    """Return `lists` in other dtypes, at other places, and with every key in a mask."""
+    other = {torch.int32: torch.int64, torch.int64: torch.int32}
+    retyped = replace(
+        lists,
+        begin=lists.begin.to(other[lists.begin.dtype]),
+        end=lists.end.to(other[lists.end.dtype]),
+        slots=lists.slots.to(other[lists.slots.dtype]),
+    )
+    moved = replace(
+        lists,
+        begin=lists.begin + 1,
+        end=lists.end + 1,
+        slots=torch.cat([lists.slots[-1:], lists.slots]),
+    )
+    found = {"in other dtypes": retyped, "one place further on": moved}
+    if lists.mask is not None:
+        return found
+    mask = torch.ones(trial.config.max_context, dtype=torch.bool, device=trial.device)
+    start = torch.zeros(lists.begin.shape[0], dtype=torch.int64, device=trial.device)
+    return found | {"all in a mask": replace(lists, mask=mask, mask_start=start)}
+
+
+def _poisoned(cache: Tensor, kept: list[list[int]]) -> Tensor:
+    """Return `cache` with NaN in every slot that is in none of the lists `kept`."""
+    slots = [slot for slots_of_row in kept for slot in slots_of_row]
+    poisoned = torch.full_like(cache, torch.nan)
+    poisoned[:, slots] = cache[:, slots]
+    return poisoned
+
+
+def _store_inputs(
+    trial: OpTrial, kind: Kind, rows: int, slots: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a cache, rows that hold key and value among others, and a loc."""
+    shape = trial.config.shape(kind)
+    cache = trial.random(2, slots, shape.kv_heads, shape.head_dim)
+    wide = trial.random(rows, 1 + 2 * shape.kv_heads, shape.head_dim, seed=1)
+    return cache, wide, trial.integers(slots, rows, seed=2)
+
+
+def _halves(wide: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys and the values in `wide`, as views."""
+    key, value = wide[:, 1:].chunk(2, dim=1)
+    return key, value
+
+
+def cases(trial: OpTrial) -> dict[str, Case]:
+    """Return every op at the trial's widths, for every shape of its attention."""
+    found = {
+        "payload": payload_case(trial),
+        "embed": embed_case(trial),
+        "norm_linear": norm_linear_case(trial),
+        "gated_linear_add": gated_linear_add_case(trial),
+        "probabilities": probabilities_case(trial),
+    }
+    for kind in Kind:
+        found[f"rotary {kind}"] = rotary_case(trial, kind)
+    for kind in {trial.config.shape(kind): kind for kind in Kind}.values():
+        found[f"rope {kind}"] = rope_case(trial, kind)
+        found[f"linear_add {kind}"] = linear_add_case(trial, kind)
+        found[f"store_kv {kind}"] = store_kv_case(trial, kind)
+        for form, sunk in SUNK_FORMS:
+            name = f"attention {kind}, {form}" + ", with sinks" * sunk
+            found[name] = attention_case(trial, kind, form, sunk)
+    return found
+
+
+def check_conformance(trial: OpTrial) -> None:
+    """Check that every op is within its bound of float64, in the largest batch.
+
+    `check_batch_invariance` says that smaller batches have the same bits.
+    """
+    for name, case in cases(trial).items():
+        actual = case.run(slice(0, trial.rows))
+        error = (actual.double() - case.expected).abs()
+        bound = trial.rounding(actual.dtype) * case.expected.abs()
+        bound += ARITHMETIC_BOUND * case.magnitude
+        worst = (error - bound).max().item()
+        # Put so that a NaN fails.
+        _require(worst <= 0, f"{name}: float64 is missed by {worst} over the bound")
+
+
+def check_batch_invariance(trial: OpTrial) -> None:
+    """Check that a row has the same bits in any batch and anywhere in it."""
+    for name, case in cases(trial).items():
+        whole = case.run(slice(0, trial.rows))
+        prefixes = [slice(0, rows) for rows in range(1, trial.rows)]
+        singles = [slice(row, row + 1) for row in range(1, trial.rows)]
+        for part in prefixes + singles:
+            same = _same_bits(case.run(part), whole[part])
+            _require(same, f"{name}: rows {part.start}:{part.stop} have other bits in a batch")
+
+
+def check_highest_row_wins(trial: OpTrial) -> None:
+    """Check which of the rows that name one slot is stored, in more rows than a tile has."""
+    rows, slots = 70, 24
+    cache, wide, loc = _store_inputs(trial, Kind.SWA, rows, slots)
+    loc[-2:] = loc[0]
+    key, value = _halves(wide)
+    expected = cache.clone()
+    for row, slot in enumerate(loc.tolist()):
+        if slot not in loc[row + 1 :].tolist():
+            expected[0, slot], expected[1, slot] = key[row], value[row]
+    trial.ops.store_kv(cache, loc, loc.dtype, key, value)
+    _require(_same_bits(cache, expected), "a slot does not hold the highest row that names it")
+
+
+def check_loc_is_reinterpreted(trial: OpTrial) -> None:
+    """Check that an int64 loc under an int32 ABI puts row 0 right and row 1 into slot 0."""
+    cache, wide, _ = _store_inputs(trial, Kind.SWA, rows=3, slots=12)
+    key, value = _halves(wide)
+    expected = cache.clone()
+    for row, slot in enumerate([5, 0, 7]):
+        expected[0, slot], expected[1, slot] = key[row], value[row]
+    loc = torch.tensor([5, 7, 9], device=trial.device)
+    trial.ops.store_kv(cache, loc, torch.int32, key, value)
+    _require(_same_bits(cache, expected), "an int64 loc was not read as pairs of int32")
+
+
+def check_only_keys_are_loaded(trial: OpTrial) -> None:
+    """Check that NaN in every slot that is not a key of a batch's rows changes no bit."""
+    query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
+    parts = [slice(0, FEW_ROWS), *(slice(row, row + 1) for row in range(FEW_ROWS))]
+    for form, lists in key_lists(trial, FEW_ROWS).items():
+        for sink in trial.sunk(form, sinks):
+            whole = lists.attend(trial, query, cache, sink, parts[0])
+            for part in parts:
+                poisoned = _poisoned(cache, lists.taken()[part])
+                result = lists.attend(trial, query, poisoned, sink, part)
+                same = _same_bits(result, whole[part])
+                _require(same, f"{form}: attention depends on a slot that is not a key")
+                _require(bool(result.isfinite().all()), f"{form}: attention is not finite")
+
+
+def check_rows_without_keys_are_zero(trial: OpTrial) -> None:
+    """Check that a row of which no key takes part gives zeros, whatever the slots hold."""
+    query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
+    drawn = key_lists(trial, FEW_ROWS)
+    drawn["none"] = replace(drawn["own"], end=drawn["own"].begin)
+    for form, lists in drawn.items():
+        taken = lists.taken()
+        zero = [not slots for slots in taken]
+        for sink in trial.sunk(form, sinks):
+            poisoned = _poisoned(cache, taken)
+            result = lists.attend(trial, query, poisoned, sink, slice(0, FEW_ROWS))
+            _require(bool((result[zero] == 0).all()), f"{form}: a row without keys is not zero")
+
+
+def check_form_of_lists_changes_no_bit(trial: OpTrial) -> None:
+    """Check that a list's dtype, its place and a mask that is all set are of no effect."""
+    query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
+    everything = slice(0, FEW_ROWS)
+    for form, lists in key_lists(trial, FEW_ROWS).items():
+        for sink in trial.sunk(form, sinks):
+            result = lists.attend(trial, query, cache, sink, everything)
+            for name, others in _same_lists(trial, lists).items():
+                same = _same_bits(result, others.attend(trial, query, cache, sink, everything))
+                _require(same, f"{form}: the same keys, {name}, have other bits")
+
+
+def check_largest(trial: OpTrial) -> None:
+    """Check the largest values of rows of ties, NaN and infinities, against a sorted list."""
+    count = trial.config.vocab
+    values = trial.integers(count // 4, MAX_ROWS, count).float()
+    values[trial.integers(8, MAX_ROWS, count, seed=1) == 0] = torch.nan
+    values[trial.integers(8, MAX_ROWS, count, seed=2) == 0] = -torch.inf
+    values[0], values[1], values[2, 3:5] = torch.nan, -torch.inf, torch.inf
+    ranked = values.where(~values.isnan(), -torch.inf)
+    order = torch.tensor(
+        [sorted(range(count), key=row.__getitem__, reverse=True) for row in ranked.tolist()],
+        device=trial.device,
+    )
+    for rows, wanted in product(range(1, MAX_ROWS + 1), (1, 5, count)):
+        found, places = trial.ops.largest(values[:rows], wanted)
+        expected = order[:rows, :wanted]
+        _require(_same_bits(places, expected), f"the {wanted} largest have other places")
+        same = _same_bits(found, ranked[:rows].gather(1, expected))
+        _require(same, f"the {wanted} largest have other values")
+
+
+def check_row_limit(trial: OpTrial) -> None:
+    """Check that rows from the limit on keep their residual or are zero, NaN or not."""
+    width, limit = trial.config.intermediate, trial.rows // 3
+    gate_up = trial.random(trial.rows, 2 * width)
+    gate_up[limit:] = torch.nan
+    weight = trial.random(trial.config.hidden, width, seed=1)
+    residual = trial.random(trial.rows, trial.config.hidden, seed=2)
+    row_limit, activation = trial.int32([limit]), trial.config.activation
+    added = trial.ops.gated_linear_add(gate_up, weight, residual, activation, row_limit)
+    _require(_same_bits(added[limit:], residual[limit:]), "a row beyond the limit changed")
+    changed = (added[:limit] != residual[:limit]).any(-1)
+    _require(bool(changed.all()), "a row before the limit did not change")
+    limited = trial.ops.limit_rows(gate_up, row_limit)
+    _require(bool((limited[limit:] == 0).all()), "a row beyond the limit is not zero")
+    _require(_same_bits(limited[:limit], gate_up[:limit]), "a row before the limit changed")
+
+
+Check = Callable[[OpTrial], None]
+CHECKS: tuple[Check, ...] = (
+    check_conformance,
+    check_batch_invariance,
+    check_highest_row_wins,
+    check_loc_is_reinterpreted,
+    check_only_keys_are_loaded,
+    check_rows_without_keys_are_zero,
+    check_form_of_lists_changes_no_bit,
+    check_largest,
+    check_row_limit,
+)
+
+
+Combination = tuple[Check, ModelConfig, torch.dtype]
+ALL: tuple[Combination, ...] = tuple(product(CHECKS, CONFIGS, DTYPES))
+# The interpreter is slow. What runs past a tile shows at ragged widths; several KV heads, equal
+# widths and the other activation change results alone, and a dtype loads and stores alone.
+FEW: tuple[Combination, ...] = (
+    *((check, RAGGED, torch.float32) for check in CHECKS),
+    (check_conformance, RAGGED, torch.bfloat16),
+    (check_conformance, PRESETS["mimo"].tiny, torch.float32),
+)
+
+
+def run_checks(
+    ops: Ops,
+    device: str,
+    combinations: tuple[Combination, ...] = ALL,
+    *,
+    interpreted: bool = False,
+) -> None:
+    """Run checks on `ops`; an error says which one failed where."""
+    for check, config, dtype in combinations:
+        try:
+            check(OpTrial(ops, device, config, dtype, interpreted))
+        except AssertionError as error:
+            error.add_note(f"in {check.__name__} at {config.name}, {dtype}")
+            raise
+
+
+def _same_bits(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors are equal byte by byte, NaN and the sign of zero included."""
+    one, other = (tensor.contiguous().view(torch.uint8) for tensor in (left, right))
+    return left.dtype == right.dtype and torch.equal(one, other)
+
+
+def _require(holds: bool, failure: str) -> None:
+    """Raise `AssertionError`, under `python -O` as well."""
+    if not holds:
+        raise AssertionError(failure)
+
+
+def main() -> None:
+    """Check the Triton ops on the CPU and print how many checks ran."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        sys.exit("set TRITON_INTERPRET=1: these checks are for Triton's interpreter")
+    from reference.triton_ops import TritonOps  # noqa: PLC0415 - slow, and wanted here alone
+
+    torch.set_num_threads(1)
+    run_checks(TritonOps(), "cpu", FEW, interpreted=True)
+    sys.stdout.write(f"{len(FEW)}\n")
+
+
+if __name__ == "__main__":
+    main()

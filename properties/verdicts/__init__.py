@@ -1,0 +1,1 @@
+"""Verdicts: what a clean build must pass, and which property sees which bug."""

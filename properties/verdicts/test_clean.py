@@ -1,0 +1,155 @@
+"""What a clean build must pass: every property, over generated schedules and real traffic.
+
+All schedules of a trial are played once per worker; every property then has a verdict, and a
+case file, of its own. With `--bug` the same suite runs on the broken subject.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from harness.campaigns.hunt import HuntResult, draw, first_failure, hunt
+from harness.checks.explanation import explanation, observe
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.lockstep.config import TrialConfig
+from harness.records.case import Case, write_case
+from harness.schedules.schedule import Schedule
+from harness.schedules.traffic import traffic_schedules
+from properties.support.trials import name
+from reference.batch import Mode
+from reference.config import PRESETS
+from subjects.runners import engine_runners
+
+pytestmark = pytest.mark.clean
+
+TRAFFIC_SEEDS = 97
+
+
+@dataclass
+class Survey:
+    """What the schedules of one trial gave, with every property on.
+
+    `error` is the traceback of the first playing that failed: then nothing is proved.
+    """
+
+    trial: TrialConfig
+    generated: HuntResult = field(default_factory=HuntResult)
+    traffic: HuntResult = field(default_factory=HuntResult)
+    error: str | None = None
+
+    def play(self, lockstep: Lockstep, schedule: Schedule, source: HuntResult) -> None:
+        """Play one schedule of a source and count it."""
+        outcome = lockstep.play(schedule)
+        source.add(outcome)
+        self.error = self.error or outcome.error
+
+    @property
+    def violated(self) -> Counter[str]:
+        """How many schedules violated each property."""
+        return self.generated.violated + self.traffic.violated
+
+
+SURVEYS: dict[TrialConfig, Survey] = {}
+
+
+def traffic_of(trial: TrialConfig, seed: int) -> list[Schedule]:
+    """Return the piece of recorded traffic that a trial plays: decoding, or speculation."""
+    speculates = Mode.TARGET_VERIFY in trial.modes
+    return traffic_schedules(
+        PRESETS[trial.preset].tiny,
+        max(trial.buckets),
+        trial.room,
+        1,
+        seed % TRAFFIC_SEEDS,
+        Mode.TARGET_VERIFY if speculates else Mode.DECODE,
+    )
+
+
+def surveyed(trial: TrialConfig, seed: int, played: Counter[str]) -> Survey:
+    """Return the survey of a trial, made and counted in `played` on first use.
+
+    Fails where a playing failed, whatever property was asked about.
+    """
+    if trial not in SURVEYS:
+        lockstep = Lockstep(trial, frozenset(PROPERTIES))
+        survey = SURVEYS[trial] = Survey(trial)
+        draw(
+            lockstep,
+            lambda drawn: survey.play(lockstep, drawn, survey.generated),
+            seed,
+            settings().max_examples,
+        )
+        for piece in traffic_of(trial, seed):
+            survey.play(lockstep, piece, survey.traffic)
+        played["trials"] += 1
+        for key in ("schedules", "steps", "replays", "padded_replays"):
+            played[key] += getattr(survey.generated, key) + getattr(survey.traffic, key)
+    if SURVEYS[trial].error is not None:
+        pytest.fail(f"a playing failed, so that nothing is proved:\n{SURVEYS[trial].error}")
+    return SURVEYS[trial]
+
+
+@pytest.mark.parametrize("property_id", PROPERTIES)
+def test_a_clean_subject_keeps(
+    property_id: str,
+    clean_trial: TrialConfig,
+    hunter_seed: int,
+    artifacts: Path,
+    played: Counter[str],
+) -> None:
+    survey = surveyed(clean_trial, hunter_seed, played)
+    if survey.violated[property_id]:
+        pytest.fail(failure(survey, property_id, hunter_seed, artifacts))
+
+
+def test_a_survey_is_not_vacuous(
+    clean_trial: TrialConfig, hunter_seed: int, played: Counter[str]
+) -> None:
+    """Every runner of the engine replayed, with padding too; both sources asked the oracle."""
+    survey = surveyed(clean_trial, hunter_seed, played)
+    events = survey.generated.events + survey.traffic.events
+    for runner in engine_runners(clean_trial.runner):
+        assert events[f"{runner.name}: replay"] > 0
+        assert events[f"{runner.name}: padded replay"] > 0
+    for source in (survey.generated, survey.traffic):
+        assert source.events["held against the oracle"] > 0
+
+
+def test_several_buckets_were_replayed(
+    clean_trial: TrialConfig, hunter_seed: int, played: Counter[str]
+) -> None:
+    """By the runners that every engine has work for: those that decode and those that prefill."""
+    survey = surveyed(clean_trial, hunter_seed, played)
+    events = survey.generated.events + survey.traffic.events
+    for runner in engine_runners(clean_trial.runner):
+        buckets = clean_trial.token_buckets if runner.token_buckets else clean_trial.buckets
+        if runner.mode in {Mode.DECODE, Mode.EXTEND}:
+            assert sum(events[f"{runner.name}: bucket {bucket}"] > 0 for bucket in buckets) > 1
+
+
+def failure(survey: Survey, property_id: str, seed: int, artifacts: Path) -> str:
+    """Shrink a schedule that violates a property and write its case; return the message."""
+    trial = survey.trial
+    lockstep = Lockstep(trial, STEP_PROPERTIES | {property_id})
+    hunt_result = hunt(lockstep, property_id, seed, settings().max_examples)
+    if hunt_result.schedule is None:
+        hunt_result = first_failure(lockstep, traffic_of(trial, seed), property_id)
+    if hunt_result.schedule is None:
+        return f"{property_id} was violated at first, but not when hunted: is it flaky?"
+    lockstep.watch(PROPERTIES)
+    outcome, timeline = observe(lockstep, hunt_result.schedule)
+    cause = explanation(lockstep, hunt_result.schedule, outcome, timeline, property_id)
+    proof = "".join(f"{sentence}\n" for sentence in cause.proof) if cause is not None else ""
+    violations = tuple(violation.to_json() for violation in outcome.violations)
+    path = artifacts / f"{property_id}-{name(trial)}.json"
+    write_case(Case(trial, hunt_result.schedule, property_id, seed, violations), path)
+    found = next(one for one in outcome.violations if one.property == property_id)
+    return (
+        f"{property_id}: step {found.step} of {len(hunt_result.schedule.steps)}: {found.message}\n"
+        f"{proof}case: {path.name}, to be found in reports/out/pytest/cases;"
+        f" replay with: paritybit replay reports/out/pytest/cases/{path.name}"
+    )
