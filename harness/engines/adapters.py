@@ -1,7 +1,7 @@
 """From a release in this process to engines under test: loaded once, built for each pair."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import torch
 
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
+from harness.lockstep.requests import Owner
 from reference.batch import Mode
 from reference.model import Model
 from subjects.engines.sglang import graphs
@@ -56,6 +57,15 @@ def pool_of(engine: Engine, model: Model, trial: TrialConfig) -> SglangPool:
     return SglangPool(engine, model.config, trial.sizes, DTYPES[trial.dtype], trial.device)
 
 
+def owners_of(pair: Pair) -> Callable[[], Sequence[Owner]]:
+    """Return what returns the running requests of the graph world, made after the engines."""
+
+    def owners() -> Sequence[Owner]:
+        return pair.graph.owners()
+
+    return owners
+
+
 @dataclass
 class DecodingEngines:
     """Builds a runner of decodes and a fresh one beside it, over one pool of the engine.
@@ -73,9 +83,7 @@ class DecodingEngines:
         # Its modules bind what stands around it as they are imported: that comes first.
         host = host_of(self.engine, pair.trial, self.asked)
         pool = pool_of(self.engine, pair.model, pair.trial)
-        # The pair's graph world is made after its engines.
-        owners = lambda: pair.graph.owners()  # noqa: E731, PLW0108
-        mirror = Mirror(pool, pair.graph_pools, owners)
+        mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
         subject = self._build(pair, mirror, host)
         if self.own_kernels:
             return subject, subject
@@ -110,9 +118,7 @@ class PrefillEngines:
         """Build it over the graph world of a pair."""
         host = host_of(self.engine, pair.trial, self.asked)
         pool = pool_of(self.engine, pair.model, pair.trial)
-        # The pair's graph world is made after its engines.
-        owners = lambda: pair.graph.owners()  # noqa: E731, PLW0108
-        mirror = Mirror(pool, pair.graph_pools, owners)
+        mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
         if not self.shares:
             host.forget_shared_buffers()
         runner = PREFILLING[pair.trial.runner](

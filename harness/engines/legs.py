@@ -23,7 +23,8 @@ class Leg:
     """A pair with an engine's runner, and what playing schedules on it gave.
 
     `ledger` disturbs padding at each padded replay. `asked` counts the schedules in which each
-    property was asked, `failing` holds the first that violated it.
+    property was asked, `failing` holds the first that violated it,
+    up to where it did.
     """
 
     lockstep: Lockstep
@@ -69,7 +70,10 @@ class Leg:
             name = violation.property
             message = f"{places.get(name, 'at the end')}: {violation.message}"
             self.evidence.add(name, message, showing.get(name, ()))
-            self.failing.setdefault(name, (schedule, message))
+            # What comes after the violation has no part in it.
+            last = violation.step + 1 if name in places else len(schedule.steps)
+            failing = Schedule(schedule.steps[:last], schedule.seed)
+            self.failing.setdefault(name, (failing, message))
 
     def play_drawn(self, seed: int, examples: int) -> None:
         """Play schedules that the hunter draws."""
@@ -110,7 +114,7 @@ class Leg:
             if schedule not in played and left > 0:
                 self.lockstep.watch(watched)
                 outcome = whole(self.lockstep.play(schedule, until=(target,)))
-                left -= outcome.steps
+                left -= outcome.steps * (1 if PROPERTIES[target].extra_run is None else 2)
                 played[schedule] = target in outcome.violated
             return played.get(schedule, False)
 

@@ -13,7 +13,7 @@ TRIALS = (
 EXAMPLES = {"traffic": 2, "generated": 2}
 """Schedules of each source in each trial."""
 
-SHRINKING_FORWARDS = 160
+SHRINKING_FORWARDS = 120
 """Forwards at most that are spent on shrinking one failing schedule."""
 
 SHRINKING = Schedule(

@@ -27,6 +27,9 @@ from subjects.protocol import OwnArithmetic
 
 Populate = Callable[..., None]
 
+FORWARDS = 200
+"""Forwards that shrinking one schedule may take: enough for the smallest there is."""
+
 
 def heal_swa_pad(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
     """Reset the SWA locations of a padded batch first."""
@@ -100,9 +103,14 @@ def decoding(engine: Engine, mutation: str) -> dict[str, Any]:
         "violated": sorted(leg.failing),
         "padded": leg.result.padded_replays,
         "padding": {name: entry.verdict for name, entry in ledger.entries.items()},
-        "shrunk": {str(case.target): len(case.schedule.steps) for case in leg.cases(0, 1000, [])},
+        "shrunk": shrunk(leg) if mutation == "none" else {},
         "unasked": lockstep.unasked,
     }
+
+
+def shrunk(leg: Leg) -> dict[str, int]:
+    """Return how many steps each case has that a leg leaves, by its target."""
+    return {str(case.target): len(case.schedule.steps) for case in leg.cases(0, FORWARDS, [])}
 
 
 def verdicts(evidence: Evidence) -> dict[str, str]:
