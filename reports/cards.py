@@ -11,10 +11,10 @@ from typing import Any
 
 from harness.records.schema import BugRow, CleanRow, Record, TrialRow, TrialSettings, Violation
 from harness.records.schema import Finding as RecordedFinding
-from reports.bit_patterns import Comparison, compare
+from reports.drawings.bit_patterns import Comparison, compare
+from reports.drawings.timeline import Timeline, lay_out
 from reports.explanation import ExplanationView, describe
 from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words
-from reports.timeline import Timeline, lay_out
 
 STATUSES: Mapping[str, tuple[bool, str]] = {
     "caught": (True, "The property that must detect it did."),

@@ -17,11 +17,8 @@ def render(record: Mapping[str, Any]) -> str:
     """
     sign, tone = SIGNS[record["verdict"]]
     answer = record["answer"]
-    figures = {
-        "replays": sum(leg["replays"] for leg in answer["legs"]),
-        "padded": sum(leg["padded"] for leg in answer["legs"]),
-        "steps": sum(leg["steps"] for leg in answer["legs"]),
-    }
+    captured = [leg for leg in answer["legs"] if leg["captured"]]
+    figures = {name: sum(leg[name] for leg in captured) for name in ("replays", "padded", "steps")}
     page = environment().get_template("engine.html.j2")
     return page.render(record=record, answer=answer, sign=sign, tone=tone, figures=figures)
 

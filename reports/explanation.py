@@ -19,10 +19,10 @@ from harness.explain.facts import (
     UncapturedRun,
     Writer,
 )
-from reports import slot_map, static_inputs
-from reports.bit_patterns import Comparison, compare
-from reports.slot_map import MapDrawing
-from reports.static_inputs import Table, source_text
+from reports.drawings import slot_map, static_inputs
+from reports.drawings.bit_patterns import Comparison, compare
+from reports.drawings.slot_map import MapDrawing
+from reports.drawings.static_inputs import Table, source_text
 from reports.texts import Fact
 
 UNCAPTURED_RUN: Mapping[UncapturedRun | None, str] = {

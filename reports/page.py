@@ -36,7 +36,7 @@ def write(page: str, path: Path) -> None:
 def environment() -> Environment:
     """Return the templates, everything escaped that they do not spell out themselves."""
     environment = Environment(
-        loader=PackageLoader("reports", package_path=""),
+        loader=PackageLoader("reports", package_path="templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -19,9 +19,9 @@ from harness.records.schema import (
     TrialRow,
     TrialSettings,
 )
-from reports import detection_plot
 from reports.cards import Card, bug_cards, clean_cards, setting
-from reports.detection_plot import Plot
+from reports.drawings import detection_plot
+from reports.drawings.detection_plot import Plot
 from reports.skipped import skipped
 from reports.texts import Fact, Piece, duration, or_dash, words
 

@@ -23,6 +23,7 @@ from subjects.protocol import (
     LocationDtypes,
     Offer,
     Overrides,
+    OwnArithmetic,
     Replay,
     ReplayFacts,
 )
@@ -53,6 +54,7 @@ class CapturedEngine:
     """
 
     missing: Mapping[Offer, str] = {}
+    arithmetic: OwnArithmetic | None = None
 
     def __init__(
         self,
@@ -89,6 +91,10 @@ class CapturedEngine:
         ]
         self._kept = {mode: self._kept_buffers(runner) for mode, runner in self.runners.items()}
 
+    def reset(self) -> None:
+        """Start again just captured: who owns what stands in the world's tables alone."""
+        self.recapture()
+
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward by replay where a graph can, else eagerly."""
         return self.engine.forward(batch, mode)
@@ -122,14 +128,15 @@ class CapturedEngine:
         """Return what the replay that just ran relied on."""
         runner = self._by_name[replay.runner]
         buffers = runner.static_buffers()
+        outputs = self.outputs.get((runner.name, replay.bucket), {})
         operations = runner.operations(replay.bucket)
         locations = buffers.get("out_cache_loc_swa")
         graphs = runner.graphs(replay.bucket)
         return ReplayFacts(
             captured_buffers=self.buffers[runner.name],
-            buffers=facts_of(buffers),
-            captured_outputs=self.outputs.get((runner.name, replay.bucket), {}),
-            outputs=facts_of(replay.output) if runner.captures else {},
+            buffers=facts_since(self.buffers[runner.name], buffers),
+            captured_outputs=outputs,
+            outputs=facts_since(outputs, replay.output) if runner.captures else {},
             locations=None
             if locations is None
             else LocationDtypes(locations.dtype, self.translated_dtype, LOC_DTYPE[Kind.SWA]),
@@ -211,6 +218,18 @@ class CapturedEngine:
 def facts_of(buffers: Mapping[str, Tensor]) -> dict[str, BufferFacts]:
     """Return the facts of some buffers, by name."""
     return {name: BufferFacts.of(buffer) for name, buffer in buffers.items()}
+
+
+def facts_since(
+    captured: Mapping[str, BufferFacts], buffers: Mapping[str, Tensor]
+) -> dict[str, BufferFacts]:
+    """Return the facts of some buffers, by name: those of the capture where they still hold."""
+    return {
+        name: facts
+        if (facts := captured.get(name)) is not None and facts.hold_of(buffer)
+        else BufferFacts.of(buffer)
+        for name, buffer in buffers.items()
+    }
 
 
 def grouped(buffers: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -18,7 +18,10 @@ from reference.model import Output
 
 
 class Offer(StrEnum):
-    """What of an engine can be observed. A property names what it needs."""
+    """What of an engine can be observed, and which work it takes.
+
+    A property names what it needs; a scheduler plans no work that an engine does not take.
+    """
 
     ARITHMETIC = "outputs and KV of the reference's own arithmetic, bit for bit"
     KV = "all KV, readable slot by slot"
@@ -28,6 +31,9 @@ class Offer(StrEnum):
     LOG = "what the engine logs"
     NOISE = "KV and static inputs that noise may be written to"
     LARGER_BUCKET = "a batch replayed in a larger bucket than it needs"
+    IDLE_REPLAY = "a replay of padded rows alone"
+    CROSS_ATTENTION = "requests with cross attention"
+    TRACKED_STATE = "requests whose recurrent state is tracked"
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,15 @@ class BufferFacts:
     def of(cls, buffer: Tensor) -> "BufferFacts":
         """Return the facts of `buffer` as it is now."""
         return cls(buffer.shape, buffer.dtype, buffer.device, buffer.data_ptr())
+
+    def hold_of(self, buffer: Tensor) -> bool:
+        """Whether `buffer` is now as these facts say."""
+        return (
+            self.address == buffer.data_ptr()
+            and self.shape == buffer.shape
+            and self.dtype == buffer.dtype
+            and self.device == buffer.device
+        )
 
 
 Reads = Mapping[str, Sequence[Sequence[int]]]
@@ -79,11 +94,14 @@ class Forward:
 
 @dataclass(frozen=True)
 class LocationDtypes:
-    """The dtype of the SWA write locations that a store is handed, and what it ought to be."""
+    """The dtype of the SWA write locations that a store is handed, and what it ought to be.
+
+    `store` is None where the store reads locations of any dtype.
+    """
 
     handed: torch.dtype
     translated: torch.dtype
-    store: torch.dtype
+    store: torch.dtype | None
 
 
 @dataclass(frozen=True)
@@ -134,15 +152,33 @@ class Overrides:
     captured: bool = True
 
 
+@dataclass(frozen=True)
+class OwnArithmetic:
+    """What the dense oracle must know of an engine whose arithmetic is not the reference's.
+
+    `windows` are the keys that a query of each mode sees on SWA layers, `bound` is the
+    largest |logit - dense| / (1 + |dense|) that its rounding explains.
+    """
+
+    windows: Mapping[Mode, int]
+    bound: float
+
+
 class EngineUnderTest(Protocol):
     """An engine over one world's KV: runs forwards by replay where a graph can, else eagerly.
 
     `missing` says what it cannot offer, and why. KV in the reference's layout and slot
     numbers lies in the world's storage: an engine that keeps KV elsewhere reads it from
-    there and writes it there when it is asked to.
+    there and writes it there when it is asked to. `arithmetic` is None where it is the
+    reference's own.
     """
 
     missing: Mapping[Offer, str]
+    arithmetic: OwnArithmetic | None
+
+    def reset(self) -> None:
+        """Start again just captured: no request owns a slot, and KV is the world's storage."""
+        ...
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward. `batch` None is an idle replay of `mode`: every row is padding."""

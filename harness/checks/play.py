@@ -6,22 +6,23 @@ goes on.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from harness.checks.of_schedules.dense_agreement import longest
+from harness.checks.of_schedules.dense_agreement import held_against_oracle
 from harness.checks.property import Playback, Playing, Property, Violation, judge
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, not_asked
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
-from harness.lockstep.pair import Engines, Pair, SubjectFailedError
+from harness.lockstep.pair import Engines, ExtraRun, Pair, SubjectFailedError
 from harness.lockstep.tracebacks import headline, traceback_of
 from harness.schedules.coverage import Coverage
 from harness.schedules.schedule import Schedule, Step
 from subjects.buffers import SharedBufferError
+from subjects.protocol import Offer
 
 
 @dataclass
@@ -72,6 +73,8 @@ class DeviceLostError(BaseException):
         return type(self), (self.schedule, self.outcome)
 
 
+NO_EXTRA_RUNS: Mapping[str, ExtraRun] = {}
+
 Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
 """Called after each step: its place, the step, what was observed of it, what it violated."""
 
@@ -89,7 +92,7 @@ class Judged:
     violations: list[Violation] = field(default_factory=list)
     violated: set[str] = field(default_factory=set)
     outputs: list[Tensor] = field(default_factory=list)
-    samples: dict[tuple[int, bool], Sample] = field(default_factory=dict)
+    samples: dict[tuple[int, bool, int], Sample] = field(default_factory=dict)
     place: int = 0
 
     def add(self, found: Collection[Violation]) -> frozenset[str]:
@@ -98,6 +101,11 @@ class Judged:
         self.violations += new
         self.violated.update(violation.property for violation in new)
         return frozenset(violation.property for violation in new)
+
+    def keep(self, sample: Sample) -> None:
+        """Keep the eager world's latest sample of a request, and every one of an engine's own."""
+        length = 0 if sample.arithmetic is None else len(sample.tokens)
+        self.samples[sample.serial, sample.of_draft, length] = sample
 
 
 class Lockstep:
@@ -125,7 +133,11 @@ class Lockstep:
             self.refused = str(error)
             self.pair = Pair(trial.clean)
         self.capture_warnings = self.pair.capture_warnings
-        self.unasked = not_asked(self.pair.subject.missing)
+        missing = self.pair.subject.missing
+        self.unasked = not_asked(missing)
+        # With arithmetic of its own an engine's world has other bits from the first forward on:
+        # it diverges nowhere, and what is judged of it is judged to the end.
+        self.ending = frozenset() if Offer.ARITHMETIC in missing else STATE_PROPERTIES
         self.watch(property_ids)
 
     def watch(self, property_ids: Collection[str]) -> None:
@@ -142,14 +154,17 @@ class Lockstep:
         schedule: Schedule,
         observer: Observer = unobserved,
         until: Collection[str] = (),
+        extra_runs: Mapping[str, ExtraRun] = NO_EXTRA_RUNS,
     ) -> Outcome:
         """Play a schedule from equal bytes until its end or until the worlds diverge.
 
-        It also ends with the first violation of a property of `until`. `observer` is called
-        after every step. A step in which the subject fails violates captured_path and
-        logits_parity; any other error ends the playing with its traceback in the outcome. One
-        that loses the device raises DeviceLostError. A build whose runners disagree on a shared
-        buffer cannot be captured: that violates index_contract at the first forward.
+        With an engine whose arithmetic is its own they never do. Play also ends with the first
+        violation of a property of `until`. `observer` is called after every step; it also sees
+        what `extra_runs` of its own gave. A step in which the subject fails violates
+        captured_path and logits_parity; any other error ends the playing with its traceback in
+        the outcome. One that loses the device raises DeviceLostError. A build whose runners
+        disagree on a shared buffer cannot be captured: that violates index_contract at the first
+        forward.
         """
         outcome, judged = Outcome(), Judged()
         with torch.inference_mode():
@@ -157,7 +172,8 @@ class Lockstep:
                 if self.refused is not None:
                     judged.add(self._refusal(schedule, self.refused))
                 else:
-                    self._play(schedule, outcome, judged, observer, STATE_PROPERTIES.union(until))
+                    ending = self.ending.union(until)
+                    self._play(schedule, outcome, judged, observer, ending, extra_runs)
             except SubjectFailedError as error:
                 # What gives no logits does not give the right ones.
                 message = f"the step failed: {error}"
@@ -184,16 +200,19 @@ class Lockstep:
         judged: Judged,
         observer: Observer,
         ending: Collection[str],
+        extra_runs: Mapping[str, ExtraRun],
     ) -> None:
         """Play and judge the steps, then the schedule as a whole."""
         coverage = Coverage(outcome.events)
         sampling = any(rule.samples for rule in self._rules)
         keeps_outputs = any(rule.plays_again for rule in self._rules)
-        extra_runs = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
+        asked_for = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
         self.pair.reset(schedule.seed)
         for place, step in schedule.flat():
             judged.place = place
-            observation = self.pair.step(step, place, extra_runs, sampling=sampling)
+            observation = self.pair.step(
+                step, place, {**asked_for, **extra_runs}, sampling=sampling
+            )
             if observation is None:
                 observer(place, step, None, frozenset())
                 continue
@@ -205,10 +224,12 @@ class Lockstep:
             if keeps_outputs:
                 judged.outputs += live_outputs(observation)
             for sample in observation.samples:
-                judged.samples[sample.serial, sample.of_draft] = sample
+                judged.keep(sample)
             if judged.violated.intersection(ending):
                 break
-        outcome.events["held against the oracle"] = len(longest(judged.samples.values()))
+        outcome.events["held against the oracle"] = len(
+            held_against_oracle(judged.samples.values())
+        )
         judged.violations += self._judge_end(schedule, outcome.steps, judged)
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:

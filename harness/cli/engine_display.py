@@ -15,14 +15,27 @@ def fault_table(record: Mapping[str, Any]) -> Table:
     table = Table(title=f"faults of {record['engine']}, by what it does", box=None)
     for column in ("fault", "runner", "verdict", "seen", "how"):
         table.add_column(column, justify="right" if column == "seen" else "left")
-    for fault in record["answer"]["faults"]:
+    for judged in record["answer"]["faults"]:
         table.add_row(
-            fault["fault"],
-            fault["runner"],
-            MARKS[Verdict(fault["verdict"])],
-            str(fault["observations"]),
-            fault["message"],
+            judged["fault"],
+            judged["runner"],
+            MARKS[Verdict(judged["verdict"])],
+            str(judged["observations"]),
+            judged["message"],
         )
+    return table
+
+
+def property_table(record: Mapping[str, Any]) -> Table:
+    """Return the properties that were violated, by leg: in how many schedules of how many."""
+    table = Table(title="properties violated, by leg", box=None)
+    for column in ("runner", "model", "property", "schedules", "how first"):
+        table.add_column(column, justify="right" if column == "schedules" else "left")
+    for leg in record["answer"]["legs"]:
+        for name, found in leg["properties"].items():
+            if found["violated"]:
+                schedules = f"{found['violated']}/{found['asked']}"
+                table.add_row(leg["runner"], leg["preset"], name, schedules, found["message"])
     return table
 
 
@@ -36,22 +49,31 @@ def padding_table(record: Mapping[str, Any]) -> Table:
         merged.setdefault((entry["runner"], entry["buffer"]), []).append(entry)
     for (runner, buffer), entries in merged.items():
         worst = max(entries, key=lambda entry: (entry["moved"] > 0, entry["outlived"] > 0))
-        tried = sum(entry["disturbed"] for entry in entries)
-        table.add_row(runner, buffer, worst["dtype"], worst["verdict"], str(tried))
+        disturbed = sum(entry["disturbed"] for entry in entries)
+        table.add_row(runner, buffer, worst["dtype"], worst["verdict"], str(disturbed))
     return table
 
 
 def notes(record: Mapping[str, Any]) -> list[str]:
-    """Return what else a reader must know: what ran, what was not the engine's, what has moved."""
+    """Return what else a reader must know.
+
+    That is: what ran, what could not be asked, what was not the engine's, what has moved.
+    """
     answer = record["answer"]
-    replays = sum(leg["replays"] for leg in answer["legs"])
-    padded = sum(leg["padded"] for leg in answer["legs"])
+    captured = [leg for leg in answer["legs"] if leg["captured"]]
+    replays = sum(leg["replays"] for leg in captured)
+    padded = sum(leg["padded"] for leg in captured)
     return [
         f"{replays} replays, {padded} padded, in {answer['seconds']:.0f} s",
         *answer["findings"],
-        *(f"moved: {name}" for name in answer["moved"]),
+        *(
+            f"not asked of {'; '.join(group['legs'])}: {', '.join(group['properties'])}:"
+            f" {group['reason']}"
+            for group in record["unasked"]
+        ),
+        *(f"moved: {part}" for part in answer["moved"]),
         f"stubbed: {', '.join(answer['stubs'])}",
-        *(f"emulated: {name}" for name in answer["emulated"]),
+        *(f"emulated: {part}" for part in answer["emulated"]),
     ]
 
 
@@ -60,9 +82,9 @@ def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Tabl
     tried = [(name, record) for name, record in walked if not isinstance(record, str)]
     pairs = sorted(
         {
-            (list(FAULTS).index(fault["fault"]), fault["fault"], fault["runner"])
+            (list(FAULTS).index(judged["fault"]), judged["fault"], judged["runner"])
             for _, record in tried
-            for fault in record["answer"]["faults"]
+            for judged in record["answer"]["faults"]
         }
     )
     table = Table(title="faults by release: ● present, ○ absent, ? undecided", box=None)
@@ -75,9 +97,9 @@ def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Tabl
         for _, record in walked:
             found = [] if isinstance(record, str) else record["answer"]["faults"]
             verdicts = [
-                entry["verdict"]
-                for entry in found
-                if (entry["fault"], entry["runner"]) == (fault, runner)
+                judged["verdict"]
+                for judged in found
+                if (judged["fault"], judged["runner"]) == (fault, runner)
             ]
             cells.append(MARKS[Verdict(verdicts[0])][0] if verdicts else "?")
         table.add_row(fault, runner, *cells)
@@ -89,8 +111,8 @@ def changes(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> list[str]:
     last: dict[tuple[str, str], tuple[str, str]] = {}
     lines: list[str] = []
     for name, record in walked:
-        for fault in [] if isinstance(record, str) else record["answer"]["faults"]:
-            key, verdict = (fault["fault"], fault["runner"]), fault["verdict"]
+        for judged in [] if isinstance(record, str) else record["answer"]["faults"]:
+            key, verdict = (judged["fault"], judged["runner"]), judged["verdict"]
             if verdict == Verdict.UNDECIDED:
                 continue
             before = last.get(key)

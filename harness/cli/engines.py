@@ -9,7 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.cli.engine_display import changes, fault_table, notes, padding_table, release_table
+from harness.cli.engine_display import (
+    changes,
+    fault_table,
+    notes,
+    padding_table,
+    property_table,
+    release_table,
+)
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from harness.cli.folders import new_folder, shown, swap_link
 from harness.engines import fetch as engines
@@ -35,11 +42,11 @@ def try_engine(options: argparse.Namespace) -> int:
     console.print(f"paritybit on {engine.name}, on {device_name(device)}")
     record = under_test(engine, device, asked, options, folder)
     write_engine(record, folder)
-    cases = cases_of(shown(options.engine), options.seed, record["answer"])
+    cases = cases_of(shown(options.engine), record["answer"])
     for name, case in cases.items():
         case.write(folder / "cases" / name)
     swap_link(folder)
-    console.print(fault_table(record), padding_table(record))
+    console.print(fault_table(record), property_table(record), padding_table(record))
     for note in notes(record):
         console.print(note, highlight=False)
     names_asked = ", ".join(record["asked"])
@@ -52,21 +59,22 @@ def try_engine(options: argparse.Namespace) -> int:
 
 
 def replay_engine(path: Path, options: argparse.Namespace) -> int:
-    """Replay an engine's case, on the engine it names or on another, and check its target."""
+    """Replay an engine's case, on the engine it names or on another, and ask for its target."""
     case = load_engine_case(path)
-    device = case.trial["device"]
+    device, target = case.case.trial.device, case.case.target
     if resolve_device(options.device or device) != device:
         raise CannotRunError(f"{path.name} was found on {device}; it replays there alone")
     engine = engines.find(options.engine or case.engine)
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        answer = engines.trial(engine, device, case.seed, Path(scratch) / "engine.log", case)
+        log = Path(scratch) / "engine.log"
+        answer = engines.trial(engine, device, case.case.seed, log, case)
     leg = answer["legs"][0]
-    violated = {name: seen for name, seen in leg["seen"].items() if seen["violated"]}
-    for name, seen in violated.items():
-        print(f"{name}: {seen['message']}")
+    violated = {name: found for name, found in leg["properties"].items() if found["violated"]}
+    for name, found in violated.items():
+        print(f"{name}: {found['message']}")
     counts = f"{leg['steps']} steps, {leg['replays']} replays, {leg['padded']} padded"
-    present = case.target in violated
-    print(f"{engine.name}: {counts}: {case.target} {'is violated' if present else 'holds'}")
+    present = target in violated
+    print(f"{engine.name}: {counts}: {target} {'is violated' if present else 'holds'}")
     return FINDING if present else OK
 
 

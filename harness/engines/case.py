@@ -1,4 +1,4 @@
-"""Case files of engines: one schedule that an engine's runner violates something on."""
+"""Case files of engines: a case, and the engine whose runner violates what it is about."""
 
 import json
 from collections.abc import Mapping
@@ -6,35 +6,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.lockstep.config import trial_from_json
-from harness.records.case import check_sizes, dump_json, load_json
-from harness.schedules.schedule import from_json
+from harness.records.case import (
+    Case,
+    case_from_json,
+    dump_json,
+    from_version_3,
+    load_json,
+)
 
 FORMAT = "paritybit-engine-case"
-VERSION = 1
-KEYS = frozenset(
+VERSION = 2
+KEYS = frozenset({"format", "version", "engine", "case"})
+KEYS_OF_VERSION_1 = frozenset(
     {"format", "version", "engine", "runner", "trial", "schedule", "seed", "target", "message"}
 )
+RENAMED_PROPERTIES = {"hermetic_reads": "hermetic_replay"}
+"""What properties of version 1 are called since version 2."""
 
 
 @dataclass(frozen=True)
 class EngineCase:
-    """A schedule, the engine and its runner, our side's trial, and what was violated.
-
-    `engine` is as it was asked for. `trial`, `schedule` are JSON data, for a trial's process.
-    """
+    """A case, and the engine that it was found in, as it was asked for."""
 
     engine: str
-    runner: str
-    trial: dict[str, Any]
-    schedule: dict[str, Any]
-    seed: int
-    target: str
-    message: str
+    case: Case
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the case as JSON data."""
+        case = self.case.to_json()
+        return {"format": FORMAT, "version": VERSION, "engine": self.engine, "case": case}
 
     def write(self, path: Path) -> None:
         """Write the case file."""
-        path.write_text(dump_json({"format": FORMAT, "version": VERSION, **vars(self)}))
+        path.write_text(dump_json(self.to_json()))
 
 
 def is_engine_case(path: Path) -> bool:
@@ -48,24 +52,42 @@ def is_engine_case(path: Path) -> bool:
 
 def load_engine_case(path: Path) -> EngineCase:
     """Return the case of a file. Raises ValueError, in one sentence, for a malformed one."""
-    data = load_json(path, FORMAT, VERSION)
+    data = load_json(path, FORMAT, VERSION, 1)
+    if data["version"] == 1:
+        data = from_version_1(data, path.name)
     if data.keys() != KEYS:
         raise ValueError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
-    for key in ("engine", "runner", "target", "message"):
-        if not isinstance(data[key], str):
-            raise ValueError(f"{path.name}: {key} of a case cannot be {data[key]!r}")
-    if type(data["seed"]) is not int:
-        raise ValueError(f"{path.name}: the seed of a case cannot be {data['seed']!r}")
-    check_sizes(trial_from_json(data["trial"]))
-    from_json(data["schedule"])
-    return EngineCase(**{key: data[key] for key in KEYS - {"format", "version"}})
+    if not isinstance(data["engine"], str):
+        raise ValueError(f"{path.name}: engine of a case cannot be {data['engine']!r}")
+    return EngineCase(data["engine"], case_from_json(data["case"], path.name))
 
 
-def cases_of(engine: str, seed: int, answer: Mapping[str, Any]) -> dict[str, EngineCase]:
-    """Return the cases of an engine's answer by file name."""
-    return {
-        f"{each['target']}-{each['runner']}-{each['trial']['preset']}.json": EngineCase(
-            engine=engine, seed=seed, **each
-        )
-        for each in answer["cases"]
+def from_version_1(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return JSON data of a case of version 1 as version 2 has it: the case within its own.
+
+    Raises ValueError for a malformed one.
+    """
+    old = from_version_3(dict(data))
+    if old.keys() != KEYS_OF_VERSION_1:
+        wanted = ", ".join(sorted(KEYS_OF_VERSION_1))
+        raise ValueError(f"{name}: a case has exactly the keys {wanted}")
+    target = RENAMED_PROPERTIES.get(str(old["target"]), old["target"])
+    violation = {"property": target, "step": 0, "message": old["message"], "where": {}}
+    case = {
+        "trial": old["trial"],
+        "schedule": old["schedule"],
+        "target": target,
+        "seed": old["seed"],
+        "violations": [violation],
     }
+    return {"format": FORMAT, "version": VERSION, "engine": old["engine"], "case": case}
+
+
+def cases_of(engine: str, answer: Mapping[str, Any]) -> dict[str, EngineCase]:
+    """Return the cases of an engine's answer by file name."""
+    found = {}
+    for data in answer["cases"]:
+        case = case_from_json(data, "the answer of a trial")
+        name = f"{case.target}-{case.trial.runner}-{case.trial.preset}.json"
+        found[name] = EngineCase(engine, case)
+    return found

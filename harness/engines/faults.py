@@ -1,8 +1,19 @@
-"""Fault classes of an engine, told by what it does. No version, no toggle, no source is read."""
+"""Fault classes of an engine: the property that shows each, and the evidence that must hold.
 
+A fault class is told by what the engine does. No version, no toggle, no source is read.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from harness.checks.of_steps.write_frame import writes_outside_frame
+from harness.lockstep.observation import Observation
+from reference.config import Kind
+
+Seen = Callable[[Observation], bool]
 
 
 class Verdict(StrEnum):
@@ -13,12 +24,99 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"
 
 
-FAULTS = {
-    "swa_pad": "a padded replay writes KV outside its own slots and slot 0",
-    "swa_int64": "the SWA store is given locations in another dtype than the pool translates to",
-    "req_pool_pad": "what padded rows are told to read depends on what the runner ran before",
+@dataclass(frozen=True)
+class Fault:
+    """A fault class: present where `property` is violated and the observation `shows` it.
+
+    `could_show` says whether an observation had the means to. Where none had, but replays
+    were seen, the fault has `nowhere` to live, for that reason; without one it is undecided.
+    `follows` are properties that it also breaks.
+    """
+
+    statement: str
+    property: str
+    could_show: Seen
+    shows: Seen
+    nowhere: str | None = None
+    follows: frozenset[str] = frozenset()
+
+
+def padded(observation: Observation) -> bool:
+    """Whether a padded replay was observed."""
+    return observation.replay is not None and observation.replay.padded
+
+
+def writes_foreign_swa_slots(observation: Observation) -> bool:
+    """Whether a padded replay wrote SWA slots that are neither the batch's nor slot 0."""
+    if not padded(observation):
+        return False
+    written = writes_outside_frame(observation, observation.graph)
+    arenas = observation.layout.arenas_of(written)
+    return any(bool(arena.any()) for _, kind, arena in arenas if kind is Kind.SWA)
+
+
+def hands_locations_over(observation: Observation) -> bool:
+    """Whether it was seen in which dtype SWA write locations are handed over."""
+    return observation.facts is not None and observation.facts.locations is not None
+
+
+def hands_over_another_dtype(observation: Observation) -> bool:
+    """Whether the SWA write locations are of another dtype than the pool's translation."""
+    locations = observation.facts.locations if observation.facts is not None else None
+    return locations is not None and locations.handed != locations.translated
+
+
+def padded_rows_depend_on_history(observation: Observation) -> bool:
+    """Whether a padded row was told to read other slots than in an engine just captured."""
+    replay, fresh = observation.replay, observation.extra.get("hermetic_replay")
+    if replay is None or fresh is None:
+        return False
+    return any(
+        rows[replay.live_size :] != fresh.reads[kind][replay.live_size :]
+        for kind, rows in replay.reads.items()
+    )
+
+
+FAULTS: Mapping[str, Fault] = {
+    "swa_pad": Fault(
+        statement="a padded replay writes KV to SWA slots that are neither its own nor slot 0",
+        property="write_frame",
+        could_show=padded,
+        shows=writes_foreign_swa_slots,
+        follows=frozenset(
+            {
+                "kv_parity",
+                "logits_parity",
+                "hermetic_replay",
+                "token_trajectory",
+                "dense_agreement",
+            }
+        ),
+    ),
+    "swa_int64": Fault(
+        statement="SWA write locations are of another dtype than the pool's own translation",
+        property="index_contract",
+        could_show=hands_locations_over,
+        shows=hands_over_another_dtype,
+        nowhere="it hands no SWA write locations over",
+    ),
+    "req_pool_pad": Fault(
+        statement="what padded rows are told to read depends on what the runner ran before",
+        property="hermetic_replay",
+        could_show=padded,
+        shows=padded_rows_depend_on_history,
+    ),
 }
-"""The fault classes that an engine's behaviour can tell, and what tells each."""
+"""The fault classes that an engine's behaviour can tell."""
+
+
+def faults_shown(property_id: str, observation: Observation) -> list[str]:
+    """Return the fault classes that an observation shows, which violates a property."""
+    return [
+        name
+        for name, fault in FAULTS.items()
+        if fault.property == property_id and fault.shows(observation)
+    ]
 
 
 @dataclass(frozen=True)
@@ -37,53 +135,78 @@ class Judged:
 
 
 @dataclass
-class Observed:
-    """Observations of one runner by fault: how many, and the first that shows the fault.
+class Evidence:
+    """What was observed of one runner, by fault: how often, and the first that shows it.
 
-    `faults` are those that its trial could show.
+    `asked` are the properties that were asked of it.
     """
 
     runner: str
-    faults: tuple[str, ...] = tuple(FAULTS)
-    counts: dict[str, int] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    replays: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     shown: dict[str, str] = field(default_factory=dict)
-    lacking: dict[str, str] = field(default_factory=dict)
+    unexplained: dict[str, str] = field(default_factory=dict)
 
-    def add(self, fault: str, message: str | None, times: int = 1) -> None:
-        """Count observations that could have shown a fault; `told` says how one did."""
-        self.counts[fault] = self.counts.get(fault, 0) + times
-        if message is not None:
-            self.shown.setdefault(fault, message)
+    def see(self, observation: Observation, asked: Collection[str]) -> None:
+        """Count a replay for the faults that it could have shown, asked these properties."""
+        if observation.replay is None:
+            return
+        self.asked.update(asked)
+        self.replays += 1
+        self.counts.update(
+            name
+            for name, fault in FAULTS.items()
+            if fault.property in asked and fault.could_show(observation)
+        )
 
-    def lacks(self, fault: str, message: str) -> None:
-        """Say why a fault has nowhere to live in this runner."""
-        self.lacking[fault] = message
+    def add(self, property_id: str, message: str, faults: Collection[str]) -> None:
+        """Book a violation under the fault classes that its observation shows."""
+        for name in faults:
+            self.shown.setdefault(name, message)
+        if not faults:
+            self.unexplained.setdefault(property_id, message)
 
     def judge(self) -> list[Judged]:
-        """Return the verdict on each fault. What was never observed is undecided."""
-        found = []
-        for fault in self.faults:
-            count = self.counts.get(fault, 0)
-            if fault in self.shown:
-                verdict, message = Verdict.PRESENT, self.shown[fault]
-            elif count:
-                verdict, message = Verdict.ABSENT, f"none of {count} observations shows it"
-            elif fault in self.lacking:
-                verdict, message = Verdict.ABSENT, self.lacking[fault]
-            else:
-                verdict, message = Verdict.UNDECIDED, "nothing was observed that could show it"
-            found.append(Judged(fault, self.runner, verdict, count, message))
-        return found
+        """Return the verdict on each fault whose property was asked."""
+        return [
+            self._judge(name, fault)
+            for name, fault in FAULTS.items()
+            if fault.property in self.asked
+        ]
+
+    def _judge(self, name: str, fault: Fault) -> Judged:
+        count = self.counts[name]
+        if name in self.shown:
+            verdict, message = Verdict.PRESENT, self.shown[name]
+        elif count:
+            verdict, message = Verdict.ABSENT, f"none of {count} observations shows it"
+        elif self.replays and fault.nowhere is not None:
+            verdict, message = Verdict.ABSENT, fault.nowhere
+        else:
+            verdict, message = Verdict.UNDECIDED, "nothing was observed that could show it"
+        return Judged(name, self.runner, verdict, count, message)
+
+    def findings(self) -> list[str]:
+        """Return, in words, each violated property that no fault class explains."""
+        follows = {prop for name in self.shown for prop in FAULTS[name].follows}
+        return [
+            f"{self.runner} violates {name}, which no fault class explains: {message}"
+            for name, message in self.unexplained.items()
+            if name not in follows
+        ]
 
 
-def overall(judged: list[dict[str, Any]], fault: str, runner: str | None = None) -> Verdict:
+def overall(
+    judged: Collection[Mapping[str, Any]], fault: str, runner: str | None = None
+) -> Verdict:
     """Return what verdicts say of a fault, on all runners or on one."""
     verdicts = {
-        each["verdict"]
-        for each in judged
-        if each["fault"] == fault and runner in {None, each["runner"]}
+        entry["verdict"]
+        for entry in judged
+        if entry["fault"] == fault and runner in {None, entry["runner"]}
     }
     return next(
-        (each for each in (Verdict.PRESENT, Verdict.ABSENT) if each in verdicts),
+        (verdict for verdict in (Verdict.PRESENT, Verdict.ABSENT) if verdict in verdicts),
         Verdict.UNDECIDED,
     )

@@ -92,7 +92,7 @@ def newest() -> str:
 
 def fetched() -> list[str]:
     """Return the releases that lie here, in order."""
-    names = [each.name.removeprefix(f"{PACKAGE}-") for each in folder().glob(f"{PACKAGE}-*")]
+    names = [home.name.removeprefix(f"{PACKAGE}-") for home in folder().glob(f"{PACKAGE}-*")]
     return sorted(names, key=in_order)
 
 
@@ -119,7 +119,7 @@ def trial(
                     "dependencies": str(folder() / DEPENDENCIES),
                     "device": device,
                     "seed": seed,
-                    "case": None if case is None else vars(case),
+                    "case": None if case is None else case.case.to_json(),
                 }
             )
         )

@@ -1,32 +1,38 @@
 """What an engine's padding holds, and whether anything live depends on it.
 
-Before a replay the tail of one static buffer is overwritten with other valid values. If
-they are still there afterwards the buffer is kept, not reset; whether any live bit moved
-then says if somebody reads it.
+A further run of each padded replay: the tail of one static input is overwritten with other
+valid values before it. If they are still there afterwards the input is kept, not reset;
+whether any live bit moved then says if somebody reads it.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.engines.pair import EngineArms
-from harness.lockstep.bits import bits
-from reference.batch import TRACK_ROWS
-from subjects.engines.sglang.decode import ReleasedRunner
+from harness.checks.differences import first_kv_difference
+from harness.lockstep.bits import any_set, bits, outputs_differ
+from harness.lockstep.noise import index_bounds
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair, PlannedStep, cloned, subject_runs
+from reference.model import Output
+from subjects.engines.sglang.engine import KEPT, RESET, DecodingEngine
 
-if TYPE_CHECKING:
-    from harness.engines.play import EnginePlay, Replayed
-
+RUN = "padding"
+"""What the further run is called in an observation."""
 
 AT_ONCE = 2
-"""How many buffers are disturbed at each padded replay, one at a time."""
+"""How many inputs are disturbed at each padded replay, one at a time."""
 
 
 @dataclass
 class Entry:
-    """One buffer: how often its tail was disturbed, outlived that, and moved a live bit."""
+    """One input: how often its tail was disturbed, outlived that, and moved a live bit.
+
+    `left` are the values that were found in tails that did not outlive it.
+    """
 
     dtype: str
     disturbed: int = 0
@@ -35,114 +41,143 @@ class Entry:
     message: str | None = None
     left: set[int] = field(default_factory=set)
 
-    def add(self, tail: Tensor, moved: str | None, *, outlived: bool) -> None:
-        """Count one disturbance: whether it outlived the replay, and which live bit moved."""
-        self.disturbed += 1
-        self.outlived += outlived
-        if not outlived:
-            self.left |= {int(value) for value in tail.flatten().tolist()}
-        self.moved += moved is not None
-        self.message = self.message or moved
-
     @property
     def verdict(self) -> str:
-        """The claim about this buffer in words."""
+        """What is claimed of this input, in words."""
         if not self.disturbed:
             return "not decided"
         if not self.outlived:
             return "reset"
         return "kept, and read" if self.moved else "kept, nobody live reads it"
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON data."""
+        return {**vars(self), "left": sorted(self.left), "verdict": self.verdict}
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    """One further run: the input, its tail afterwards, and what the run gave and left."""
+
+    name: str
+    outlived: bool
+    tail: Tensor
+    output: Output
+    storage: Tensor
+
 
 class PaddingLedger:
-    """The entries of a decode runner's static inputs, by buffer."""
+    """The entries of a runner's static inputs, by name."""
 
-    def __init__(self, pair: EngineArms) -> None:
-        self.pair = pair
-        sizes, config = pair.trial.sizes, pair.config
-        self.limits = {
-            "input_ids": config.vocab,
-            "positions": config.max_context,
-            "mrope_positions": config.max_context,
-            "req_pool_indices": sizes.rows + 1,
-            "seq_lens": config.window,
-            "seq_lens_cpu": config.window,
-            "out_cache_loc": sizes.full_slots,
-            "out_cache_loc_swa": sizes.swa_slots,
-            "attention.cuda_graph_swa_out_cache_loc": sizes.swa_slots,
-            "mamba_track_indices": TRACK_ROWS,
-            "mamba_track_mask": 2,
-        }
-        statics = pair.runner.statics()
+    def __init__(self, subject: DecodingEngine, pair: Pair) -> None:
+        self.subject = subject
+        self.buckets = sorted(pair.trial.buckets)
+        self.bounds = index_bounds(pair.config, pair.trial.sizes)
         self.entries = {
-            name: Entry(str(statics[name].dtype).removeprefix("torch."))
-            for name in self.limits
-            if name in statics
+            name: Entry(str(held.buffer.dtype).removeprefix("torch."))
+            for name, held in subject.padded_inputs().items()
         }
-        self.turn = 0
+        self.runs = 0
         self.at_once = AT_ONCE
 
-    def disturb(
-        self,
-        play: "EnginePlay",
-        given: Any,
-        before: list[Tensor],
-        history: dict[str, Tensor],
-        right: "Replayed",
-        live: int,
-    ) -> None:
-        """Replay a padded batch, each time with the tail of the next buffer overwritten."""
-        names = sorted(self.entries)
-        for _ in range(self.at_once):
-            self.turn += 1
-            name = names[self.turn % len(names)]
-            play.rewind(before, history)
-            tail = self.pair.runner.statics()[name][..., live : right.bucket]
-            poison = self._poison(tail, self.limits[name])
-            tail.copy_(poison)
-            moved = self._moved(play.replay(given), right)
-            self.entries[name].add(tail, moved, outlived=bool((tail == poison).all()))
+    def disturb(self, pair: Pair, planned: PlannedStep) -> list[Disturbed]:
+        """Replay a padded batch on the subject, each time with the next input's tail overwritten.
 
-    def _poison(self, tail: Tensor, limit: int) -> Tensor:
+        Leaves the subject and its world as they were.
+        """
+        subject, batch = self.subject, planned.graph.batch
+        assert batch is not None
+        live, names = batch.live_requests, sorted(self.entries)
+        bucket = next(size for size in self.buckets if size >= live)
+        if live == bucket:
+            return []
+        buffers = subject.static_buffers(planned.mode)
+        history = {name: buffer.clone() for name, buffer in buffers.items()}
+        state, found = subject.state(), []
+        for _ in range(self.at_once):
+            self.runs += 1
+            name = names[self.runs % len(names)]
+            held = subject.padded_inputs()[name]
+            tail = held.buffer[..., live:bucket]
+            other = self._other_values(tail, self.bounds[held.holds])
+            tail.copy_(other)
+            with subject_runs():
+                output = cloned(subject.forward(batch, planned.mode).output)
+            subject.read_kv()
+            storage = pair.graph_pools.storage.clone()
+            outlived = bool((tail == other).all())
+            found.append(Disturbed(name, outlived, tail.clone(), output, storage))
+            for buffer_name, buffer in subject.static_buffers(planned.mode).items():
+                buffer.copy_(history[buffer_name])
+            subject.restore(state)
+            pair.restore_graph()
+        return found
+
+    def see(self, observation: Observation) -> None:
+        """Count what the further runs of a step say, beside what the step itself gave."""
+        for disturbed in observation.extra.get(RUN, ()):
+            entry, moved = self.entries[disturbed.name], live_difference(observation, disturbed)
+            entry.disturbed += 1
+            entry.outlived += disturbed.outlived
+            if not disturbed.outlived:
+                entry.left |= {int(value) for value in disturbed.tail.flatten().tolist()}
+            entry.moved += moved is not None
+            entry.message = entry.message or moved
+
+    def policies(self) -> list[dict[str, Any]]:
+        """Hold what was observed against the policies that the engine declares, if it does."""
+        found = []
+        for name, declared in self.subject.declared_padding().items():
+            entry = self.entries.get(name)
+            observed, holds = "not tried", "not tried"
+            if entry is not None and entry.disturbed:
+                kept = bool(entry.outlived)
+                observed = KEPT if kept else f"reset to {sorted(entry.left)}"
+                as_declared = declared.meaning == (KEPT if kept else RESET)
+                right_value = kept or entry.left == {declared.value}
+                holds = "yes" if as_declared and right_value else "no"
+            found.append(
+                {"buffer": name, "declared": declared.word, "observed": observed, "holds": holds}
+            )
+        return found
+
+    def _other_values(self, tail: Tensor, bound: int) -> Tensor:
         """Return valid values that no reset gives; of numbers, none that the tail holds."""
         if tail.dtype is torch.bool:
             return torch.ones_like(tail)
-        values = tail + 2 + self.turn % 3
-        return torch.where(values < limit, values, 2 + self.turn % 3).to(tail.dtype)
-
-    def _moved(self, replayed: "Replayed", right: "Replayed") -> str | None:
-        """Return which live bit moved, in words: a logit, or KV outside slot 0."""
-        if not torch.equal(bits(replayed.logits), bits(right.logits)):
-            return "live logits changed"
-        for place, (left, other) in enumerate(zip(replayed.values, right.values, strict=True)):
-            if not torch.equal(bits(left[1:]), bits(other[1:])):
-                return f"KV of layer {place // 2} changed outside slot 0"
-        return None
+        added = 2 + self.runs % 3
+        values = tail + added
+        return torch.where(values < bound, values, added).to(tail.dtype)
 
 
-DECLARED = {
-    "keep_pad": "kept",
-    "foreach_copy": "kept",
-    "fill_once": "kept",
-    "fill_sentinel": "reset",
-    "zero": "reset",
-}
-"""What an engine's words for a padding policy come to."""
+def live_difference(observation: Observation, disturbed: Disturbed) -> str | None:
+    """Say which live bit a further run changed, if any: an output, or KV outside slot 0."""
+    right = observation.graph
+    assert right.output is not None
+    if bool(outputs_differ(right.output, disturbed.output)):
+        return "live logits changed"
+    storages = right.after, disturbed.storage
+    if bool(any_set((bits(storages[0]) != bits(storages[1])) & observation.compared)):
+        where: Mapping[str, Any] = first_kv_difference(
+            observation.layout, *storages, observation.compared
+        )
+        return f"KV of layer {where['layer']} changed outside slot 0"
+    return None
 
 
-def policies(runner: ReleasedRunner, ledger: PaddingLedger) -> list[dict[str, Any]]:
-    """Hold the padding policies that an engine declares against what its buffers did."""
-    registry = getattr(runner.runner, "buffer_registry", None)
-    found = []
-    for name, slot in getattr(registry, "_slots", {}).items():
-        entry = ledger.entries.get(name)
-        declared = str(slot.padding_policy.value)
-        observed, holds = "not tried", "not tried"
-        if entry is not None and entry.disturbed:
-            observed = "kept" if entry.outlived else f"reset to {sorted(entry.left)}"
-            value = {"zero": 0, "fill_sentinel": slot.pad_value}.get(declared)
-            as_declared = DECLARED.get(declared) == ("kept" if entry.outlived else "reset")
-            right_value = bool(entry.outlived) or entry.left == {value}
-            holds = "yes" if as_declared and right_value else "no"
-        found.append({"buffer": name, "declared": declared, "observed": observed, "holds": holds})
-    return found
+def tails_json(tails: Mapping[str, Sequence[Tensor]]) -> list[dict[str, Any]]:
+    """Return what the padding of each input held, where nothing disturbed it, as JSON data."""
+    return [
+        {
+            "buffer": name,
+            "dtype": str(held[0].dtype).removeprefix("torch."),
+            "disturbed": len(held),
+            "outlived": sum(bool(tail.any()) for tail in held),
+            "moved": 0,
+            "message": None,
+            "verdict": (
+                "kept, not decided who reads it" if any(tail.any() for tail in held) else RESET
+            ),
+        }
+        for name, held in tails.items()
+    ]

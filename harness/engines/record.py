@@ -1,6 +1,6 @@
 """The record of an engine's trial, and what its verdicts come to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
 FORMAT = "paritybit-engine"
-VERSION = 1
+VERSION = 2
 
 
 def faults_of(asked: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -23,8 +23,8 @@ def faults_of(asked: Sequence[str]) -> list[tuple[str, str | None]]:
     engine's behaviour does not tell.
     """
     found: list[tuple[str, str | None]] = []
-    for each in asked:
-        name, _, runner = each.partition("@")
+    for named in asked:
+        name, _, runner = named.partition("@")
         known("bug", name, BUGS)
         if runner:
             known("runner", runner, RUNNERS)
@@ -39,10 +39,24 @@ def faults_of(asked: Sequence[str]) -> list[tuple[str, str | None]]:
 def judge(answer: dict[str, Any], asked: Sequence[tuple[str, str | None]]) -> Verdict:
     """Return what an answer says of the faults asked about: one that is present decides."""
     verdicts = {overall(answer["faults"], fault, runner) for fault, runner in asked}
-    for each in (Verdict.PRESENT, Verdict.UNDECIDED, Verdict.ABSENT):
-        if each in verdicts:
-            return each
-    return Verdict.UNDECIDED
+    order = (Verdict.PRESENT, Verdict.UNDECIDED, Verdict.ABSENT)
+    return next((verdict for verdict in order if verdict in verdicts), Verdict.UNDECIDED)
+
+
+def unasked(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return which properties were not asked of which legs, in groups of one reason."""
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for leg in answer["legs"]:
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in leg["unasked"].items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            legs = groups.setdefault((reason, tuple(names)), [])
+            legs.append(f"{leg['runner']} {leg['preset']}, arithmetic {leg['arithmetic']}")
+    return [
+        {"reason": reason, "properties": list(names), "legs": legs}
+        for (reason, names), legs in groups.items()
+    ]
 
 
 def make(
@@ -59,7 +73,8 @@ def make(
         "engine": name,
         "asked": [f"{fault}@{runner}" if runner else fault for fault, runner in asked],
         "verdict": judge(answer, asked),
-        "faults": {fault: FAULTS[fault] for fault in FAULTS},
+        "faults": {name: fault.statement for name, fault in FAULTS.items()},
+        "unasked": unasked(answer),
         "answer": answer,
     }
 

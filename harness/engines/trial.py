@@ -1,7 +1,7 @@
 """One engine's trial, in a process of its own: `python -m harness.engines.trial`.
 
 Takes a request file and writes an answer file, both JSON. A part of the engine that is
-missing or has moved costs its own leg of the trial and is told in one sentence.
+missing or has moved costs its own leg of the trial, and is said in one sentence.
 """
 
 import json
@@ -15,59 +15,47 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.hunt import for_each_drawn
-from harness.engines.faults import FAULTS, Observed
-from harness.engines.kernels import BOUND, KernelPlay
-from harness.engines.padding import policies
-from harness.engines.pair import EngineArms, load
-from harness.engines.play import EnginePlay, Played
-from harness.engines.prefill import populate
-from harness.engines.speculative import hand_over
-from harness.lockstep.config import TrialConfig, trial_from_json
-from harness.schedules.generate import schedules
-from harness.schedules.schedule import Admit, Decode, Finish, Schedule, from_json, to_json
+import torch
+
+from harness.checks.of_schedules.dense_agreement import sample_error
+from harness.checks.play import Lockstep
+from harness.checks.property import judge
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.engines.adapters import (
+    DECODING,
+    PREFILLING,
+    DecodingEngines,
+    PrefillEngines,
+    encoder_refusal,
+    load,
+)
+from harness.engines.faults import Evidence, faults_shown
+from harness.engines.legs import Leg, properties_json
+from harness.engines.padding import PaddingLedger, tails_json
+from harness.engines.playlist import (
+    EXAMPLES,
+    KERNELS,
+    OWN_BOUND,
+    PREFILL,
+    PROMPTS,
+    REUSING,
+    SHRINKING,
+    SHRINKING_FORWARDS,
+    TRIALS,
+)
+from harness.engines.speculative import MISSING, SPECULATING, SpeculativeLeg, rules_asked
+from harness.engines.windows import measure
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.observation import Observation
+from harness.records.case import Case, case_from_json
+from harness.schedules.schedule import Schedule
 from harness.schedules.traffic import traffic_schedules
 from reference.batch import Mode
-from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
+from reference.config import PRESETS
+from reference.model import Model
+from subjects.engines.sglang.engine import DecodingEngine, PrefillEngine
 from subjects.engines.sglang.loading import Engine, message
-from subjects.engines.sglang.prefill import (
-    BreakableRunner,
-    PiecewiseRunner,
-    PrefillRunner,
-)
-from subjects.engines.sglang.speculative import (
-    EagleDraftExtendRunner,
-    EagleDraftRunner,
-    FrozenKvMtpRunner,
-    SpeculativeRunner,
-)
-
-SETTINGS: dict[type[ReplayingRunner], tuple[TrialConfig, ...]] = {
-    DecodeRunner: (
-        TrialConfig(preset="gpt_oss", page_size=1),
-        TrialConfig(preset="gemma3", page_size=4),
-    ),
-    CpuGraphRunner: (TrialConfig(preset="mimo", page_size=1),),
-}
-"""The trials of each runner: model and page size."""
-
-EXAMPLES = {"traffic": 2, "generated": 2}
-"""Schedules of each source in each trial."""
-
-SHRINKING = Schedule(
-    (
-        *(Admit(prompt, 24) for prompt in (3, 5, 7, 9)),
-        Decode((0, 1, 2, 3)),
-        Decode((0, 1, 2, 3)),
-        Decode((0, 1, 2)),
-        Finish(3),
-        Admit(4, 24),
-        Decode((0, 1, 2)),
-        Decode((3, 2, 1)),
-    )
-)
-"""A batch fills its bucket and shrinks while the request that left it keeps its KV."""
-
+from subjects.protocol import OwnArithmetic
 
 EMULATED = (
     "the model: ours, of the shape named with each leg, around the engine's attention layers",
@@ -84,24 +72,10 @@ EMULATED_ON_CPU = (
 )
 """What is not the engine's."""
 
-PREFILL = TrialConfig(preset="mimo")
-KERNELS = TrialConfig(preset="gpt_oss", full_slots=40, swa_slots=36, rows=8, buckets=(2, 4))
-"""The trials of the prefill runners, and of the engine's own kernels: little room, slots reused."""
-
-REUSING = Schedule(
-    (
-        *(Admit(prompt, 24) for prompt in (3, 5, 7, 12)),
-        Decode((0, 1, 2, 3)),
-        Decode((0, 1, 2, 3)),
-        Finish(3),
-        Finish(2),
-        Admit(6, 24),
-        Decode((0, 1, 2)),
-        Decode((0, 1, 2)),
-        Decode((0, 1, 2)),
-    )
-)
-"""Four decode, two finish, their slots are given out again, three decode in a bucket of four."""
+OURS = "ours, bits compared"
+OWN = "the engine's Triton attention, against the dense oracle"
+NONE = "none: populated without being captured"
+"""Whose the arithmetic of a leg is."""
 
 
 @dataclass
@@ -131,23 +105,24 @@ class Session:
         self.seed = seed
         self.answer = Answer()
         self.asked: set[str] = set()
-        self.observed: dict[str, Observed] = {}
+        self.evidence: dict[str, Evidence] = {}
+        self.shrunk: list[Schedule] = []
 
     def run(self) -> Answer:
         """Run every leg and return the answer."""
-        for runner, trials in SETTINGS.items():
-            for trial in trials if runner.graphs or self.device == "cpu" else ():
-                self.leg(f"{runner.name} {trial.preset}", partial(self.decode, runner, trial))
+        for trial in TRIALS:
+            if self.device == "cpu" or DECODING[trial.runner].graphs:
+                self.leg(f"{trial.runner} {trial.preset}", partial(self.decode, trial))
         self.leg("encoder", self.encoder)
-        for prefill in (PiecewiseRunner, BreakableRunner):
-            self.leg(prefill.name, partial(self.prefill, prefill))
-        for speculative in (EagleDraftRunner, EagleDraftExtendRunner, FrozenKvMtpRunner):
-            self.leg(speculative.name, partial(self.speculate, speculative))
+        for name in PREFILLING:
+            self.leg(name, partial(self.prefill, replace(PREFILL, runner=name)))
+        for name in SPECULATING:
+            self.leg(name, partial(self.speculate, replace(PREFILL, runner=name)))
         self.leg("kernels", self.kernels)
         answer = self.answer
-        answer.faults = [
-            judged.to_json() for each in self.observed.values() for judged in each.judge()
-        ]
+        for evidence in self.evidence.values():
+            answer.faults += [judged.to_json() for judged in evidence.judge()]
+            answer.findings += evidence.findings()
         answer.stubs = sorted(self.engine.stubs.used)
         answer.modules = sorted(set(self.engine.modules))
         answer.emulated += [*EMULATED, *(EMULATED_ON_CPU if self.device == "cpu" else ())]
@@ -155,7 +130,7 @@ class Session:
         return answer
 
     def leg(self, name: str, run: Callable[[], None]) -> None:
-        """Run a leg; tell in one sentence what of the engine has moved, if that ends it."""
+        """Run a leg; say in one sentence what of the engine has moved, if that ends it."""
         start = time.perf_counter()
         try:
             run()
@@ -164,98 +139,66 @@ class Session:
             logging.exception(name)
         logging.info("%s: %.1f s", name, time.perf_counter() - start)
 
-    def of(self, runner: str, *faults: str) -> Observed:
-        """Return what is observed of a runner; all faults can be shown if none are named."""
-        return self.observed.setdefault(runner, Observed(runner, faults or tuple(FAULTS)))
+    def evidence_of(self, runner: str) -> Evidence:
+        """Return what has been observed of a runner."""
+        return self.evidence.setdefault(runner, Evidence(runner))
 
-    def replay(self, runner: str, trial: TrialConfig, schedule: Schedule) -> Answer:
-        """Play one schedule on a runner of decodes, by its name, and return the answer."""
-        kinds = {each.name: each for each in SETTINGS}
-        if runner not in kinds:
-            raise ValueError(f"no case is of runner {runner}; valid: {', '.join(kinds)}")
-        self.leg(runner, partial(self.decode, kinds[runner], trial, schedule))
+    def replay(self, case: Case) -> Answer:
+        """Play the schedule of one case, and return the answer."""
+        if case.trial.runner not in DECODING:
+            valid = ", ".join(DECODING)
+            raise ValueError(f"no case is of runner {case.trial.runner}; valid: {valid}")
+        self.leg(case.trial.runner, partial(self._replay, case))
         return self.answer
 
-    def decode(
-        self, runner: type[ReplayingRunner], trial: TrialConfig, alone: Schedule | None = None
-    ) -> None:
-        """Try a runner of decodes with our arithmetic, bit by bit; on one schedule if given."""
-        start = time.perf_counter()
-        pair = EngineArms(self.engine, replace(trial, device=self.device), runner)
-        self.asked |= pair.host.asked
-        play = EnginePlay(pair)
-        play.play(alone or SHRINKING)
-        if alone is None:
-            self._play_many(play)
-        observed = self.of(runner.name)
-        observe(observed, play.played)
-        for dtype in pair.captured_dtypes:
-            right = pair.sglang.translate(pair.sglang.held(0, 0, 1)).dtype
-            wrong = f"the captured SWA store is given {dtype}; the pool translates to {right}"
-            observed.add("swa_int64", wrong if dtype != right else None)
-        label = {"runner": runner.name, "preset": trial.preset, "page_size": trial.page_size}
-        self.answer.legs.append(
-            {
-                **label,
-                "arithmetic": "ours, bits compared",
-                **played_json(play.played),
-                "seconds": time.perf_counter() - start,
-            }
-        )
-        if getattr(pair.runner, "left_behind", False):
+    def _replay(self, case: Case) -> None:
+        leg, _ = self._decoding(case.trial)
+        target = set() if case.target is None else {case.target}
+        leg.play(case.schedule, STEP_PROPERTIES | target)
+        self.answer.legs.append(leg.to_json())
+
+    def decode(self, trial: TrialConfig) -> None:
+        """Try a runner of decodes with our arithmetic, bit by bit."""
+        leg, subject = self._decoding(trial)
+        ledger = leg.ledger = PaddingLedger(subject, leg.lockstep.pair)
+        leg.play(SHRINKING, frozenset(PROPERTIES))
+        config, most = leg.lockstep.pair.config, max(trial.buckets)
+        for schedule in traffic_schedules(config, most, trial.room, EXAMPLES["traffic"], self.seed):
+            leg.play(schedule)
+        leg.play_drawn(self.seed, EXAMPLES["generated"])
+        if getattr(subject.runner, "left_behind", False):
             self.answer.findings.append(
-                f"{runner.name}: the SWA locations that an eager forward preset are still set when"
+                f"{trial.runner}: the SWA locations that an eager forward preset are still set when"
                 " a batch is replayed; they were cleared before each replay here"
             )
         self.answer.padding += [
-            {
-                **label,
-                "buffer": name,
-                **asdict(entry),
-                "left": sorted(entry.left),
-                "verdict": entry.verdict,
-            }
-            for name, entry in play.padding.entries.items()
+            {**label(trial), "buffer": name, **entry.to_json()}
+            for name, entry in ledger.entries.items()
         ]
-
-        self.answer.policies = self.answer.policies or policies(pair.runner, play.padding)
+        self.answer.policies = self.answer.policies or ledger.policies()
+        leg.ledger = None
         self.answer.cases += [
-            {
-                "runner": runner.name,
-                "trial": pair.trial.to_json(),
-                "schedule": to_json(schedule),
-                "target": name,
-                "message": str(play.played.seen[name].message),
-            }
-            for name, schedule in play.failing.items()
+            case.to_json() for case in leg.cases(self.seed, SHRINKING_FORWARDS, self.shrunk)
         ]
+        self.answer.legs.append(leg.to_json())
 
-    def _play_many(self, play: EnginePlay) -> None:
-        """Play traffic and generated schedules."""
-        pair, trial = play.pair, play.pair.trial
-        most = max(trial.buckets)
-        for schedule in traffic_schedules(
-            pair.config, most, trial.room, EXAMPLES["traffic"], self.seed
-        ):
-            play.play(schedule)
-        drawn = schedules(pair.config, most, frozenset({Mode.DECODE}), Mode.DECODE)
-        for_each_drawn(drawn, play.play, self.seed, EXAMPLES["generated"])
+    def _decoding(self, trial: TrialConfig, *, own_kernels: bool = False) -> tuple[Leg, Any]:
+        """Return the leg of a runner of decodes, and the runner as engine under test."""
+        engines = DecodingEngines(self.engine, own_kernels, self.asked)
+        lockstep = Lockstep(replace(trial, device=self.device), engines=engines)
+        subject = lockstep.pair.subject
+        assert isinstance(subject, DecodingEngine)
+        arithmetic = OWN if own_kernels else OURS
+        return Leg(lockstep, self.evidence_of(trial.runner), arithmetic), subject
 
     def encoder(self) -> None:
         """Say whether a model with windows can have an encoder and its lengths."""
-        pair = EngineArms(self.engine, replace(PREFILL, device=self.device), PiecewiseRunner)
-        pair.host.encoder_decoder = True
-        try:
-            DecodeRunner(pair.host, pair.model, pair.sglang, pair.trial.ops(), own_kernels=False)
-        except AssertionError as error:
-            verdict = f"never exists beside windows: {message(error)}"
-        else:
-            verdict = "not decided"
+        trial = replace(PREFILL, device=self.device)
+        refused = encoder_refusal(self.engine, self._model(trial), trial)
+        verdict = f"never exists beside windows: {refused}" if refused else "not decided"
         self.answer.padding.append(
             {
-                "runner": "decode",
-                "preset": PREFILL.preset,
-                "page_size": PREFILL.page_size,
+                **label(replace(PREFILL, runner="decode")),
                 "buffer": "encoder_lens",
                 "dtype": "",
                 "disturbed": 0,
@@ -266,74 +209,106 @@ class Session:
             }
         )
 
-    def prefill(self, runner: type[PrefillRunner]) -> None:
+    def prefill(self, trial: TrialConfig) -> None:
         """Try what a prefill runner populates."""
-        trial = replace(PREFILL, device=self.device)
+        lockstep = self._prefill_lockstep(replace(trial, device=self.device))
+        subject = lockstep.pair.subject
+        assert isinstance(subject, PrefillEngine)
+        leg = Leg(lockstep, self.evidence_of(trial.runner), NONE, captured=False)
+        leg.play(PROMPTS, frozenset(PROPERTIES))
+        if not leg.result.padded_replays:
+            raise RuntimeError("no prefill was padded")
+        self.answer.padding += [{**label(trial), **entry} for entry in tails_json(subject.tails)]
+        self.answer.legs.append(leg.to_json())
+
+    def _prefill_lockstep(self, trial: TrialConfig) -> Lockstep:
+        """Return a pair with a prefill runner, which shares static buffers where it can."""
         try:
-            pair = EngineArms(self.engine, trial, runner, shares=True)
+            return Lockstep(
+                trial, engines=PrefillEngines(self.engine, shares=True, asked=self.asked)
+            )
         except AssertionError as error:
             self.answer.findings.append(
-                f"{runner.name} cannot be built beside the runners before it: {error}"
+                f"{trial.runner} cannot be built beside the runners before it: {error}"
             )
-            pair = EngineArms(self.engine, trial, runner)
-        self.asked |= pair.host.asked
-        padded, entries = populate(pair, self.of(runner.name, "swa_int64"))
+            return Lockstep(
+                trial, engines=PrefillEngines(self.engine, shares=False, asked=self.asked)
+            )
+
+    def speculate(self, trial: TrialConfig) -> None:
+        """Try which slots the rows that a speculative runner hands to attention would read."""
+        start, name = time.perf_counter(), trial.runner
+        trial = replace(trial, device=self.device)
+        rules, unasked = rules_asked(MISSING)
+        asked = [rule.id for rule in rules]
+        evidence, padded, places = self.evidence_of(name), 0, 0
+        failing: dict[str, tuple[Any, str]] = {}
+        for observation in SpeculativeLeg(self.engine, trial, self.asked).observations():
+            replay = observation.replay
+            assert replay is not None
+            places, padded = places + 1, padded + replay.padded
+            evidence.see(observation, asked)
+            for violation in judge(rules, observation):
+                said = f"{replay.live_size} live rows of {replay.bucket}: {violation.message}"
+                shown = faults_shown(violation.property, observation)
+                evidence.add(violation.property, said, shown)
+                failing.setdefault(violation.property, (None, said))
         if not padded:
-            raise RuntimeError("no prefill was padded")
-        label = {"runner": runner.name, "preset": PREFILL.preset, "page_size": PREFILL.page_size}
-        self.answer.padding += [{**label, **each} for each in entries]
-
-    def speculate(self, runner: type[SpeculativeRunner]) -> None:
-        """Try which rows a speculative runner hands to attention."""
-        pair = EngineArms(self.engine, replace(PREFILL, device=self.device), runner)
-        self.asked |= pair.host.asked
-        if not hand_over(pair, self.of(runner.name, "req_pool_pad")):
             raise RuntimeError("no batch was padded")
-
-    def kernels(self) -> None:
-        """Try the decode runner with the engine's own kernels, against the dense oracle."""
-        start = time.perf_counter()
-        trial = replace(KERNELS, device=self.device)
-        pair = EngineArms(self.engine, trial, own_kernels=True)
-        play = KernelPlay(pair)
-        windows = play.measure()
-        play.play(REUSING)
-        told_of = f"told a window of {pair.config.window}, the engine's own attention sees"
-        self.answer.findings.append(
-            f"{told_of} {windows['decode']} keys on decode and {windows['extend']} on extend"
-        )
-        observe(self.of("decode"), play.played)
-        off = play.played.seen["dense_agreement"]
-        self.answer.findings.append(
-            f"with the engine's own kernels, live logits are off the dense oracle by up to"
-            f" {play.worst:.2g}; the bound is {BOUND[self.device]:g}"
-        )
-        if off.message is not None:
-            self.answer.findings.append(f"with the engine's own kernels, {off.message}")
         self.answer.legs.append(
             {
-                "runner": "decode",
-                "preset": trial.preset,
-                "page_size": trial.page_size,
-                "arithmetic": "the engine's Triton attention, against the dense oracle",
-                **played_json(play.played),
+                **label(trial),
+                "arithmetic": NONE,
+                "captured": False,
+                "schedules": 1,
+                "steps": places,
+                "replays": places,
+                "padded": padded,
+                "events": {},
+                "properties": properties_json(
+                    dict.fromkeys(asked, 1), dict.fromkeys(failing, 1), failing
+                ),
+                "unasked": unasked,
                 "seconds": time.perf_counter() - start,
             }
         )
 
+    def kernels(self) -> None:
+        """Try the decode runner with the engine's own kernels, against the dense oracle."""
+        leg, subject = self._decoding(KERNELS, own_kernels=True)
+        pair = leg.lockstep.pair
+        windows = measure(pair)
+        subject.arithmetic = OwnArithmetic(windows, OWN_BOUND[self.device])
+        errors: list[float] = []
 
-def observe(observed: Observed, played: Played) -> None:
-    """Count what a played leg says of the faults that show in padded replays."""
-    for fault, name in (("swa_pad", "write_frame"), ("req_pool_pad", "hermetic_reads")):
-        seen = played.seen.get(name)
-        if seen is not None and played.padded:
-            observed.add(fault, seen.message, played.padded)
+        def hold_against_oracle(observation: Observation) -> None:
+            errors.extend(
+                sample_error(pair.models, sample)
+                for sample in observation.samples
+                if sample.arithmetic is not None
+            )
+
+        leg.observer = hold_against_oracle
+        leg.play(REUSING, STEP_PROPERTIES | {"dense_agreement"})
+        self.answer.findings += [
+            f"told a window of {pair.config.window}, the engine's own attention sees"
+            f" {windows[Mode.DECODE]} keys on decode and {windows[Mode.EXTEND]} on extend",
+            f"with the engine's own kernels, live logits are off the dense oracle by up to"
+            f" {max(errors):.2g}; the bound is {OWN_BOUND[self.device]:g}",
+        ]
+        if "dense_agreement" in leg.failing:
+            said = leg.failing["dense_agreement"][1]
+            self.answer.findings.append(f"with the engine's own kernels, {said}")
+        self.answer.legs.append(leg.to_json())
+
+    def _model(self, trial: TrialConfig) -> Model:
+        """Return a trial's target model."""
+        return Model(PRESETS[trial.preset].tiny, torch.float32, torch.device(trial.device))
 
 
-def played_json(played: Played) -> dict[str, Any]:
-    """Return the counts of a leg as JSON data."""
-    data = asdict(played)
-    return {**data, "events": dict(played.events)}
+def label(trial: TrialConfig) -> dict[str, Any]:
+    """Return what names a leg."""
+    return {"runner": trial.runner, "preset": trial.preset, "page_size": trial.page_size}
 
 
 def main(arguments: list[str]) -> int:
@@ -344,11 +319,7 @@ def main(arguments: list[str]) -> int:
     start = time.perf_counter()
     engine = load(Path(request["package"]), Path(request["dependencies"]), request["device"])
     session, case = Session(engine, request["device"], request["seed"]), request["case"]
-    if case is None:
-        answer = session.run()
-    else:
-        trial, schedule = trial_from_json(case["trial"]), from_json(case["schedule"])
-        answer = session.replay(case["runner"], trial, schedule)
+    answer = session.run() if case is None else session.replay(case_from_json(case, "the case"))
     answer.seconds = time.perf_counter() - start
     Path(arguments[1]).write_text(json.dumps(asdict(answer)))
     return 0

@@ -17,7 +17,7 @@ from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode, Span
 from reference.config import Kind
 from reference.model import Output
 from reference.pool import KVLayout
-from subjects.protocol import Replay, ReplayFacts
+from subjects.protocol import OwnArithmetic, Replay, ReplayFacts
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Sample:
 
     Of a draft model, the tokens run one ahead and `hidden_states` [L, H] go with them.
     `tracked` int64 [L] is each token's state-tracking row, -1 where none is tracked.
+    `arithmetic` is that of the engine that gave the logits, None for the eager world's.
+    The first `prefilled` tokens were prefilled.
     """
 
     serial: int
@@ -70,7 +72,9 @@ class Sample:
     tracked: Tensor
     mrope_delta: int
     encoder_len: int
+    prefilled: int
     hidden_states: Tensor | None = None
+    arithmetic: OwnArithmetic | None = None
 
     @property
     def of_draft(self) -> bool:

@@ -5,12 +5,13 @@ fresh engine: the same engine over the same KV, captured apart and given its jus
 bytes back before each use, so that no runner of it has a history.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
@@ -18,7 +19,7 @@ from harness.lockstep.observation import Observation, Sample, Snapshot, tracked_
 from harness.lockstep.requests import PlannedForward, Request
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Step
-from reference.batch import Mode
+from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
@@ -123,9 +124,16 @@ class Pair:
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
         self.capture_warnings = self.log.take()
         widest = max(config.buckets)
-        self.eager = Scheduler(self.config, self.eager_pools, widest, config.modes)
+        self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
+        lacks = self.subject.missing.keys()
+        self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes, lacks=lacks)
         self.graph = Scheduler(
-            self.config, self.graph_pools, widest, config.modes, self.subject.ownership_changed
+            self.config,
+            self.graph_pools,
+            widest,
+            self.modes,
+            self.subject.ownership_changed,
+            lacks,
         )
         self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
         for _, _, arena in self.layout.arenas_of(self.compared):
@@ -144,8 +152,7 @@ class Pair:
         self.forwards = 0
         self.eager.reset(seed)
         self.graph.reset(seed)
-        self.subject.write_kv()
-        self.subject.recapture()
+        self.subject.reset()
 
     def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
         """Plan a step in both worlds; None if it asks for no forward.
@@ -157,7 +164,9 @@ class Pair:
             return None
         if eager is None or graph is None:
             raise RuntimeError(f"the worlds planned step {place} differently")
-        expected = graph.batch is None or self.trial.expects_graph(graph.batch)
+        expected = graph.batch is None or (
+            graph.mode in self.modes and self.trial.expects_graph(graph.batch)
+        )
         return PlannedStep(place, self.forwards, eager, graph, expected)
 
     def step(
@@ -278,32 +287,52 @@ class Pair:
             return ()
         assert eager_output is not None
         rows = self.eager.commit(batch, eager_output)
-        self.graph.commit(planned.graph.batch, forward.output)
+        graph_rows = self.graph.commit(planned.graph.batch, forward.output)
         self.subject.write_kv()
         if not sampling:
             return ()
-        draft = batch.mode is Mode.DRAFT_EXTEND
-        requests = [self.eager.request_of(span.row) for span in batch.spans]
-        wanted = range(batch.live_requests) if draft else rows
-        return tuple(
-            self._sample(request, eager_output, row, draft=draft)
-            for request, row in zip(requests, wanted, strict=False)
-            if not draft or request.drafted == request.length
-        )
+        samples = samples_of(self.eager, batch, eager_output, rows)
+        if self.subject.arithmetic is not None:
+            samples += [
+                replace(sample, arithmetic=self.subject.arithmetic)
+                for sample in samples_of(
+                    self.graph, planned.graph.batch, forward.output, graph_rows
+                )
+            ]
+        return tuple(samples)
 
-    def _sample(self, request: Request, output: Output, row: int, *, draft: bool) -> Sample:
-        """Return what `request` is after the target, or its draft, gave the eager logits."""
-        tokens, length = self.eager.tokens[request.token_row], request.length
-        hidden = self.eager.hidden_states[request.token_row, :length]
-        return Sample(
-            serial=request.serial,
-            tokens=tokens[draft : length + draft].clone(),
-            logits=output["logits"][row],
-            tracked=tracked_rows(length, request.track_index, tracked=request.tracked),
-            mrope_delta=request.mrope_delta,
-            encoder_len=request.encoder_len,
-            hidden_states=hidden.clone() if draft else None,
-        )
+
+def samples_of(
+    world: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
+) -> list[Sample]:
+    """Return what the requests of a batch are after `output`, whose `rows` said their next tokens.
+
+    A draft model's logits are sampled of the requests that it has caught up on.
+    """
+    draft = batch.mode is Mode.DRAFT_EXTEND
+    requests = [world.request_of(span.row) for span in batch.spans]
+    wanted = range(batch.live_requests) if draft else rows
+    return [
+        sample_of(world, request, output["logits"][row], draft=draft)
+        for request, row in zip(requests, wanted, strict=False)
+        if not draft or request.drafted == request.length
+    ]
+
+
+def sample_of(world: Scheduler, request: Request, logits: Tensor, *, draft: bool) -> Sample:
+    """Return what `request` is after the target, or its draft, gave these logits."""
+    tokens, length = world.tokens[request.token_row], request.length
+    hidden = world.hidden_states[request.token_row, :length]
+    return Sample(
+        serial=request.serial,
+        tokens=tokens[draft : length + draft].clone(),
+        logits=logits.clone(),
+        tracked=tracked_rows(length, request.track_index, tracked=world.tracked(request)),
+        mrope_delta=request.mrope_delta,
+        encoder_len=world.encoder_len(request),
+        prefilled=request.prefilled,
+        hidden_states=hidden.clone() if draft else None,
+    )
 
 
 def cloned(output: Output) -> Output:

@@ -10,13 +10,14 @@ from reference.allocator import Allocator, PageAllocation
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, ModelConfig, Role
 from reference.pool import KVPools
+from subjects.protocol import Offer
 
 
 class RequestBook:
     """Requests, their pages and the tokens they have, over one world's pools.
 
-    `max_bs` requests run in a batch at most; the engine has runners for `modes`. `on_change`
-    is called by whatever may change a slot's owner.
+    `max_bs` requests run in a batch at most; the engine has runners for `modes`, and does not
+    take the work of `lacks`. `on_change` is called by whatever may change a slot's owner.
     """
 
     def __init__(
@@ -26,11 +27,13 @@ class RequestBook:
         max_bs: int,
         modes: Collection[Mode] = frozenset(Mode),
         on_change: Callable[[], None] = lambda: None,
+        lacks: Collection[Offer] = (),
     ) -> None:
         self.config = config
         self.pools = pools
         self.max_bs = max_bs
         self.modes = frozenset(modes)
+        self.lacks = frozenset(lacks)
         self.draft_mode = next((mode for mode in Mode if mode.drafts and mode in modes), None)
         self.allocator = Allocator(pools[Role.TARGET], on_change)
         device, dtype = pools.storage.device, pools.storage.dtype
@@ -120,9 +123,17 @@ class RequestBook:
             swa_slots=self.allocator.swa_slots(allocation, begin, end),
             mrope_delta=request.mrope_delta,
             track_index=request.track_index,
-            tracked=request.tracked,
-            encoder_len=request.encoder_len,
+            tracked=self.tracked(request),
+            encoder_len=self.encoder_len(request),
         )
+
+    def tracked(self, request: Request) -> bool:
+        """Whether the engine tracks the state of `request`."""
+        return request.tracked and Offer.TRACKED_STATE not in self.lacks
+
+    def encoder_len(self, request: Request) -> int:
+        """Return the cross-attention length of `request`, 0 in an engine without."""
+        return 0 if Offer.CROSS_ATTENTION in self.lacks else request.encoder_len
 
     def make_room(self, allocation: PageAllocation, length: int, count: int) -> bool:
         """Give `allocation` slots for `count` more tokens; say whether there was room.

@@ -12,7 +12,8 @@ from reference.speculative import Tree
 class Request:
     """One request. `known` tokens have a value, the first `length` of them are in the pool.
 
-    The draft model has KV of the first `drafted` tokens. `state` is what the draft model makes
+    The first `prefilled` of them were prefilled when they were last computed. The draft model
+    has KV of the first `drafted` tokens. `state` is what the draft model makes
     of them once it has caught up, and `tree` what it proposed last; both are void as soon as
     the request advances.
     """
@@ -24,6 +25,7 @@ class Request:
     allocation: PageAllocation | None = None
     length: int = 0
     prefilling: bool = True
+    prefilled: int = 0
     drafted: int = 0
     state: DraftState | None = None
     tree: Tree = ()

@@ -30,6 +30,7 @@ from harness.schedules.schedule import (
 )
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output
+from subjects.protocol import Offer
 
 COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = {
     Mode.TARGET_VERIFY: speculation.accept,
@@ -128,7 +129,7 @@ class Scheduler(RequestBook):
         return self.planned(Mode.DECODE, [self.span(request, 1) for request in chosen])
 
     def _idle(self, step: Idle) -> PlannedForward | None:
-        modes = idle_modes(self.modes)
+        modes = [] if Offer.IDLE_REPLAY in self.lacks else idle_modes(self.modes)
         return PlannedForward(modes[step.pick % len(modes)], None) if modes else None
 
     def _evict_one(self, step: Evict) -> None:
@@ -163,6 +164,8 @@ def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
     for span in batch.spans:
         request = book.request_of(span.row)
         book.advance(request, span.end)
+        if batch.mode is Mode.EXTEND:
+            request.prefilled = span.end
         whole = request.length == request.known
         if whole:
             request.prefilling = False

@@ -94,15 +94,25 @@ def load_case(path: Path) -> Case:
         data = from_version_3(data)
     if data.keys() != KEYS:
         raise ValueError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+    return case_from_json(data, path.name)
+
+
+def case_from_json(data: Any, name: str) -> Case:
+    """Return the case of JSON data of this version; `name` is what a message calls it by.
+
+    Format and version are not read. Raises as `load_case` does.
+    """
+    if not isinstance(data, dict) or not KEYS - {"format", "version"} <= data.keys() <= KEYS:
+        raise ValueError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
     target, seed, violations = data["target"], data["seed"], data["violations"]
     if type(seed) is not int:
-        raise ValueError(f"{path.name}: the seed of a case cannot be {seed!r}")
+        raise ValueError(f"{name}: the seed of a case cannot be {seed!r}")
     if not isinstance(violations, list) or not all(
         isinstance(violation, dict) for violation in violations
     ):
-        raise ValueError(f"{path.name}: the violations of a case are a list of objects")
+        raise ValueError(f"{name}: the violations of a case are a list of objects")
     if not isinstance(target, str | None):
-        raise ValueError(f"{path.name}: the target cannot be {target!r}")
+        raise ValueError(f"{name}: the target cannot be {target!r}")
     if target is not None:
         known("property", target, PROPERTIES)
     trial = trial_from_json(data["trial"])

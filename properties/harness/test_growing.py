@@ -126,12 +126,14 @@ def test_a_property_more_is_judged_hunted_shrunk_listed_and_replayed_by_name(gro
     *shown, last = done.stdout.splitlines()
     found = json.loads(last)
     assert found["at_every_step"]
-    assert found["steps"] == ["admit", "admit", "admit", "decode"]
+    assert found["steps"][-1] == "decode"
+    assert len(found["steps"]) <= 4
     (violation,) = found["violations"]
     assert violation["property"] == "few_requests"
-    assert violation["step"] == 3
+    place = len(found["steps"]) - 1
+    assert violation["step"] == place
     assert violation["where"] == {"requests": 3}
     assert found["codes"] == [0, 1]
     printed = "\n".join(shown)
     assert '"few_requests": "a decode runs two requests at most"' in printed
-    assert "step 3: few_requests: a decode of 3 requests" in printed
+    assert f"step {place}: few_requests: a decode of 3 requests" in printed

@@ -12,6 +12,10 @@ STEPPER = "harness/lockstep/pair.py"
 ELSEWHERE = {
     ("harness/checks/play.py", "self.pair.plan"): "a build that cannot be captured runs nothing",
     ("harness/checks/of_steps/batch_invariance.py", "pair.decoder.forward"): "its extra run",
+    (
+        "harness/engines/windows.py",
+        "pair.plan",
+    ): "a window is measured: no step",
 }
 """Calls of parts of a step outside the stepper, and why they are none of its loop."""
 

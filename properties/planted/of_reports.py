@@ -103,7 +103,7 @@ OF_REPORTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="time-line-keeps-its-beginning",
-        file="reports/timeline.py",
+        file="reports/drawings/timeline.py",
         old="shown = entries[-max(FEWEST_COLUMNS, room // (rows + parked_rows)) :]",
         new="shown = entries[: max(FEWEST_COLUMNS, room // (rows + parked_rows))]",
         tests=("properties/reports/test_timeline.py",),
@@ -119,7 +119,7 @@ OF_REPORTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="plot-of-one-schedule",
-        file="reports/detection_plot.py",
+        file="reports/drawings/detection_plot.py",
         old="log(max(2, examples))",
         new="log(examples)",
         tests=("properties/reports/test_detection_plot.py",),
@@ -139,7 +139,7 @@ OF_REPORTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="bfloat16-read-as-the-low-half",
-        file="reports/bit_patterns.py",
+        file="reports/drawings/bit_patterns.py",
         old="bits = int(text, 16) << (32 - width)",
         new="bits = int(text, 16)",
         tests=(
@@ -151,7 +151,7 @@ OF_REPORTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="one-live-head-of-all-sections",
-        file="reports/static_inputs.py",
+        file="reports/drawings/static_inputs.py",
         old='"live" if place % section < row.live',
         new='"live" if place < row.live',
         tests=("properties/reports/test_explanation.py",),
@@ -159,7 +159,7 @@ OF_REPORTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="last-line-of-a-map-is-cut",
-        file="reports/slot_map.py",
+        file="reports/drawings/slot_map.py",
         old="lines = -(-len(owners) // COLUMNS)",
         new="lines = len(owners) // COLUMNS",
         tests=("properties/reports/test_explanation.py",),

@@ -464,4 +464,16 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         ),
         why="Of several bugs about the memo the last one's sites alone are left out.",
     ),
+    Fault(
+        name="token-in-the-reserved-page",
+        file="subjects/engines/sglang/slots.py",
+        old="if not reserved <= slot < count]",
+        new="if not 0 <= slot < count]",
+        tests=(
+            "properties/engines/test_mirror.py",
+            "-k",
+            "no_token_can_have",
+        ),
+        why="A token of an engine may have a slot of the reserved page.",
+    ),
 )

@@ -15,7 +15,7 @@ from harness.checks.of_schedules.dense_agreement import DENSE_BOUND
 from harness.lockstep.bits import bits
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import DRAFT_SEED
-from properties.support.trees import SHAPES, parents_of, path_to
+from properties.support.subjects.trees import SHAPES, parents_of, path_to
 from reference.allocator import Allocator, PageAllocation
 from reference.batch import TRACK_INTERVAL, DraftState, Mode, Span, prepare
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config

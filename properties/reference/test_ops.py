@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from properties.support.op_checks import (
+from properties.support.subjects.op_checks import (
     ALL,
     CHECKS,
     CONFIGS,
@@ -261,7 +261,7 @@ def test_triton_ops_keep_every_contract(device: str) -> None:
         run_checks(TritonOps(), device)
         return
     process = subprocess.run(
-        [sys.executable, "-m", "properties.support.op_checks"],
+        [sys.executable, "-m", "properties.support.subjects.op_checks"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

@@ -6,7 +6,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from harness.lockstep.bits import bits
-from properties.support.examples import examples
+from properties.support.subjects.examples import examples
 from reference.allocator import Allocator
 from reference.config import PRESETS, Kind, Role, draft_config
 from reference.pool import KVPools, PoolSizes

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from properties.support.trees import parents_of, path_to
+from properties.support.subjects.trees import parents_of, path_to
 from reference.batch import Mode, Span
 from reference.config import SPECULATION
 from reference.speculative import Tree, accepted_path, tree_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.records.schema import Record
-from properties.support.records import (
+from properties.support.reports.records import (
     SAMPLES,
     finding_of,
     green,

@@ -11,7 +11,7 @@ from rich.console import Console
 from harness.__main__ import main
 from harness.records import record as records
 from harness.records.schema import Finding, Record
-from properties.support.records import (
+from properties.support.reports.records import (
     HOSTILE,
     SAMPLES,
     bug,

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from harness.records.schema import BugRow
-from properties.support.records import bug, green
-from reports import detection_plot
+from properties.support.reports.records import bug, green
+from reports.drawings import detection_plot
 from reports.page import render
 from reports.skipped import skipped
 

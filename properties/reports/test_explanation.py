@@ -8,8 +8,8 @@ import pytest
 
 from harness.explain.facts import NOBODY, CodeSite, How, Situation, UncapturedRun
 from harness.records.schema import Record
-from properties.support.pages import card_of, words_of
-from properties.support.records import (
+from properties.support.reports.pages import card_of, words_of
+from properties.support.reports.records import (
     CAPTURED_INDEX,
     cause,
     explanation,
@@ -19,7 +19,7 @@ from properties.support.records import (
     swa_pad_finding,
     with_finding,
 )
-from reports import slot_map, static_inputs
+from reports.drawings import slot_map, static_inputs
 from reports.explanation import HOW, UNCAPTURED_RUN, ExplanationView, describe
 
 STEPS = swa_pad_finding().timeline

@@ -7,7 +7,7 @@ from html import unescape
 import pytest
 
 from harness.records.schema import Record
-from properties.support.pages import (
+from properties.support.reports.pages import (
     Cell,
     RunnerSection,
     card_titles,
@@ -15,7 +15,16 @@ from properties.support.pages import (
     marks_of,
     sample_markup,
 )
-from properties.support.records import BUGS, HIDDEN, LACKS_SWA, SAMPLES, bug, green, red, with_bug
+from properties.support.reports.records import (
+    BUGS,
+    HIDDEN,
+    LACKS_SWA,
+    SAMPLES,
+    bug,
+    green,
+    red,
+    with_bug,
+)
 from reports.cards import STATUSES
 from reports.page import render
 

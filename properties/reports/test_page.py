@@ -11,7 +11,7 @@ import pytest
 
 from harness.records.schema import Record
 from harness.records.typed_json import from_json, to_json
-from properties.support.pages import (
+from properties.support.reports.pages import (
     Page,
     card_of,
     folded,
@@ -20,7 +20,7 @@ from properties.support.pages import (
     text_of,
     timelines,
 )
-from properties.support.records import (
+from properties.support.reports.records import (
     HOSTILE,
     PULL,
     SAMPLES,
@@ -38,7 +38,7 @@ from properties.support.records import (
     with_clean,
     with_finding,
 )
-from reports.bit_patterns import compare, float_of
+from reports.drawings.bit_patterns import compare, float_of
 from reports.page import render, write
 from reports.texts import anchors, duration, linked
 

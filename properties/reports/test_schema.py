@@ -13,7 +13,7 @@ from harness.campaigns.task import Status
 from harness.records import record as records
 from harness.records.schema import CleanStatus, HuntStatus, Record
 from harness.records.typed_json import LONGEST_VALUE, from_json, to_json
-from properties.support.records import SAMPLES, green
+from properties.support.reports.records import SAMPLES, green
 from reports.cards import STATUSES
 
 Data = dict[str, Any]

@@ -8,7 +8,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.records import record as records
-from properties.support.records import SAMPLES, failed_explainer, green, hostile, many, red
+from properties.support.reports.records import SAMPLES, failed_explainer, green, hostile, many, red
 from reports.summary import MOST_LINES, summarise, text
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from properties.support.pages import sample_markup, text_of, timelines
-from properties.support.records import (
+from properties.support.reports.pages import sample_markup, text_of, timelines
+from properties.support.reports.records import (
     SAMPLES,
     findings,
     green,
@@ -16,7 +16,7 @@ from properties.support.records import (
     warning_finding,
     with_finding,
 )
-from reports.timeline import lay_out
+from reports.drawings.timeline import lay_out
 
 STEPS = {
     "two requests, then one": swa_pad_finding().timeline,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
-from properties.support.examples import examples
+from properties.support.subjects.examples import examples
 from reference.batch import Mode, Span, prepare
 from reference.config import PRESETS
 from reference.pool import HybridKVPool, PoolSizes

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from harness.schedules.schedule import Admit, Decode, Idle, Verify, idle_modes
-from properties.support.engines import ENGINE_OF, TRIALS, trial_of
-from properties.support.graph_world import shared_world
-from properties.support.runners import EXPECTED, MEMO, PER_LAYER, PRESET, Times
+from properties.support.subjects.engines import ENGINE_OF, TRIALS, trial_of
+from properties.support.subjects.graph_world import shared_world
+from properties.support.subjects.runners import EXPECTED, MEMO, PER_LAYER, PRESET, Times
 from reference.config import PRESETS, Kind, Role
 from reference.pool import HybridKVPool, PoolSizes
 from subjects.pool import TRANSLATE, SubjectPool

@@ -30,9 +30,9 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
-from properties.support.engines import ENGINE_OF, ENGINES, trial_of
-from properties.support.graph_world import GraphWorld, shared_world
-from properties.support.runners import EXPECTED, MEMO, NO_AFTER, NO_ENTRY_NOR_BEFORE, Paths
+from properties.support.subjects.engines import ENGINE_OF, ENGINES, trial_of
+from properties.support.subjects.graph_world import GraphWorld, shared_world
+from properties.support.subjects.runners import EXPECTED, MEMO, NO_AFTER, NO_ENTRY_NOR_BEFORE, Paths
 from reference.batch import Mode
 from subjects.bugs.catalogue import BUGS
 from subjects.pool import TRANSLATE

@@ -9,11 +9,11 @@ import torch
 
 from harness.lockstep.bits import bits
 from harness.lockstep.config import TrialConfig
-from properties.support.engines import BUCKETS, ENGINE_OF, trial_of
-from properties.support.graph_world import GraphWorld, shared_world
-from properties.support.ready_forward import ReadyForward, live_values
-from properties.support.runners import EXPECTED, PRESET
-from properties.support.static_inputs import stale
+from properties.support.subjects.engines import BUCKETS, ENGINE_OF, trial_of
+from properties.support.subjects.graph_world import GraphWorld, shared_world
+from properties.support.subjects.ready_forward import ReadyForward, live_values
+from properties.support.subjects.runners import EXPECTED, PRESET
+from properties.support.subjects.static_inputs import stale
 from subjects.contracts import Axis
 from subjects.runners import RUNNERS
 

@@ -10,11 +10,11 @@ from functools import cache, partial
 import pytest
 import torch
 
-from properties.support.engines import ENGINE_OF, trial_of
-from properties.support.flips import write_elsewhere
-from properties.support.graph_world import shared_world
-from properties.support.ready_forward import REQUESTS, ReadyForward, slots_of
-from properties.support.runners import EXPECTED, PRESET
+from properties.support.subjects.engines import ENGINE_OF, trial_of
+from properties.support.subjects.flips import write_elsewhere
+from properties.support.subjects.graph_world import shared_world
+from properties.support.subjects.ready_forward import REQUESTS, ReadyForward, slots_of
+from properties.support.subjects.runners import EXPECTED, PRESET
 from reference.config import Kind, Role
 from subjects.contracts import LISTED_CONVERSIONS
 from subjects.runners import RUNNERS

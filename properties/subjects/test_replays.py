@@ -14,9 +14,9 @@ from harness.schedules.schedule import (
     Verify,
     idle_modes,
 )
-from properties.support.engines import ENGINES, TRIALS, trial_of
-from properties.support.graph_world import shared_world
-from properties.support.runners import EXPECTED
+from properties.support.subjects.engines import ENGINES, TRIALS, trial_of
+from properties.support.subjects.graph_world import shared_world
+from properties.support.subjects.runners import EXPECTED
 from reference.model import Output
 from subjects.runners import engine_runners
 from subjects.runners.base import GraphRunner

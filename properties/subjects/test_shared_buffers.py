@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from harness.lockstep.config import TrialConfig
-from properties.support.engines import ENGINE_OF, ENGINES, trial_of
-from properties.support.graph_world import GraphWorld, shared_world
-from properties.support.runners import EXPECTED, PRESET, ExpectedRunner
-from properties.support.static_inputs import ExpectedInput
+from properties.support.subjects.engines import ENGINE_OF, ENGINES, trial_of
+from properties.support.subjects.graph_world import GraphWorld, shared_world
+from properties.support.subjects.runners import EXPECTED, PRESET, ExpectedRunner
+from properties.support.subjects.static_inputs import ExpectedInput
 from reference.batch import MROPE_SECTIONS
 from subjects.buffers import BufferPool, SharedBufferError, StaticInputs
 from subjects.contracts import HIDDEN, Axis, keep

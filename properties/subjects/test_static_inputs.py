@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from properties.support.runners import EXPECTED, PRESET
-from properties.support.static_inputs import ExpectedInput, stale
+from properties.support.subjects.runners import EXPECTED, PRESET
+from properties.support.subjects.static_inputs import ExpectedInput, stale
 from subjects.buffers import BufferPool, StaticInputs
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import broken_subject, missing_inputs

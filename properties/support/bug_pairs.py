@@ -27,22 +27,6 @@ ONE_RUNNER_PER_BUG: list[Pair] = [
 ]
 """The main job shrinks, and plays traffic, on all runners that a bug affects."""
 
-MOST_STEPS = {
-    "swa_pad": 5,
-    "swa_int64": 2,
-    "req_pool_pad": 6,
-    "loc_memo_warning": 4,
-    "loc_memo_warning.after_window": 3,
-    "loc_memo_warning.entry+before_window": 4,
-    "loc_memo_warning.entry+after_window": 3,
-    "loc_memo_warning.before_window+after_window": 3,
-    "loc_memo_capture": 3,
-    "swa_loc_unset": 2,
-    "spec_page_table_untranslated": 3,
-    "shared_buffer_dtype": 2,
-}
-"""How long a shrunk schedule may be: as many steps as the mechanism needs, or one more."""
-
 MOST_REQUESTS = 3
 """Two, and one more: the smallest batch that a CPU graph pads after it held more is of three."""
 

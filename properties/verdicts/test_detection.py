@@ -24,14 +24,14 @@ from harness.schedules.schedule import Idle, Schedule
 from properties.support.bug_pairs import (
     AFFECTED,
     MOST_REQUESTS,
-    MOST_STEPS,
     ONE_PAIR_PER_REASON,
     ONE_RUNNER_PER_BUG,
     Pair,
     detecting,
     pair_name,
 )
-from properties.support.planting import SCHEDULE, captured, shared
+from properties.support.harness.planting import SCHEDULE, captured, shared
+from properties.support.harness.shrunk_sizes import most_steps
 from properties.support.trials import bug_trial
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs
@@ -59,7 +59,7 @@ def test_a_bug_is_detected_and_shrinks_and_what_shows_it_is_green_without_it(
     lockstep, target = Lockstep(trial), detecting(pair[0])
     schedule = hunt(lockstep, target, hunter_seed, EXAMPLES).schedule
     assert schedule is not None
-    assert len(schedule.steps) <= MOST_STEPS[pair[0]]
+    assert len(schedule.steps) <= most_steps(pair[0])
     assert sum(step.name == "admit" for step in schedule.steps) <= MOST_REQUESTS
     lockstep.watch(PROPERTIES)
     assert target in lockstep.play(schedule).violated

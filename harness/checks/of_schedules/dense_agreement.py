@@ -7,6 +7,7 @@ from torch import Tensor
 
 from harness.checks.property import Playing, Property, Violation
 from harness.lockstep.observation import Sample
+from reference.batch import Mode
 from reference.config import Role
 from reference.model import Model
 from reference.oracle import dense_draft_logits, dense_logits
@@ -21,15 +22,21 @@ DENSE_REQUESTS = 3
 
 
 def at_end(playing: Playing) -> list[Violation]:
-    """Hold the eager world's latest logits of the longest requests against the dense oracle."""
-    bound = DENSE_BOUND[playing.models[Role.TARGET].dtype]
+    """Hold latest logits of the longest requests, and all of an engine's own, against the oracle.
+
+    The latter are those of an engine whose arithmetic is not the reference's; its windows are
+    then the oracle's, and its bound holds.
+    """
+    rounding = DENSE_BOUND[playing.models[Role.TARGET].dtype]
     found = []
-    for sample in longest(playing.samples):
-        error = dense_error(sample.logits, oracle_logits(playing.models, sample))
+    for sample in held_against_oracle(playing.samples):
+        error = sample_error(playing.models, sample)
+        bound = rounding if sample.arithmetic is None else sample.arithmetic.bound
         if not error <= bound:
             what = "draft logits" if sample.of_draft else "logits"
+            whose = "eager" if sample.arithmetic is None else "the engine's"
             message = (
-                f"request {sample.serial} of {len(sample.tokens)} tokens: eager {what} are off"
+                f"request {sample.serial} of {len(sample.tokens)} tokens: {whose} {what} are off"
                 f" the dense oracle by {error:.3g}; the bound is {bound:g}"
             )
             where = {"owner": f"request {sample.serial}", "error": error, "bound": bound}
@@ -42,12 +49,19 @@ def dense_error(logits: Tensor, dense: Tensor) -> float:
     return float(((logits.cpu().double() - dense).abs() / (1 + dense.abs())).max())
 
 
-def longest(samples: Iterable[Sample]) -> list[Sample]:
-    """Return what is held against the oracle: of either model, the longest requests first."""
+def sample_error(models: Mapping[Role, Model], sample: Sample) -> float:
+    """Return by how much a sample's logits are off the oracle's: see `dense_error`."""
+    return dense_error(sample.logits, oracle_logits(models, sample))
+
+
+def held_against_oracle(samples: Iterable[Sample]) -> list[Sample]:
+    """Return the eager world's longest requests of either model, then all of an engine's own."""
     ranked = sorted(samples, key=lambda sample: (-len(sample.tokens), sample.serial))
-    of_target = [sample for sample in ranked if not sample.of_draft]
-    of_draft = [sample for sample in ranked if sample.of_draft]
-    return of_target[:DENSE_REQUESTS] + of_draft[:DENSE_REQUESTS]
+    eager = [sample for sample in ranked if sample.arithmetic is None]
+    of_target = [sample for sample in eager if not sample.of_draft]
+    of_draft = [sample for sample in eager if sample.of_draft]
+    own = [sample for sample in ranked if sample.arithmetic is not None]
+    return of_target[:DENSE_REQUESTS] + of_draft[:DENSE_REQUESTS] + own
 
 
 def oracle_logits(models: Mapping[Role, Model], sample: Sample) -> Tensor:
@@ -56,14 +70,27 @@ def oracle_logits(models: Mapping[Role, Model], sample: Sample) -> Tensor:
     if sample.hidden_states is not None:
         return dense_draft_logits(models[Role.DRAFT], tokens, sample.hidden_states)[-1]
     logits = dense_logits(
-        models[Role.TARGET], tokens, sample.mrope_delta, sample.tracked, sample.encoder_len
+        models[Role.TARGET],
+        tokens,
+        sample.mrope_delta,
+        sample.tracked,
+        sample.encoder_len,
+        own_windows(sample),
     )
     return logits[-1]
 
 
+def own_windows(sample: Sample) -> Tensor | None:
+    """Return the window of each token, int64 [L], None where they are all the model's."""
+    if sample.arithmetic is None:
+        return None
+    windows, place = sample.arithmetic.windows, torch.arange(len(sample.tokens))
+    return torch.where(place < sample.prefilled, windows[Mode.EXTEND], windows[Mode.DECODE])
+
+
 DENSE_AGREEMENT = Property(
     id=ID,
-    statement="eager logits agree with a cache-free float64 model within a bound",
+    statement="logits, eager or an engine's own, agree with a cache-free float64 model in a bound",
     needs=frozenset(),
     at_end=at_end,
     every_step=False,

@@ -19,7 +19,10 @@ def path_breaches(observation: Observation) -> list[str]:
         )
     if facts.allocated:
         breaches.append(f"the allocator handed out {facts.allocated} blocks around the replay")
-    moved = [name for name, now in facts.outputs.items() if now != facts.captured_outputs.get(name)]
+    captured, now = facts.captured_outputs, facts.outputs
+    moved = [
+        name for name in dict.fromkeys([*captured, *now]) if captured.get(name) != now.get(name)
+    ]
     if moved:
         breaches.append(f"the static output {moved[0]} is not where it was captured")
     return breaches

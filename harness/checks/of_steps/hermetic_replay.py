@@ -48,6 +48,9 @@ def describe(observation: Observation) -> Description:
     if fresh.reads != replay.reads:
         return describe_reads(observation, fresh)
     where = first_output_difference(fresh.defined, replay.defined)
+    if "eager" in where:  # The outputs differ in form, and no row of theirs can be compared.
+        forms = f"just captured {where['eager']}, with its history {where['graph']}"
+        return f"the outputs differ in form: {forms}", where
     where["live"] = where["row"] < replay.live_rows
     row = f"{'live' if where['live'] else 'padded'} row {where['row']}"
     rows = len(replay.defined[where["tensor"]])
@@ -63,7 +66,15 @@ def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
     replay = observation.replay
     assert replay is not None
     for kind, rows in replay.reads.items():
-        for row, (slots, right) in enumerate(zip(rows, fresh.reads[kind], strict=True)):
+        expected = fresh.reads.get(kind, ())
+        if len(expected) != len(rows):
+            where = {"kind": kind, "rows": len(rows), "fresh_rows": len(expected)}
+            message = (
+                f"{replay.runner} has lists of {kind} slots for {len(rows)} rows; without a"
+                f" history it has them for {len(expected)}"
+            )
+            return message, where
+        for row, (slots, right) in enumerate(zip(rows, expected, strict=True)):
             if slots != right:
                 live = row < replay.live_size
                 where = {"kind": kind, "row": row, "live": live, "padded_slots": list(slots)}
@@ -73,7 +84,8 @@ def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
                     f" {list(right)}"
                 )
                 return message, where
-    raise ValueError("no list differs")
+    missing = sorted(fresh.reads.keys() - replay.reads.keys())
+    return f"{replay.runner} has no lists of {', '.join(missing)} slots", {"kinds": missing}
 
 
 HERMETIC_REPLAY = Property(

@@ -8,17 +8,21 @@ from subjects.protocol import Offer, ReplayFacts
 
 def contract_breaches(facts: ReplayFacts) -> list[str]:
     """List what is not as it was captured, or of a dtype that is neither the pool's nor listed."""
+    captured, now = facts.captured_buffers, facts.buffers
     breaches = [
-        f"static buffer {name} was captured as {facts.captured_buffers[name]} and is now {now}"
-        for name, now in facts.buffers.items()
-        if now != facts.captured_buffers[name]
+        f"static buffer {name} was captured as {captured.get(name)} and is now {now.get(name)}"
+        for name in dict.fromkeys([*captured, *now])
+        if captured.get(name) != now.get(name)
     ]
     locations = facts.locations
-    if locations is not None and {locations.handed} != {locations.translated, locations.store}:
-        breaches.append(
-            f"out_cache_loc_swa is {locations.handed}, but the pool translates to"
-            f" {locations.translated} and its store reads {locations.store}"
-        )
+    if locations is not None:
+        right = {locations.translated, locations.store or locations.translated}
+        if {locations.handed} != right:
+            store = f" and its store reads {locations.store}" if locations.store else ""
+            breaches.append(
+                f"out_cache_loc_swa is {locations.handed}, but the pool translates to"
+                f" {locations.translated}{store}"
+            )
     breaches += [
         f"{name} is converted on copy from {source} to {destination}, which is not listed"
         for name, source, destination in facts.conversions

@@ -14,7 +14,7 @@ from harness.campaigns.bisect import BugSet, ddmin, likeliest_runner, smallest, 
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case, load_case, write_case
-from properties.support.command_line import FINDING, MALFORMED, OK
+from properties.support.harness.command_line import FINDING, MALFORMED, OK
 from properties.support.places import CORPUS
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import broken_subject, common_scheme

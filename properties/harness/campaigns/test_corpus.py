@@ -17,10 +17,10 @@ from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case, load_case
-from properties.support.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from properties.support.harness.scripted import ERROR
+from properties.support.harness.shrunk_sizes import most_steps
 from properties.support.places import CORPUS
-from properties.support.scripted import ERROR
-from properties.support.shrunk_sizes import MOST_STEPS
 from subjects.bugs.catalogue import BUGS
 
 CASES = {path.stem: load_case(path) for path in sorted(CORPUS.glob("*.json"))}
@@ -36,7 +36,7 @@ def test_the_corpus_has_a_case_of_every_bug_on_every_runner_it_affects() -> None
         assert case.trial.bug is not None
         assert case.target == detected_by(BUGS[case.trial.bug])
         assert (case.trial.device, case.seed) == ("cpu", 0)
-        assert len(case.schedule.steps) <= MOST_STEPS[case.trial.bug]
+        assert len(case.schedule.steps) <= most_steps(case.trial.bug)
 
 
 def trial_name(trial: TrialConfig) -> str:

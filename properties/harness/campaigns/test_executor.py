@@ -14,7 +14,8 @@ import pytest
 
 from harness.campaigns.executor import Campaign, Ended, execute, processes_for
 from harness.lockstep.tracebacks import headline, traceback_of, without_absolute_paths
-from properties.support.executor_tasks import CHORES, Chore, Done, run, shared
+from properties.support.harness import executor_tasks
+from properties.support.harness.executor_tasks import CHORES, Chore, Done, run, shared
 from properties.support.places import ROOT
 
 
@@ -41,7 +42,7 @@ ERRORS = {
     "hang": "it took more than 5 s and was ended",
     "die": "its process died with exit code 3",
     "raise": "LookupError: first line",
-    "lose the device unexpectedly": "properties.support.executor_tasks.NoDeviceError: no device",
+    "lose the device unexpectedly": f"{executor_tasks.__name__}.NoDeviceError: no device",
     "give what cannot be sent": "AttributeError: Can't ",
 }
 """What a task does, and what its end says of it."""
@@ -63,7 +64,7 @@ def test_a_task_that_ends_badly_says_so_and_the_rest_finishes() -> None:
 def test_the_whole_traceback_of_a_worker_is_kept_and_names_no_absolute_path() -> None:
     error = ends_of([Chore("raise")], 1)[Chore("raise")].error
     assert error is not None
-    assert 'File "properties/support/executor_tasks.py"' in error
+    assert 'File "properties/support/harness/executor_tasks.py"' in error
     assert 'raise LookupError("first line\\nsecond line")' in error
     assert error.endswith("LookupError: first line\nsecond line\n")
     assert 'File "/' not in error
@@ -153,7 +154,8 @@ def wait_for(line: str, output: IO[str]) -> None:
 @pytest.mark.parametrize("starting", [True, False], ids=["while they start", "while they run"])
 def test_ctrl_c_ends_all_processes_and_keeps_what_ended(starting: bool) -> None:
     """The whole group hears it, as on a terminal; no process prints anything."""
-    code = f"from properties.support.executor_tasks import *; interrupted(slow_start={starting})"
+    imported = f"from {executor_tasks.__name__} import *"
+    code = f"{imported}; interrupted(slow_start={starting})"
     with subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -30,8 +30,8 @@ from harness.cli.display import history_table
 from harness.records.case import load_json
 from harness.records.schema import VERSION
 from harness.schedules.schedule import Schedule
-from properties.support.command_line import CANNOT_RUN, FINDING, OK
-from properties.support.scripted import ERROR, Scripted, violating
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
+from properties.support.harness.scripted import ERROR, Scripted, violating
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs
 from subjects.runners import RUNNERS

@@ -17,8 +17,8 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.records.schema import VERSION
 from harness.schedules.schedule import Schedule
-from properties.support.command_line import CANNOT_RUN, FINDING, OK, Data
-from properties.support.scripted import ERROR, Script, Scripted, clean, violating
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK, Data
+from properties.support.harness.scripted import ERROR, Script, Scripted, clean, violating
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners

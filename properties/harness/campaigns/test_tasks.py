@@ -22,7 +22,7 @@ from harness.lockstep.config import TrialConfig
 from harness.lockstep.tracebacks import headline
 from harness.records.case import Case
 from harness.schedules.schedule import Admit, Decode, Schedule
-from properties.support.scripted import ERROR, Scripted, clean, violating
+from properties.support.harness.scripted import ERROR, Scripted, clean, violating
 
 TRIAL = TrialConfig("cpu_graph")
 BROKEN = TRIAL.with_bug("req_pool_pad")
@@ -91,7 +91,8 @@ def test_an_error_of_ours_in_a_hunt_is_a_failure_with_its_traceback(which: str) 
     assert (result.status, result.spoiled) == (Status.FAILED, True)
     assert result.error is not None
     assert (
-        result.error.splitlines()[1] == '  File "properties/support/scripted.py", line 1, in check'
+        result.error.splitlines()[1]
+        == '  File "properties/support/harness/scripted.py", line 1, in check'
     )
     assert headline(result.error) == "ZeroDivisionError: of ours"
     assert (result.finding is not None) is (which == "the one of the clean build")

@@ -14,7 +14,7 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair, PlannedStep
 from harness.schedules.schedule import Admit, Decode, Schedule, Step
-from properties.support.planting import captured, shared
+from properties.support.harness.planting import captured, shared
 from reference.batch import ForwardBatch
 from reference.model import Output
 from subjects.protocol import Forward

@@ -13,7 +13,7 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.bits import bits
 from harness.lockstep.noise import Noise
 from harness.lockstep.pair import ExtraRun, Pair, PlannedStep
-from properties.support.planting import ENGINES, SCHEDULE, captured, shared
+from properties.support.harness.planting import ENGINES, SCHEDULE, captured, shared
 from reference.batch import ForwardBatch, Mode
 from reference.pool import KVPools
 from subjects.captured import CapturedEngine

@@ -18,8 +18,8 @@ from harness.checks.play import Lockstep
 from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.observation import Observation
 from harness.schedules.schedule import Step
-from properties.support.faults import eager_fallback, reads_free_bytes, wrong_kv
-from properties.support.planting import (
+from properties.support.harness.faults import eager_fallback, reads_free_bytes, wrong_kv
+from properties.support.harness.planting import (
     ENGINES,
     SCHEDULE,
     WITHOUT_REPLAYS,
@@ -32,31 +32,19 @@ from properties.support.planting import (
     runners_named,
     shared,
 )
-from properties.support.tensors import first_of, flip
+from properties.support.harness.tensors import first_of, flip
+from properties.support.subjects.runners import EXPECTED
 from reference.batch import ForwardBatch, Mode
+from reference.config import Kind
 from reference.model import Heads, Output
 from subjects.pool import TRANSLATE
 from subjects.protocol import Replay, ReplayFacts
 from subjects.runners import RUNNERS, engine_runners
 from subjects.runners.base import GraphRunner
 from subjects.runners.prefill import PrefillRunner
+from subjects.toggles import LocationScheme
 
 PREFILLS = tuple(name for name, runner in RUNNERS.items() if issubclass(runner, PrefillRunner))
-
-OUTPUTS: dict[str, dict[str, int]] = {
-    "decode": {"logits": 2, "hidden": 2},
-    "target_verify": {"logits": 9, "hidden": 9},
-    "cpu_graph": {"logits": 2, "hidden": 2},
-    "eagle_draft": {"scores": 0, "tokens": 0, "chosen": 0},
-    "eagle_draft_extend": {"logits": 1, "hidden": 1, "topk_p": 1, "topk_index": 1},
-    "frozen_kv_mtp": {"scores": 0, "tokens": 0, "chosen": 0},
-    "piecewise": {"hidden": 1, "logits": 0},
-    "breakable": {"hidden": 1, "logits": 0},
-}
-"""What each runner gives, and the row of it in which request 1 has its second, or only, one.
-
-The schedule runs 2, 0, 1 of the requests, or 1, 2, 0, or 2, 1; a prefill has one request.
-"""
 
 
 def wrong_in_request_1(tensor: str) -> Plant:
@@ -79,7 +67,7 @@ def wrong_in_request_1(tensor: str) -> Plant:
 
 @pytest.mark.parametrize(
     ("runner", "tensor", "row"),
-    [(runner, *output) for runner, rows in OUTPUTS.items() for output in rows.items()],
+    [(runner, *output) for runner, row in EXPECTED.items() for output in row.outputs.items()],
 )
 def test_a_wrong_element_of_any_output_is_described_with_its_row_and_owner(
     runner: str, tensor: str, row: int, device: str, monkeypatch: pytest.MonkeyPatch
@@ -100,7 +88,8 @@ def clean_replays(device: str, engine: str) -> dict[str, Observation]:
         place: int, step: Step, observation: Observation | None, violated: frozenset[str]
     ) -> None:
         if observation is not None and observation.replay is not None and observation.graph.batch:
-            assert set(observation.graph.output or {}) == set(OUTPUTS[observation.replay.runner])
+            outputs = EXPECTED[observation.replay.runner].outputs
+            assert set(observation.graph.output or {}) == set(outputs)
             found[observation.replay.runner] = observation
 
     lockstep = shared(device, engine)
@@ -112,7 +101,7 @@ def clean_replays(device: str, engine: str) -> dict[str, Observation]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_runner_and_no_output_of_one_is_left_out(engine: str, device: str) -> None:
     assert clean_replays(device, engine).keys() == {r.name for r in engine_runners(engine)}
-    assert OUTPUTS.keys() == RUNNERS.keys()
+    assert EXPECTED.keys() == RUNNERS.keys()
 
 
 def facts_of_replay(device: str, runner: str) -> tuple[GraphRunner, Callable[[], ReplayFacts]]:
@@ -177,8 +166,11 @@ def operations_of(facts: ReplayFacts) -> list[str]:
     return list(facts.graph.operations)
 
 
-TRANSLATIONS = {"eagle_draft": 2, "eagle_draft_extend": 1, "cpu_graph": 2}
-"""How often a graph translates where a `swa_loc` is preset; not at all in other runners."""
+def translations_of(runner: str, device: str) -> int:
+    """Return how often a graph of a runner must translate where a `swa_loc` is preset."""
+    expected = EXPECTED[runner].translations[LocationScheme.PRESET]
+    config = shared(device, engine_of(runner)).pair.config
+    return len(config.layers_of(Kind.SWA)) if expected == "each layer" else int(expected)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -186,7 +178,7 @@ def test_a_graph_that_translates_more_or_less_than_its_scheme_does_is_off_its_pa
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_test, facts = facts_of_replay(device, runner)
-    operations, right = operations_of(facts()), TRANSLATIONS.get(runner, 0)
+    operations, right = operations_of(facts()), translations_of(runner, device)
     assert operations.count(TRANSLATE) == right
     changed = {right + 1: [*operations, TRANSLATE]}
     if right:
@@ -253,7 +245,9 @@ ON_EVERY_RUNNER: list[tuple[Plant, set[str]]] = [
 WITHOUT_PADDED_OUTPUT = {(padded_element, runner) for runner in PREFILLS}
 """The padded rows of a prefill were never initialised: nothing is compared there."""
 
-WRITES_NOTHING = {(wrong_kv, "frozen_kv_mtp")}
+WRITES_NOTHING = {
+    (wrong_kv, name) for name, runner in RUNNERS.items() if runner.mode.written is None
+}
 
 
 @pytest.mark.parametrize(

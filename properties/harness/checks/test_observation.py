@@ -11,8 +11,8 @@ from torch import Tensor
 from harness.checks.table import PROPERTIES
 from harness.lockstep.observation import Observation
 from harness.schedules.schedule import Decode, Step
-from properties.support.observations import observation
-from properties.support.planting import ENGINES, SCHEDULE, shared
+from properties.support.harness.observations import observation
+from properties.support.harness.planting import ENGINES, SCHEDULE, shared
 from reference.batch import Mode
 from reference.pool import KVLayout
 

@@ -15,7 +15,7 @@ from harness.lockstep.logs import LogTrap
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.schedules.schedule import Step
-from properties.support.faults import (
+from properties.support.harness.faults import (
     FAULTS,
     LASTING,
     failing_replay,
@@ -24,7 +24,7 @@ from properties.support.faults import (
     reads_free_bytes,
     wrong_kv,
 )
-from properties.support.planting import ENGINES, SCHEDULE, Plant, build, play, shared
+from properties.support.harness.planting import ENGINES, SCHEDULE, Plant, build, play, shared
 from reference.batch import Mode
 from reference.torch_ops import TorchOps
 from subjects.buffers import SharedBufferError

@@ -10,13 +10,13 @@ from torch import Tensor
 from harness.checks.of_schedules.dense_agreement import (
     DENSE_BOUND,
     DENSE_REQUESTS,
-    longest,
+    held_against_oracle,
     oracle_logits,
 )
 from harness.checks.property import Playback, Playing, Violation
 from harness.checks.table import PROPERTIES
 from harness.lockstep.observation import Sample, tracked_rows
-from properties.support.tensors import flip
+from properties.support.harness.tensors import flip
 from reference.config import PRESETS, Role, draft_config
 from reference.model import Model
 
@@ -46,6 +46,7 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
         tracked=tracked_rows(length, 1, tracked=True),
         mrope_delta=serial % 5,
         encoder_len=serial % 4,
+        prefilled=length,
         hidden_states=hidden if draft else None,
     )
 
@@ -220,6 +221,6 @@ def test_the_longest_requests_of_either_model_are_held_against_the_oracle() -> N
         for draft in (True, False)
         for serial, length in enumerate(lengths)
     ]
-    chosen = [(one.serial, one.of_draft) for one in longest(samples)]
+    chosen = [(one.serial, one.of_draft) for one in held_against_oracle(samples)]
     assert len(chosen) == 2 * DENSE_REQUESTS
     assert chosen == [(serial, draft) for draft in (False, True) for serial in (1, 3, 2)]

@@ -16,8 +16,8 @@ from harness.checks.of_steps.hermetic_replay import FreshReplay
 from harness.checks.property import Description, Playing, Property, Violation, judge
 from harness.checks.table import PROPERTIES
 from harness.lockstep.observation import Observation
-from properties.support.observations import FREE, OWNERS, arena_of, idle, observation
-from properties.support.tensors import first_of, flip
+from properties.support.harness.observations import FREE, OWNERS, arena_of, idle, observation
+from properties.support.harness.tensors import first_of, flip
 from reference.batch import Mode
 from reference.config import Kind, Role
 from subjects.protocol import BufferFacts, GraphFacts, Offer, ReplayFacts

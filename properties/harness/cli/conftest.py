@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from properties.support.command_line import write_swa_pad_case
+from properties.support.harness.command_line import write_swa_pad_case
 
 
 @pytest.fixture

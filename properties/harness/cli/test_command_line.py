@@ -22,7 +22,7 @@ from harness.records.case import VERSION as CASE_VERSION
 from harness.records.case import dump_json
 from harness.records.schema import FORMAT, VERSION
 from harness.schedules.schedule import Schedule
-from properties.support.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, Data
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, Data
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS

@@ -18,7 +18,7 @@ from harness.checks.expectations import affected_runners
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import DTYPES
 from harness.records.case import load_case
-from properties.support.command_line import FINDING, python
+from properties.support.harness.command_line import FINDING, python
 from properties.support.places import ROOT
 from properties.support.trials import PAGE_SIZES, clean_trials
 from reference.config import PRESETS

@@ -14,9 +14,9 @@ from harness.campaigns.regress import RunConfig, plan
 from harness.campaigns.task import Result, Status, Task
 from harness.cli.regress import hunts_of
 from harness.records.case import load_case
-from properties.support.command_line import CANNOT_RUN, FINDING, INTERRUPTED, OK, Data
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, INTERRUPTED, OK, Data
+from properties.support.harness.scripted import ERROR
 from properties.support.places import ROOT
-from properties.support.scripted import ERROR
 
 RUN = ["regress", "--preset", "gpt_oss", "--device", "cpu", "--workers", "1"]
 PAIR = "loc_memo_warning@cpu_graph"

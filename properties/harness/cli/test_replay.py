@@ -10,8 +10,8 @@ import torch
 from harness.__main__ import main
 from harness.records.case import VERSION as CASE_VERSION
 from harness.records.case import load_case
-from properties.support.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, edit
-from properties.support.scripted import ERROR, Scripted, violating
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, edit
+from properties.support.harness.scripted import ERROR, Scripted, violating
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 

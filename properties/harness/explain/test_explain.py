@@ -32,7 +32,7 @@ from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
 from harness.records.case import Case, load_case
 from harness.schedules.schedule import Admit, Decode, Idle, Schedule, Step
-from properties.support.planting import captured
+from properties.support.harness.planting import captured
 from reference.config import Kind, Role
 from subjects.contracts import Policy, override
 from subjects.engine import Subject

@@ -35,8 +35,8 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
-from properties.support.trees import SHAPES, path_to
-from properties.support.wild_steps import WILD_STEPS, made_up
+from properties.support.harness.wild_steps import WILD_STEPS, made_up
+from properties.support.subjects.trees import SHAPES, path_to
 from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.eager import EagerDecoder

@@ -13,7 +13,7 @@ from torch import Tensor
 from reference.config import ModelConfig
 from reference.model import most_keys
 from reference.ops import Ops
-from subjects.engines.sglang.pool import ReleasedPool
+from subjects.engines.sglang.pool import SglangPool
 
 
 class OurArithmetic:
@@ -24,7 +24,7 @@ class OurArithmetic:
     layer under way.
     """
 
-    def __init__(self, ops: Ops, pool: ReleasedPool, config: ModelConfig) -> None:
+    def __init__(self, ops: Ops, pool: SglangPool, config: ModelConfig) -> None:
         self.ops = ops
         self.pool = pool
         self.config = config

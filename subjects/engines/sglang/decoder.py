@@ -14,9 +14,9 @@ from subjects.engines.sglang.loading import Engine
 
 
 class Decoder(torch.nn.Module):
-    """The engine calls `forward` as it does any model's. `window` is what SWA layers are told.
+    """The engine calls `forward` as it does any model's. `window` is that of SWA layers.
 
-    `entering` is told of each layer before it attends.
+    `entering` is called with the number of a layer before it attends.
     """
 
     shared_experts_config = None
@@ -51,7 +51,10 @@ class Decoder(torch.nn.Module):
         input_embeds: Tensor | None = None,
         **named: Any,
     ) -> Any:
-        """Return logits of every row, or of each request's last token when it extends."""
+        """Return hidden states of every token, and logits of as many.
+
+        When it extends, logits are of each request's last token.
+        """
         model, ops = self.decoder, self.ops
         tokens = TokenInputs(
             input_ids=input_ids,
@@ -61,9 +64,10 @@ class Decoder(torch.nn.Module):
             live_tokens=torch.full_like(input_ids[:1], input_ids.shape[0], dtype=torch.int32),
         )
         hidden = model.run_layers(ops, tokens, Access(self, forward_batch))
+        last = hidden
         if forward_batch.forward_mode.is_extend():
-            hidden = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
-        return self.output(next_token_logits=model.logits(ops, hidden), hidden_states=hidden)
+            last = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
+        return self.output(next_token_logits=model.logits(ops, last), hidden_states=hidden)
 
     def _payload(self, positions: Tensor, batch: Any) -> Tensor:
         index, mask = batch.mamba_track_indices, batch.mamba_track_mask
@@ -72,7 +76,7 @@ class Decoder(torch.nn.Module):
             return self.decoder.payload(self.ops, positions, index, mask, index)
         if batch.forward_mode.is_extend():
             lengths = batch.extend_seq_lens
-            index, mask = (each.repeat_interleave(lengths) for each in (index, mask))
+            index, mask = (values.repeat_interleave(lengths) for values in (index, mask))
         nothing = torch.zeros_like(index)
         return self.decoder.payload(self.ops, positions, index, mask, nothing)
 

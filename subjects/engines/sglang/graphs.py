@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from reference.ops import Ops
+from subjects.captured import allocations
 from subjects.graphs.tape import TapeSegment
 
 
@@ -75,9 +76,13 @@ def whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Replays:
-    """How often a graph was replayed in this process."""
+    """What the replays of this process were: how many, and the CUDA blocks allocated around them.
+
+    Both only ever grow.
+    """
 
     count = 0
+    allocated = 0
 
 
 def count_replays() -> None:
@@ -85,8 +90,10 @@ def count_replays() -> None:
     replay = torch.cuda.CUDAGraph.replay
 
     def counted(graph: Any) -> None:
-        Replays.count += 1
+        before = allocations()
         replay(graph)
+        Replays.count += 1
+        Replays.allocated += allocations() - before
 
     torch.cuda.CUDAGraph.replay = counted  # type: ignore[method-assign,assignment]
 

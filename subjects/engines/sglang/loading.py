@@ -112,7 +112,7 @@ class StubFinder(MetaPathFinder, Loader):
         """Return the spec of a stub, for a name on the list or below one."""
         if fullname in ABSENT:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        root = next((each for each in self.names if f"{fullname}.".startswith(f"{each}.")), None)
+        root = next((name for name in self.names if f"{fullname}.".startswith(f"{name}.")), None)
         if root is None:
             return None
         self.used.add(root)

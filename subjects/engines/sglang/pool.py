@@ -1,14 +1,17 @@
 """The engine's own hybrid pool, allocator and request table, filled the way ours is."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from reference.config import Kind, ModelConfig
-from reference.pool import PoolSizes, fill_with_garbage
+from reference.pool import PoolSizes
 from subjects.engines.sglang.loading import Engine, named
 
 
-class ReleasedPool:
+class SglangPool:
     """The engine's `SWAKVPool`, its allocator and its `ReqToTokenPool`, for one model."""
 
     def __init__(
@@ -59,57 +62,82 @@ class ReleasedPool:
             enable_memory_saver=False,
         )
 
-    def reset(self, seed: int) -> None:
-        """Own nothing; fill K and V of every layer with finite garbage drawn from `seed`."""
+    def clear(self) -> None:
+        """Own nothing."""
         self.allocator.clear()
         self.requests.clear()
         self.requests.req_to_token.zero_()
-        for place, buffer in enumerate(self.storages()):
-            fill_with_garbage(buffer, seed * 1000 + place)
+
+    @contextmanager
+    def stored_dtypes(self) -> Iterator[set[torch.dtype]]:
+        """Collect the dtypes of the locations that the SWA sub-pool's store is given."""
+        swa, found = self.kv.swa_kv_pool, set[torch.dtype]()
+        store = swa.set_kv_buffer
+
+        def watched(layer: object, loc: object, *arguments: object, **by_name: object) -> None:
+            parts = [loc] if isinstance(loc, Tensor) else list(vars(loc).values())
+            found.update(part.dtype for part in parts if isinstance(part, Tensor))
+            store(layer, loc, *arguments, **by_name)
+
+        swa.set_kv_buffer = watched
+        try:
+            yield found
+        finally:
+            swa.set_kv_buffer = store
+
+    @property
+    def preset_locations(self) -> Tensor | None:
+        """The SWA write locations preset for stores to come; None where there are none."""
+        found: Tensor | None = getattr(self.kv, "swa_loc", None)
+        return found
+
+    def preset(self, loc: Tensor | None) -> None:
+        """Preset the SWA write locations, or forget them, where the engine has such."""
+        if hasattr(self.kv, "set_swa_loc"):
+            self.kv.set_swa_loc(loc)
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return K and V of a layer, each [slots, kv_heads, head_dim]."""
         found: tuple[Tensor, Tensor] = self.kv.get_kv_buffer(layer)
         return found
 
-    def storages(self) -> list[Tensor]:
-        """Return K and V of all layers, in order."""
-        layers = range(len(self.config.layers))
-        return [part for layer in layers for part in self.keys_and_values(layer)]
-
     def translate(self, loc: Tensor) -> Tensor:
         """Return the SWA slots of full slots, as the engine finds them, in its dtype."""
         found: Tensor = self.kv.translate_loc_from_full_to_swa(loc)
         return found
 
-    def slots(self, layer: int, loc: Tensor) -> Tensor:
-        """Return the slots, int64, that full slots have in a layer's own sub-pool."""
-        loc = loc.to(torch.int64)
-        if self.config.layers[layer] is Kind.FULL:
-            return loc
-        return self.translate(loc).to(torch.int64)
+    def take_row(self) -> int:
+        """Return a free row of the request table."""
+        row: int = self.requests.free_slots.pop(0)
+        return row
 
-    def extend(self, row: int, held: int, count: int) -> Tensor:
-        """Give the request of `row`, which holds `held` tokens, slots for `count` more."""
-        table = self.requests.req_to_token
-        end = held + count
+    def give_row(self, row: int) -> None:
+        """Take back a row."""
+        self.requests.free_slots.append(row)
+
+    def extend(self, rows: Sequence[int], held: Sequence[int], ends: Sequence[int]) -> None:
+        """Give the requests of some rows, which hold so many tokens, slots up to these ends."""
+        table, counts = self.requests.req_to_token, [e - h for h, e in zip(held, ends, strict=True)]
         if self.sizes.page_size == 1:
-            slots = self.allocator.alloc(count)
+            slots = self.allocator.alloc(sum(counts))
         else:
-            last = table[row, held - 1] if held else torch.tensor(-1)
+            last = [
+                int(table[row, tokens - 1]) if tokens else -1
+                for row, tokens in zip(rows, held, strict=True)
+            ]
             slots = self.allocator.alloc_extend(
-                prefix_lens=torch.tensor([held], device=self.device),
-                prefix_lens_cpu=torch.tensor([held]),
-                seq_lens=torch.tensor([end], device=self.device),
-                seq_lens_cpu=torch.tensor([end]),
-                last_loc=last.to(self.device, torch.int64)[None],
-                extend_num_tokens=count,
+                prefix_lens=torch.tensor(held, device=self.device),
+                prefix_lens_cpu=torch.tensor(held),
+                seq_lens=torch.tensor(ends, device=self.device),
+                seq_lens_cpu=torch.tensor(ends),
+                last_loc=torch.tensor(last, device=self.device),
+                extend_num_tokens=sum(counts),
             )
         if slots is None:
             raise RuntimeError("the engine's allocator has no room where ours has")
-        table[row, held:end] = slots.to(torch.int32)
-        found: Tensor = table[row, held:end].to(torch.int64)
-        return found
+        parts = slots.to(torch.int32).split(counts)
+        for row, begin, end, part in zip(rows, held, ends, parts, strict=True):
+            table[row, begin:end] = part
 
     def held(self, row: int, begin: int, end: int) -> Tensor:
         """Return the full slots, int64, of tokens begin .. end-1 of a request."""

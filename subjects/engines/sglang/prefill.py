@@ -6,7 +6,7 @@ engine's own; that function never runs here.
 
 from typing import Any
 
-from subjects.engines.sglang.decode import ReleasedRunner, uncompiled
+from subjects.engines.sglang.runner import SglangRunner, uncompiled
 
 UNCAPTURED = ("capture", "warmup", "warmup_compile", "_warmup", "_capture_all")
 """Methods that capture or warm up, where a runner has them."""
@@ -20,7 +20,7 @@ UNCOMPILED = {
 """What compiles or captures in a runner's module, where it has it."""
 
 
-class UncapturedRunner(ReleasedRunner):
+class UncapturedRunner(SglangRunner):
     """A runner that is built and not captured."""
 
     def runner_type(self) -> Any:
@@ -43,7 +43,7 @@ class PrefillRunner(UncapturedRunner):
         Some engines return more beside it.
         """
         fill = getattr(self.runner, "replay_prepare", None) or self.runner.load_batch
-        with self._context():
+        with self.context():
             filled = fill(batch)
         parts = filled if isinstance(filled, tuple) else (filled,)
         return next(part for part in parts if hasattr(part, "out_cache_loc"))

@@ -11,7 +11,7 @@ from harness.schedules.schedule import Schedule
 from reference.config import PRESETS
 
 ERROR = (
-    'Traceback:\n  File "properties/support/scripted.py", line 1, in check\n'
+    'Traceback:\n  File "properties/support/harness/scripted.py", line 1, in check\n'
     "ZeroDivisionError: of ours\n"
 )
 """The traceback of an error of ours, as an outcome, a result and a record hold it."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from harness.lockstep.bits import bits
 from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Extend, Step, Verify
-from properties.support.graph_world import GraphWorld
-from properties.support.static_inputs import ExpectedInput
+from properties.support.subjects.graph_world import GraphWorld
+from properties.support.subjects.static_inputs import ExpectedInput
 from reference.batch import ForwardBatch, Mode, Span
 from reference.config import SPECULATION, Kind, Role
 from subjects.contracts import Axis

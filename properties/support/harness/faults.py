@@ -13,14 +13,14 @@ from torch import Tensor
 
 from harness.checks.play import Lockstep
 from harness.lockstep.config import SUBJECT_LOGGER
-from properties.support.planting import (
+from properties.support.harness.planting import (
     Plant,
     captured,
     on_eager,
     on_replay,
     runners_named,
 )
-from properties.support.tensors import first_of, flip
+from properties.support.harness.tensors import first_of, flip
 from reference import oracle
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, Role

@@ -7,7 +7,7 @@ is changed under the replay that is about to read it.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from properties.support.ready_forward import REQUESTS, ReadyForward
+from properties.support.subjects.ready_forward import REQUESTS, ReadyForward
 from reference.batch import MROPE_SECTIONS, TRACK_INTERVAL
 from reference.config import PRESETS, Kind
 

@@ -1,6 +1,6 @@
 """How small what shows a bug must shrink."""
 
-MOST_STEPS = {
+_MOST_STEPS = {
     "swa_pad": 5,
     "swa_int64": 2,
     "req_pool_pad": 6,
@@ -14,4 +14,11 @@ MOST_STEPS = {
     "spec_page_table_untranslated": 3,
     "shared_buffer_dtype": 2,
 }
-"""How long a shrunk schedule may be: as many steps as the mechanism needs, or one more."""
+"""As many steps as the mechanism of a bug needs, or one more."""
+
+MOST_OF_ANY = max(_MOST_STEPS.values())
+
+
+def most_steps(bug: str) -> int:
+    """Return how long a shrunk schedule that shows a bug may be."""
+    return _MOST_STEPS.get(bug, MOST_OF_ANY)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from properties.support.flips import (
+from properties.support.subjects.flips import (
     CONTEXT,
     VOCAB,
     Flip,
@@ -36,9 +36,9 @@ from properties.support.flips import (
     tracked,
     write_elsewhere,
 )
-from properties.support.graph_world import GraphWorld
-from properties.support.ready_forward import REQUESTS, ReadyForward
-from properties.support.static_inputs import ExpectedInput
+from properties.support.subjects.graph_world import GraphWorld
+from properties.support.subjects.ready_forward import REQUESTS, ReadyForward
+from properties.support.subjects.static_inputs import ExpectedInput
 from reference.batch import ENCODER_ROWS, TRACK_ROWS, Mode
 from reference.config import SPECULATION, Kind
 from subjects.contracts import HIDDEN, Axis

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 
 from harness.records.schema import Record
-from properties.support.records import SAMPLES
+from properties.support.reports.records import SAMPLES
 from reports.page import render
 
 

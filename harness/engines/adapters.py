@@ -1,0 +1,141 @@
+"""From a release in this process to engines under test: loaded once, built for each pair."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from harness.lockstep.config import DTYPES, TrialConfig
+from harness.lockstep.pair import Engines, Pair
+from harness.lockstep.requests import Owner
+from reference.batch import Mode
+from reference.model import Model
+from subjects.engines.sglang import graphs
+from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
+from subjects.engines.sglang.engine import (
+    NO_TRACKING,
+    OWN_KERNELS,
+    WITHOUT_CAPTURE,
+    DecodingEngine,
+    PrefillEngine,
+)
+from subjects.engines.sglang.host import Host, server_arguments
+from subjects.engines.sglang.loading import Engine
+from subjects.engines.sglang.mirror import Mirror
+from subjects.engines.sglang.pool import SglangPool
+from subjects.engines.sglang.prefill import BreakableRunner, PiecewiseRunner, PrefillRunner
+from subjects.protocol import Offer
+
+DECODING: Mapping[str, type[ReplayingRunner]] = {
+    runner.name: runner for runner in (DecodeRunner, CpuGraphRunner)
+}
+PREFILLING: Mapping[str, type[PrefillRunner]] = {
+    runner.name: runner for runner in (PiecewiseRunner, BreakableRunner)
+}
+"""The engine's runners that a pair is played with, by name."""
+
+
+def load(package: Path, dependencies: Path, device: str) -> Engine:
+    """Load an engine into this process, graphs emulated and Triton interpreted without a GPU."""
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+        graphs.emulate(TrialConfig(device=device).ops())
+    graphs.count_replays()
+    return Engine(package, dependencies, device)
+
+
+def host_of(engine: Engine, trial: TrialConfig, asked: set[str]) -> Host:
+    """Return new stand-ins for what the engine finds around it."""
+    settings = server_arguments(trial.buckets, trial.token_buckets, trial.page_size, asked)
+    return Host(engine, settings, trial.device, asked)
+
+
+def pool_of(engine: Engine, model: Model, trial: TrialConfig) -> SglangPool:
+    """Return a new pool of the engine, of a trial's sizes."""
+    return SglangPool(engine, model.config, trial.sizes, DTYPES[trial.dtype], trial.device)
+
+
+def owners_of(pair: Pair) -> Callable[[], Sequence[Owner]]:
+    """Return what returns the running requests of the graph world, made after the engines."""
+
+    def owners() -> Sequence[Owner]:
+        return pair.graph.owners()
+
+    return owners
+
+
+@dataclass
+class DecodingEngines:
+    """Builds a runner of decodes and a fresh one beside it, over one pool of the engine.
+
+    With `own_kernels` the engine keeps its Triton attention, and is its own fresh engine.
+    `asked` collects the settings that the engine asked for and nobody declared.
+    """
+
+    engine: Engine
+    own_kernels: bool = False
+    asked: set[str] = field(default_factory=set)
+
+    def __call__(self, pair: Pair) -> Engines:
+        """Build both over the graph world of a pair."""
+        # Its modules bind what stands around it as they are imported: that comes first.
+        host = host_of(self.engine, pair.trial, self.asked)
+        pool = pool_of(self.engine, pair.model, pair.trial)
+        mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
+        subject = self._build(pair, mirror, host)
+        if self.own_kernels:
+            return subject, subject
+        return subject, self._build(pair, mirror, host_of(self.engine, pair.trial, self.asked))
+
+    def _build(self, pair: Pair, mirror: Mirror, host: Host) -> DecodingEngine:
+        kind = DECODING[pair.trial.runner]
+        host.forget_shared_buffers()
+        with mirror.pool.stored_dtypes() as stored:
+            runner = kind(
+                host, pair.model, mirror.pool, pair.trial.ops(), own_kernels=self.own_kernels
+            )
+        missing: dict[Offer, str] = dict(OWN_KERNELS) if self.own_kernels else {}
+        if not kind.graphs:
+            missing |= NO_TRACKING
+        return DecodingEngine(runner, mirror, Mode.DECODE, stored, missing)
+
+
+@dataclass
+class PrefillEngines:
+    """Builds a runner of prefills without capturing it, which is its own fresh engine.
+
+    With `shares`, it shares static buffers with the runners built before it; AssertionError
+    is raised where the engine does not allow that.
+    """
+
+    engine: Engine
+    shares: bool
+    asked: set[str] = field(default_factory=set)
+
+    def __call__(self, pair: Pair) -> Engines:
+        """Build it over the graph world of a pair."""
+        host = host_of(self.engine, pair.trial, self.asked)
+        pool = pool_of(self.engine, pair.model, pair.trial)
+        mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
+        if not self.shares:
+            host.forget_shared_buffers()
+        runner = PREFILLING[pair.trial.runner](
+            host, pair.model, pool, pair.trial.ops(), own_kernels=False
+        )
+        nothing: set[torch.dtype] = set()
+        built = PrefillEngine(runner, mirror, Mode.EXTEND, nothing, WITHOUT_CAPTURE)
+        return built, built
+
+
+def encoder_refusal(engine: Engine, model: Model, trial: TrialConfig) -> str | None:
+    """Return why a model with windows cannot have an encoder in the engine; None if it can."""
+    host, pool = host_of(engine, trial, set()), pool_of(engine, model, trial)
+    host.encoder_decoder = True
+    host.forget_shared_buffers()
+    try:
+        DecodeRunner(host, model, pool, trial.ops(), own_kernels=False)
+    except AssertionError as error:
+        return str(error).strip().splitlines()[0]
+    return None

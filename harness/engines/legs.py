@@ -1,0 +1,157 @@
+"""One leg of an engine's trial: a runner played by a pair, judged, and what failed shrunk."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.campaigns.hunt import HuntResult, draw, whole
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
+from harness.engines.faults import Evidence, faults_shown
+from harness.engines.padding import RUN, PaddingLedger
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import ExtraRun
+from harness.records.case import Case
+from harness.schedules.schedule import Schedule, Step
+from harness.schedules.shrink import shrink
+
+
+@dataclass
+class Leg:
+    """A pair with an engine's runner, and what playing schedules on it gave.
+
+    `ledger` disturbs padding at each padded replay. `asked` counts the schedules in which each
+    property was asked, `failing` holds the first that violated it,
+    up to where it did.
+    """
+
+    lockstep: Lockstep
+    evidence: Evidence
+    arithmetic: str
+    captured: bool = True
+    ledger: PaddingLedger | None = None
+    result: HuntResult = field(default_factory=HuntResult)
+    asked: Counter[str] = field(default_factory=Counter)
+    failing: dict[str, tuple[Schedule, str]] = field(default_factory=dict)
+    observer: Callable[[Observation], None] | None = None
+    started: float = field(default_factory=time.perf_counter)
+
+    def play(self, schedule: Schedule, properties: Collection[str] = STEP_PROPERTIES) -> None:
+        """Play a schedule, judged by some properties, and book what it violates.
+
+        Raises PlayingFailedError for an error that is not the engine's own.
+        """
+        lockstep, ledger = self.lockstep, self.ledger
+        lockstep.watch(properties)
+        asked = frozenset(properties) - lockstep.unasked.keys()
+        places, showing = dict[str, str](), dict[str, list[str]]()
+
+        def see(
+            place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+        ) -> None:
+            if observation is None:
+                return
+            places.update(dict.fromkeys(violated, f"step {place} ({step.name})"))
+            showing.update({name: faults_shown(name, observation) for name in violated})
+            self.evidence.see(observation, asked)
+            if self.observer is not None:
+                self.observer(observation)
+            if ledger is not None:
+                ledger.see(observation)
+
+        extra_runs: Mapping[str, ExtraRun] = {} if ledger is None else {RUN: ledger.disturb}
+        outcome = whole(lockstep.play(schedule, see, extra_runs=extra_runs))
+        self.result.add(outcome)
+        self.asked.update(asked)
+        self.evidence.asked |= asked
+        for violation in outcome.violations:
+            name = violation.property
+            message = f"{places.get(name, 'at the end')}: {violation.message}"
+            self.evidence.add(name, message, showing.get(name, ()))
+            # What comes after the violation has no part in it.
+            last = violation.step + 1 if name in places else len(schedule.steps)
+            failing = Schedule(schedule.steps[:last], schedule.seed)
+            self.failing.setdefault(name, (failing, message))
+
+    def play_drawn(self, seed: int, examples: int) -> None:
+        """Play schedules that the hunter draws."""
+        draw(self.lockstep, self.play, seed, examples)
+
+    def cases(self, seed: int, most_forwards: int, known: list[Schedule]) -> list[Case]:
+        """Return a case of each violated property: its first failing schedule, shrunk.
+
+        So many forwards at most are spent on each. `known` are schedules shrunk before, for
+        other properties and legs: one that violates this one too is taken as it is. What is
+        shrunk here is added to them.
+        """
+        found = []
+        shortest_first = sorted(self.failing.items(), key=lambda item: len(item[1][0].steps))
+        for target, (schedule, _) in shortest_first:
+            fails = self._fails(target, most_forwards)
+            smallest = next((one for one in known if fails(one)), None)
+            if smallest is None:
+                smallest = shrink(schedule, fails)
+                known.append(smallest)
+            self.lockstep.watch(STEP_PROPERTIES | {target})
+            violations = whole(self.lockstep.play(smallest)).violations
+            recorded = tuple(violation.to_json() for violation in violations)
+            found.append(Case(self.lockstep.trial, smallest, target, seed, recorded))
+        return found
+
+    def _fails(self, target: str, most_forwards: int) -> Callable[[Schedule], bool]:
+        """Return whether a schedule violates `target`: never, once all forwards are spent.
+
+        None is played twice.
+        """
+        left = most_forwards
+        played: dict[Schedule, bool] = {}
+        watched = STATE_PROPERTIES | {target}
+
+        def fails(schedule: Schedule) -> bool:
+            nonlocal left
+            if schedule not in played and left > 0:
+                self.lockstep.watch(watched)
+                outcome = whole(self.lockstep.play(schedule, until=(target,)))
+                left -= outcome.steps * (1 if PROPERTIES[target].extra_run is None else 2)
+                played[schedule] = target in outcome.violated
+            return played.get(schedule, False)
+
+        return fails
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was played and judged as JSON data."""
+        trial, result = self.lockstep.trial, self.result
+        return {
+            "runner": trial.runner,
+            "preset": trial.preset,
+            "page_size": trial.page_size,
+            "arithmetic": self.arithmetic,
+            "captured": self.captured,
+            "schedules": result.schedules,
+            "steps": result.steps,
+            "replays": result.replays,
+            "padded": result.padded_replays,
+            "events": dict(result.events),
+            "properties": properties_json(self.asked, result.violated, self.failing),
+            "unasked": self.lockstep.unasked,
+            "seconds": time.perf_counter() - self.started,
+        }
+
+
+def properties_json(
+    asked: Mapping[str, int],
+    violated: Mapping[str, int],
+    failing: Mapping[str, tuple[Any, str]],
+) -> dict[str, dict[str, Any]]:
+    """Return, by property asked, in how many schedules it was, was violated, and how first."""
+    return {
+        name: {
+            "asked": asked[name],
+            "violated": violated.get(name, 0),
+            "message": failing[name][1] if name in failing else None,
+        }
+        for name in PROPERTIES
+        if asked.get(name)
+    }

@@ -1,0 +1,57 @@
+"""How many keys an engine's own kernels see on SWA layers, measured phase by phase.
+
+An engine's own convention must not be mistaken for a fault, so it is measured first.
+"""
+
+import torch
+
+from harness.lockstep.pair import Pair, PlannedStep
+from harness.schedules.schedule import Admit, Decode, Extend, Step
+from reference.batch import Mode
+from reference.config import Kind, Role
+
+BEYOND = 3
+"""How many positions beyond the window are probed, on either side."""
+
+
+def measure(pair: Pair) -> dict[Mode, int]:
+    """Return how many keys one query sees on SWA layers, by the mode of its forward.
+
+    The query is alone in its forward: what another sees would reach it in a later layer.
+    """
+    length, windows = pair.config.window + BEYOND + 1, {}
+    phases: tuple[tuple[Mode, Step], ...] = (
+        (Mode.DECODE, Decode((0,))),
+        (Mode.EXTEND, Extend(0, 1)),
+    )
+    with torch.inference_mode():
+        for mode, last in phases:
+            pair.reset(0)
+            prompt = length + (mode is Mode.EXTEND)
+            pair.step(Admit(prompt, length))
+            planned = pair.plan(last)
+            assert planned is not None
+            windows[mode] = _keys_seen(pair, planned)
+    return windows
+
+
+def _keys_seen(pair: Pair, planned: PlannedStep) -> int:
+    """Return how many of the last keys of a step's one request move its logits."""
+    batch = planned.graph.batch
+    assert batch is not None
+    span = batch.spans[0]
+    owner = next(owner for owner in pair.graph.owners() if owner.row == span.row)
+    swa_slots, storage = owner.slots(Kind.SWA), pair.graph_pools.storage
+    kept = storage.clone()
+    right = _logits(pair, planned)
+    for position in range(max(0, span.end - pair.config.window - BEYOND), span.begin):
+        storage.copy_(kept)
+        pair.graph_pools[Role.TARGET].arena[Kind.SWA][:, :, swa_slots[position]] += 1.0
+        pair.subject.write_kv()
+        if not torch.equal(_logits(pair, planned), right):
+            return span.end - position
+    return 0
+
+
+def _logits(pair: Pair, planned: PlannedStep) -> torch.Tensor:
+    return pair.subject.forward(planned.graph.batch, planned.mode).output["logits"].clone()

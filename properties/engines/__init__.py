@@ -1,0 +1,1 @@
+"""Tests of released engines on trial. What needs one fetched is skipped, and says so."""

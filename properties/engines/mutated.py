@@ -1,0 +1,176 @@
+"""Play one schedule on a release with its populate mutated; print what was judged, as JSON.
+
+A script: one release per process. `python -m properties.engines.mutated PACKAGE MUTATION`.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.checks.play import Lockstep
+from harness.checks.property import judge
+from harness.engines.adapters import DecodingEngines, PrefillEngines, load
+from harness.engines.faults import Evidence, faults_shown
+from harness.engines.fetch import DEPENDENCIES, folder
+from harness.engines.legs import Leg
+from harness.engines.padding import PaddingLedger
+from harness.engines.playlist import KERNELS, OWN_BOUND, PREFILL, PROMPTS, REUSING, SHRINKING
+from harness.engines.speculative import MISSING, SpeculativeLeg, rules_asked
+from harness.engines.windows import measure
+from harness.lockstep.config import TrialConfig
+from subjects.engines.sglang.engine import DecodingEngine
+from subjects.engines.sglang.loading import Engine
+from subjects.protocol import OwnArithmetic
+
+Populate = Callable[..., None]
+
+FORWARDS = 200
+"""Forwards that shrinking one schedule may take: enough for the smallest there is."""
+
+
+def heal_swa_pad(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Reset the SWA locations of a padded batch first."""
+    if named["bs"] != named["raw_bs"]:
+        buffers.out_cache_loc_swa.zero_()
+    populate(buffers, **named)
+
+
+def plant_swa_pad(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Leave the SWA locations of padded rows as they were."""
+    leave_tail(buffers.out_cache_loc_swa, buffers, populate, named)
+
+
+def plant_full_pad(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Leave the full locations of padded rows as they were."""
+    leave_tail(buffers.out_cache_loc, buffers, populate, named)
+
+
+def heal_req_pool_pad(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Reset the request rows of a padded batch first."""
+    if named["bs"] != named["raw_bs"]:
+        buffers.req_pool_indices.zero_()
+    populate(buffers, **named)
+
+
+def lose_a_token(buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Give the first live row another token."""
+    populate(buffers, **named)
+    buffers.input_ids[:1] = (buffers.input_ids[:1] + 1) % 96
+
+
+def leave_tail(buffer: Any, buffers: Any, populate: Populate, named: dict[str, Any]) -> None:
+    """Populate, and give the tail of one buffer back what it held."""
+    tail = buffer[named["raw_bs"] :]
+    stale = tail.clone()
+    populate(buffers, **named)
+    tail.copy_(stale)
+
+
+MUTATIONS = {
+    mutation.__name__: mutation
+    for mutation in (heal_swa_pad, plant_swa_pad, plant_full_pad, heal_req_pool_pad, lose_a_token)
+}
+
+
+def mutate(runner: Any, mutation: str) -> None:
+    """Wrap the populate of a runner's buffers, unless `mutation` is none."""
+    if mutation == "none":
+        return
+    kind = type(runner.runner.buffers)
+    populate = kind.populate_from_forward_batch
+    kind.populate_from_forward_batch = lambda buffers, **named: MUTATIONS[mutation](
+        buffers, populate, named
+    )
+
+
+def decoding(engine: Engine, mutation: str) -> dict[str, Any]:
+    """Return what the decode runner shows with our arithmetic."""
+    lockstep = Lockstep(TrialConfig(), engines=DecodingEngines(engine))
+    subject = lockstep.pair.subject
+    assert isinstance(subject, DecodingEngine)
+    mutate(subject.runner, mutation)
+    ledger = PaddingLedger(subject, lockstep.pair)
+    ledger.at_once = len(ledger.entries)
+    leg = Leg(lockstep, Evidence("decode"), "", ledger=ledger)
+    leg.play(SHRINKING)
+    leg.ledger = None
+    return {
+        "faults": verdicts(leg.evidence),
+        "findings": leg.evidence.findings(),
+        "violated": sorted(leg.failing),
+        "padded": leg.result.padded_replays,
+        "padding": {name: entry.verdict for name, entry in ledger.entries.items()},
+        "shrunk": shrunk(leg) if mutation == "none" else {},
+        "unasked": lockstep.unasked,
+    }
+
+
+def shrunk(leg: Leg) -> dict[str, int]:
+    """Return how many steps each case has that a leg leaves, by its target."""
+    return {str(case.target): len(case.schedule.steps) for case in leg.cases(0, FORWARDS, [])}
+
+
+def verdicts(evidence: Evidence) -> dict[str, str]:
+    """Return the verdict on each fault class that could be asked about."""
+    return {judged.fault: judged.verdict for judged in evidence.judge()}
+
+
+def unmutated(engine: Engine) -> dict[str, Any]:
+    """Return what the other legs say: its own kernels, and what other runners populate."""
+    trial = TrialConfig(runner="piecewise", preset=PREFILL.preset)
+    prefill = Leg(
+        Lockstep(trial, engines=PrefillEngines(engine, shares=False)), Evidence("piecewise"), ""
+    )
+    prefill.play(PROMPTS)
+    return {
+        **own_kernels(engine),
+        "piecewise": verdicts(prefill.evidence),
+        "draft_extend": draft_extend(engine, heals=False),
+        "healed_draft_extend": draft_extend(engine, heals=True),
+    }
+
+
+def draft_extend(engine: Engine, *, heals: bool) -> dict[str, str]:
+    """Return the verdicts on the draft-extend runner, its stale request rows healed or not."""
+    evidence = Evidence("eagle_draft_extend")
+    leg = SpeculativeLeg(engine, TrialConfig(runner=evidence.runner, preset=PREFILL.preset))
+    if heals:
+        replay, buffers = leg.runner.runner.replay, leg.runner.runner.buffers
+
+        def healed(batch: Any) -> Any:
+            buffers.req_pool_indices.zero_()
+            return replay(batch)
+
+        leg.runner.runner.replay = healed
+    rules, _ = rules_asked(MISSING)
+    for observation in leg.observations():
+        evidence.see(observation, [rule.id for rule in rules])
+        for violation in judge(rules, observation):
+            faults = faults_shown(violation.property, observation)
+            evidence.add(violation.property, violation.message, faults)
+    return verdicts(evidence)
+
+
+def own_kernels(engine: Engine) -> dict[str, Any]:
+    """Return what the engine's own kernels see, and whether they are off the oracle."""
+    lockstep = Lockstep(KERNELS, engines=DecodingEngines(engine, own_kernels=True))
+    windows = measure(lockstep.pair)
+    lockstep.pair.subject.arithmetic = OwnArithmetic(windows, OWN_BOUND["cpu"])
+    leg = Leg(lockstep, Evidence("decode"), "")
+    leg.play(REUSING, {"dense_agreement"})
+    return {"windows": windows, "off": "dense_agreement" in leg.failing}
+
+
+def main(package: str, mutation: str) -> None:
+    """Play with our arithmetic and, unmutated, all other legs; print what they show."""
+    warnings.simplefilter("ignore")
+    engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
+    found = decoding(engine, mutation) | (unmutated(engine) if mutation == "none" else {})
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,217 @@
+"""An engine's pool kept in step with a world: slots correspond, and KV is read through them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.lockstep.requests import Owner
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.generate import schedules
+from harness.schedules.schedule import Admit, Decode, Schedule
+from reference.batch import Mode
+from reference.config import PRESETS, Kind, Role, draft_config
+from reference.pool import KVPools, PoolSizes, fill_with_garbage
+from subjects.engines.sglang.mirror import Mirror
+from subjects.engines.sglang.slots import inverse, pair_slots
+from subjects.protocol import Offer
+
+CONFIG = PRESETS["gpt_oss"].tiny
+MODES = frozenset({Mode.DECODE})
+
+
+def test_slots_of_the_same_token_correspond_and_the_rest_in_order() -> None:
+    assert pair_slots(6, 1, ours=[4, 2], theirs=[1, 5]) == (0, 2, 5, 3, 1, 4)
+
+
+@given(st.data())
+def test_a_pairing_of_slots_is_a_bijection_that_keeps_the_reserved_page(
+    data: st.DataObject,
+) -> None:
+    count, reserved = data.draw(st.integers(4, 20)), data.draw(st.integers(1, 3))
+    free = range(reserved, count)
+    tokens = data.draw(st.integers(0, len(free)))
+    sides = [data.draw(st.permutations(free))[:tokens] for _ in range(2)]
+    paired = pair_slots(count, reserved, *sides)
+    assert sorted(paired) == list(range(count))
+    assert paired[:reserved] == tuple(range(reserved))
+    assert [paired[slot] for slot in sides[0]] == list(sides[1])
+    assert [inverse(paired)[slot] for slot in paired] == list(range(count))
+
+
+@pytest.mark.parametrize("wrong", [[1, 1], [0, 1], [1, 6], [-1, 1]])
+def test_slots_that_no_token_can_have_are_refused(wrong: list[int]) -> None:
+    with pytest.raises(ValueError, match="slot"):
+        pair_slots(6, 1, ours=[1, 2], theirs=wrong)
+
+
+class ListPool:
+    """An engine's pool made of lists, first in first out: the interface that a mirror needs."""
+
+    device = "cpu"
+
+    def __init__(self, sizes: PoolSizes) -> None:
+        self.config = CONFIG
+        self.sizes = sizes
+        self.buffers = [
+            tuple(
+                torch.zeros(
+                    sizes.slots(kind), CONFIG.shape(kind).kv_heads, CONFIG.shape(kind).head_dim
+                )
+                for _ in "KV"
+            )
+            for kind in CONFIG.layers
+        ]
+        self.clear()
+
+    def clear(self) -> None:
+        """Own nothing."""
+        sizes = self.sizes
+        self.available = {
+            Kind.FULL: list(range(sizes.page_size, sizes.slots(Kind.FULL))),
+            Kind.SWA: list(range(sizes.page_size, sizes.slots(Kind.SWA))),
+        }
+        self.rows = list(range(1, sizes.rows + 1))
+        self.table = torch.zeros(sizes.rows + 1, CONFIG.max_context, dtype=torch.int64)
+        self.mapping: dict[int, int] = {}
+
+    def take_row(self) -> int:
+        """Return a free row."""
+        return self.rows.pop(0)
+
+    def give_row(self, row: int) -> None:
+        """Take back a row."""
+        self.rows.append(row)
+
+    def extend(self, rows: Sequence[int], held: Sequence[int], ends: Sequence[int]) -> None:
+        """Give requests slots up to these ends."""
+        for row, begin, end in zip(rows, held, ends, strict=True):
+            for token in range(begin, end):
+                full, swa = (self.available[kind].pop(0) for kind in (Kind.FULL, Kind.SWA))
+                self.table[row, token], self.mapping[full] = full, swa
+
+    def held(self, row: int, begin: int, end: int) -> Tensor:
+        """Return the full slots of some tokens."""
+        return self.table[row, begin:end]
+
+    def translate(self, loc: Tensor) -> Tensor:
+        """Return the SWA slots of full slots."""
+        return torch.tensor([self.mapping[slot] for slot in loc.tolist()], dtype=torch.int32)
+
+    def evict(self, row: int, begin: int, end: int) -> None:
+        """Free the SWA slots of some tokens."""
+        for slot in self.held(row, begin, end).tolist():
+            self.available[Kind.SWA].append(self.mapping.pop(slot))
+
+    def free(self, row: int, count: int, evicted: int) -> None:
+        """Take back the slots of a request."""
+        self.evict(row, evicted, count)
+        self.available[Kind.FULL] += self.held(row, 0, count).tolist()
+
+    def keys_and_values(self, layer: int) -> Any:
+        """Return K and V of a layer."""
+        return self.buffers[layer]
+
+
+class MirroredWorld:
+    """A world's scheduler, and a pool of lists kept in step with it."""
+
+    def __init__(self, page_size: int) -> None:
+        sizes = PoolSizes(full_slots=80, swa_slots=72, page_size=page_size, rows=16)
+        device = torch.device("cpu")
+        self.pools = KVPools(CONFIG, draft_config(CONFIG), sizes, torch.float32, device)
+        self.lists = ListPool(sizes)
+        pool: Any = self.lists
+        self.mirror = Mirror(pool, self.pools, self.owners)
+        self.world = Scheduler(CONFIG, self.pools, 8, MODES, self.follow, [Offer.IDLE_REPLAY])
+
+    def owners(self) -> Sequence[Owner]:
+        """Return the running requests of the world, which is made after the mirror."""
+        return self.world.owners()
+
+    def follow(self) -> None:
+        """Follow a change of ownership, as an engine under test does."""
+        self.mirror.follow()
+
+    def play(self, schedule: Schedule) -> None:
+        """Play a schedule in which forwards change nothing; check each as it is placed."""
+        self.world.reset(schedule.seed)
+        self.mirror.reset()
+        for _, step in schedule.flat():
+            planned = self.world.plan(step)
+            if planned is None or planned.batch is None:
+                continue
+            batch = planned.batch
+            before = self.pools.storage.clone()
+            rows, locs = self.mirror.place(batch)
+            assert [placed.tolist() for placed in self.mirror.place(batch)] == [
+                rows.tolist(),
+                locs.tolist(),
+            ]
+            self.mirror.read_kv()
+            assert torch.equal(self.pools.storage, before)
+            self.check_tokens(self.world.owners())
+            output = {
+                "logits": torch.zeros(batch.live_requests, CONFIG.vocab),
+                "hidden": torch.zeros(batch.live_tokens, CONFIG.hidden),
+            }
+            self.world.commit(batch, output)
+
+    def check_tokens(self, owners: Sequence[Owner]) -> None:
+        """Check that K of every token lies where the engine's own tables say."""
+        for owner in owners:
+            held = self.mirror.held[owner.serial]
+            for kind, pages in ((Kind.FULL, owner.full_pages), (Kind.SWA, owner.swa_pages)):
+                layer = CONFIG.layers.index(kind)
+                ours = self.pools[Role.TARGET].cache(layer)[0]
+                theirs, size = self.lists.keys_and_values(layer)[0], owner.page_size
+                for token in range(held.tokens):
+                    page = pages[token // size]
+                    slot = int(self.lists.table[held.row, token])
+                    if kind is Kind.SWA and slot not in self.lists.mapping:
+                        assert page is None
+                        continue
+                    assert page is not None
+                    slot = self.lists.mapping[slot] if kind is Kind.SWA else slot
+                    assert torch.equal(ours[page * size + token % size], theirs[slot])
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@settings(max_examples=25, deadline=None)
+@given(schedule=schedules(CONFIG, 8, MODES, Mode.DECODE))
+def test_every_token_s_kv_lies_where_the_engine_s_own_tables_say(
+    page_size: int, schedule: Schedule
+) -> None:
+    MirroredWorld(page_size).play(schedule)
+
+
+def test_what_an_engine_writes_is_read_in_our_slots() -> None:
+    made = MirroredWorld(page_size=1)
+    made.play(Schedule((Admit(3, 8), Admit(5, 8), Decode((0, 1)))))
+    (owner, _) = made.world.owners()
+    row = made.mirror.held[owner.serial].row
+    layer = CONFIG.layers.index(Kind.FULL)
+    made.lists.keys_and_values(layer)[0][int(made.lists.table[row, 2])] = 7.5
+    before = made.pools.storage.clone()
+    made.mirror.read_kv()
+    cache = made.pools[Role.TARGET].cache(layer)
+    assert bool((cache[0, owner.full_pages[2]] == 7.5).all())
+    assert int((made.pools.storage != before).sum()) == cache[0, 0].numel()
+
+
+def test_slots_that_nobody_owns_get_the_bytes_of_their_counterparts() -> None:
+    made = MirroredWorld(page_size=1)
+    made.play(Schedule((Admit(3, 8),)))
+    fill_with_garbage(made.pools.storage, seed=5)
+    expected = made.pools.storage.clone()
+    made.mirror.write_kv()
+    made.pools.storage.zero_()
+    made.mirror.read_kv()
+    for role, _, arena in made.pools.arenas_of(expected):
+        if role is Role.DRAFT:
+            arena.zero_()
+    assert torch.equal(made.pools.storage, expected)

@@ -1,0 +1,89 @@
+"""What the terminal and the page say of a trial beside its verdicts."""
+
+from typing import Any
+
+from rich.console import Console
+
+from harness.cli.engine_display import notes, property_table
+from harness.engines import record as engine_record
+from harness.engines.faults import FAULTS
+from reports.engine_page import render
+
+
+def leg(**changed: Any) -> dict[str, Any]:
+    """Return a leg of the decode runner that violated one property and lacks another."""
+    return {
+        "runner": "decode",
+        "preset": "gpt_oss",
+        "page_size": 1,
+        "arithmetic": "ours",
+        "captured": True,
+        "schedules": 2,
+        "steps": 9,
+        "replays": 5,
+        "padded": 3,
+        "events": {},
+        "properties": {"kv_parity": {"asked": 2, "violated": 1, "message": "step 6: slot 7"}},
+        "unasked": {"batch_invariance": "the engine chooses the bucket"},
+        "seconds": 1.0,
+        **changed,
+    }
+
+
+def record(*legs: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a trial of some legs."""
+    seen = {"observations": 3, "message": "seen"}
+    answer = {
+        "faults": [{"fault": "swa_pad", "runner": "decode", "verdict": "present", **seen}],
+        "legs": list(legs),
+        "padding": [],
+        "policies": [],
+        "findings": ["a finding"],
+        "moved": ["a part"],
+        "stubs": ["transformers"],
+        "emulated": ["the graph <b>"],
+        "assumed_off": [],
+        "modules": [],
+        "seconds": 1.0,
+    }
+    return engine_record.make("sglang 1", "cpu", "paritybit", [("swa_pad", None)], answer)
+
+
+def test_the_page_says_what_was_not_the_engine_s() -> None:
+    made = record()
+    page = render(made)
+    assert all(
+        words in page for words in ("transformers", "a part", "a finding", "the graph &lt;b")
+    )
+    assert "<b>" not in page
+    assert set(made["faults"]) == set(FAULTS)
+
+
+def test_the_page_and_the_terminal_say_what_was_not_asked_and_why() -> None:
+    made = record(leg())
+    page, said = render(made), "\n".join(notes(made))
+    for text in (page, said):
+        assert "batch_invariance" in text
+        assert "the engine chooses the bucket" in text
+    assert "step 6: slot 7" in page
+
+
+def test_legs_that_lack_the_same_for_one_reason_are_named_together() -> None:
+    other = leg(runner="cpu_graph", preset="mimo")
+    (group,) = record(leg(), other)["unasked"]
+    assert group["properties"] == ["batch_invariance"]
+    assert len(group["legs"]) == 2
+
+
+def test_the_terminal_says_in_how_many_schedules_a_property_was_violated() -> None:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(property_table(record(leg())))
+    assert "1/2" in capture.get()
+    assert "kv_parity" in capture.get()
+
+
+def test_what_was_not_captured_counts_as_no_replay() -> None:
+    made = record(leg(), leg(runner="piecewise", captured=False, replays=4, padded=3))
+    assert notes(made)[0].startswith("5 replays, 3 padded")
+    assert "5 replays, 3 of them padded" in render(made)

@@ -1,0 +1,146 @@
+"""What trials say of two releases: one that had the faults, and one that mended the worst."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.engines import fetch as engines
+from harness.engines.case import EngineCase
+from harness.engines.faults import Verdict
+from harness.engines.playlist import SHRINKING
+from harness.lockstep.config import TrialConfig
+from harness.records.case import Case
+from properties.support.harness.command_line import FINDING, OK
+from properties.support.places import ROOT
+from reference.config import PRESETS
+from subjects.engines.sglang.loading import package_folder
+
+BROKE, MENDED = "0.5.11", "0.5.12"
+
+
+def package_of(version: str) -> Path:
+    """Return where a release lies; skip the test if it does not lie here."""
+    package = package_folder(engines.folder() / f"sglang-{version}")
+    if package is None:
+        pytest.skip(f"engine trials were not run: `make engine VERSION={version}` fetches one")
+    return package
+
+
+@cache
+def shown(version: str, mutation: str = "none") -> Any:
+    """Return what one schedule shows of a release that lies here, its populate mutated."""
+    command = [
+        sys.executable,
+        "-m",
+        "properties.engines.mutated",
+        str(package_of(version)),
+        mutation,
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_the_release_that_broke_is_detected_and_the_one_that_mended_is_clean() -> None:
+    broke, mended = shown(BROKE), shown(MENDED)
+    assert broke["faults"]["swa_pad"] == Verdict.PRESENT
+    assert {"write_frame", "kv_parity", "index_contract"} <= set(broke["violated"])
+    assert mended["faults"]["swa_pad"] == Verdict.ABSENT
+    assert mended["violated"] == ["hermetic_replay"]
+    assert broke["padded"] > 0 < mended["padded"]
+
+
+def test_every_violation_of_either_release_is_explained_by_a_fault_class() -> None:
+    assert shown(BROKE)["findings"] == shown(MENDED)["findings"] == []
+
+
+def test_a_failing_schedule_of_an_engine_is_shrunk_to_two_requests_that_decode_twice() -> None:
+    assert shown(BROKE)["shrunk"]["write_frame"] == 4
+    assert shown(BROKE)["shrunk"]["kv_parity"] == 4
+
+
+def test_what_an_engine_cannot_be_asked_is_said_with_its_reason() -> None:
+    unasked = shown(MENDED)["unasked"]
+    assert set(unasked) == {"padding_noninterference", "batch_invariance"}
+    assert all(unasked.values())
+
+
+def test_healing_the_fault_turns_its_verdict_and_no_other() -> None:
+    healed = shown(BROKE, "heal_swa_pad")
+    assert healed["faults"]["swa_pad"] == Verdict.ABSENT
+    assert healed["faults"]["req_pool_pad"] == Verdict.PRESENT
+    assert "write_frame" not in healed["violated"]
+
+
+def test_planting_the_fault_in_the_release_that_mended_it_turns_its_verdict() -> None:
+    planted = shown(MENDED, "plant_swa_pad")
+    assert planted["faults"]["swa_pad"] == Verdict.PRESENT
+    assert planted["padding"]["out_cache_loc_swa"] == "kept, and read"
+
+
+def test_a_violation_that_no_fault_class_explains_is_a_finding() -> None:
+    planted = shown(MENDED, "plant_full_pad")
+    assert "write_frame" in planted["violated"]
+    assert planted["faults"]["swa_pad"] == Verdict.ABSENT
+    assert any("decode violates write_frame" in finding for finding in planted["findings"])
+
+
+def test_healing_the_stale_rows_turns_that_verdict() -> None:
+    assert shown(MENDED)["faults"]["req_pool_pad"] == Verdict.PRESENT
+    healed = shown(MENDED, "heal_req_pool_pad")
+    assert healed["faults"]["req_pool_pad"] == Verdict.ABSENT
+    assert healed["violated"] == []
+    assert healed["padding"]["req_pool_indices"] == "reset"
+
+
+def test_another_token_in_a_live_row_makes_the_worlds_diverge() -> None:
+    lost = shown(MENDED, "lose_a_token")
+    assert "logits_parity" in lost["violated"]
+    assert any("logits_parity" in finding for finding in lost["findings"])
+
+
+def test_what_is_kept_is_told_apart_from_what_is_read() -> None:
+    padding = shown(MENDED)["padding"]
+    assert padding["input_ids"] == "kept, nobody live reads it"
+    assert padding["out_cache_loc"] == "reset"
+    assert shown(BROKE)["padding"]["out_cache_loc_swa"] == "kept, and read"
+
+
+def test_own_kernels_are_off_the_oracle_where_the_fault_is_and_nowhere_else() -> None:
+    assert shown(BROKE)["off"]
+    assert not shown(MENDED)["off"]
+
+
+def test_windows_are_measured_by_phase() -> None:
+    window = PRESETS["gpt_oss"].tiny.window
+    assert shown(MENDED)["windows"] == {"decode": window, "extend": window + 1}
+
+
+def test_prefill_runners_are_told_apart_by_the_dtype_of_their_locations() -> None:
+    assert shown(BROKE)["piecewise"] == {"swa_int64": Verdict.PRESENT}
+    assert shown(MENDED)["piecewise"] == {"swa_int64": Verdict.ABSENT}
+
+
+def test_healing_the_rows_of_the_draft_extend_runner_turns_its_verdict() -> None:
+    assert shown(MENDED)["draft_extend"] == {"req_pool_pad": Verdict.PRESENT}
+    assert shown(MENDED)["healed_draft_extend"] == {"req_pool_pad": Verdict.ABSENT}
+
+
+def test_a_case_of_an_engine_replays_there_and_is_clean_where_the_fault_was_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "case.json"
+    package_of(MENDED)
+    package_of(BROKE)
+    case = Case(TrialConfig(), SHRINKING, "write_frame", 0, ())
+    EngineCase(f"sglang=={BROKE}", case).write(path)
+    assert main(["replay", str(path)]) == FINDING
+    assert "write_frame is violated" in capsys.readouterr().out
+    assert main(["replay", str(path), "--engine", f"sglang=={MENDED}"]) == OK
+    assert "write_frame holds" in capsys.readouterr().out

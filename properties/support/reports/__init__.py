@@ -1,0 +1,1 @@
+"""What tests of the page share: sample records, and a reader of pages."""

@@ -1,0 +1,174 @@
+"""An engine's pool kept in step with a world: the same requests, in slots of the engine's own.
+
+The world's scheduler says who owns what; the engine's own allocator and request table then
+give and take. Between both lies a bijection of slots, through which all KV can be read in the
+world's layout and slot numbers, and written.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch
+from reference.config import Kind, Role
+from reference.pool import KVPools
+from subjects.engines.sglang.pool import SglangPool
+from subjects.engines.sglang.slots import inverse, pair_slots
+
+
+class Owner(Protocol):
+    """A running request of the world and the pages that it owns; evicted SWA pages are None."""
+
+    @property
+    def serial(self) -> int:
+        """Number of the request, unlike any other's between two resets."""
+
+    @property
+    def row(self) -> int:
+        """Its row of the world's request table."""
+
+    @property
+    def length(self) -> int:
+        """How many of its tokens have their KV in the pool."""
+
+    @property
+    def full_pages(self) -> tuple[int, ...]:
+        """Its pages of the full sub-pool, in the order of its tokens."""
+
+    @property
+    def swa_pages(self) -> tuple[int | None, ...]:
+        """Its pages of the SWA sub-pool, in the order of its tokens."""
+
+
+@dataclass
+class Held:
+    """What the engine holds for a request: its row, its tokens, and how many lost their SWA KV."""
+
+    row: int
+    tokens: int = 0
+    evicted: int = 0
+
+
+class Mirror:
+    """The engine's side of a world's requests. `owners` returns the running ones."""
+
+    def __init__(
+        self, pool: SglangPool, pools: KVPools, owners: Callable[[], Sequence[Owner]]
+    ) -> None:
+        self.pool = pool
+        self.pools = pools
+        self.owners = owners
+        self.held: dict[int, Held] = {}
+        self._freed = False
+        self._pair_slots(())
+
+    def reset(self) -> None:
+        """Hold nothing."""
+        self.pool.clear()
+        self.held.clear()
+        self._freed = False
+        self._pair_slots(())
+        self.write_kv()
+
+    def place(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Give a batch's requests rows and slots; return both, int64 [B] and [T].
+
+        A batch that has its slots keeps them.
+        """
+        owners, moved = self.owners(), self._freed
+        self._freed = False
+        serials = {owner.row: owner.serial for owner in owners}
+        for span in batch.spans:
+            if serials[span.row] not in self.held:
+                self.held[serials[span.row]] = Held(self.pool.take_row())
+        placed = [(self.held[serials[span.row]], span) for span in batch.spans]
+        grown = [(held, span.end) for held, span in placed if held.tokens < span.end]
+        if grown:
+            self.pool.extend(
+                [held.row for held, _ in grown],
+                [held.tokens for held, _ in grown],
+                [end for _, end in grown],
+            )
+        for held, end in grown:
+            held.tokens = end
+        if grown or moved:
+            self._pair_slots(owners)
+            self.write_kv()
+        rows = torch.tensor([held.row for held, _ in placed], device=batch.positions.device)
+        locs = [self.pool.held(held.row, span.begin, span.end) for held, span in placed]
+        return rows, torch.cat(locs)
+
+    def follow(self) -> None:
+        """Free what the world has freed since, whole requests and what left the windows."""
+        if not self.held:
+            return
+        running = {owner.serial: owner for owner in self.owners()}
+        for serial, held in list(self.held.items()):
+            owner = running.get(serial)
+            if owner is None:
+                del self.held[serial]
+                self.pool.free(held.row, held.tokens, held.evicted)
+                self.pool.give_row(held.row)
+                self._freed = True
+                continue
+            evicted = min(self._evicted(owner), held.tokens)
+            if evicted > held.evicted:
+                self.pool.evict(held.row, held.evicted, evicted)
+                held.evicted = evicted
+                self._freed = True
+
+    def write_kv(self) -> None:
+        """Give every slot of the engine the bytes of its counterpart in the world's storage."""
+        for layer, kind in enumerate(self.pool.config.layers):
+            cache, places = self.pools[Role.TARGET].cache(layer), self._places[kind]
+            for plane, buffer in zip(cache, self.pool.keys_and_values(layer), strict=True):
+                buffer[places] = plane
+
+    def read_kv(self) -> None:
+        """Give every slot of the world's storage the bytes of its counterpart in the engine."""
+        for layer, kind in enumerate(self.pool.config.layers):
+            cache, places = self.pools[Role.TARGET].cache(layer), self._places[kind]
+            for plane, buffer in zip(cache, self.pool.keys_and_values(layer), strict=True):
+                plane.copy_(buffer[places])
+
+    def ours(self, kind: Kind, slots: Collection[int]) -> list[int]:
+        """Return the world's slots of some of the engine's, -1 for what is no slot."""
+        known = self._ours[kind]
+        return [known[slot] if 0 <= slot < len(known) else -1 for slot in slots]
+
+    def _evicted(self, owner: Owner) -> int:
+        """Return how many of a request's first tokens have no SWA slot any more."""
+        pages = owner.swa_pages
+        kept = next((index for index, page in enumerate(pages) if page is not None), len(pages))
+        return kept * self.pool.sizes.page_size
+
+    def _pair_slots(self, owners: Sequence[Owner]) -> None:
+        """Pair our slots with the engine's: by request and position, and what is free in order."""
+        sizes, size = self.pool.sizes, self.pool.sizes.page_size
+        ours: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
+        theirs: dict[Kind, list[Tensor]] = {Kind.FULL: [], Kind.SWA: []}
+        for owner in owners:
+            held = self.held.get(owner.serial)
+            if held is None:
+                continue
+            for kind, pages, first in (
+                (Kind.FULL, owner.full_pages, 0),
+                (Kind.SWA, owner.swa_pages, held.evicted),
+            ):
+                for token in range(first, held.tokens):
+                    page = pages[token // size]
+                    assert page is not None
+                    ours[kind].append(page * size + token % size)
+                theirs[kind].append(self.pool.held(held.row, first, held.tokens))
+        nothing = torch.zeros(0, dtype=torch.int64, device=self.pool.device)
+        self._places, self._ours = {}, {}
+        for kind in Kind:
+            found = torch.cat([nothing, *theirs[kind]])
+            if kind is Kind.SWA and len(found):
+                found = self.pool.translate(found)
+            paired = pair_slots(sizes.slots(kind), size, ours[kind], found.tolist())
+            self._places[kind] = torch.tensor(paired, device=self.pool.device)
+            self._ours[kind] = inverse(paired)

@@ -1,0 +1,185 @@
+"""What every runner of the engine needs around it: a pool, a backend, a model, its batches."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch
+from reference.model import Model, Output
+from reference.ops import Ops
+from subjects.engines.sglang.attention import OurArithmetic, keep_whole
+from subjects.engines.sglang.decoder import Decoder
+from subjects.engines.sglang.graphs import whole
+from subjects.engines.sglang.host import Host
+from subjects.engines.sglang.loading import PartMissingError
+from subjects.engines.sglang.pool import SglangPool
+
+
+class SglangRunner:
+    """One of the engine's runners. `own_kernels` keeps its Triton attention.
+
+    `places` are where its class may lie; `graphs` is whether it replays a graph.
+    """
+
+    name: ClassVar[str]
+    places: ClassVar[tuple[str, ...]]
+    graphs: ClassVar[bool] = True
+
+    def __init__(
+        self, host: Host, model: Model, pool: SglangPool, ops: Ops, *, own_kernels: bool
+    ) -> None:
+        engine, window = host.engine, model.config.window
+        self.host = host
+        self.pool = pool
+        self.batches = engine.part("srt.model_executor.forward_batch_info:ForwardBatch")
+        self.modes = engine.part("srt.model_executor.forward_batch_info:ForwardMode")
+        self.hidden_modes = engine.part("srt.model_executor.forward_batch_info:CaptureHiddenMode")
+        self.model = Decoder(engine, model, ops, window)
+        self.model_runner = host.model_runner(
+            model,
+            {
+                "model": self.model,
+                "req_to_token_pool": pool.requests,
+                "token_to_kv_pool": pool.kv,
+                "token_to_kv_pool_allocator": pool.allocator,
+            },
+        )
+        self.model_runner.set("kv_index_translator", translator(host, pool))
+        self.backend = engine.part("srt.layers.attention.triton_backend:TritonAttnBackend")(
+            self.model_runner
+        )
+        self.arithmetic = OurArithmetic(ops, pool, model.config)
+        if own_kernels:
+            keep_whole(self.backend, whole)
+        else:
+            self.arithmetic.install(self.backend)
+            self.model.entering = partial(setattr, self.arithmetic, "layer")
+        self.prepare()
+        with self.context():
+            self.runner = self.runner_type()(self.made_from())
+
+    def made_from(self) -> Any:
+        """Return what the engine's runner is built from."""
+        return self.model_runner
+
+    def runner_type(self) -> Any:
+        """Return the engine's class of the runner."""
+        return self.host.engine.part(*self.places)
+
+    def prepare(self) -> None:
+        """Bring about what the engine's runner needs to be built."""
+        self.model_runner.set("attn_backend", self.backend)
+
+    def batch(self, batch: ForwardBatch, rows: Tensor, loc: Tensor, *, extend: bool) -> Any:
+        """Return the engine's batch for one of ours, over its own request rows and slots."""
+        prefix = [span.begin for span in batch.spans]
+        counts = [span.end - span.begin for span in batch.spans]
+        device = loc.device
+        values = {
+            "forward_mode": self.modes.EXTEND if extend else self.modes.DECODE,
+            "batch_size": batch.live_requests,
+            "input_ids": batch.input_ids,
+            "req_pool_indices": rows,
+            "seq_lens": batch.seq_lens,
+            "out_cache_loc": loc,
+            "out_cache_loc_swa": self.pool.translate(loc),
+            "seq_lens_sum": int(batch.seq_lens_cpu.sum()),
+            "orig_seq_lens": batch.seq_lens,
+            "seq_lens_cpu": batch.seq_lens_cpu,
+            "mamba_track_indices": batch.mamba_track_indices,
+            "mamba_track_mask": batch.mamba_track_mask,
+            "positions": batch.positions,
+            "mrope_positions": batch.mrope_positions,
+            "req_to_token_pool": self.pool.requests,
+            "token_to_kv_pool": self.pool.kv,
+            "attn_backend": self.backend,
+            "spec_algorithm": self.model_runner.spec_algorithm,
+            "capture_hidden_mode": self.hidden_modes.NULL,
+            "num_token_non_padded": batch.num_token_non_padded,
+            "num_token_non_padded_cpu": batch.live_tokens,
+            "global_forward_mode": self.modes.EXTEND if extend else self.modes.DECODE,
+        }
+        if extend:
+            values |= {
+                "extend_num_tokens": batch.live_tokens,
+                "extend_seq_lens": torch.tensor(counts, dtype=torch.int32, device=device),
+                "extend_prefix_lens": torch.tensor(prefix, dtype=torch.int32, device=device),
+                "extend_start_loc": torch.zeros(1, dtype=torch.int32, device=device),
+                "extend_prefix_lens_cpu": prefix,
+                "extend_seq_lens_cpu": counts,
+            }
+        known = {field.name for field in fields(self.batches)}
+        made = self.batches(**{name: value for name, value in values.items() if name in known})
+        self.bind(made)
+        return made
+
+    def bind(self, batch: Any) -> None:
+        """Plan a batch's KV ids, where the engine does so beforehand."""
+        ids = self.model_runner.kv_index_translator
+        if hasattr(ids, "own_plan"):
+            ids.own_plan(batch).bind(batch, ids, cols=None)
+
+    def extend(self, batch: Any) -> Output:
+        """Run a prefill eagerly, as the engine's model runner does; return what it gives."""
+        self.arithmetic.batch = batch
+        loc = getattr(batch, "out_cache_loc_swa", None)
+        if loc is not None:
+            self.pool.preset(loc)
+        with self.context():
+            self.backend.init_forward_metadata(batch)
+            return output_of(self.model.forward(batch.input_ids, batch.positions, batch))
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """Enter the engine's forward context, where it has one."""
+        try:
+            module = self.host.engine.module("srt.model_executor.forward_context")
+        except PartMissingError:
+            yield
+            return
+        with module.forward_context(module.ForwardContext(attn_backend=self.backend)):
+            yield
+
+    def statics(self) -> Mapping[str, Tensor]:
+        """Return every static buffer that a replay reads."""
+        return {}
+
+
+def translator(host: Host, pool: SglangPool) -> Any:
+    """Return the engine's converter of KV ids, or None in an engine without one."""
+    try:
+        made = host.engine.part("srt.mem_cache.kv_index_translator:KVIndexTranslator")
+    except PartMissingError:
+        return None
+    return made(
+        req_to_token=pool.requests.req_to_token,
+        token_to_kv_pool_allocator=pool.allocator,
+        token_to_kv_pool=pool.kv,
+        page_size=pool.sizes.page_size,
+        device=pool.device,
+    )
+
+
+def output_of(given: Any) -> Output:
+    """Return what one of the engine's forwards gave, by the reference's names."""
+    named = {"logits": given.next_token_logits, "hidden": given.hidden_states}
+    return {name: values for name, values in named.items() if values is not None}
+
+
+def tensors_of(holder: Any) -> dict[str, Tensor]:
+    """Return the tensors that an object holds directly, by name."""
+    names = [field.name for field in fields(holder)] if is_dataclass(holder) else vars(holder)
+    return {
+        name: value for name in names if isinstance(value := getattr(holder, name), torch.Tensor)
+    }
+
+
+@contextmanager
+def uncompiled(model: Any, *settings: Any, **named: Any) -> Iterator[Any]:
+    """Stand for the engine's compiler of a model."""
+    yield model.forward
