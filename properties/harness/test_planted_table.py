@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 
 from properties.planted.fault import Fault
+from properties.planted.outcomes import AFTER, BEFORE, README, read, readme
+from properties.planted.proof import GOOD, Verdict
 from properties.planted.table import FAULTS
 
 ROOT = Path(__file__).parents[2]
@@ -88,3 +90,22 @@ def test_there_are_enough_faults_in_every_part_of_the_house() -> None:
     counts = Counter(fault.file.partition("/")[0] for fault in FAULTS)
     assert sum(counts[top] for top in ("subjects", "harness", "reports")) >= 60
     assert min(counts[top] for top in ("reference", "subjects", "harness", "reports")) >= 10
+
+
+def test_every_fault_was_caught_by_a_test_that_still_exists() -> None:
+    """A fault that is new, or whose test has another name, is planted again: see `make planted`."""
+    after = read(AFTER)
+    assert after.keys() == {fault.name for fault in FAULTS}
+    assert {name for name, outcome in after.items() if outcome.verdict not in GOOD} == set()
+    caught_by = {
+        outcome.caught_by for outcome in after.values() if outcome.verdict == Verdict.CAUGHT
+    }
+    gone = set()
+    for test in caught_by:
+        file, _, name = test.partition("[")[0].partition("::")
+        gone |= {test} if name not in names_of_tests(file) else set()
+    assert gone == set()
+
+
+def test_the_page_is_that_of_the_table() -> None:
+    assert README.read_text(encoding="utf-8") == readme(FAULTS, read(BEFORE), read(AFTER))

@@ -308,9 +308,9 @@ OF_HARNESS: tuple[Fault, ...] = (
         old="return target in outcome.violated if target else bool(outcome.violations)",
         new="return bool(outcome.violations)",
         tests=(
-            "properties/harness/test_task_verdicts.py",
+            "properties/harness/campaigns/test_tasks.py",
             "-k",
-            "wrong_property",
+            "status_of_a_task",
         ),
         why="A hunt for one property ends with any violation.",
     ),
