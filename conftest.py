@@ -134,10 +134,20 @@ class ByTrial(LoadScopeScheduling):  # type: ignore[misc]  # xdist leaves it unt
         return shared_scope(nodeid)
 
 
+ALONE = ("properties/harness/campaigns/test_corpus.py", "properties/verdicts/test_detection.py")
+"""Files whose tests share nothing: each of them captures an engine of its own."""
+
+
 def shared_scope(nodeid: str) -> str:
-    """Return what a test shares with others: a clean trial, a released engine, or nothing."""
+    """Return what a test shares with others: a clean trial, a released engine, or its file.
+
+    Tests of one file share what is captured or set up for them.
+    """
     shared = re.search(r"test_clean\.py::\w+\[(.*page\d+)|properties/(engines)/", nodeid)
-    return shared.group(1) or shared.group(2) if shared else nodeid
+    if shared:
+        return shared.group(1) or shared.group(2)
+    file = nodeid.partition("::")[0]
+    return nodeid if file in ALONE else file
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -67,7 +67,7 @@ def notes(record: Mapping[str, Any]) -> list[str]:
         f"{replays} replays, {padded} padded, in {answer['seconds']:.0f} s",
         *answer["findings"],
         *(
-            f"not asked of {'; '.join(group['legs'])}: {', '.join(group['properties'])}:"
+            f"not asked of {', '.join(group['legs'])}: {', '.join(group['properties'])}:"
             f" {group['reason']}"
             for group in record["unasked"]
         ),

@@ -17,6 +17,11 @@ from harness.records.case import Case
 from harness.schedules.schedule import Schedule, Step
 from harness.schedules.shrink import shrink
 
+OURS = "ours, bits compared"
+OWN = "the engine's Triton attention, against the dense oracle"
+NONE = "none: populated without being captured"
+"""Whose the arithmetic of a leg is."""
+
 
 @dataclass
 class Leg:

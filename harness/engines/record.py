@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines.faults import FAULTS, Verdict, overall
+from harness.engines.legs import OWN
 from harness.lockstep.config import CannotRunError, known
 from harness.records.case import dump_json
 from harness.records.record import environment
@@ -52,7 +53,8 @@ def unasked(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
             by_reason.setdefault(reason, []).append(name)
         for reason, names in by_reason.items():
             legs = groups.setdefault((reason, tuple(names)), [])
-            legs.append(f"{leg['runner']} {leg['preset']}, arithmetic {leg['arithmetic']}")
+            own = " with its own kernels" if leg["arithmetic"] == OWN else ""
+            legs.append(f"{leg['runner']} {leg['preset']}{own}")
     return [
         {"reason": reason, "properties": list(names), "legs": legs}
         for (reason, names), legs in groups.items()

@@ -22,11 +22,9 @@ from reference.batch import Mode
 from reference.config import PRESETS, Kind
 from reference.model import Model
 from reference.pool import KVLayout
-from subjects.engines.sglang.engine import UNCAPTURED
 from subjects.engines.sglang.host import Host, StubConfig
 from subjects.engines.sglang.loading import Engine
 from subjects.engines.sglang.pool import SglangPool
-from subjects.engines.sglang.runner import tensors_of
 from subjects.engines.sglang.speculative import (
     TOPK,
     EagleDraftExtendRunner,
@@ -48,7 +46,8 @@ SPECULATING: Mapping[str, tuple[type[SpeculativeRunner], Mode]] = {
 
 MISSING = dict.fromkeys(
     set(Offer) - {Offer.FRESH_ENGINE},
-    f"{UNCAPTURED}, of which the rows handed to attention are compared",
+    "the runner is built without being captured: the rows that it hands to attention are seen,"
+    " and no more",
 )
 """What a speculative runner does not offer, and why."""
 
@@ -94,7 +93,7 @@ class SpeculativeLeg:
 
     def observations(self) -> Iterator[Observation]:
         """Yield what is observed of shrinking batches, each of which follows a fuller one."""
-        buffers = tensors_of(self.runner.runner.buffers)
+        buffers = self.runner.statics()
         built = {name: buffer.clone() for name, buffer in buffers.items()}
         with torch.inference_mode():
             for place, (full, live) in enumerate(SIZES):
@@ -141,10 +140,10 @@ class SpeculativeLeg:
         handed = self.runner.hand_over(self._batch(requests))
         bucket = min(size for size in self.trial.buckets if size >= requests)
         count = bucket * self.runner.rows
-        table = self.pool.requests.req_to_token
         rows, lengths = handed.rows[:count].tolist(), handed.lengths[:count].tolist()
         slots: Sequence[Sequence[int]] = [
-            table[row, :length].tolist() for row, length in zip(rows, lengths, strict=True)
+            self.pool.held(row, 0, length).tolist()
+            for row, length in zip(rows, lengths, strict=True)
         ]
         return {Kind.FULL: slots}
 

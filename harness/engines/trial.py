@@ -30,7 +30,7 @@ from harness.engines.adapters import (
     load,
 )
 from harness.engines.faults import Evidence, faults_shown
-from harness.engines.legs import Leg, properties_json
+from harness.engines.legs import NONE, OURS, OWN, Leg, properties_json
 from harness.engines.padding import PaddingLedger, tails_json
 from harness.engines.playlist import (
     EXAMPLES,
@@ -71,11 +71,6 @@ EMULATED_ON_CPU = (
     "Triton kernels: run by Triton's interpreter",
 )
 """What is not the engine's."""
-
-OURS = "ours, bits compared"
-OWN = "the engine's Triton attention, against the dense oracle"
-NONE = "none: populated without being captured"
-"""Whose the arithmetic of a leg is."""
 
 
 @dataclass
@@ -166,11 +161,7 @@ class Session:
         for schedule in traffic_schedules(config, most, trial.room, EXAMPLES["traffic"], self.seed):
             leg.play(schedule)
         leg.play_drawn(self.seed, EXAMPLES["generated"])
-        if getattr(subject.runner, "left_behind", False):
-            self.answer.findings.append(
-                f"{trial.runner}: the SWA locations that an eager forward preset are still set when"
-                " a batch is replayed; they were cleared before each replay here"
-            )
+        self.answer.findings += [f"{trial.runner}: {note}" for note in subject.notes()]
         self.answer.padding += [
             {**label(trial), "buffer": name, **entry.to_json()}
             for name, entry in ledger.entries.items()
@@ -182,8 +173,10 @@ class Session:
         ]
         self.answer.legs.append(leg.to_json())
 
-    def _decoding(self, trial: TrialConfig, *, own_kernels: bool = False) -> tuple[Leg, Any]:
-        """Return the leg of a runner of decodes, and the runner as engine under test."""
+    def _decoding(
+        self, trial: TrialConfig, *, own_kernels: bool = False
+    ) -> tuple[Leg, DecodingEngine]:
+        """Return the leg of a runner of decodes, and that runner as engine under test."""
         engines = DecodingEngines(self.engine, own_kernels, self.asked)
         lockstep = Lockstep(replace(trial, device=self.device), engines=engines)
         subject = lockstep.pair.subject

@@ -1,12 +1,14 @@
-"""Play one schedule on a release with its populate mutated; print what was judged, as JSON.
+"""Play one schedule on a release, its populate mutated in turn; print what was judged, as JSON.
 
-A script: one release per process. `python -m properties.engines.mutated PACKAGE MUTATION`.
+A script: one release per process. `python -m properties.engines.mutated PACKAGE MUTATION …`,
+where `none` is the release as it is.
 """
 
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,37 +77,40 @@ MUTATIONS = {
 }
 
 
-def mutate(runner: Any, mutation: str) -> None:
-    """Wrap the populate of a runner's buffers, unless `mutation` is none."""
-    if mutation == "none":
-        return
+@contextmanager
+def mutated(runner: Any, mutation: str) -> Iterator[None]:
+    """Wrap the populate of a runner's buffers for a while, unless `mutation` is none."""
     kind = type(runner.runner.buffers)
     populate = kind.populate_from_forward_batch
-    kind.populate_from_forward_batch = lambda buffers, **named: MUTATIONS[mutation](
-        buffers, populate, named
-    )
+
+    def other(buffers: Any, **named: Any) -> None:
+        MUTATIONS[mutation](buffers, populate, named)
+
+    if mutation != "none":
+        kind.populate_from_forward_batch = other
+    yield
+    kind.populate_from_forward_batch = populate
 
 
-def decoding(engine: Engine, mutation: str) -> dict[str, Any]:
+def decoding(lockstep: Lockstep, mutation: str) -> dict[str, Any]:
     """Return what the decode runner shows with our arithmetic."""
-    lockstep = Lockstep(TrialConfig(), engines=DecodingEngines(engine))
     subject = lockstep.pair.subject
     assert isinstance(subject, DecodingEngine)
-    mutate(subject.runner, mutation)
     ledger = PaddingLedger(subject, lockstep.pair)
     ledger.at_once = len(ledger.entries)
     leg = Leg(lockstep, Evidence("decode"), "", ledger=ledger)
-    leg.play(SHRINKING)
-    leg.ledger = None
-    return {
-        "faults": verdicts(leg.evidence),
-        "findings": leg.evidence.findings(),
-        "violated": sorted(leg.failing),
-        "padded": leg.result.padded_replays,
-        "padding": {name: entry.verdict for name, entry in ledger.entries.items()},
-        "shrunk": shrunk(leg) if mutation == "none" else {},
-        "unasked": lockstep.unasked,
-    }
+    with mutated(subject.runner, mutation):
+        leg.play(SHRINKING)
+        leg.ledger = None
+        return {
+            "faults": verdicts(leg.evidence),
+            "findings": leg.evidence.findings(),
+            "violated": sorted(leg.failing),
+            "padded": leg.result.padded_replays,
+            "padding": {name: entry.verdict for name, entry in ledger.entries.items()},
+            "shrunk": shrunk(leg) if mutation == "none" else {},
+            "unasked": lockstep.unasked,
+        }
 
 
 def shrunk(leg: Leg) -> dict[str, int]:
@@ -164,11 +169,13 @@ def own_kernels(engine: Engine) -> dict[str, Any]:
     return {"windows": windows, "off": "dense_agreement" in leg.failing}
 
 
-def main(package: str, mutation: str) -> None:
+def main(package: str, *mutations: str) -> None:
     """Play with our arithmetic and, unmutated, all other legs; print what they show."""
     warnings.simplefilter("ignore")
     engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
-    found = decoding(engine, mutation) | (unmutated(engine) if mutation == "none" else {})
+    lockstep = Lockstep(TrialConfig(), engines=DecodingEngines(engine))
+    found = {mutation: decoding(lockstep, mutation) for mutation in mutations}
+    found["none"] |= unmutated(engine)
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 
 

@@ -32,19 +32,26 @@ def package_of(version: str) -> Path:
     return package
 
 
+MUTATIONS = {
+    BROKE: ("none", "heal_swa_pad"),
+    MENDED: ("none", "plant_swa_pad", "plant_full_pad", "heal_req_pool_pad", "lose_a_token"),
+}
+"""What is tried of either release, in one process."""
+
+
 @cache
-def shown(version: str, mutation: str = "none") -> Any:
-    """Return what one schedule shows of a release that lies here, its populate mutated."""
-    command = [
-        sys.executable,
-        "-m",
-        "properties.engines.mutated",
-        str(package_of(version)),
-        mutation,
-    ]
+def all_shown(version: str) -> Any:
+    """Return what one schedule shows of a release that lies here, by mutation of its populate."""
+    package = str(package_of(version))
+    command = [sys.executable, "-m", "properties.engines.mutated", package, *MUTATIONS[version]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def shown(version: str, mutation: str = "none") -> Any:
+    """Return what one schedule shows of a release that lies here, its populate mutated."""
+    return all_shown(version)[mutation]
 
 
 def test_the_release_that_broke_is_detected_and_the_one_that_mended_is_clean() -> None:

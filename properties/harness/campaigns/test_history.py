@@ -120,10 +120,11 @@ def test_a_bug_was_there_from_the_change_that_broke_to_the_one_that_mended() -> 
     assert "eagle_draft" not in {runner for _, bug, runner in PAIRS if bug == "req_pool_pad"}
 
 
-def test_points_that_a_runner_went_through_unchanged_are_played_once(device: str) -> None:
+def test_points_that_a_runner_went_through_unchanged_are_played_once() -> None:
+    """On a CPU, where one process plays them all."""
     watched.cache_clear()
     history = [alone(POINTS[name], "cpu_graph") for name in ("after 23552", "after 24743")]
-    figures = play_history(device, 1, history)
+    figures = play_history("cpu", 1, history)
     assert figures["trials"] == watched.cache_info().misses == 1
     assert watched.cache_info().hits == 0
     assert figures["points"][0]["played"] == figures["points"][1]["played"]
@@ -174,22 +175,22 @@ ODD: Mapping[str, tuple[HuntResult, str]] = {
 
 @pytest.mark.parametrize("message", ODD)
 def test_what_is_not_as_the_table_says_is_named(
-    message: str, device: str, monkeypatch: pytest.MonkeyPatch
+    message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hunt_result, sentence = ODD[message]
     monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
-    figures = play_history(device, 1, [alone(POINTS["after 26152"], "decode")])
+    figures = play_history("cpu", 1, [alone(POINTS["after 26152"], "decode")])
     assert figures["points"][0]["odd"] == [sentence]
     assert not figures["as_hoped"]
     assert figures["message"] == "1 points; not as the reports say: after 26152"
 
 
 def test_a_consequence_may_be_red_where_its_cause_must_be(
-    device: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hunt_result = seen(index_contract=9, kv_parity=9, **dict.fromkeys(CONSEQUENCES, 1))
     monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
-    figures = play_history(device, 1, [alone(POINTS["after 24743"], "breakable")])
+    figures = play_history("cpu", 1, [alone(POINTS["after 24743"], "breakable")])
     assert figures["as_hoped"], figures["points"][0]["odd"]
 
 

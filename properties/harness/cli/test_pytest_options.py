@@ -242,7 +242,8 @@ SCOPES = {
     f"properties/test_clean.py::test_b[{TRIAL}]": TRIAL,
     "properties/engines/test_release.py::test_a": "engines",
     "properties/engines/test_padding.py::test_b[1]": "engines",
-    "properties/harness/test_replay.py::test_c": "properties/harness/test_replay.py::test_c",
+    "properties/harness/test_replay.py::test_c": "properties/harness/test_replay.py",
+    f"{conftest.ALONE[0]}::test_d[1]": f"{conftest.ALONE[0]}::test_d[1]",
 }
 """Tests, and what those have in common that go to one worker."""
 

@@ -27,7 +27,7 @@ class Scripted:
         self.script = script
         self.capture_warnings: tuple[str, ...] = ()
         self.properties: frozenset[str] = frozenset()
-        self.pair = SimpleNamespace(config=PRESETS[trial.preset].tiny)
+        self.pair = SimpleNamespace(config=PRESETS[trial.preset].tiny, modes=trial.modes)
         self.played = 0
 
     def watch(self, properties: Collection[str]) -> None:

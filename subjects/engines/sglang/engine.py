@@ -10,7 +10,7 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from subjects.captured import facts_of
-from subjects.engines.sglang.decode import ReplayingRunner
+from subjects.engines.sglang.decode import CpuGraphRunner, ReplayingRunner
 from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.mirror import Mirror
 from subjects.engines.sglang.prefill import PrefillRunner
@@ -254,6 +254,15 @@ class DecodingEngine(SglangEngine[ReplayingRunner]):
             reads=self._reads(bucket),
         )
         return Forward(output, replay)
+
+    def notes(self) -> list[str]:
+        """Return, in words, what was seen of the engine that no property judges."""
+        if isinstance(self.runner, CpuGraphRunner) and self.runner.left_behind:
+            return [
+                "the SWA locations that an eager forward preset are still set when a batch is"
+                " replayed; they were cleared before each replay here"
+            ]
+        return []
 
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""

@@ -4,6 +4,7 @@ They are built without being captured, and stopped where they hand the populated
 the attention backend, whose lists would follow from those rows.
 """
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from subjects.engines.sglang.host import StubConfig
 from subjects.engines.sglang.loading import named
 from subjects.engines.sglang.prefill import UncapturedRunner
+from subjects.engines.sglang.runner import tensors_of
 
 TOPK, STEPS, DRAFT_TOKENS = 2, 3, 4
 
@@ -84,6 +86,10 @@ class SpeculativeRunner(UncapturedRunner):
             ),
         }
         return StubConfig(values, self.host.asked, "worker")
+
+    def statics(self) -> Mapping[str, Tensor]:
+        """Return the runner's static input buffers, by name."""
+        return tensors_of(self.runner.buffers)
 
     def hand_over(self, batch: Any) -> HandedOver:
         """Return what the runner hands to its backend for a batch."""
