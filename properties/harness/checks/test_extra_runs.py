@@ -13,11 +13,12 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.bits import bits
 from harness.lockstep.noise import Noise
 from harness.lockstep.pair import ExtraRun, Pair, PlannedStep
-from properties.support.harness.planting import ENGINES, SCHEDULE, captured, shared
+from properties.support.harness.planting import SCHEDULE, captured, shared
 from reference.batch import ForwardBatch, Mode
 from reference.pool import KVPools
 from subjects.captured import CapturedEngine
 from subjects.protocol import Forward
+from subjects.runners import ONE_PER_ENGINE
 
 EXTRA_RUNS = {name: rule.extra_run for name, rule in PROPERTIES.items() if rule.extra_run}
 
@@ -80,7 +81,7 @@ def play_all_steps(lockstep: Lockstep, runs: dict[str, ExtraRun]) -> None:
             lockstep.pair.step(step, place, runs)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
 def test_an_extra_run_leaves_no_byte_behind_in_any_mode(engine: str, device: str) -> None:
     """Neither noise, nor the fresh engine, nor a further eager run."""
     lockstep = shared(device, engine)
@@ -224,7 +225,7 @@ def assert_spares_the_batch(
             assert torch.equal(table[place], before[f"graph: {name}"][place])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
 def test_noise_reaches_whatever_nobody_owns(
     engine: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

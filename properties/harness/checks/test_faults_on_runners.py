@@ -20,7 +20,6 @@ from harness.lockstep.observation import Observation
 from harness.schedules.schedule import Step
 from properties.support.harness.faults import eager_fallback, reads_free_bytes, wrong_kv
 from properties.support.harness.planting import (
-    ENGINES,
     SCHEDULE,
     WITHOUT_REPLAYS,
     Plant,
@@ -39,7 +38,7 @@ from reference.config import Kind
 from reference.model import Heads, Output
 from subjects.pool import TRANSLATE
 from subjects.protocol import Replay, ReplayFacts
-from subjects.runners import RUNNERS, engine_runners
+from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from subjects.runners.base import GraphRunner
 from subjects.runners.prefill import PrefillRunner
 from subjects.toggles import LocationScheme
@@ -98,7 +97,7 @@ def clean_replays(device: str, engine: str) -> dict[str, Observation]:
     return found
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
 def test_no_runner_and_no_output_of_one_is_left_out(engine: str, device: str) -> None:
     assert clean_replays(device, engine).keys() == {r.name for r in engine_runners(engine)}
     assert EXPECTED.keys() == RUNNERS.keys()

@@ -12,9 +12,10 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.observation import Observation
 from harness.schedules.schedule import Decode, Step
 from properties.support.harness.observations import observation
-from properties.support.harness.planting import ENGINES, SCHEDULE, shared
+from properties.support.harness.planting import SCHEDULE, shared
 from reference.batch import Mode
 from reference.pool import KVLayout
+from subjects.runners import ONE_PER_ENGINE
 
 DATA = (Tensor, str, int, float, bool, type(None), enum.Enum, torch.dtype, torch.device)
 """What holds nothing else. A size of torch's is a tuple of whole numbers."""
@@ -55,7 +56,7 @@ def observed(engine: str, device: str) -> list[Observation]:
     return found
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
 def test_an_observation_holds_nothing_but_data(engine: str, device: str) -> None:
     """Of any mode, with what extra runs gave and what requests sampled."""
     found = observed(engine, device)

@@ -24,15 +24,15 @@ from properties.support.harness.faults import (
     reads_free_bytes,
     wrong_kv,
 )
-from properties.support.harness.planting import ENGINES, SCHEDULE, Plant, build, play, shared
+from properties.support.harness.planting import SCHEDULE, Plant, build, play, shared
 from reference.batch import Mode
 from reference.torch_ops import TorchOps
 from subjects.buffers import SharedBufferError
 from subjects.captured import CountingGraph, allocations
-from subjects.runners import RUNNERS, engine_runners
+from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
 def test_the_schedule_is_clean_without_a_fault(engine: str, device: str) -> None:
     """It replays every runner, padded and not, and the fallback of a draft-extend too long."""
     seen: set[tuple[str, bool]] = set()

@@ -17,7 +17,7 @@ from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from subjects.captured import CapturedEngine
 from subjects.protocol import Forward, Replay
-from subjects.runners import RUNNERS, engine_runners
+from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from subjects.runners.base import GraphRunner
 from subjects.toggles import LocationScheme
 
@@ -47,9 +47,6 @@ is of one request, but for a prefill, or fills the largest bucket. The first dra
 the longest request is more than a graph can run.
 """
 
-ENGINES = ("decode", "frozen_kv_mtp", "cpu_graph")
-"""A runner of each line-up; every other runner is in the engine of one of them."""
-
 WITHOUT_REPLAYS = tuple(name for name, rule in PROPERTIES.items() if not rule.plays_again)
 """All properties but those that play the schedule once more."""
 
@@ -61,8 +58,8 @@ ReplayChange = Callable[[ForwardBatch | None, Replay], None]
 
 
 def engine_of(runner: str) -> str:
-    """Return which of ENGINES has the runner."""
-    return next(name for name in ENGINES if RUNNERS[runner] in engine_runners(name))
+    """Return which of ONE_PER_ENGINE is in one engine with the runner."""
+    return next(name for name in ONE_PER_ENGINE if RUNNERS[runner] in engine_runners(name))
 
 
 def build(device: str, engine: str) -> Lockstep:
