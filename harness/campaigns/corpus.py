@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.campaigns.regress import RunConfig, case_of, one_size, plan, run_tasks
+from harness.campaigns.regress import RunConfig, one_size, plan, run_tasks
+from harness.campaigns.run_record import case_of
 from harness.campaigns.task import Result, Source, Status, Task
 from harness.records.case import write_case
 

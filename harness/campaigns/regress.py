@@ -1,4 +1,4 @@
-"""The main job: the clean build first, then every bug, and one record of it all."""
+"""The main job: the clean build first, then every bug, and what it all comes to."""
 
 import time
 from collections import Counter
@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import attrgetter
-from pathlib import Path
-from typing import Any
 
 from harness.campaigns.executor import Campaign, execute
 from harness.campaigns.task import (
     GOOD,
-    Finding,
     Result,
     Source,
     Status,
@@ -21,17 +18,12 @@ from harness.campaigns.task import (
     run_in_turn,
 )
 from harness.checks.expectations import unaffected_reason
-from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
-from harness.records.case import Case, write_case
-from harness.records.record import environment
 from harness.schedules.coverage import required_events
-from harness.schedules.schedule import to_json
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import missing_inputs
-from subjects.engine import contract
-from subjects.runners import RUNNERS, engine_runners
+from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 
 CLEAN_SCHEDULES = 24
@@ -189,139 +181,3 @@ def unreached(run: Run) -> list[str]:
         if result.task.bug is None:
             events += result.hunt_result.events
     return [event for event in required_events(run.settings.runners) if not events[event]]
-
-
-def record(run: Run, cases: Path, shown: str) -> dict[str, Any]:
-    """Return the run as JSON data, and write a case file into `cases` for every finding.
-
-    `shown` is the folder of the cases as a reproduce command names it.
-    """
-    outcome, message = verdict(run)
-    return {
-        "command": run.settings.command,
-        "seed": run.settings.seed,
-        "examples": run.settings.examples,
-        "started": run.started.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "seconds": round(time.monotonic() - run.clock, 1),
-        "verdict": outcome,
-        "message": message,
-        "environment": environment(run.settings.device),
-        "clean": [_clean_row(each, cases, shown) for each in ordered(run) if each.task.bug is None],
-        "bugs": [
-            _bug_row(each, cases, shown) for each in ordered(run) if each.task.bug is not None
-        ],
-        "pairs": [
-            {
-                "bug": name,
-                "runner": runner,
-                "unaffected": unaffected_reason(bug, runner),
-                "can_be_switched_on": not missing_inputs(bug, runner),
-            }
-            for name, bug in BUGS.items()
-            for runner in RUNNERS
-        ],
-        "engine_runners": {name: [each.name for each in engine_runners(name)] for name in RUNNERS},
-        "contracts": [
-            {
-                "runner": name,
-                "scheme": str(scheme),
-                "rows": [
-                    {
-                        "name": row.name,
-                        "axis": str(row.axis),
-                        "dtype": str(row.dtype or "the model's").removeprefix("torch."),
-                        "padding": row.padding,
-                    }
-                    for row in contract(runner, scheme)
-                ],
-            }
-            for name, runner in RUNNERS.items()
-            for scheme in LocationScheme
-        ],
-        "properties": PROPERTIES,
-        "required_events": list(required_events(run.settings.runners)),
-    }
-
-
-def ordered(run: Run) -> list[Result]:
-    """Return the results in the order of the plan, whatever order they came in."""
-    place = {task: index for index, task in enumerate(plan(run.settings))}
-    return sorted(run.results, key=lambda result: place[result.task])
-
-
-def _counts(result: Result) -> dict[str, Any]:
-    hunt_result = result.hunt_result
-    return {
-        "trial": result.task.trial.to_json(),
-        "source": str(result.task.source),
-        "status": str(result.status),
-        "error": result.error,
-        "schedules": hunt_result.schedules,
-        "steps": hunt_result.steps,
-        "replays": hunt_result.replays,
-        "padded_replays": hunt_result.padded_replays,
-        "seconds": round(result.seconds, 2),
-        "events": dict(sorted(hunt_result.events.items())),
-        "capture_warnings": result.capture_warnings,
-    }
-
-
-def _clean_row(result: Result, cases: Path, shown: str) -> dict[str, Any]:
-    return {
-        **_counts(result),
-        "properties": list(PROPERTIES),
-        "finding": _finding(result, cases, shown),
-    }
-
-
-def _bug_row(result: Result, cases: Path, shown: str) -> dict[str, Any]:
-    bug = result.task.bug
-    assert bug is not None
-    finding = result.finding
-    seen = {each["property"] for each in finding.violations} if finding else set()
-    return {
-        **_counts(result),
-        "bug": bug.name,
-        "runner": result.task.trial.runner,
-        "thread": bug.thread,
-        "mechanism": bug.mechanism,
-        "detected_by": result.task.target,
-        "unaffected": result.task.unaffected,
-        "schedules_to_detection": result.hunt_result.schedules if finding else None,
-        "seen": [name for name in PROPERTIES if name in seen],
-        "finding": _finding(result, cases, shown),
-    }
-
-
-def _finding(result: Result, cases: Path, shown: str) -> dict[str, Any] | None:
-    finding = result.finding
-    if finding is None:
-        return None
-    path = cases / f"{case_name(result.task)}.json"
-    case = case_of(result.task, finding)
-    write_case(case, path)
-    return {
-        "violations": list(finding.violations),
-        "case_file": f"{cases.name}/{path.name}",
-        "reproduce": f"paritybit replay {shown}/{path.name}",
-        "schedule": to_json(finding.schedule),
-        "timeline": list(finding.timeline),
-        "explanation": finding.explanation,
-        "case": {
-            name: value
-            for name, value in case.to_json().items()
-            if name not in {"trial", "schedule", "violations"}  # They stand in the row.
-        },
-    }
-
-
-def case_name(task: Task) -> str:
-    """Return the file name of a task's case, without its ending."""
-    trial = task.trial
-    parts = [trial.bug or "clean", trial.runner, trial.preset, str(trial.scheme), str(task.source)]
-    return "-".join(parts if trial.bug is None else [parts[0], parts[1], parts[2], parts[4]])
-
-
-def case_of(task: Task, finding: Finding) -> Case:
-    """Return the case of a task's finding."""
-    return Case(task.trial, finding.schedule, task.target, task.seed, finding.violations)

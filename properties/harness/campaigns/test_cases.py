@@ -38,16 +38,14 @@ from harness.schedules.schedule import (
     from_json,
     to_json,
 )
-from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, SPECULATION, draft_config
-from reference.model import Output
+from properties.support.harness.wild_steps import CONFIG, LARGEST, WILD, WILD_STEPS, made_up
+from reference.batch import Mode
+from reference.config import draft_config
 from reference.pool import KVPools, PoolSizes
 
 Data = dict[str, Any]
 
-CONFIG = PRESETS["gpt_oss"].tiny
 ROWS = 8
-LARGEST = 2**31 - 1
 
 CASE = Case(
     trial=TrialConfig().with_bug("swa_pad"),
@@ -68,23 +66,6 @@ CASE = Case(
     violations=({"property": "kv_parity", "step": 3, "message": "a slot differs", "where": {}},),
 )
 
-WILD = st.integers(0, LARGEST)
-WILD_PICKS = st.lists(WILD, max_size=12).map(tuple)
-WILD_STEPS: st.SearchStrategy[Step] = st.one_of(
-    st.builds(Admit, WILD, WILD),
-    st.builds(Admit, st.integers(0, 12), st.integers(0, 12)),
-    st.builds(Extend, WILD, WILD),
-    st.builds(Decode, WILD_PICKS),
-    st.builds(DraftExtend, WILD_PICKS),
-    st.builds(Draft, WILD_PICKS),
-    st.builds(Verify, WILD_PICKS, st.one_of(st.integers(0, 4), WILD)),
-    st.builds(Finish, WILD),
-    st.builds(Evict, WILD),
-    st.builds(Retract, WILD),
-    st.builds(Resume, WILD),
-    st.builds(Idle, WILD),
-    st.builds(Repeat, st.one_of(st.integers(0, 9), WILD)),
-)
 WILD_SCHEDULES = st.builds(Schedule, st.lists(WILD_STEPS, max_size=30).map(tuple), WILD)
 LONG_SCHEDULES = st.builds(
     Schedule, st.lists(WILD_STEPS, min_size=15, max_size=40).map(tuple), WILD
@@ -333,41 +314,6 @@ def play_alone(world: Scheduler, schedule: Schedule) -> int:
             assert 0 < len(work.batch.spans) <= ROWS
             world.commit(work.batch, made_up(work.batch, generator))
     return forwards
-
-
-def made_up(batch: ForwardBatch, generator: torch.Generator) -> Output:
-    """Return an output of the right shapes for a batch, of no meaning.
-
-    A verify often says what a draft says, so that paths of every length are accepted.
-    """
-    requests, tokens = batch.live_requests, batch.live_tokens
-    extends = batch.mode in {Mode.EXTEND, Mode.DRAFT_EXTEND}
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator)
-
-    if batch.mode.drafts:
-        size = SPECULATION.topk**2
-        places = [
-            torch.randperm(size, generator=generator)
-            for _ in range(requests * SPECULATION.forwards)
-        ]
-        return {
-            "scores": draw(requests, SPECULATION.candidates),
-            "tokens": (draw(requests, SPECULATION.candidates) * CONFIG.vocab).long(),
-            "chosen": torch.stack([order[: SPECULATION.topk] for order in places]).view(
-                requests, -1
-            ),
-        }
-    logits = draw(requests if extends else tokens, CONFIG.vocab)
-    for request, span in enumerate(batch.spans):
-        for token, parent in span.tree[1:]:
-            if float(draw(1)) < 0.5:
-                logits[request * len(span.tree) + parent, token] = 2
-    topk_p, topk_index = logits.topk(SPECULATION.topk)
-    rows = requests if batch.mode is Mode.DRAFT_EXTEND else tokens
-    hidden = draw(rows, CONFIG.hidden)
-    return {"logits": logits, "hidden": hidden, "topk_p": topk_p, "topk_index": topk_index}
 
 
 def test_a_shorter_list_of_steps_is_still_a_schedule(world: Scheduler) -> None:
