@@ -19,7 +19,7 @@ from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_
 from harness.lockstep.config import SUBJECT_LOGGER
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair, PlannedStep, Recorder, SubjectFailedError, cloned
-from harness.lockstep.requests import Owner
+from harness.lockstep.requests import Owner, owner_of, serial_at
 from harness.schedules.schedule import Schedule
 from reference.batch import Span
 from reference.config import Kind
@@ -139,17 +139,11 @@ class RecordedForward:
 
     def serial_at(self, row: int) -> int:
         """Return the request at `row` of req_to_token."""
-        return next(owner.serial for owner in self.owners if owner.row == row)
+        return serial_at(row, self.owners)
 
     def owner_of(self, kind: Kind, slot: int) -> str:
         """Say in words whose slot it is, what is being written included."""
-        for span in self.spans:
-            if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):
-                return f"request {self.serial_at(span.row)}"
-        for owner in self.owners:
-            if slot in owner.slots(kind):
-                return f"request {owner.serial}"
-        return "nobody"
+        return owner_of(kind, slot, self.spans, self.owners)
 
     def again(self, elements: tuple[Element, ...] = (), *, captured: bool = True) -> Run:
         """Run the forward once more from the same bytes, some static elements changed.

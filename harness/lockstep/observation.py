@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.lockstep.requests import Owner
+from harness.lockstep.requests import Owner, owner_of, serial_at
 from harness.schedules.schedule import Step
 from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode, Span
 from reference.config import Kind
@@ -43,17 +43,11 @@ class Snapshot:
 
     def serial_at(self, row: int) -> int:
         """Return the request at `row` of req_to_token."""
-        return next(owner.serial for owner in self.owners if owner.row == row)
+        return serial_at(row, self.owners)
 
     def owner_of(self, kind: Kind, slot: int) -> str:
         """Say in words whose slot it is, what is being written included."""
-        for span in self.spans:
-            if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):
-                return f"request {self.serial_at(span.row)}"
-        for owner in self.owners:
-            if slot in owner.slots(kind):
-                return f"request {owner.serial}"
-        return "nobody"
+        return owner_of(kind, slot, self.spans, self.owners)
 
 
 @dataclass(frozen=True)

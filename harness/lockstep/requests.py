@@ -1,9 +1,10 @@
 """Requests as a scheduler keeps them, and who owns which slot as data."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from reference.allocator import PageAllocation
-from reference.batch import ENCODER_ROWS, TRACK_ROWS, DraftState, ForwardBatch, Mode
+from reference.batch import ENCODER_ROWS, TRACK_ROWS, DraftState, ForwardBatch, Mode, Span
 from reference.config import Kind
 from reference.speculative import Tree
 
@@ -96,3 +97,19 @@ class PlannedForward:
 
     mode: Mode
     batch: ForwardBatch | None
+
+
+def serial_at(row: int, owners: Iterable[Owner]) -> int:
+    """Return the request at `row` of req_to_token. Raises StopIteration if nobody is."""
+    return next(owner.serial for owner in owners if owner.row == row)
+
+
+def owner_of(kind: Kind, slot: int, spans: Iterable[Span], owners: Sequence[Owner]) -> str:
+    """Say in words whose slot it is, what `spans` are writing included."""
+    for span in spans:
+        if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):
+            return f"request {serial_at(span.row, owners)}"
+    for owner in owners:
+        if slot in owner.slots(kind):
+            return f"request {owner.serial}"
+    return "nobody"
