@@ -166,7 +166,7 @@ class KVPools:
     """The target's pool and the draft model's: slot numbers and tables shared, storage apart.
 
     Both storages lie in one flat `storage`, so that a snapshot or a comparison of all KV
-    is one op.
+    is one op. `tables` is the class of its index tables.
     """
 
     def __init__(
@@ -176,9 +176,10 @@ class KVPools:
         sizes: PoolSizes,
         dtype: torch.dtype,
         device: torch.device,
+        tables: type[Tables] = Tables,
     ) -> None:
         self.sizes = sizes
-        self.tables = Tables(sizes, target.max_context, device)
+        self.tables = tables(sizes, target.max_context, device)
         self.layout = KVLayout({Role.TARGET: target, Role.DRAFT: draft}, sizes)
         self.storage = torch.zeros(sum(self.layout.counts), dtype=dtype, device=device)
         parts = self.storage.split(self.layout.counts)

@@ -15,6 +15,7 @@ from reference.pool import LOC_DTYPE, KVPools
 from subjects.contracts import LISTED_CONVERSIONS, Policy
 from subjects.engine import Engine, Subject, contract
 from subjects.graphs.protocol import Graph
+from subjects.parts import Part
 from subjects.pool import TRANSLATE
 from subjects.protocol import (
     BufferFacts,
@@ -71,7 +72,8 @@ class CapturedEngine:
         self.ops = ops
         self.scheme = subject.toggles.scheme
         self.ops.calls = [] if records_ops else None
-        self.engine = Engine(ops, models, pools, subject, buckets, token_buckets, logger)
+        engine = subject.parts.of(Part.ENGINE, Engine)
+        self.engine = engine(ops, models, pools, subject, buckets, token_buckets, logger)
         self.ops.calls = None
         self.runners = self.engine.runners
         self._by_name = {runner.name: runner for runner in self.runners.values()}

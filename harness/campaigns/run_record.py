@@ -14,7 +14,7 @@ from harness.records.record import environment
 from harness.records.typed_json import from_json, to_json
 from harness.schedules.coverage import required_events
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import missing_inputs
+from subjects.bugs.switching import lacking
 from subjects.engine import contract
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
@@ -62,7 +62,7 @@ def _pairs() -> tuple[schema.BugOnRunner, ...]:
             bug=name,
             runner=runner,
             unaffected=unaffected_reason(bug, runner),
-            can_be_switched_on=not missing_inputs(bug, runner),
+            can_be_switched_on=not lacking(bug, runner),
         )
         for name, bug in BUGS.items()
         for runner in RUNNERS

@@ -19,12 +19,14 @@ from harness.lockstep.observation import Observation, Sample, Snapshot, tracked_
 from harness.lockstep.requests import PlannedForward, Request
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Step
+from reference.allocator import Allocator
 from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
-from reference.pool import KVPools
+from reference.pool import KVPools, Tables
 from subjects.captured import CapturedEngine
+from subjects.parts import Part
 from subjects.protocol import EngineUnderTest, Forward
 
 DRAFT_SEED = 1
@@ -116,7 +118,9 @@ class Pair:
         self.model = Model(self.config, dtype, device)
         self.draft = Model(draft, dtype, device, DRAFT_SEED)
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
-        self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device)
+        parts = config.subject().parts
+        tables = parts.of(Part.TABLES, Tables)
+        self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
         self.decoder = EagerDecoder(config.ops(), self.model, self.draft, self.eager_pools)
         self.log = LogTrap()
@@ -134,6 +138,7 @@ class Pair:
             self.modes,
             self.subject.ownership_changed,
             lacks,
+            parts.of(Part.ALLOCATOR, Allocator),
         )
         self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
         for _, _, arena in self.layout.arenas_of(self.compared):
@@ -343,9 +348,10 @@ def cloned(output: Output) -> Output:
 def captured_engines(pair: Pair) -> Engines:
     """Return our own engine, captured twice over the graph world's pools."""
     trial = pair.trial
+    ops = trial.subject().parts.of(Part.OPS, type(trial.ops()))
     subject, fresh = (
         CapturedEngine(
-            trial.ops(),
+            ops(),
             pair.models,
             pair.graph_pools,
             trial.subject(),

@@ -17,7 +17,8 @@ class RequestBook:
     """Requests, their pages and the tokens they have, over one world's pools.
 
     `max_bs` requests run in a batch at most; the engine has runners for `modes`, and does not
-    take the work of `lacks`. `on_change` is called by whatever may change a slot's owner.
+    take the work of `lacks`. `on_change` is called by whatever may change a slot's owner, and
+    `allocator` is the class of what hands out slots.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class RequestBook:
         modes: Collection[Mode] = frozenset(Mode),
         on_change: Callable[[], None] = lambda: None,
         lacks: Collection[Offer] = (),
+        allocator: type[Allocator] = Allocator,
     ) -> None:
         self.config = config
         self.pools = pools
@@ -35,7 +37,7 @@ class RequestBook:
         self.modes = frozenset(modes)
         self.lacks = frozenset(lacks)
         self.draft_mode = next((mode for mode in Mode if mode.drafts and mode in modes), None)
-        self.allocator = Allocator(pools[Role.TARGET], on_change)
+        self.allocator = allocator(pools[Role.TARGET], on_change)
         device, dtype = pools.storage.device, pools.storage.dtype
         self.token_rows = 2 * pools.sizes.rows
         shape = self.token_rows, config.max_context

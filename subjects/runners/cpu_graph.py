@@ -12,7 +12,6 @@ from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output, TokenInputs
-from subjects.access import ListedKV
 from subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.graphs.protocol import Graph
 from subjects.key_lists import row_keys, row_lists
@@ -93,7 +92,7 @@ class CpuGraphRunner(GraphRunner):
             inputs["req_pool_indices"],
             seq_lens,
             seq_lens.cpu(),
-            self.target.config.window,
+            self.window,
             self.pool,
             self.toggles.memo_resets,
         )
@@ -105,7 +104,7 @@ class CpuGraphRunner(GraphRunner):
             live_tokens=self.scalar(bucket),
         )
         keys = row_keys(lists, 0, bucket)
-        access = ListedKV(self.ops, self.target, self.pool, inputs["out_cache_loc"], keys)
+        access = self.listed_kv(self.ops, self.target, self.pool, inputs["out_cache_loc"], keys)
         self.ops.log = self.ran[bucket] = []
         try:
             return self.target.forward(self.ops, tokens, access)

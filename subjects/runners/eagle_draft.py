@@ -12,7 +12,6 @@ from reference.config import SPECULATION, Role
 from reference.eager import draft_inputs
 from reference.model import Output
 from reference.speculative import propose
-from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import draft_lists, row_keys, row_sizes
 from subjects.runners.base import GraphRunner, request_extents
@@ -71,7 +70,7 @@ class EagleDraftRunner(GraphRunner):
             if self.toggles.memo_resets.run_once:
                 self.pool.invalidate_loc_cache()
             keys = row_keys(self.metadata.buffers, step * rows, rows)
-            access = ListedKV(self.ops, self.draft, self.pool, by_step[step], keys)
+            access = self.listed_kv(self.ops, self.draft, self.pool, by_step[step], keys)
             tokens = draft_inputs(
                 self.ops, self.draft, input_ids, hidden, positions + step, self.scalar(rows)
             )

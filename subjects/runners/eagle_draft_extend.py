@@ -13,7 +13,6 @@ from reference.config import SPECULATION, Role
 from reference.eager import draft_inputs
 from reference.model import Output
 from reference.speculative import likeliest
-from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import span_keys, span_lists, span_sizes
 from subjects.runners.base import GraphRunner, request_extents
@@ -81,7 +80,7 @@ class EagleDraftExtendRunner(GraphRunner):
                 self.view("seq_lens_cpu", bucket),
                 self.view("extend_seq_lens_cpu", bucket),
                 bucket * K,
-                self.draft.config.window,
+                self.window,
                 self.pool,
                 self.toggles.memo_resets,
             )
@@ -99,7 +98,7 @@ class EagleDraftExtendRunner(GraphRunner):
         )
         keys = span_keys(self.metadata.buffers, bucket * K)
         loc = self.view("out_cache_loc", bucket)
-        access = ListedKV(self.ops, self.draft, self.pool, loc, keys)
+        access = self.listed_kv(self.ops, self.draft, self.pool, loc, keys)
         hidden = self.draft.run_layers(self.ops, tokens, access)
         counts = self.view("extend_seq_lens", bucket)
         ends = counts.cumsum(0)

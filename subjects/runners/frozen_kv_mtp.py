@@ -12,7 +12,6 @@ from reference.config import SPECULATION
 from reference.eager import draft_inputs, frozen_layers
 from reference.model import Output
 from reference.speculative import propose
-from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import row_keys, row_lists, row_sizes
 from subjects.runners.base import GraphRunner, request_extents
@@ -65,7 +64,7 @@ class FrozenKvMtpRunner(GraphRunner):
         rows = bucket * SPECULATION.topk
         keys = row_keys(self.metadata.buffers, 0, rows)
         borrowed = frozen_layers(self.target, self.draft)
-        access = ListedKV(self.ops, self.draft, self.pool, None, keys, borrowed)
+        access = self.listed_kv(self.ops, self.draft, self.pool, None, keys, borrowed)
 
         def run(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
             tokens = draft_inputs(

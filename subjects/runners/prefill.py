@@ -90,14 +90,12 @@ class PrefillRunner(GraphRunner):
         self.access, self.tokens = None, 0
         if batch is not None:
             self.tokens = batch.live_tokens
-            self.access = ListedKV(
+            self.access = self.listed_kv(
                 self.ops,
                 self.target,
                 self.pool,
                 self.view("out_cache_loc", bucket)[: self.tokens],
-                fresh_span_keys(
-                    batch, self.target.config.window, self.pool, self.toggles.memo_resets
-                ),
+                fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets),
             )
         return super().launch(batch, bucket, captured=captured)
 

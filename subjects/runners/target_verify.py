@@ -36,7 +36,7 @@ class TargetVerifyRunner(DecodeRunner):
                 self.view("seq_lens", bucket),
                 self.view("seq_lens_cpu", bucket),
                 self.view("positions", bucket),
-                self.target.config.window,
+                self.window,
                 self.pool,
                 self.toggles,
             )
