@@ -7,7 +7,7 @@ from torch import Tensor
 from reference.config import Kind
 from reference.model import Model, most_keys
 from reference.ops import Ops
-from subjects.key_lists import KeyLists
+from subjects.key_lists import KeyLists, Keys
 from subjects.pool import SubjectPool
 
 
@@ -36,11 +36,11 @@ class ListedKV:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store, then attend: full layers over the whole prefix, SWA layers over the window."""
-        config = self.model.config
-        kind = config.layers[layer]
+        kind = self.model.config.layers[layer]
         if self.out_cache_loc is not None:
-            self.pool.set_kv_buffer(layer, self.out_cache_loc, key, value)
-        keys = self.lists.swa if kind is Kind.SWA else self.lists.full
+            self.store(layer, self.out_cache_loc, key, value)
+        keys = self.keys_of(kind)
+        masked = self.lists.mask is not None and not self.pool.ragged
         return self.ops.attention(
             query,
             self.pool.pool.cache(self.borrowed.get(layer, layer)),
@@ -48,7 +48,19 @@ class ListedKV:
             keys.end,
             keys.slots,
             self.model.layers[layer].sinks,
-            most_keys(config, kind, masked=self.lists.mask is not None),
-            self.lists.mask,
-            keys.mask_start,
+            self.most_keys(kind),
+            self.lists.mask if masked else None,
+            keys.mask_start if masked else None,
         )
+
+    def store(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value [T, G, D] of `layer` at the full slots `loc`."""
+        self.pool.set_kv_buffer(layer, loc, key, value)
+
+    def keys_of(self, kind: Kind) -> Keys:
+        """Return the keys that layers of one kind read."""
+        return self.lists.swa if kind is Kind.SWA else self.lists.full
+
+    def most_keys(self, kind: Kind) -> int:
+        """Return how many keys a token may list on layers of one kind."""
+        return most_keys(self.model.config, kind, masked=self.lists.mask is not None)

@@ -34,7 +34,11 @@ class LocState:
 
 
 class SubjectPool:
-    """Reads and writes a `HybridKVPool` the way the engine does under one location scheme."""
+    """Reads and writes a `HybridKVPool` the way the engine does under one location scheme.
+
+    `ragged` is the attention kernel that the engine last chose: a prefill's, whose tokens see
+    all keys that are listed for them and which takes no mask, or the one that takes a mask.
+    """
 
     def __init__(
         self, pool: HybridKVPool, ops: Ops, scheme: LocationScheme, logger: logging.Logger
@@ -44,6 +48,7 @@ class SubjectPool:
         self.scheme = scheme
         self.logger = logger
         self.state = LocState()
+        self.ragged = False
 
     def set_swa_loc(self, loc: Tensor | None) -> None:
         """Preset the SWA write location (PRESET). It stays set until it is set again."""
@@ -79,10 +84,15 @@ class SubjectPool:
     def set_kv_buffer(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, G, D] of `layer` at full slots `loc` or their SWA slots."""
         kind = self.pool.config.layers[layer]
-        if kind is Kind.SWA:
-            preset = self.state.swa_loc
-            loc = preset if preset is not None else self.translate_loc_from_full_to_swa(loc)
-        self.ops.store_kv(self.pool.cache(layer), loc, LOC_DTYPE[kind], key, value)
+        slots = self.location(kind, loc)
+        self.ops.store_kv(self.pool.cache(layer), slots, LOC_DTYPE[kind], key, value)
+
+    def location(self, kind: Kind, loc: Tensor) -> Tensor:
+        """Return the slots of a kind's sub-pool at which full slots `loc` are stored."""
+        if kind is Kind.FULL:
+            return loc
+        preset = self.state.swa_loc
+        return preset if preset is not None else self.translate_loc_from_full_to_swa(loc)
 
     def _gather(self, loc: Tensor) -> Tensor:
         self.ops.record(TRANSLATE)

@@ -12,6 +12,11 @@ from subjects.toggles import LocationScheme
 THREAD = "https://github.com/sgl-project/sglang/pull/{}"
 
 
+def pull(repository: str, number: int) -> str:
+    """Return the address of a pull request of a public repository ("owner/name")."""
+    return f"https://github.com/{repository}/pull/{number}"
+
+
 @dataclass(frozen=True)
 class Bug:
     """One bug: where it was seen, how it works, and how it differs from what is right.

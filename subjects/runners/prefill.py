@@ -18,7 +18,7 @@ from reference.model import Heads, Output
 from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticInput, keep, reset
 from subjects.graphs.capture import Capture
-from subjects.key_lists import fresh_span_keys
+from subjects.key_lists import KeyLists, fresh_span_keys
 from subjects.protocol import Overrides, Replay
 from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
 from subjects.toggles import LocationScheme
@@ -49,6 +49,7 @@ class PrefillRunner(GraphRunner):
 
     mode = Mode.EXTEND
     token_buckets = True
+    ragged = True
     store_count = 0
     attention_captured = False
     rows = ROWS
@@ -95,9 +96,13 @@ class PrefillRunner(GraphRunner):
                 self.target,
                 self.pool,
                 self.view("out_cache_loc", bucket)[: self.tokens],
-                fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets),
+                self.fresh_keys(batch),
             )
         return super().launch(batch, bucket, captured=captured)
+
+    def fresh_keys(self, batch: ForwardBatch) -> KeyLists:
+        """Return the keys of a batch's tokens."""
+        return fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets)
 
     def replay(
         self,
