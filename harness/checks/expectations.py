@@ -4,24 +4,28 @@ The table is written before a bug is hunted. A column is a kind of runner, so th
 runner of a kind needs no edit here.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reference.batch import Mode
+from harness.checks.expected import (
+    COMPILED,
+    DECODE,
+    DRAFT,
+    DRAFT_EXTEND,
+    FROZEN,
+    KINDS,
+    PREFILL,
+    VERIFY,
+    Row,
+    RunnerKind,
+    always_replayed,
+    masked,
+    seen,
+)
+from harness.checks.expected_of_catalogue import CATALOGUE
+from harness.checks.expected_of_graphs import GRAPHS
 from subjects.bugs.bug import Bug
 from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
-
-
-@dataclass(frozen=True)
-class RunnerKind:
-    """What runners have in common that a bug affects alike: the mode, and whether it is captured.
-
-    A runner of a mode that captures nothing meets other bugs than one that does.
-    """
-
-    mode: Mode
-    captures: bool = True
 
 
 @dataclass(frozen=True)
@@ -35,48 +39,8 @@ class Expectation:
     unaffected: str | None
 
 
-@dataclass(frozen=True)
-class Row:
-    """One bug: the property that must see it on the kinds it affects, and why the others are not.
-
-    A pair of a bug and a runner that lacks what it is about needs no cell.
-    """
-
-    detected_by: str | None
-    affected: frozenset[RunnerKind]
-    unaffected: Mapping[RunnerKind, str]
-
-
-DECODE = RunnerKind(Mode.DECODE)
-COMPILED = RunnerKind(Mode.DECODE, captures=False)
-VERIFY = RunnerKind(Mode.TARGET_VERIFY)
-DRAFT = RunnerKind(Mode.DRAFT)
-FROZEN = RunnerKind(Mode.FROZEN_DRAFT)
-DRAFT_EXTEND = RunnerKind(Mode.DRAFT_EXTEND)
-PREFILL = RunnerKind(Mode.EXTEND)
-
-KINDS = (DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND, PREFILL)
-
-
-def _seen(
-    detected_by: str, *affected: RunnerKind, but: Mapping[RunnerKind, str] | None = None
-) -> Row:
-    """Return the row of a bug that shows on the kinds `affected`, and not on those of `but`."""
-    return Row(detected_by, frozenset(affected), but or {})
-
-
-def _masked(reason: str) -> Row:
-    """Return the row of a bug that shows on no runner, since something else hides it."""
-    return Row(None, frozenset(), dict.fromkeys(KINDS, reason))
-
-
-def _always_replayed(reason: str) -> dict[RunnerKind, str]:
-    """Return one reason for the kinds of which every forward is the replay of one graph."""
-    return dict.fromkeys((DECODE, VERIFY, DRAFT, FROZEN), reason)
-
-
 TABLE: dict[str, Row] = {
-    "swa_pad": _seen(
+    "swa_pad": seen(
         "kv_parity",
         DECODE,
         VERIFY,
@@ -86,23 +50,23 @@ TABLE: dict[str, Row] = {
             ),
         },
     ),
-    "swa_int64": _seen("index_contract", DECODE, VERIFY, PREFILL),
-    "req_pool_pad": _seen("hermetic_replay", DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND),
-    "loc_memo_warning": _seen("log_hygiene", *KINDS),
-    "loc_memo_warning.entry": _masked(
+    "swa_int64": seen("index_contract", DECODE, VERIFY, PREFILL),
+    "req_pool_pad": seen("hermetic_replay", DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND),
+    "loc_memo_warning": seen("log_hygiene", *KINDS),
+    "loc_memo_warning.entry": masked(
         "before_window clears the memo right before the window translation"
     ),
-    "loc_memo_warning.before_window": _masked(
+    "loc_memo_warning.before_window": masked(
         "entry clears the memo, and nothing translates between it and the window"
     ),
-    "loc_memo_warning.after_window": _seen(
+    "loc_memo_warning.after_window": seen(
         "log_hygiene",
         COMPILED,
         DRAFT_EXTEND,
         PREFILL,
-        but=_always_replayed("Python translates nothing after it in a full graph"),
+        but=always_replayed("Python translates nothing after it in a full graph"),
     ),
-    "loc_memo_warning.entry+before_window": _seen(
+    "loc_memo_warning.entry+before_window": seen(
         "log_hygiene",
         DECODE,
         COMPILED,
@@ -112,21 +76,21 @@ TABLE: dict[str, Row] = {
         DRAFT_EXTEND,
         but={PREFILL: "each extend allocates first, and the allocator clears the memo"},
     ),
-    "loc_memo_warning.entry+after_window": _seen(
+    "loc_memo_warning.entry+after_window": seen(
         "log_hygiene",
         COMPILED,
         DRAFT_EXTEND,
         PREFILL,
-        but=_always_replayed("before_window hides what entry leaves"),
+        but=always_replayed("before_window hides what entry leaves"),
     ),
-    "loc_memo_warning.before_window+after_window": _seen(
+    "loc_memo_warning.before_window+after_window": seen(
         "log_hygiene",
         COMPILED,
         DRAFT_EXTEND,
         PREFILL,
-        but=_always_replayed("entry hides what before_window leaves"),
+        but=always_replayed("entry hides what before_window leaves"),
     ),
-    "loc_memo_capture": _seen(
+    "loc_memo_capture": seen(
         "kv_parity",
         DECODE,
         VERIFY,
@@ -141,7 +105,7 @@ TABLE: dict[str, Row] = {
             PREFILL: "KV is stored between the graphs: none of them holds a translation",
         },
     ),
-    "swa_loc_unset": _seen(
+    "swa_loc_unset": seen(
         "captured_path",
         DECODE,
         VERIFY,
@@ -149,27 +113,10 @@ TABLE: dict[str, Row] = {
             PREFILL: "swa_loc is set on each replay: no captured graph could hold the slow path",
         },
     ),
-    "spec_page_table_untranslated": _seen("logits_parity", VERIFY),
-    "shared_buffer_dtype": _seen("index_contract", *KINDS),
-    "window_indices_width": _seen("logits_parity", DECODE),
-    "page_offset_int32": _seen("logits_parity", DECODE),
-    "token_offset_int32": _seen("logits_parity", PREFILL),
-    "draft_store_int32": _seen("kv_parity", DRAFT_EXTEND),
-    "quantised_keys_int32": _seen("kv_parity", VERIFY),
-    "page_store_int32": _seen("kv_parity", DECODE, COMPILED),
-    "longest_key_count_baked": _seen("logits_parity", DECODE),
-    "block_table_rebound": _seen("index_contract", DECODE),
-    "counts_recreated": _seen("logits_parity", DECODE, VERIFY),
-    "prefill_kernel_captured": _seen("logits_parity", VERIFY),
-    "query_layout_uniform": _seen("logits_parity", DRAFT_EXTEND),
-    "window_metadata_absent": _seen("logits_parity", DECODE),
-    "kernel_not_recorded": _seen("logits_parity", DECODE),
-    "workspace_regrown_by_capture": _seen("logits_parity", DECODE, VERIFY),
-    "workspace_resized_by_eager": _seen("logits_parity", DECODE),
-    "workspace_freed_with_graph": _seen("logits_parity", DECODE),
-    "scalar_evicted": _seen("logits_parity", PREFILL),
-    "plan_by_host_address": _seen("logits_parity", DECODE),
-    "descriptor_by_address": _seen("logits_parity", PREFILL),
+    "spec_page_table_untranslated": seen("logits_parity", VERIFY),
+    "shared_buffer_dtype": seen("index_contract", *KINDS),
+    **CATALOGUE,
+    **GRAPHS,
 }
 """The committed table, by the name of the bug."""
 

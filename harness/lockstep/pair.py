@@ -117,12 +117,19 @@ class Pair:
         dtype, device = DTYPES[config.dtype], torch.device(config.device)
         self.model = Model(self.config, dtype, device)
         self.draft = Model(draft, dtype, device, DRAFT_SEED)
+        changes = config.subject().model
+        self.run_models = {role: run_with(model, changes) for role, model in self.models.items()}
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
         parts = config.subject().parts
         tables = parts.of(Part.TABLES, Tables)
         self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
-        self.decoder = EagerDecoder(config.ops(), self.model, self.draft, self.eager_pools)
+        self.decoder = EagerDecoder(
+            config.ops(),
+            self.run_models[Role.TARGET],
+            self.run_models[Role.DRAFT],
+            self.eager_pools,
+        )
         self.log = LogTrap()
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
@@ -148,7 +155,7 @@ class Pair:
 
     @property
     def models(self) -> Mapping[Role, Model]:
-        """The target and the draft model, which both worlds share."""
+        """The target and the draft model as they are; `run_models` is how both worlds run them."""
         return {Role.TARGET: self.model, Role.DRAFT: self.draft}
 
     def reset(self, seed: int) -> None:
@@ -340,6 +347,13 @@ def sample_of(world: Scheduler, request: Request, logits: Tensor, *, draft: bool
     )
 
 
+def run_with(model: Model, changes: Mapping[str, int]) -> Model:
+    """Return a model whose forwards follow a configuration to which `changes` are added."""
+    config = model.config
+    added = {name: getattr(config, name) + change for name, change in changes.items()}
+    return model.run_as(replace(config, **added)) if added else model
+
+
 def cloned(output: Output) -> Output:
     """Return an output that later replays leave alone."""
     return {name: values.clone() for name, values in output.items()}
@@ -352,7 +366,7 @@ def captured_engines(pair: Pair) -> Engines:
     subject, fresh = (
         CapturedEngine(
             ops(),
-            pair.models,
+            pair.run_models,
             pair.graph_pools,
             trial.subject(),
             trial.buckets,

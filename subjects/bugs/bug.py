@@ -27,6 +27,7 @@ class Bug:
     What differs: `rows` replaces fields of contract rows, in all runners that share the buffer
     if `in_shared`. `without` drops sites of `MemoResets`. `toggles` replaces further fields of
     `Toggles`. `parts` are classes that come before the right ones, with the methods that differ.
+    `model` is added to fields of the models as both worlds run them, the oracle alone is right.
     `needs` names static inputs, beside those of `rows`, and `modes` the forwards without which a
     runner has nothing that could differ; no modes are all.
 
@@ -44,6 +45,7 @@ class Bug:
     without: tuple[str, ...] = ()
     toggles: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[Part, type] = field(default_factory=dict)
+    model: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     modes: frozenset[Mode] = frozenset()
     in_traffic: bool = True
