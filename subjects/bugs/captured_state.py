@@ -24,7 +24,7 @@ from subjects.toggles import LocationScheme
 
 FAMILY = "state baked in at capture"
 
-LONGEST_AT_CAPTURE = 16
+LONGEST_AT_CAPTURE = 8
 """Keys of the longest request of the batch that a graph was captured with."""
 
 NEWEST = "window_kv_indices"
