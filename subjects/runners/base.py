@@ -156,6 +156,7 @@ class GraphRunner(ABC):
         padded = self.padded(batch, bucket)
         self.populate(batch, bucket, padded=padded)
         overwrite(self.inputs.buffers, overrides)
+        self.choose_kernel()
         self.plan(bucket)
         overwrite(self.metadata.buffers, overrides)
         output = self.launch(batch, bucket, captured=overrides.captured)
