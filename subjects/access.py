@@ -36,7 +36,8 @@ class ListedKV:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store, then attend: full layers over the whole prefix, SWA layers over the window."""
-        kind = self.model.config.layers[layer]
+        config = self.model.config
+        kind = config.layers[layer]
         if self.out_cache_loc is not None:
             self.store(layer, self.out_cache_loc, key, value)
         keys = self.keys_of(kind)
@@ -48,7 +49,7 @@ class ListedKV:
             keys.end,
             keys.slots,
             self.model.layers[layer].sinks,
-            self.most_keys(kind),
+            most_keys(config, kind, masked=self.lists.mask is not None),
             self.lists.mask if masked else None,
             keys.mask_start if masked else None,
         )
@@ -60,7 +61,3 @@ class ListedKV:
     def keys_of(self, kind: Kind) -> Keys:
         """Return the keys that layers of one kind read."""
         return self.lists.swa if kind is Kind.SWA else self.lists.full
-
-    def most_keys(self, kind: Kind) -> int:
-        """Return how many keys a token may list on layers of one kind."""
-        return most_keys(self.model.config, kind, masked=self.lists.mask is not None)

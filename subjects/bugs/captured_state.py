@@ -45,7 +45,10 @@ class BakesLongest(ListedKV):
 
 
 class NoWindow(ListedKV):
-    """A graph without the metadata of the window: layers with one read all keys of a request."""
+    """A graph without the metadata of the window: layers with one get all keys of a request.
+
+    Of more than a window they read the newest no longer, on a CPU, or also the oldest, on CUDA.
+    """
 
     def keys_of(self, kind: Kind) -> Keys:
         """Return all keys of a request, on layers with a window by their SWA slots."""
@@ -54,10 +57,6 @@ class NoWindow(ListedKV):
             return keys
         slots = self.pool.pool.full_to_swa_index_mapping[keys.slots]
         return Keys(keys.begin, keys.end, slots, keys.mask_start)
-
-    def most_keys(self, kind: Kind) -> int:
-        """Return how many keys a token may list."""
-        return super().most_keys(Kind.FULL)
 
 
 class NewestMetadata(StaticLists):
@@ -234,7 +233,7 @@ BUGS = (
         thread=THREAD.format(6162),
         mechanism=(
             "The metadata of the window has no static buffers, so that the graph never uses it:"
-            " layers with a window read all keys, which is right until there are more."
+            " layers with a window are given all keys, which is right until there are more."
         ),
         parts={Part.ACCESS: NoWindow},
         needs=("seq_lens_cpu",),
