@@ -18,7 +18,7 @@ from subjects.toggles import LocationScheme
 
 FAMILY = "cache that outlives what it holds"
 
-MOST_SCALARS = 6
+MOST_SCALARS = 4
 """How many entries the cache of device scalars has room for."""
 
 

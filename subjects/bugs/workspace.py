@@ -17,6 +17,9 @@ from subjects.toggles import LocationScheme
 
 FAMILY = "freed workspace"
 
+EAGER_SPLIT = 4
+"""Into how many parts an eager product is split, each as large as its result."""
+
 
 class Blocks:
     """Device memory as a caching allocator hands it out: first what was freed, if it is enough."""
@@ -128,7 +131,7 @@ class EagerWorkspace(Engine):
         """Run one forward; a prefill's product first asks for a workspace of its size."""
         shared = self.under_test
         if batch is not None and batch.mode is Mode.EXTEND and isinstance(shared, SplitLogits):
-            shared.reserved(batch.live_tokens * shared.target.config.vocab)
+            shared.reserved(EAGER_SPLIT * batch.live_tokens * shared.target.config.vocab)
         return super().forward(batch, idle, overrides)
 
 
