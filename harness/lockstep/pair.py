@@ -5,6 +5,7 @@ fresh engine: the same engine over the same KV, captured apart and given its jus
 bytes back before each use, so that no runner of it has a history.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from reference.eager import EagerDecoder
 from reference.model import Model, Output
 from reference.pool import KVPools, Tables
 from subjects.captured import CapturedEngine
+from subjects.engine import Subject
 from subjects.parts import Part
 from subjects.protocol import EngineUnderTest, Forward
 
@@ -118,7 +120,8 @@ class Pair:
         self.model = Model(self.config, dtype, device)
         self.draft = Model(draft, dtype, device, DRAFT_SEED)
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
-        parts = config.subject().parts
+        self.on_trial = config.subject()
+        parts = self.on_trial.parts
         tables = parts.of(Part.TABLES, Tables)
         self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
@@ -347,20 +350,22 @@ def cloned(output: Output) -> Output:
 
 def captured_engines(pair: Pair) -> Engines:
     """Return our own engine, captured twice over the graph world's pools."""
-    trial = pair.trial
-    ops = trial.subject().parts.of(Part.OPS, type(trial.ops()))
-    subject, fresh = (
-        CapturedEngine(
-            ops(),
-            pair.models,
-            pair.graph_pools,
-            trial.subject(),
-            trial.buckets,
-            trial.token_buckets,
-            logger,
-            records_ops=pair.records_ops,
-        )
-        for logger in (SUBJECT_LOGGER, FRESH_LOGGER)
-    )
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
     subject.count_allocations()
-    return subject, fresh
+    return subject, captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
+
+
+def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> CapturedEngine:
+    """Return our own engine with some subject, captured over the graph world's pools."""
+    trial = pair.trial
+    ops = subject.parts.of(Part.OPS, type(trial.ops()))
+    return CapturedEngine(
+        ops(),
+        pair.models,
+        pair.graph_pools,
+        subject,
+        trial.buckets,
+        trial.token_buckets,
+        logger,
+        records_ops=pair.records_ops,
+    )
