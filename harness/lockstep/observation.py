@@ -52,12 +52,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Sample:
-    """A request right after it sampled: its tokens in the pool, and the logits [vocab].
+    """The logits [vocab] after a request's first tokens, int64 [L], which were in the pool.
 
     Of a draft model, the tokens run one ahead and `hidden_states` [L, H] go with them.
     `tracked` int64 [L] is each token's state-tracking row, -1 where none is tracked.
     `arithmetic` is that of the engine that gave the logits, None for the eager world's.
-    The first `prefilled` tokens were prefilled.
+    The first `prefilled` tokens were prefilled. `place` is that of the step in its schedule.
     """
 
     serial: int
@@ -69,6 +69,7 @@ class Sample:
     prefilled: int
     hidden_states: Tensor | None = None
     arithmetic: OwnArithmetic | None = None
+    place: int = 0
 
     @property
     def of_draft(self) -> bool:

@@ -26,6 +26,7 @@ from reference.config import PRESETS, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
 from reference.pool import KVPools, Tables
+from reference.speculative import path_to
 from subjects.captured import CapturedEngine
 from subjects.engine import Subject
 from subjects.parts import Part
@@ -301,35 +302,43 @@ class Pair:
             return ()
         samples = samples_of(self.eager, batch, eager_output, rows)
         if self.subject.arithmetic is not None:
-            samples += [
-                replace(sample, arithmetic=self.subject.arithmetic)
-                for sample in samples_of(
-                    self.graph, planned.graph.batch, forward.output, graph_rows
-                )
-            ]
-        return tuple(samples)
+            own = samples_of(self.graph, planned.graph.batch, forward.output, graph_rows)
+            samples += [replace(one, arithmetic=self.subject.arithmetic) for one in own]
+        return tuple(replace(sample, place=planned.place) for sample in samples)
 
 
 def samples_of(
     world: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
 ) -> list[Sample]:
-    """Return what the requests of a batch are after `output`, whose `rows` said their next tokens.
+    """Return what `output` gave the requests of a batch, wherever it has logits of their own.
 
-    A draft model's logits are sampled of the requests that it has caught up on.
+    They are those of each request's last token and, if a tree was verified, of all tokens of
+    the path accepted, of which `rows` has the last; of no draft, which says no token.
     """
+    if batch.mode.drafts:
+        return []
     draft = batch.mode is Mode.DRAFT_EXTEND
-    requests = [world.request_of(span.row) for span in batch.spans]
-    wanted = range(batch.live_requests) if draft else rows
-    return [
-        sample_of(world, request, output["logits"][row], draft=draft)
-        for request, row in zip(requests, wanted, strict=False)
-        if not draft or request.drafted == request.length
-    ]
+    found = []
+    for place, span in enumerate(batch.spans):
+        request = world.request_of(span.row)
+        if span.tree:
+            first = place * len(span.tree)
+            nodes = path_to(span.tree, rows[place] - first)
+            logits = {span.begin + i + 1: first + node for i, node in enumerate(nodes)}
+        else:
+            logits = {span.end: place}
+        found += [
+            sample_of(world, request, length, output["logits"][row], draft=draft)
+            for length, row in logits.items()
+        ]
+    return found
 
 
-def sample_of(world: Scheduler, request: Request, logits: Tensor, *, draft: bool) -> Sample:
-    """Return what `request` is after the target, or its draft, gave these logits."""
-    tokens, length = world.tokens[request.token_row], request.length
+def sample_of(
+    world: Scheduler, request: Request, length: int, logits: Tensor, *, draft: bool
+) -> Sample:
+    """Return the logits that the target, or its draft, gave after the first `length` tokens."""
+    tokens = world.tokens[request.token_row]
     hidden = world.hidden_states[request.token_row, :length]
     return Sample(
         serial=request.serial,
