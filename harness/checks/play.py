@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.checks.of_schedules.dense_agreement import held_against_oracle
-from harness.checks.property import Playback, Playing, Property, Violation, judge
+from harness.checks.property import Playback, Playing, Property, Violation, judge, judge_end
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, not_asked
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
@@ -214,7 +214,10 @@ class Lockstep:
                 step, place, {**asked_for, **extra_runs}, sampling=sampling
             )
             if observation is None:
-                observer(place, step, None, frozenset())
+                new = judged.add(judge_end(self._rules, self.pair.end(place)))
+                observer(place, step, None, new)
+                if judged.violated.intersection(ending):
+                    break
                 continue
             outcome.count(observation)
             if observation.replay is not None:
