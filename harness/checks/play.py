@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from harness.checks.property import Playback, Playing, Property, Violation, judge
+from harness.checks.property import Playback, Playing, Property, Violation, judge, judge_end
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, not_asked
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
@@ -208,7 +208,10 @@ class Lockstep:
                 step, place, {**asked_for, **extra_runs}, sampling=sampling
             )
             if observation is None:
-                observer(place, step, None, frozenset())
+                new = judged.add(judge_end(self._rules, self.pair.end(place)))
+                observer(place, step, None, new)
+                if judged.violated.intersection(ending):
+                    break
                 continue
             outcome.count(observation)
             if observation.replay is not None:

@@ -47,7 +47,7 @@ class RightEngine:
 
     def run(self, pair: Pair, planned: PlannedStep) -> None:
         """Run a step that is planned, and keep what it gave."""
-        self.engine.equalize_padding(planned.mode)
+        pair.equalize_padding(self.engine, planned)
         self.forward = self.engine.forward(planned.graph.batch, planned.mode)
         self.output = cloned(self.forward.output)
         self.storage.copy_(pair.graph_pools.storage)

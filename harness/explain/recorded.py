@@ -274,7 +274,7 @@ class OpRecorder(Recorder):
         if self.runner is None or not isinstance(fresh, CapturedEngine):
             return [], {}
         fresh.recapture()
-        fresh.equalize_padding(planned.mode)
+        self.pair.equalize_padding(fresh, planned)
         calls = run(self.pair, fresh, planned, Overrides()).calls
         return calls, copied(fresh.runners[planned.mode])
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
-from harness.lockstep.observation import Observation, Sample, Snapshot, tracked_rows
+from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd, tracked_rows
+from harness.lockstep.padding import padding_values, spoil
 from harness.lockstep.requests import PlannedForward, Request
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Step
@@ -148,6 +149,7 @@ class Pair:
         for _, _, arena in self.layout.arenas_of(self.compared):
             arena[:, :, 0] = False  # The reserved slot is compared nowhere.
         self.forwards = 0
+        self._consumed: Output = {}
         self._snapshots = [torch.empty_like(self.eager_pools.storage) for _ in range(4)]
 
     @property
@@ -159,6 +161,7 @@ class Pair:
         """Make both worlds equal, byte for byte, and the subject just captured."""
         self.log.take()
         self.forwards = 0
+        self._consumed = {}
         self.eager.reset(seed)
         self.graph.reset(seed)
         self.subject.reset()
@@ -194,6 +197,8 @@ class Pair:
         if the subject fails; what else fails raises its own error.
         """
         with self.log:
+            spoil(self._consumed)
+            self._consumed = {}
             planned = self.plan(step, place)
             if planned is None:
                 return None
@@ -208,7 +213,11 @@ class Pair:
             eager, graph = self._snapshots_after(planned, eager_output, forward)
             warnings = self.log.take()
             replay = forward.replay
+            facts = self.subject.facts(replay) if replay is not None else None
             self.forwards += 1
+            samples = self._commit(planned, eager_output, forward, sampling=sampling)
+            if replay is not None:
+                self._consumed = replay.output
             return Observation(
                 place=place,
                 step=step,
@@ -219,17 +228,31 @@ class Pair:
                 eager=eager,
                 graph=graph,
                 replay=replay,
-                facts=self.subject.facts(replay) if replay is not None else None,
+                facts=facts,
                 expected_graph=planned.expected_graph,
+                end=self.end(place),
+                keys=forward.keys,
+                static=self.subject.static_buffers(planned.mode) if replay is not None else {},
+                payload=self.decoder.payload(batch) if batch and batch.extends else None,
                 extra=extra,
                 warnings=warnings,
-                samples=self._commit(planned, eager_output, forward, sampling=sampling),
+                samples=samples,
             )
+
+    def end(self, place: int) -> StepEnd:
+        """Return who holds what in both worlds now that the step at `place` is over."""
+        sizes = self.graph_pools.sizes
+        return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
+
+    def equalize_padding(self, engine: EngineUnderTest, planned: PlannedStep) -> None:
+        """Make the padded rows of a planned forward equal, alike on whichever engine runs it."""
+        values = padding_values(self.graph, planned.graph.batch, planned.forwards)
+        engine.equalize_padding(planned.mode, values)
 
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
         """Run a planned forward on the subject, with padded rows made equal first."""
         with recorder.equalizing():
-            self.subject.equalize_padding(planned.mode)
+            self.equalize_padding(self.subject, planned)
         with recorder.forwarding(), subject_runs():
             forward = self.subject.forward(planned.graph.batch, planned.mode)
         self.subject.read_kv()
@@ -243,7 +266,7 @@ class Pair:
         fresh = self.fresh_engine
         fresh.write_kv()
         fresh.recapture()
-        fresh.equalize_padding(planned.mode)
+        self.equalize_padding(fresh, planned)
         with subject_runs():
             forward = fresh.forward(planned.graph.batch, planned.mode)
         fresh.read_kv()
