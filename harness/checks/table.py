@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
 from harness.checks.of_schedules.determinism import DETERMINISM
 from harness.checks.of_schedules.token_trajectory import TOKEN_TRAJECTORY
@@ -38,6 +39,7 @@ _ORDER = (
     BATCH_INVARIANCE,
     DENSE_AGREEMENT,
     TOKEN_TRAJECTORY,
+    DECLARED_STATE,
 )
 
 PROPERTIES: Mapping[str, Property] = {rule.id: rule for rule in _ORDER}

@@ -18,6 +18,7 @@ from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialC
 from harness.lockstep.logs import LogTrap
 from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd, tracked_rows
 from harness.lockstep.padding import padding_values, spoil
+from harness.lockstep.python_state import Change, Held, changes, held
 from harness.lockstep.requests import PlannedForward, Request
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Step
@@ -31,7 +32,7 @@ from reference.speculative import path_to
 from subjects.captured import CapturedEngine
 from subjects.engine import Subject
 from subjects.parts import Part
-from subjects.protocol import EngineUnderTest, Forward
+from subjects.protocol import EngineUnderTest, Forward, Offer
 
 DRAFT_SEED = 1
 
@@ -103,7 +104,7 @@ class Pair:
     With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
     a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
     engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built.
+    cannot be built. `just_captured` is what their Python objects held then.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Pair:
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
         self.capture_warnings = self.log.take()
+        self.just_captured = self.python_state().copied()
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         lacks = self.subject.missing.keys()
@@ -165,6 +167,25 @@ class Pair:
         self.eager.reset(seed)
         self.graph.reset(seed)
         self.subject.reset()
+
+    def undeclared(self) -> list[Change]:
+        """Reset both engines; return what they hold and did not when they were just captured."""
+        self.subject.reset()
+        self.fresh_engine.recapture()
+        return changes(self.just_captured, self.python_state(self.just_captured.modules))
+
+    def python_state(self, modules: frozenset[str] | None = None) -> Held:
+        """Return what the Python objects of the engines hold, of those that can show theirs.
+
+        Of their modules, all that are loaded, or those given.
+        """
+        engines = {"engine": self.subject, "fresh engine": self.fresh_engine}
+        objects = {
+            who: engine.python_objects()
+            for who, engine in engines.items()
+            if Offer.PYTHON_STATE not in engine.missing
+        }
+        return held(objects, modules)
 
     def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
         """Plan a step in both worlds; None if it asks for no forward.
@@ -381,20 +402,31 @@ def cloned(output: Output) -> Output:
 
 
 def captured_engines(pair: Pair) -> Engines:
-    """Return our own engine, captured twice over the graph world's pools."""
+    """Return our own engine, captured twice: no Python object of the one is the other's."""
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
+    fresh = captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
+    subject.count_allocations()
+    return subject, fresh
+
+
+def subject_alone(pair: Pair) -> Engines:
+    """Return our own engine in both places, for what asks for no fresh engine."""
     subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
     subject.count_allocations()
-    return subject, captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
+    return subject, subject
 
 
 def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> CapturedEngine:
-    """Return our own engine with some subject, captured over the graph world's pools."""
+    """Return our own engine with some subject, captured over the graph world's KV and tables.
+
+    It shares these tensors and those of weights with the pair, and no object of the pair's.
+    """
     trial = pair.trial
     ops = subject.parts.of(Part.OPS, type(trial.ops()))
     return CapturedEngine(
         ops(),
-        pair.models,
-        pair.graph_pools,
+        {role: model.alike() for role, model in pair.models.items()},
+        pair.graph_pools.alike(),
         subject,
         trial.buckets,
         trial.token_buckets,

@@ -13,7 +13,9 @@ VERSION = 4
 
 Verdict = Literal["green", "red", "interrupted"]
 
-CleanStatus = Literal["green", "red", "vacuous", "warned at capture", "device lost", "failed"]
+CleanStatus = Literal[
+    "green", "red", "undeclared state", "vacuous", "warned at capture", "device lost", "failed"
+]
 """How a clean trial ended."""
 
 HuntStatus = Literal[
@@ -25,6 +27,7 @@ HuntStatus = Literal[
     "clean is red too",
     "vacuous",
     "not reproduced",
+    "undeclared state",
     "device lost",
     "failed",
 ]
@@ -104,6 +107,7 @@ class Finding:
     """One counterexample. `violations` is empty if playing it again showed nothing.
 
     `error` is the traceback of an error of the explainer, which then explained nothing.
+    `history` are schedules without which a fresh process does not show it.
     """
 
     violations: tuple[Violation, ...]
@@ -114,6 +118,7 @@ class Finding:
     explanation: Explanation | None
     error: str | None
     case: CaseHead
+    history: tuple[Schedule, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class PrefillRunner(GraphRunner):
     attention_captured = False
     rows = ROWS
     access: ListedKV | None
+    tokens: int
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of tokens."""
@@ -91,7 +92,6 @@ class PrefillRunner(GraphRunner):
         """Run the bucket's graphs, and attention between them."""
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
-        self.access, self.tokens = None, 0
         if batch is not None:
             self.tokens = batch.live_tokens
             self.access = self.listed_kv(
@@ -101,7 +101,10 @@ class PrefillRunner(GraphRunner):
                 self.view("out_cache_loc", bucket)[: self.tokens],
                 fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets),
             )
-        return super().launch(batch, bucket, captured=captured)
+        try:
+            return super().launch(batch, bucket, captured=captured)
+        finally:
+            self.access, self.tokens = None, 0
 
     def replay(
         self,
@@ -138,7 +141,7 @@ class PrefillRunner(GraphRunner):
 
     def capture_all(self) -> None:
         """Capture every bucket, largest first, with no token live."""
-        self.access = None
+        self.access, self.tokens = None, 0
         self.mixed: list[Tensor] = []
         self.capturing = False
         for bucket in reversed(self.buckets):
