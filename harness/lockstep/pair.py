@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
-from harness.lockstep.observation import Observation, Sample, Snapshot, tracked_rows
+from harness.lockstep.observation import Observation, Sample, Snapshot
 from harness.lockstep.requests import PlannedForward, Request
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Step
@@ -138,6 +138,8 @@ class Pair:
         self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
         for _, _, arena in self.layout.arenas_of(self.compared):
             arena[:, :, 0] = False  # The reserved slot is compared nowhere.
+        for places in self.layout.sections_of(self.compared).values():
+            places[0] = False  # Nor is the reserved place beside KV.
         self.forwards = 0
         self._snapshots = [torch.empty_like(self.eager_pools.storage) for _ in range(4)]
 
@@ -327,7 +329,7 @@ def sample_of(world: Scheduler, request: Request, logits: Tensor, *, draft: bool
         serial=request.serial,
         tokens=tokens[draft : length + draft].clone(),
         logits=logits.clone(),
-        tracked=tracked_rows(length, request.track_index, tracked=world.tracked(request)),
+        tracked=world.tracked(request),
         mrope_delta=request.mrope_delta,
         encoder_len=world.encoder_len(request),
         prefilled=request.prefilled,

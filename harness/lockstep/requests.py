@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from reference.allocator import PageAllocation
-from reference.batch import ENCODER_ROWS, TRACK_ROWS, DraftState, ForwardBatch, Mode, Span
+from reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
 from reference.config import Kind
 from reference.speculative import Tree
+from reference.state_pool import Section
 
 
 @dataclass
@@ -37,13 +38,8 @@ class Request:
         return self.serial % 5
 
     @property
-    def track_index(self) -> int:
-        """The state-tracking row of this request."""
-        return self.serial % TRACK_ROWS
-
-    @property
     def tracked(self) -> bool:
-        """Whether this request's state is tracked."""
+        """Whether this request's recurrent state enters its input."""
         return self.serial % 4 != 3
 
     @property
@@ -54,13 +50,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Owner:
-    """A running request and the pages that it owned during a forward.
+    """A running request, and the pages and the state slot that it owned during a forward.
 
     `length` tokens have their KV in the pool; a SWA page that left the window is None.
     """
 
     serial: int
     row: int
+    state_slot: int
     length: int
     page_size: int
     full_pages: tuple[int, ...]
@@ -74,11 +71,16 @@ class Owner:
         return cls(
             request.serial,
             allocation.row,
+            allocation.state_slot,
             request.length,
             page_size,
             tuple(allocation.full_pages),
             tuple(allocation.swa_pages),
         )
+
+    def place(self, section: Section) -> int:
+        """Return the place of a section of state beside KV that is this request's."""
+        return self.state_slot if section is Section.RECURRENT else self.row
 
     def slots(self, kind: Kind) -> list[int]:
         """Return the slots of one sub-pool that hold a token of this request."""
@@ -113,3 +115,9 @@ def owner_of(kind: Kind, slot: int, spans: Iterable[Span], owners: Sequence[Owne
         if slot in owner.slots(kind):
             return f"request {owner.serial}"
     return "nobody"
+
+
+def owner_of_place(section: Section, place: int, owners: Iterable[Owner]) -> str:
+    """Say in words whose place of a section of state beside KV it is."""
+    found = (owner.serial for owner in owners if owner.place(section) == place)
+    return next((f"request {serial}" for serial in found), "nobody")

@@ -73,9 +73,9 @@ def oracle_logits(models: Mapping[Role, Model], sample: Sample) -> Tensor:
         models[Role.TARGET],
         tokens,
         sample.mrope_delta,
-        sample.tracked,
         sample.encoder_len,
         own_windows(sample),
+        tracked=sample.tracked,
     )
     return logits[-1]
 
