@@ -140,9 +140,7 @@ class Model:
         ops.store_rows(states, paths.targets, found)
         return found
 
-    def payload(
-        self, ops: Ops, states: Tensor, state_mask: Tensor, encoder_lens: Tensor
-    ) -> Tensor:
+    def payload(self, ops: Ops, states: Tensor, state_mask: Tensor, encoder_lens: Tensor) -> Tensor:
         """Return the payload of tokens, float32 [T, H], of their states [T, H].
 
         Mask and lengths have shape [T].
