@@ -159,8 +159,8 @@ class KVLayout:
         self.sizes = sizes
         self.counts = [storage_elements(config, sizes) for config in configs.values()]
         self._shapes = [arena_shapes(config, sizes) for config in configs.values()]
-        width = max((config.hidden for config in configs.values()), default=0)
-        self._sections = section_shapes(sizes.rows, width)
+        widths = {config.hidden for config in configs.values()}
+        self._sections = section_shapes(sizes.rows, max(widths)) if widths else {}
 
     @property
     def elements(self) -> int:

@@ -27,9 +27,9 @@ def scan_states_kernel(
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < HIDDEN
     kept = tl.load(decay + column, mask=inside, other=0.0)
-    first = tl.program_id(0) * tokens
-    for place in range(first, first + tokens):
-        row = place.to(tl.int64)
+    first = tl.program_id(0).to(tl.int64) * tokens
+    for turn in range(0, tokens):
+        row = first + turn
         source = tl.load(sources + row).to(tl.int64)
         parent = tl.load(parents + row).to(tl.int64)
         follows = inside & (parent >= 0)

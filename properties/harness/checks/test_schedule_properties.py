@@ -15,7 +15,7 @@ from harness.checks.of_schedules.dense_agreement import (
 )
 from harness.checks.property import Playback, Playing, Violation
 from harness.checks.table import PROPERTIES
-from harness.lockstep.observation import Sample, tracked_rows
+from harness.lockstep.observation import Sample
 from properties.support.harness.tensors import flip
 from reference.config import PRESETS, Role, draft_config
 from reference.model import Model
@@ -43,7 +43,7 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
         serial=serial,
         tokens=torch.randint(CONFIG.vocab, (length,), generator=generator),
         logits=torch.zeros(CONFIG.vocab),
-        tracked=tracked_rows(length, 1, tracked=True),
+        tracked=True,
         mrope_delta=serial % 5,
         encoder_len=serial % 4,
         prefilled=length,
@@ -200,7 +200,7 @@ def test_logits_within_the_bound_agree(playing: Playing) -> None:
     "change",
     [
         lambda one: replace(one, tokens=one.tokens.roll(1)),
-        lambda one: replace(one, tracked=torch.full_like(one.tracked, -1)),
+        lambda one: replace(one, tracked=False),
         lambda one: replace(one, encoder_len=one.encoder_len - 1),
     ],
     ids=["tokens", "tracked", "encoder_len"],
