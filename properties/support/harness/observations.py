@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.checks.of_steps.batch_invariance import Variant
 from harness.checks.of_steps.hermetic_replay import FreshReplay
+from harness.checks.of_steps.padded_reads import PoisonedRun
 from harness.checks.of_steps.padding_noninterference import NoisyRun
 from harness.lockstep.observation import Observation, Snapshot
 from harness.lockstep.requests import Owner
@@ -268,6 +269,7 @@ def extra_results(found: Observation, batch: ForwardBatch) -> dict[str, object]:
         "hermetic_replay": FreshReplay(
             defined, {kind: list(x) for kind, x in replay.reads.items()}
         ),
+        "padded_reads": PoisonedRun({name: values.clone() for name, values in defined.items()}),
         "padding_noninterference": NoisyRun(
             {name: values.clone() for name, values in output.items()},
             torch.where(owned, found.graph.after, noise),
