@@ -5,6 +5,7 @@ decided by the `KVAccess` it is given: that is where the two worlds differ. A dr
 model is a decoder that adds a projection of the target's hidden state to its input.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,6 +117,13 @@ class Model:
             Kind.SWA: torch.zeros(config.swa.head_dim // 2, dtype=torch.int64, device=device),
             Kind.FULL: rotary_section(config.full.head_dim // 2).to(device),
         }
+
+    def alike(self) -> "Model":
+        """Return another model with the same tensors of weights."""
+        other = copy(self)
+        other.layers = [copy(weights) for weights in self.layers]
+        other.frequency, other.section = dict(self.frequency), dict(self.section)
+        return other
 
     def payload(
         self,

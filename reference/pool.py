@@ -5,6 +5,7 @@ allocator does) nor how a write location is found (each world does, its own way)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,10 @@ class Tables:
             (sizes.rows + 1, max_context), dtype=torch.int32, device=device
         )
         self.reset()
+
+    def alike(self) -> "Tables":
+        """Return other tables over the same tensors."""
+        return copy(self)
 
     def reset(self) -> None:
         """Forget every index."""
@@ -101,6 +106,15 @@ class HybridKVPool:
         """
         fill_with_garbage(self.storage, seed)
         self.tables.reset()
+
+    def alike(self, tables: Tables) -> "HybridKVPool":
+        """Return another pool over the same storage, with tables of its own."""
+        other = copy(self)
+        other.tables = tables
+        other.arena = dict(self.arena)
+        other._shapes = dict(self._shapes)
+        other._place = list(self._place)
+        return other
 
     @property
     def full_to_swa_index_mapping(self) -> Tensor:
@@ -166,7 +180,7 @@ class KVPools:
     """The target's pool and the draft model's: slot numbers and tables shared, storage apart.
 
     Both storages lie in one flat `storage`, so that a snapshot or a comparison of all KV
-    is one op.
+    is one op. `tables` is the class of its index tables.
     """
 
     def __init__(
@@ -176,9 +190,10 @@ class KVPools:
         sizes: PoolSizes,
         dtype: torch.dtype,
         device: torch.device,
+        tables: type[Tables] = Tables,
     ) -> None:
         self.sizes = sizes
-        self.tables = Tables(sizes, target.max_context, device)
+        self.tables = tables(sizes, target.max_context, device)
         self.layout = KVLayout({Role.TARGET: target, Role.DRAFT: draft}, sizes)
         self.storage = torch.zeros(sum(self.layout.counts), dtype=dtype, device=device)
         parts = self.storage.split(self.layout.counts)
@@ -186,6 +201,14 @@ class KVPools:
             role: HybridKVPool(config, sizes, dtype, device, storage=part, tables=self.tables)
             for (role, config), part in zip(self.layout.configs.items(), parts, strict=True)
         }
+
+    def alike(self) -> "KVPools":
+        """Return other pools over the same storage and the same tensors of tables."""
+        other = copy(self)
+        other.tables = self.tables.alike()
+        other.layout = KVLayout(dict(self.layout.configs), self.sizes)
+        other.pools = {role: pool.alike(other.tables) for role, pool in self.pools.items()}
+        return other
 
     def __getitem__(self, role: Role) -> HybridKVPool:
         """Return the pool of one model."""

@@ -9,7 +9,7 @@ import torch
 from reference.batch import ForwardBatch, Mode
 from reference.config import Role
 from reference.eager import draft_inputs, last_rows
-from reference.model import Model, Output, TokenInputs
+from reference.model import Model, TokenInputs
 from reference.ops import Ops
 from reference.pool import KVPools
 from reference.speculative import likeliest
@@ -17,6 +17,7 @@ from subjects.access import ListedKV
 from subjects.buffers import BufferPool
 from subjects.contracts import Changes, Contract, override
 from subjects.key_lists import fresh_span_keys
+from subjects.parts import RIGHT_PARTS, Part, Parts
 from subjects.pool import SubjectPool
 from subjects.protocol import Forward, Overrides
 from subjects.runners import engine_runners
@@ -28,13 +29,15 @@ from subjects.toggles import LocationScheme, Toggles
 class Subject:
     """The runner under test: its contract and its toggles. The other runners have no bug.
 
-    `shared` replaces fields of rows in all runners that share static buffers with it.
+    `shared` replaces fields of rows in all runners that share static buffers with it. `parts`
+    are the classes that it is built from.
     """
 
     runner: str
     contract: Contract
     toggles: Toggles
     shared: Changes = field(default_factory=dict)
+    parts: Parts = RIGHT_PARTS
 
 
 def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
@@ -62,15 +65,18 @@ class Engine:
         self.models = models
         scheme = subject.toggles.scheme
         self.clean = Toggles(scheme)
-        self.pools = {role: SubjectPool(pools[role], ops, scheme, logger) for role in Role}
+        pool = subject.parts.of(Part.POOL, SubjectPool)
+        self.pools = {role: pool(pools[role], ops, scheme, logger) for role in Role}
         on_cuda = models[Role.TARGET].device.type == "cuda"
         memory_pool = torch.cuda.graph_pool_handle() if on_cuda else None
-        buffers = BufferPool(models[Role.TARGET].device)
+        buffer_pool = subject.parts.of(Part.BUFFERS, BufferPool)
+        buffers = buffer_pool(models[Role.TARGET].device)
         self.runners: dict[Mode, GraphRunner] = {}
         for runner in engine_runners(subject.runner):
             under_test = runner.name == subject.runner
             changes = subject.shared if runner.shares_buffers else {}
-            self.runners[runner.mode] = runner(
+            parts = subject.parts if under_test else RIGHT_PARTS
+            self.runners[runner.mode] = parts.of(Part.RUNNER, runner)(
                 RunnerSpec(
                     ops=ops,
                     models=models,
@@ -82,8 +88,9 @@ class Engine:
                     ),
                     toggles=subject.toggles if under_test else self.clean,
                     buckets=token_buckets if runner.token_buckets else request_buckets,
-                    buffers=buffers if runner.shares_buffers else BufferPool(buffers.device),
+                    buffers=buffers if runner.shares_buffers else buffer_pool(buffers.device),
                     memory_pool=memory_pool,
+                    parts=parts,
                 )
             )
         self.under_test = next(r for r in self.runners.values() if r.name == subject.runner)
@@ -107,17 +114,17 @@ class Engine:
             pool.invalidate_loc_cache()
         if runner is not None and (batch is None or runner.can_run(batch)):
             replay = runner.replay(batch, overrides=overrides)
-            return Forward(replay.live_output, replay)
+            return Forward(replay.live_output, replay, runner.keys(replay.bucket))
         if batch is None:
             raise LookupError(f"no runner for an idle step of mode {idle}")
-        return Forward(self._forward_eagerly(batch, toggles), None)
+        return self._forward_eagerly(batch, toggles)
 
     def allocator_changed(self) -> None:
         """React to a change of slot ownership, of which an allocator notifies the target's pool."""
         if self.under_test.toggles.memo_resets.allocator:
             self.pools[Role.TARGET].invalidate_loc_cache()
 
-    def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Output:
+    def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Forward:
         """Run a batch that extends requests, of the target or of the draft model."""
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
         model, pool = self.models[role], self.pools[role]
@@ -129,7 +136,8 @@ class Engine:
         access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)
         rows = last_rows(batch)
         if role is Role.TARGET:
-            return model.forward(self.ops, self._inputs(batch), access, rows)
+            target = model.forward(self.ops, self._inputs(batch), access, rows)
+            return Forward(target, None, lists)
         tokens = draft_inputs(
             self.ops,
             model,
@@ -139,7 +147,8 @@ class Engine:
             batch.num_token_non_padded,
         )
         output = model.forward(self.ops, tokens, access, rows)
-        return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+        output = likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+        return Forward(output, None, lists)
 
     def _inputs(self, batch: ForwardBatch) -> TokenInputs:
         """Return the batch's own tensors as the target's inputs: every row is live."""

@@ -15,7 +15,7 @@ from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig, catalogued
 from harness.records.case import Case
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import missing_inputs
+from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
 
 BugSet = tuple[str, ...]
@@ -80,7 +80,7 @@ def likeliest_runner(bugs: Sequence[str]) -> str:
     """Return the first runner that most of the bugs affect, of those that can have them all."""
 
     def promise(runner: str) -> tuple[bool, int]:
-        able = not any(missing_inputs(BUGS[bug], runner) for bug in bugs)
+        able = not any(lacking(BUGS[bug], runner) for bug in bugs)
         return able, sum(unaffected_reason(BUGS[bug], runner) is None for bug in bugs)
 
     return max(RUNNERS, key=promise)

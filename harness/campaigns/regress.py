@@ -22,7 +22,7 @@ from harness.lockstep.config import TrialConfig
 from harness.schedules.coverage import required_events
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import missing_inputs
+from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 
@@ -51,7 +51,7 @@ def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[tuple[str, str],
         (name, runner)
         for name, bug in BUGS.items()
         for runner in runners
-        if not missing_inputs(bug, runner)
+        if not lacking(bug, runner)
     )
 
 

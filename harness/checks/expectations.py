@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from reference.batch import Mode
 from subjects.bugs.bug import Bug
-from subjects.bugs.switching import missing_inputs
+from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
 
 
@@ -39,7 +39,7 @@ class Expectation:
 class Row:
     """One bug: the property that must see it on the kinds it affects, and why the others are not.
 
-    A pair of a bug and a runner that lacks a static input it is about needs no cell.
+    A pair of a bug and a runner that lacks what it is about needs no cell.
     """
 
     detected_by: str | None
@@ -161,9 +161,9 @@ def expectation(bug: Bug, runner: str) -> Expectation:
     Raises KeyError for a bug without a row, and for a pair that nobody has decided.
     """
     row = _row(bug)
-    missing = missing_inputs(bug, runner)
-    if missing:
-        return Expectation(None, f"it has no static input {', '.join(missing)}")
+    lacks = lacking(bug, runner)
+    if lacks is not None:
+        return Expectation(None, lacks)
     kind = RunnerKind(RUNNERS[runner].mode, RUNNERS[runner].captures)
     if kind in row.affected:
         return Expectation(row.detected_by, None)

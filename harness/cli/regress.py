@@ -21,7 +21,7 @@ from reference.config import PRESETS
 from reports.page import render
 from reports.page import write as write_page
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import missing_inputs
+from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
 
 
@@ -73,12 +73,12 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, st
         if runner:
             known("runner", runner, RUNNERS)
         wanted = [runner] if runner else runners or affected_runners(BUGS[name]) or list(RUNNERS)
-        lacking = [one for one in wanted if missing_inputs(BUGS[name], one)]
-        if lacking:
-            reason = unaffected_reason(BUGS[name], lacking[0])
-            valid = ", ".join(one for one in RUNNERS if not missing_inputs(BUGS[name], one))
+        unfit = [one for one in wanted if lacking(BUGS[name], one)]
+        if unfit:
+            reason = unaffected_reason(BUGS[name], unfit[0])
+            valid = ", ".join(one for one in RUNNERS if not lacking(BUGS[name], one))
             raise ValueError(
-                f"{name} cannot be switched on in {lacking[0]}: {reason}; valid: {valid}"
+                f"{name} cannot be switched on in {unfit[0]}: {reason}; valid: {valid}"
             )
         found += [(name, one) for one in wanted]
     return tuple(dict.fromkeys(found))

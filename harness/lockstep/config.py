@@ -16,7 +16,7 @@ from reference.ops import Ops
 from reference.pool import PoolSizes
 from reference.torch_ops import TorchOps
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import broken_subject, common_scheme, missing_inputs
+from subjects.bugs.switching import broken_subject, common_scheme, lacking
 from subjects.engine import Subject
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
@@ -63,7 +63,7 @@ class TrialConfig:
         known("scheme", self.scheme, list(LocationScheme))
         for name in self.bugs:
             known("bug", name, BUGS)
-            if self.scheme not in BUGS[name].schemes or missing_inputs(BUGS[name], self.runner):
+            if self.scheme not in BUGS[name].schemes or lacking(BUGS[name], self.runner):
                 raise ValueError(
                     f"bug {name} does not live in location scheme {self.scheme} of {self.runner}"
                 )

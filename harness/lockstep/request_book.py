@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
-from harness.lockstep.requests import Owner, PlannedForward, Request
+from harness.lockstep.requests import Owner, Ownership, PlannedForward, Request
 from reference.allocator import Allocator, PageAllocation
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, ModelConfig, Role
@@ -17,7 +17,8 @@ class RequestBook:
     """Requests, their pages and the tokens they have, over one world's pools.
 
     `max_bs` requests run in a batch at most; the engine has runners for `modes`, and does not
-    take the work of `lacks`. `on_change` is called by whatever may change a slot's owner.
+    take the work of `lacks`. `on_change` is called by whatever may change a slot's owner, and
+    `allocator` is the class of what hands out slots.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class RequestBook:
         modes: Collection[Mode] = frozenset(Mode),
         on_change: Callable[[], None] = lambda: None,
         lacks: Collection[Offer] = (),
+        allocator: type[Allocator] = Allocator,
     ) -> None:
         self.config = config
         self.pools = pools
@@ -35,7 +37,7 @@ class RequestBook:
         self.modes = frozenset(modes)
         self.lacks = frozenset(lacks)
         self.draft_mode = next((mode for mode in Mode if mode.drafts and mode in modes), None)
-        self.allocator = Allocator(pools[Role.TARGET], on_change)
+        self.allocator = allocator(pools[Role.TARGET], on_change)
         device, dtype = pools.storage.device, pools.storage.dtype
         self.token_rows = 2 * pools.sizes.rows
         shape = self.token_rows, config.max_context
@@ -63,18 +65,31 @@ class RequestBook:
 
     def owners(self) -> tuple[Owner, ...]:
         """Return who owns which pages now, in the order the requests were admitted."""
-        page_size = self.pools.sizes.page_size
         return tuple(
-            Owner.of(request, page_size)
-            for request in self.running
-            if request.allocation is not None
+            self.owner(request) for request in self.running if request.allocation is not None
+        )
+
+    def owner(self, request: Request) -> Owner:
+        """Return the owner that a request with an allocation is now."""
+        return Owner.of(request, self.pools.sizes.page_size)
+
+    def ownership(self) -> Ownership:
+        """Return who holds which slots and rows now, and which are free."""
+        free, tables = self.allocator, self.pools.tables
+        return Ownership(
+            holders=self.owners(),
+            free_full=tuple(free.free_full),
+            free_swa=tuple(free.free_swa),
+            free_rows=tuple(free.free_rows),
+            mapping=tables.full_to_swa_index_mapping,
+            req_to_token=tables.req_to_token,
         )
 
     def owned(self, request: Request) -> tuple[list[int], list[int]]:
         """Return the full and SWA slots that hold a token of `request`."""
         if request.allocation is None:
             return [], []
-        owner = Owner.of(request, self.pools.sizes.page_size)
+        owner = self.owner(request)
         return owner.slots(Kind.FULL), owner.slots(Kind.SWA)
 
     def request_of(self, row: int) -> Request:

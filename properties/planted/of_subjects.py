@@ -377,7 +377,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="private-buffers-are-shared",
         file="subjects/engine.py",
-        old="buffers=buffers if runner.shares_buffers else BufferPool(buffers.device),",
+        old="buffers=buffers if runner.shares_buffers else buffer_pool(buffers.device),",
         new="buffers=buffers,",
         tests=("properties/subjects/test_shared_buffers.py",),
         why="A runner that has its buffers to itself shares them with the others.",

@@ -14,7 +14,7 @@ from properties.support.subjects.runners import EXPECTED, PRESET
 from properties.support.subjects.static_inputs import ExpectedInput, stale
 from subjects.buffers import BufferPool, StaticInputs
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import broken_subject, missing_inputs
+from subjects.bugs.switching import broken_subject, lacking
 from subjects.contracts import Axis, Contract, Policy, StaticInput, keep, reset
 from subjects.engine import contract
 from subjects.runners import RUNNERS
@@ -208,8 +208,8 @@ def test_a_row_of_a_bug_replaces_its_fields_alone(name: str) -> None:
     """In every runner that has the row, the broken contract differs in it, and in one field."""
     bug = BUGS[name]
     for runner, kind in RUNNERS.items():
-        if missing_inputs(bug, runner):
-            with pytest.raises(KeyError, match="no static input called"):
+        if lacking(bug, runner):
+            with pytest.raises(KeyError, match="it has no static input"):
                 broken_subject([bug], runner, bug.scheme)
             continue
         right = contract(kind, bug.scheme)
@@ -226,4 +226,5 @@ def test_a_bug_of_a_contract_can_be_switched_on_wherever_its_rows_are() -> None:
         bug = BUGS[name]
         for runner, wanted in EXPECTED.items():
             lacks = sorted(bug.rows.keys() - wanted.inputs_under(bug.scheme).keys())
-            assert missing_inputs(bug, runner) == lacks, (name, runner)
+            said = f"it has no static input {', '.join(lacks)}" if lacks else None
+            assert lacking(bug, runner) == said, (name, runner)

@@ -13,7 +13,7 @@ from harness.checks.expectations import affected_runners
 from harness.lockstep.config import DTYPES, TrialConfig
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import missing_inputs
+from subjects.bugs.switching import lacking
 from subjects.runners import ONE_PER_ENGINE, RUNNERS
 from subjects.toggles import LocationScheme
 
@@ -107,7 +107,7 @@ def every_pair() -> list[tuple[str, str]]:
         (name, runner)
         for name, bug in BUGS.items()
         for runner in RUNNERS
-        if not missing_inputs(bug, runner)
+        if not lacking(bug, runner)
     ]
 
 

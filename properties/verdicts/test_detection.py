@@ -34,7 +34,7 @@ from properties.support.harness.planting import SCHEDULE, captured, shared
 from properties.support.harness.shrunk_sizes import most_steps
 from properties.support.trials import bug_trial
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import missing_inputs
+from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
 
 EXAMPLES = 50
@@ -92,7 +92,7 @@ def test_every_bug_and_runner_is_decided_once() -> None:
             reason = unaffected_reason(bug, runner)
             assert (reason is None) == (runner in affected_runners(bug))
             assert reason is None or len(reason) > 10
-            assert not (reason is None and missing_inputs(bug, runner))
+            assert not (reason is None and lacking(bug, runner))
     assert TABLE.keys() == BUGS.keys()
     for row in TABLE.values():
         assert not row.affected & row.unaffected.keys()

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from reference.batch import Mode
 from subjects.contracts import Changes
+from subjects.parts import Part
 from subjects.toggles import LocationScheme
 
 THREAD = "https://github.com/sgl-project/sglang/pull/{}"
@@ -19,8 +21,9 @@ class Bug:
 
     What differs: `rows` replaces fields of contract rows, in all runners that share the buffer
     if `in_shared`. `without` drops sites of `MemoResets`. `toggles` replaces further fields of
-    `Toggles`. `needs` names static inputs, beside those of `rows`, without which a runner has
-    nothing that could differ.
+    `Toggles`. `parts` are classes that come before the right ones, with the methods that differ.
+    `needs` names static inputs, beside those of `rows`, and `modes` the forwards without which a
+    runner has nothing that could differ; no modes are all.
 
     `in_traffic` says whether recorded traffic can show it: there an engine idles only once all
     requests have left.
@@ -35,7 +38,9 @@ class Bug:
     in_shared: bool = False
     without: tuple[str, ...] = ()
     toggles: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[Part, type] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    modes: frozenset[Mode] = frozenset()
     in_traffic: bool = True
     also_in: tuple[LocationScheme, ...] = ()
 

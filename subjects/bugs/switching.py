@@ -10,13 +10,18 @@ from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme, Toggles
 
 
-def missing_inputs(bug: Bug, runner: str) -> list[str]:
-    """Return the static inputs that `bug` is about and `runner` lacks.
+def lacking(bug: Bug, runner: str) -> str | None:
+    """Return what `bug` is about and `runner` lacks, None if it has all of it.
 
-    If there are any, the bug cannot be switched on in that runner.
+    If it lacks anything, the bug cannot be switched on in that runner.
     """
     rows = {row.name for row in contract(RUNNERS[runner], bug.scheme)}
-    return sorted({*bug.rows, *bug.needs} - rows)
+    missing = sorted({*bug.rows, *bug.needs} - rows)
+    if missing:
+        return f"it has no static input {', '.join(missing)}"
+    if bug.modes and RUNNERS[runner].mode not in bug.modes:
+        return f"it runs no forward of mode {' or '.join(sorted(bug.modes))}"
+    return None
 
 
 def clean_subject(runner: str, scheme: LocationScheme) -> Subject:
@@ -27,7 +32,7 @@ def clean_subject(runner: str, scheme: LocationScheme) -> Subject:
 def broken_subject(bugs: Iterable[Bug], runner: str, scheme: LocationScheme) -> Subject:
     """Return the runner with bugs switched on, one after the other.
 
-    Raises KeyError for a runner that lacks a static input that a bug is about.
+    Raises KeyError for a runner that lacks what a bug is about.
     """
     subject = clean_subject(runner, scheme)
     for bug in bugs:
@@ -37,9 +42,9 @@ def broken_subject(bugs: Iterable[Bug], runner: str, scheme: LocationScheme) -> 
 
 def switched_on(bug: Bug, subject: Subject) -> Subject:
     """Return a subject with one bug more. Raises KeyError as `broken_subject` does."""
-    missing = missing_inputs(bug, subject.runner)
-    if missing:
-        raise KeyError(f"{subject.runner} has no static input called {', '.join(missing)}")
+    lacks = lacking(bug, subject.runner)
+    if lacks is not None:
+        raise KeyError(f"{bug.name} cannot be switched on in {subject.runner}: {lacks}")
     toggles = subject.toggles
     return replace(
         subject,
@@ -50,6 +55,7 @@ def switched_on(bug: Bug, subject: Subject) -> Subject:
             **bug.toggles,
         ),
         shared=shared_with(bug, subject),
+        parts=subject.parts.with_before(bug.parts),
     )
 
 

@@ -17,13 +17,15 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind, Role
 from reference.model import Model, Output
 from reference.ops import Ops
+from subjects.access import ListedKV
 from subjects.buffers import BufferPool, Conversions, StaticInputs
 from subjects.contracts import Axis, Contract, Extents
 from subjects.graphs.capture import Capture
 from subjects.graphs.protocol import Graph
 from subjects.key_lists import Lists, StaticLists
+from subjects.parts import Part, Parts
 from subjects.pool import LocState, SubjectPool
-from subjects.protocol import Overrides, Replay
+from subjects.protocol import KeyLists, Overrides, Replay
 from subjects.toggles import LocationScheme, Toggles
 
 WARM_UP_RUNS = 2
@@ -44,6 +46,7 @@ class RunnerSpec:
     buckets: tuple[int, ...]
     buffers: BufferPool
     memory_pool: Any | None
+    parts: Parts
 
 
 class GraphRunner(ABC):
@@ -76,14 +79,18 @@ class GraphRunner(ABC):
         self.buckets = tuple(sorted(spec.buckets))
         self.memory_pool = spec.memory_pool
         config = self.target.config
-        self.inputs = StaticInputs(
+        self.listed_kv = spec.parts.of(Part.ACCESS, ListedKV)
+        self.capture_type = spec.parts.of(Part.CAPTURE, Capture)
+        self.inputs = spec.parts.of(Part.INPUTS, StaticInputs)(
             spec.contract,
             self.extents(self.buckets[-1]),
             spec.buffers,
             self.target.dtype,
             config.hidden,
         )
-        self.metadata = StaticLists(self.metadata_sizes(self.buckets[-1]), spec.buffers)
+        self.metadata = spec.parts.of(Part.METADATA, StaticLists)(
+            self.metadata_sizes(self.buckets[-1]), spec.buffers
+        )
         self.captured: dict[int, Capture[Any]] = {}
         self.captured_states: list[LocState] = []
         self.capture_all()
@@ -103,6 +110,10 @@ class GraphRunner(ABC):
     @abstractmethod
     def plan(self, bucket: int) -> None:
         """Write the metadata of a bucket's populated rows, padded ones too."""
+
+    @abstractmethod
+    def keys(self, bucket: int) -> KeyLists | None:
+        """Return the key lists that a bucket's rows read KV by; None where no row reads any."""
 
     @abstractmethod
     def forward(self, bucket: int) -> Output:
@@ -178,6 +189,15 @@ class GraphRunner(ABC):
         output: Output = graph.output
         return output
 
+    def new_capture(self) -> Capture[Any]:
+        """Return a capture in this runner's memory pool, of nothing yet."""
+        return self.capture_type(self.ops, self.memory_pool)
+
+    @property
+    def window(self) -> int:
+        """How many keys a token sees on SWA layers, itself included."""
+        return self.target.config.window
+
     def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
         """Write the key lists of a bucket's rows, made by `row_lists` or what takes the same."""
         self.metadata.write(
@@ -185,7 +205,7 @@ class GraphRunner(ABC):
                 self.view("req_pool_indices", bucket),
                 self.view("seq_lens", bucket),
                 self.view("seq_lens_cpu", bucket),
-                self.target.config.window,
+                self.window,
                 self.pool,
                 self.toggles.memo_resets,
             )
@@ -248,7 +268,7 @@ class GraphRunner(ABC):
             run_once = partial(self.run_once, bucket)
             for _ in range(WARM_UP_RUNS):
                 run_once()
-            capture: Capture[Output] = Capture(self.ops, self.memory_pool)
+            capture = self.new_capture()
             self.captured[bucket] = capture.run(run_once)
             # The graph may read a translation that was memoised before it. Were that tensor
             # freed, the graph would read freed memory, not a stale translation.

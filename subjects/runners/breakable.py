@@ -48,5 +48,5 @@ class BreakableRunner(PrefillRunner):
 
     def capture(self, bucket: int) -> Capture[Output]:
         """Capture one forward in segments."""
-        capture: Capture[Output] = Capture(self.ops, self.memory_pool)
+        capture: Capture[Output] = self.new_capture()
         return capture.run(lambda: self.forward(bucket, capture))

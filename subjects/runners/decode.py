@@ -8,7 +8,6 @@ from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output, TokenInputs
-from subjects.access import ListedKV
 from subjects.contracts import (
     ENCODER_LEN_FILL_VALUE,
     SEQ_LEN_FILL_VALUE,
@@ -20,7 +19,8 @@ from subjects.contracts import (
     keep,
     reset,
 )
-from subjects.key_lists import KeyLists, row_keys, row_lists, row_sizes
+from subjects.key_lists import row_keys, row_lists, row_sizes
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
 from subjects.toggles import LocationScheme
 
@@ -111,5 +111,5 @@ class DecodeRunner(GraphRunner):
             token_count=self.view("global_num_tokens", bucket),
         )
         loc = self.view("out_cache_loc", bucket)
-        access = ListedKV(self.ops, self.target, self.pool, loc, self.keys(bucket))
+        access = self.listed_kv(self.ops, self.target, self.pool, loc, self.keys(bucket))
         return self.target.forward(self.ops, tokens, access)

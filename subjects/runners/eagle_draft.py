@@ -12,9 +12,9 @@ from reference.config import SPECULATION, Role
 from reference.eager import draft_inputs
 from reference.model import Output
 from reference.speculative import propose
-from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import draft_lists, row_keys, row_sizes
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
 
 
@@ -60,6 +60,11 @@ class EagleDraftRunner(GraphRunner):
         """List the keys of every branch, for every forward."""
         self.list_rows(bucket, draft_lists)
 
+    def keys(self, bucket: int) -> KeyLists:
+        """Return the static key lists of every branch, forward after forward."""
+        rows = SPECULATION.forwards * SPECULATION.topk * bucket
+        return row_keys(self.metadata.buffers, 0, rows)
+
     def forward(self, bucket: int) -> Output:
         """Return every candidate of every request: `scores`, `tokens` and `chosen`."""
         rows = bucket * SPECULATION.topk
@@ -71,7 +76,7 @@ class EagleDraftRunner(GraphRunner):
             if self.toggles.memo_resets.run_once:
                 self.pool.invalidate_loc_cache()
             keys = row_keys(self.metadata.buffers, step * rows, rows)
-            access = ListedKV(self.ops, self.draft, self.pool, by_step[step], keys)
+            access = self.listed_kv(self.ops, self.draft, self.pool, by_step[step], keys)
             tokens = draft_inputs(
                 self.ops, self.draft, input_ids, hidden, positions + step, self.scalar(rows)
             )

@@ -39,20 +39,20 @@ class PiecewiseRunner(PrefillRunner):
 
     def capture(self, bucket: int) -> Capture[Output]:
         """Capture every piece as a graph of its own, in the order they run."""
-        whole: Capture[Output] = Capture(self.ops, self.memory_pool)
+        whole: Capture[Output] = self.new_capture()
         left = self._captured(whole, lambda: self._first(bucket))
         for layer in range(len(self.target.layers)):
             whole.breaks.append(self._attention(layer, left))
             if layer + 1 < len(self.target.layers):
                 left = self._captured(whole, self._piece(bucket, layer, left))
         before_last = left
-        piece: Capture[Output] = Capture(self.ops, self.memory_pool)
+        piece: Capture[Output] = self.new_capture()
         whole.output = piece.run(lambda: self._last(bucket, before_last)).output
         whole.segments += piece.segments
         return whole
 
     def _captured(self, whole: Capture[Output], function: Callable[[], PieceOutput]) -> PieceOutput:
-        piece: Capture[PieceOutput] = Capture(self.ops, self.memory_pool)
+        piece: Capture[PieceOutput] = self.new_capture()
         left = piece.run(function).output
         whole.segments += piece.segments
         return left

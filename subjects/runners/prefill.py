@@ -19,7 +19,7 @@ from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticInput, keep, reset
 from subjects.graphs.capture import Capture
 from subjects.key_lists import fresh_span_keys
-from subjects.protocol import Overrides, Replay
+from subjects.protocol import KeyLists, Overrides, Replay
 from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
 from subjects.toggles import LocationScheme
 
@@ -53,6 +53,7 @@ class PrefillRunner(GraphRunner):
     attention_captured = False
     rows = ROWS
     access: ListedKV | None
+    tokens: int
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of tokens."""
@@ -64,6 +65,10 @@ class PrefillRunner(GraphRunner):
 
     def plan(self, bucket: int) -> None:
         """Plan nothing ahead: attention has the real batch's metadata."""
+
+    def keys(self, bucket: int) -> KeyLists | None:
+        """Return the fresh key lists of the live tokens; padded ones do not attend."""
+        return None if self.access is None else self.access.lists
 
     def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
@@ -87,19 +92,19 @@ class PrefillRunner(GraphRunner):
         """Run the bucket's graphs, and attention between them."""
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
-        self.access, self.tokens = None, 0
         if batch is not None:
             self.tokens = batch.live_tokens
-            self.access = ListedKV(
+            self.access = self.listed_kv(
                 self.ops,
                 self.target,
                 self.pool,
                 self.view("out_cache_loc", bucket)[: self.tokens],
-                fresh_span_keys(
-                    batch, self.target.config.window, self.pool, self.toggles.memo_resets
-                ),
+                fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets),
             )
-        return super().launch(batch, bucket, captured=captured)
+        try:
+            return super().launch(batch, bucket, captured=captured)
+        finally:
+            self.access, self.tokens = None, 0
 
     def replay(
         self,
@@ -136,7 +141,7 @@ class PrefillRunner(GraphRunner):
 
     def capture_all(self) -> None:
         """Capture every bucket, largest first, with no token live."""
-        self.access = None
+        self.access, self.tokens = None, 0
         self.mixed: list[Tensor] = []
         self.capturing = False
         for bucket in reversed(self.buckets):

@@ -33,7 +33,7 @@ from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
 from properties.support.harness.scripted import ERROR, Scripted, violating
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import missing_inputs
+from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 
@@ -82,7 +82,7 @@ def test_a_bug_is_where_it_can_live_and_must_be_seen_there_or_is_hidden() -> Non
     for point, bug, runner in PAIRS:
         assert runner in point.runners
         assert point.scheme in BUGS[bug].schemes
-        assert not missing_inputs(BUGS[bug], runner)
+        assert not lacking(BUGS[bug], runner)
         assert unaffected_reason(BUGS[bug], runner) is None
         detecting = detected_by(BUGS[bug])
         assert detecting is not None
