@@ -147,7 +147,7 @@ class Finding:
         return cls(schedule, violations, tuple(timeline), found.explanation, found.error)
 
     @classmethod
-    def undeclared(cls, confirmed: Confirmed) -> "Finding":
+    def of_undeclared_state(cls, confirmed: Confirmed) -> "Finding":
         """Return the finding that no fresh process shows: nothing of it can be explained."""
         violations = tuple(violation.to_json() for violation in confirmed.violations)
         return cls(confirmed.schedule, violations, (), undeclared=True, history=confirmed.history)
@@ -259,7 +259,7 @@ def _finding(task: Task, lockstep: Lockstep, shown: Confirmed) -> Finding:
     traceback in the finding.
     """
     if shown.undeclared is not None:
-        return Finding.undeclared(shown)
+        return Finding.of_undeclared_state(shown)
     schedule = shown.schedule
     lockstep.watch(PROPERTIES)
     outcome, timeline = observe(lockstep, schedule)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
-from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd, tracked_rows
+from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from harness.lockstep.padding import padding_values, spoil
 from harness.lockstep.python_state import Change, Held, changes, held
 from harness.lockstep.requests import PlannedForward, Request
@@ -150,6 +150,8 @@ class Pair:
         self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
         for _, _, arena in self.layout.arenas_of(self.compared):
             arena[:, :, 0] = False  # The reserved slot is compared nowhere.
+        for places in self.layout.sections_of(self.compared).values():
+            places[0] = False  # Nor is the reserved place beside KV.
         self.forwards = 0
         self._consumed: Output = {}
         self._snapshots = [torch.empty_like(self.eager_pools.storage) for _ in range(4)]
@@ -254,7 +256,7 @@ class Pair:
                 end=self.end(place),
                 keys=forward.keys,
                 static=self.subject.static_buffers(planned.mode) if replay is not None else {},
-                payload=self.decoder.payload(batch) if batch and batch.extends else None,
+                payload=self.decoder.payload if batch and batch.extends else None,
                 extra=extra,
                 warnings=warnings,
                 samples=samples,
@@ -388,7 +390,7 @@ def sample_of(
         serial=request.serial,
         tokens=tokens[draft : length + draft].clone(),
         logits=logits.clone(),
-        tracked=tracked_rows(length, request.track_index, tracked=world.tracked(request)),
+        tracked=world.tracked(request),
         mrope_delta=request.mrope_delta,
         encoder_len=world.encoder_len(request),
         prefilled=request.prefilled,

@@ -21,6 +21,7 @@ from subjects.graphs.capture import Capture
 from subjects.key_lists import fresh_span_keys
 from subjects.protocol import KeyLists, Overrides, Replay
 from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
+from subjects.states import extend_paths
 from subjects.toggles import LocationScheme
 
 MOST_REQUESTS = 8
@@ -75,14 +76,21 @@ class PrefillRunner(GraphRunner):
         return {} if batch is None else self.batch_inputs(batch)
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date; the payload goes in as input embeddings."""
+        """Bring the static inputs up to date; the payload goes in as input embeddings.
+
+        The recurrent states are scanned here, before the graphs.
+        """
         super().populate(batch, bucket, padded=padded)
         if batch is not None:
             requests = batch.token_requests
+            slots = self.inputs.buffers["mamba_track_indices"]
+            paths = extend_paths(slots, requests, batch.positions, batch.longest)
+            states = self.target.advance_states(
+                self.ops, self.states.recurrent, paths, batch.input_ids
+            )
             payload = self.target.payload(
                 self.ops,
-                batch.positions,
-                self.inputs.buffers["mamba_track_indices"][requests],
+                states,
                 self.inputs.buffers["mamba_track_mask"][requests],
                 batch.encoder_lens[requests],
             )
