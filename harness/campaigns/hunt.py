@@ -175,7 +175,13 @@ def draw(
     """Hand `examples` schedules drawn for a trial to `use`, until one raises."""
     trial = lockstep.trial
     under_test = RUNNERS[trial.runner].mode
-    drawn = schedules(lockstep.pair.config, max(trial.buckets), lockstep.pair.modes, under_test)
+    drawn = schedules(
+        lockstep.pair.config,
+        trial.buckets,
+        trial.token_buckets,
+        lockstep.pair.modes,
+        under_test,
+    )
     for_each_drawn(drawn, use, seed_value, examples)
 
 
