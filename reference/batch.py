@@ -156,6 +156,11 @@ class ForwardBatch:
         return len(self.spans)
 
     @property
+    def extends(self) -> bool:
+        """Whether it computes tokens of the target that are known already."""
+        return self.mode is Mode.EXTEND
+
+    @property
     def live_tokens(self) -> int:
         """Live tokens."""
         return self.positions.shape[0]

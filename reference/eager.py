@@ -177,17 +177,20 @@ class EagerDecoder:
                 return self._draft_extend(batch)
         return self._target(batch)
 
-    def _target(self, batch: ForwardBatch) -> Output:
-        payload = self.model.payload(
+    def payload(self, batch: ForwardBatch) -> Tensor:
+        """Return what the target adds to the embeddings of a batch's tokens, float32 [T, H]."""
+        return self.model.payload(
             self.ops,
             batch.positions,
             batch.mamba_track_indices[batch.token_requests],
             batch.mamba_track_mask[batch.token_requests],
             batch.encoder_lens[batch.token_requests],
         )
+
+    def _target(self, batch: ForwardBatch) -> Output:
         tokens = TokenInputs(
             input_ids=batch.input_ids,
-            payload=payload,
+            payload=self.payload(batch),
             positions=batch.positions,
             mrope_positions=batch.mrope_positions,
             live_tokens=batch.num_token_non_padded,

@@ -96,8 +96,9 @@ def _norm(hidden: Tensor, weight: Tensor) -> Tensor:
 
 def _angles(model: Model, kind: Kind, length: int, mrope_delta: int) -> Tensor:
     dim = model.config.shape(kind).head_dim
-    base = torch.tensor(model.config.rope_theta(kind), dtype=torch.float64)
-    frequency = torch.exp(-2 * torch.arange(dim // 2) / dim * torch.log(base))
+    # float64 throughout: a quotient of whole numbers would be float32, and stay so.
+    place = torch.arange(dim // 2, dtype=torch.float64)
+    frequency = torch.exp(-2 * place / dim * math.log(model.config.rope_theta(kind)))
     position = torch.arange(length, dtype=torch.float64)[:, None].expand(-1, len(frequency))
     if kind is Kind.FULL:
         # Pair p of P belongs to mrope section floor(3 p / P), which runs `mrope_delta` ahead

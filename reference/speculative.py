@@ -89,6 +89,14 @@ def _parent(place: int, chosen: list[int], topk: int) -> int:
     return topk + (step - 1) * topk * topk + chosen[(step - 1) * topk + branch]
 
 
+def path_to(tree: Tree, node: int) -> list[int]:
+    """Return a node of a tree and all above it, from the root down."""
+    path = [node]
+    while (parent := tree[path[-1]][1]) >= 0:
+        path.append(parent)
+    return path[::-1]
+
+
 def accepted_path(tree: Tree, greedy: list[int], at_least: int) -> list[int]:
     """Return the nodes of a verified tree that are accepted, from the root down.
 

@@ -121,9 +121,23 @@ def bug_cards(record: Record) -> Iterator[Card]:
 
 def _bug_counts(bug: BugRow) -> Iterator[Fact]:
     yield Fact("schedules to detection", or_dash(bug.schedules_to_detection))
+    yield from _reach(bug)
     yield from _counts(bug)
     if bug.capture_warnings:
         yield Fact("warnings at capture", str(bug.capture_warnings))
+
+
+def _reach(bug: BugRow) -> Iterator[Fact]:
+    """Yield how far the bug got in the schedules that were followed: reached, then triggered."""
+    reach = bug.reach
+    if reach is None:
+        return
+    for name, count, place in (
+        ("reached", reach.reached, reach.reached_at),
+        ("triggered", reach.triggered, reach.triggered_at),
+    ):
+        first = "" if place is None else f", first at step {place}"
+        yield Fact(name, f"in {count} of {reach.schedules} schedules followed{first}")
 
 
 def _counts(hunt: TrialRow) -> Iterator[Fact]:

@@ -161,18 +161,13 @@ class CapturedEngine:
         for runner in self.runners.values():
             runner.forget_conversions()
 
-    def equalize_padding(self, mode: Mode) -> None:
-        """Give the tails of KEEP and FILL_ONCE buffers one valid value.
+    def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
+        """Give the tails of KEEP and FILL_ONCE buffers the value of their name, 0 if there is none.
 
         By the right contract, not the subject's: padded rows are then equal in both of two runs.
-        A mask is set, not cleared: padded rows must go on reading what their indices say.
         """
-        for buffers in self._kept.get(mode, ()):
-            if buffers[0].dtype is torch.bool:
-                for buffer in buffers:
-                    buffer.fill_(value=True)
-            else:
-                torch._foreach_zero_(buffers)
+        for name, buffer in self._kept.get(mode, {}).items():
+            buffer.fill_(values.get(name, 0))
 
     def state(self) -> Any:
         """Return the Python state about write locations of every pool."""
@@ -199,13 +194,13 @@ class CapturedEngine:
             for captured in runner.captured.values():
                 captured.segments = [CountingGraph(graph) for graph in captured.segments]
 
-    def _kept_buffers(self, runner: GraphRunner) -> list[list[Tensor]]:
-        """Return what the runner's right contract does not reset, in groups of one dtype."""
-        return grouped(
-            runner.inputs.buffers[row.name]
+    def _kept_buffers(self, runner: GraphRunner) -> dict[str, Tensor]:
+        """Return what the runner's right contract does not reset, by name."""
+        return {
+            row.name: runner.inputs.buffers[row.name]
             for row in contract(RUNNERS[runner.name], self.scheme)
             if row.policy is not Policy.RESET
-        )
+        }
 
     def _translated_dtype(self) -> torch.dtype:
         """Return the dtype that the pool's own translation returns."""

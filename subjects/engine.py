@@ -9,7 +9,7 @@ import torch
 from reference.batch import ForwardBatch, Mode
 from reference.config import Role
 from reference.eager import draft_inputs, last_rows
-from reference.model import Model, Output, TokenInputs
+from reference.model import Model, TokenInputs
 from reference.ops import Ops
 from reference.pool import KVPools
 from reference.speculative import likeliest
@@ -114,17 +114,17 @@ class Engine:
             pool.invalidate_loc_cache()
         if runner is not None and (batch is None or runner.can_run(batch)):
             replay = runner.replay(batch, overrides=overrides)
-            return Forward(replay.live_output, replay)
+            return Forward(replay.live_output, replay, runner.keys(replay.bucket))
         if batch is None:
             raise LookupError(f"no runner for an idle step of mode {idle}")
-        return Forward(self._forward_eagerly(batch, toggles), None)
+        return self._forward_eagerly(batch, toggles)
 
     def allocator_changed(self) -> None:
         """React to a change of slot ownership, of which an allocator notifies the target's pool."""
         if self.under_test.toggles.memo_resets.allocator:
             self.pools[Role.TARGET].invalidate_loc_cache()
 
-    def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Output:
+    def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Forward:
         """Run a batch that extends requests, of the target or of the draft model."""
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
         model, pool = self.models[role], self.pools[role]
@@ -136,7 +136,8 @@ class Engine:
         access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)
         rows = last_rows(batch)
         if role is Role.TARGET:
-            return model.forward(self.ops, self._inputs(batch), access, rows)
+            target = model.forward(self.ops, self._inputs(batch), access, rows)
+            return Forward(target, None, lists)
         tokens = draft_inputs(
             self.ops,
             model,
@@ -146,7 +147,8 @@ class Engine:
             batch.num_token_non_padded,
         )
         output = model.forward(self.ops, tokens, access, rows)
-        return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+        output = likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+        return Forward(output, None, lists)
 
     def _inputs(self, batch: ForwardBatch) -> TokenInputs:
         """Return the batch's own tensors as the target's inputs: every row is live."""

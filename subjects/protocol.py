@@ -34,6 +34,9 @@ class Offer(StrEnum):
     IDLE_REPLAY = "a replay of padded rows alone"
     CROSS_ATTENTION = "requests with cross attention"
     TRACKED_STATE = "requests whose recurrent state is tracked"
+    ALLOCATOR = "who holds which slot, as the engine's own allocator has it"
+    READS = "the index lists by which each row reads KV"
+    INPUTS = "what its static inputs hold, by names that are known"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,34 @@ Reads = Mapping[str, Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True)
+class Keys:
+    """The keys of R rows on layers of one kind: slots[begin[r]:end[r]] of a slot list.
+
+    `begin` and `end` are [R]. `mask_start` int64 [R] says where in the forward's mask the bits
+    of a row's keys begin; None where no mask applies.
+    """
+
+    begin: Tensor
+    end: Tensor
+    slots: Tensor
+    mask_start: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class KeyLists:
+    """The keys of a forward on full layers (full slots) and on SWA layers (SWA slots).
+
+    A row reads a key of its list where `mask` (bool [M]) is set, or every one where that is
+    None. The rows are those that attend, padded ones after the live ones; of a draft, those of
+    one forward after those of another.
+    """
+
+    full: Keys
+    swa: Keys
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Replay:
     """One replay: how much of its bucket was live, in requests or tokens, and what it gave.
 
@@ -86,10 +117,15 @@ class Replay:
 
 @dataclass(frozen=True)
 class Forward:
-    """The outcome of one forward: what it gives for live rows, and the replay if there was one."""
+    """The outcome of one forward: what it gives for live rows, and the replay if there was one.
+
+    `keys` are the index lists that it read KV by, None where they are not seen: the engine's
+    own tensors, valid until its next forward.
+    """
 
     output: Output
     replay: Replay | None
+    keys: KeyLists | None = None
 
 
 @dataclass(frozen=True)
@@ -214,10 +250,11 @@ class EngineUnderTest(Protocol):
         """Give every static buffer, and the Python state, what they held after capture."""
         ...
 
-    def equalize_padding(self, mode: Mode) -> None:
+    def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
         """Give the tails of buffers that padding keeps, or fills once, one valid value.
 
-        Padded rows are then equal, in both of two runs that are to be compared.
+        `values` says which, by the name of a buffer; it is 0 where none is said. Padded rows are
+        then equal, in both of two runs that are to be compared.
         """
         ...
 

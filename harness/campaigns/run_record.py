@@ -133,6 +133,7 @@ def _bug_row(result: Result, cases: Path, shown: str) -> schema.BugRow:
         unaffected=result.task.unaffected,
         schedules_to_detection=result.hunt_result.schedules if finding else None,
         seen=tuple(name for name in PROPERTIES if name in seen),
+        reach=result.reach,
     )
 
 

@@ -6,7 +6,7 @@ can be handed to a worker process; so is its result.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ from harness.campaigns.executor import Ended
 from harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
+    draw,
     first_failure,
     hunt,
     time_limit,
@@ -25,8 +26,10 @@ from harness.checks.expectations import expectation, unaffected_reason
 from harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.explain.facts import Explanation, TimelineEntry
+from harness.explain.facts import Explanation, Reach, TimelineEntry
+from harness.explain.reach import AT_CAPTURE, Reaching
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.tracebacks import traceback_of
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
@@ -142,7 +145,8 @@ class Finding:
 class Result:
     """What a task gave. `capture_warnings` were logged while its graphs were captured.
 
-    `error` is the traceback of what made it fail, with no absolute path.
+    `error` is the traceback of what made it fail, with no absolute path. `reach` says how far
+    a bug got that must be detected.
     """
 
     task: Task
@@ -152,6 +156,7 @@ class Result:
     capture_warnings: int
     seconds: float
     error: str | None = None
+    reach: Reach | None = None
 
     @property
     def spoiled(self) -> bool:
@@ -174,8 +179,17 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
 
 
 def run_in_turn(task: Task) -> Result:
-    """Run one of many tasks of this process, of which neighbours share their trials."""
-    return run_task(task, kept_lockstep)
+    """Run one of many tasks of this process, of which neighbours share their trials.
+
+    Of a bug that must be detected, its result says how far it got.
+    """
+    result = run_task(task, kept_lockstep)
+    if result.spoiled:
+        return result
+    try:
+        return replace(result, reach=_reach(task, kept_lockstep(task.trial), result.finding))
+    except Exception as error:  # What was found stays in the result, beside the error.
+        return replace(result, status=Status.FAILED, error=traceback_of(error))
 
 
 def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep) -> Result:
@@ -229,6 +243,23 @@ def _finding(task: Task, lockstep: Lockstep, schedule: Schedule) -> Finding:
     whole(outcome)
     found = explained(lockstep, schedule, outcome, timeline, task.target)
     return Finding.of(schedule, outcome, timeline, found)
+
+
+def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | None:
+    """Say how far a bug that must be detected got: in what was found, else in all that was drawn.
+
+    None where nothing must be detected.
+    """
+    if task.bug is None or task.target is None:
+        return None
+    if lockstep.refused is not None:
+        return AT_CAPTURE
+    schedules = [] if finding is None else [finding.schedule]
+    if finding is None and task.source is Source.GENERATED:
+        draw(lockstep, schedules.append, task.seed, task.examples)
+    elif finding is None:
+        schedules = pieces_of(task.trial, task.examples, task.seed)
+    return Reaching(lockstep.pair, task.bug).count(schedules)
 
 
 def pieces_of(trial: TrialConfig, count: int, seed: int) -> list[Schedule]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from harness.checks.of_schedules.dense_agreement import held_against_oracle
-from harness.checks.property import Playback, Playing, Property, Violation, judge
+from harness.checks.property import Playback, Playing, Property, Violation, judge, judge_end
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, not_asked
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
@@ -92,7 +91,7 @@ class Judged:
     violations: list[Violation] = field(default_factory=list)
     violated: set[str] = field(default_factory=set)
     outputs: list[Tensor] = field(default_factory=list)
-    samples: dict[tuple[int, bool, int], Sample] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
     place: int = 0
 
     def add(self, found: Collection[Violation]) -> frozenset[str]:
@@ -101,11 +100,6 @@ class Judged:
         self.violations += new
         self.violated.update(violation.property for violation in new)
         return frozenset(violation.property for violation in new)
-
-    def keep(self, sample: Sample) -> None:
-        """Keep the eager world's latest sample of a request, and every one of an engine's own."""
-        length = 0 if sample.arithmetic is None else len(sample.tokens)
-        self.samples[sample.serial, sample.of_draft, length] = sample
 
 
 class Lockstep:
@@ -218,7 +212,10 @@ class Lockstep:
                 sampling=sampling,
             )
             if observation is None:
-                observer(place, step, None, frozenset())
+                new = judged.add(judge_end(self._rules, self.pair.end(place)))
+                observer(place, step, None, new)
+                if judged.violated.intersection(ending):
+                    break
                 continue
             outcome.count(observation)
             if observation.replay is not None:
@@ -227,13 +224,10 @@ class Lockstep:
             observer(place, step, observation, new)
             if keeps_outputs:
                 judged.outputs += live_outputs(observation)
-            for sample in observation.samples:
-                judged.keep(sample)
+            judged.samples += observation.samples
             if judged.violated.intersection(ending):
                 break
-        outcome.events["held against the oracle"] = len(
-            held_against_oracle(judged.samples.values())
-        )
+        outcome.events["held against the oracle"] = len(judged.samples)
         judged.violations += self._judge_end(schedule, outcome.steps, judged)
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:
@@ -261,7 +255,7 @@ class Lockstep:
             place=judged.place,
             eager_tokens=tokens[0],
             graph_tokens=tokens[1],
-            samples=tuple(judged.samples.values()),
+            samples=tuple(judged.samples),
             models=pair.models,
             compared=pair.compared,
             first=first,

@@ -11,9 +11,12 @@ from harness.checks.of_steps.frozen_kv import FROZEN_KV
 from harness.checks.of_steps.hermetic_replay import HERMETIC_REPLAY
 from harness.checks.of_steps.index_contract import INDEX_CONTRACT
 from harness.checks.of_steps.kv_parity import KV_PARITY
+from harness.checks.of_steps.live_inputs import LIVE_INPUTS
 from harness.checks.of_steps.log_hygiene import LOG_HYGIENE
 from harness.checks.of_steps.logits_parity import LOGITS_PARITY
 from harness.checks.of_steps.padding_noninterference import PADDING_NONINTERFERENCE
+from harness.checks.of_steps.read_frame import READ_FRAME
+from harness.checks.of_steps.slot_ownership import SLOT_OWNERSHIP
 from harness.checks.of_steps.write_frame import WRITE_FRAME
 from harness.checks.property import Property
 from subjects.protocol import Offer
@@ -25,6 +28,9 @@ _ORDER = (
     FROZEN_KV,
     HERMETIC_REPLAY,
     PADDING_NONINTERFERENCE,
+    READ_FRAME,
+    LIVE_INPUTS,
+    SLOT_OWNERSHIP,
     INDEX_CONTRACT,
     CAPTURED_PATH,
     LOG_HYGIENE,

@@ -43,6 +43,10 @@ class LogSite:
     file: str
 
 
+BETWEEN = ("pool.py", "parts.py")
+"""Files that every message comes through: none of them is the site."""
+
+
 class SiteTrap(logging.Handler):
     """Keeps the place in the subject's code of each warning while it is entered."""
 
@@ -55,7 +59,7 @@ class SiteTrap(logging.Handler):
         root, frame, found = Path(__file__).parents[2], sys._getframe(), []
         while frame is not None:
             path = Path(frame.f_code.co_filename)
-            if path.is_relative_to(root / "subjects") and path.name != "pool.py":
+            if path.is_relative_to(root / "subjects") and path.name not in BETWEEN:
                 found.append((frame.f_code.co_qualname, str(path.relative_to(root))))
             frame = frame.f_back  # type: ignore[assignment]
         functions = tuple(name for name, _ in reversed(found))
@@ -270,7 +274,7 @@ class OpRecorder(Recorder):
         if self.runner is None or not isinstance(fresh, CapturedEngine):
             return [], {}
         fresh.recapture()
-        fresh.equalize_padding(planned.mode)
+        self.pair.equalize_padding(fresh, planned)
         calls = run(self.pair, fresh, planned, Overrides()).calls
         return calls, copied(fresh.runners[planned.mode])
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from harness.lockstep.requests import PlannedForward
+from harness.lockstep.requests import Ownership, PlannedForward
 from harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
 from harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
 from reference.batch import (
@@ -37,24 +37,45 @@ OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
 
 
-class GaveOutput(Protocol):
-    """What a forward gave, as far as a scheduler follows it."""
+class RanOnce(Protocol):
+    """What a forward gave and found, as far as a scheduler follows it."""
 
     @property
     def output(self) -> Output:
         """The output of live rows."""
         ...
 
+    @property
+    def mapping(self) -> Tensor:
+        """The map from full to SWA slots right before the forward."""
+        ...
 
-Ran = TypeVar("Ran", bound=GaveOutput)
+    @property
+    def req_to_token(self) -> Tensor:
+        """The map from rows and positions to full slots right before the forward."""
+        ...
+
+
+Ran = TypeVar("Ran", bound=RanOnce)
+
+StepOver = Callable[[], Ownership]
+"""Returns who held what when a step was over, once the device got there."""
 
 
 @dataclass(frozen=True)
 class StagedForward(PlannedForward):
-    """A forward planned ahead of the device: its spans, and its values as the host staged them."""
+    """A forward planned ahead of the device: what it runs, and its values as the host staged them.
 
-    spans: tuple[Span, ...]
+    Its batch is there once it was made on the device.
+    """
+
+    listed: tuple[Span, ...]
     staged: Staged
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the forward runs."""
+        return self.listed
 
 
 class OverlappedScheduler(Scheduler):
@@ -65,7 +86,7 @@ class OverlappedScheduler(Scheduler):
 
     def __init__(self, *args: Any, overlap: Overlap) -> None:
         self.overlap = overlap
-        self.ahead: deque[tuple[Step, PlannedForward | None]] = deque()
+        self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
         super().__init__(*args, overlap)
 
     def reset(self, seed: int) -> None:
@@ -74,11 +95,16 @@ class OverlappedScheduler(Scheduler):
         self.ahead.clear()
         super().reset(seed)
         self.observed = self.tokens.clone()
+        self.over = self._over()
 
     @property
     def observed_tokens(self) -> Tensor:
         """All tokens as the last step that was run left them: what is planned may write more."""
         return self.observed
+
+    def ownership(self) -> Ownership:
+        """Return who held what when the last step that was run was over."""
+        return self.over()
 
     def plan(self, step: Step) -> PlannedForward | None:
         """Return the plan of a step, made now or ahead.
@@ -86,8 +112,8 @@ class OverlappedScheduler(Scheduler):
         Raises RuntimeError if another step was planned ahead in its place.
         """
         if not self.ahead:
-            return super().plan(step)
-        planned, forward = self.ahead.popleft()
+            self._plan(step)
+        planned, forward, self.over = self.ahead.popleft()
         if planned != step:
             raise RuntimeError(f"{planned} was planned ahead, and {step} is played")
         return forward
@@ -100,12 +126,33 @@ class OverlappedScheduler(Scheduler):
         for step in steps:
             if isinstance(step, Verify):
                 break
-            forward = super().plan(step)
-            self.ahead.append((step, forward))
             self.events[FREED_IN_FLIGHT] += isinstance(step, Finish | Retract | Evict)
-            if forward is not None:
+            if self._plan(step) is not None:
                 break
         return bool(self.ahead)
+
+    def _plan(self, step: Step) -> PlannedForward | None:
+        """Plan a step, and keep the plan for when it is played."""
+        forward = super().plan(step)
+        self.ahead.append((step, forward, self._over()))
+        return forward
+
+    def _over(self) -> StepOver:
+        """Keep who holds what now; the tables are read when the device gets here."""
+        held, found = super().ownership(), list[tuple[Tensor, Tensor]]()
+        tables, schedule = self.pools.tables, self.overlap.streams.schedule
+        schedule.run(
+            lambda: found.append(
+                (tables.full_to_swa_index_mapping.clone(), tables.req_to_token.clone())
+            )
+        )
+        event = schedule.record()
+
+        def over() -> Ownership:
+            event.synchronise()
+            return replace(held, mapping=found[0][0], req_to_token=found[0][1])
+
+        return over
 
     def forward_of(self, mode: Mode, spans: Iterable[Span]) -> PlannedForward:
         """Return the forward over some spans, staged; their slots go to the tables in order."""
@@ -156,7 +203,7 @@ class OverlappedScheduler(Scheduler):
             return forward(batches[0], right)
 
         samples = staged is not None and work.mode not in COMMITS
-        said = count_sampled(self, work.mode, staged.spans) if staged and samples else []
+        said = count_sampled(self, work.mode, staged.listed) if staged and samples else []
 
         def follow(ran: Ran) -> None:
             if samples and batches[0] is not None:
@@ -164,13 +211,16 @@ class OverlappedScheduler(Scheduler):
             self.observed = self.tokens.clone()
 
         self.overlap.streams.follow_host()
+        held = super().ownership()
         flight = self.overlap.launch(
             staged.staged if staged else None, run, follow, asks=work.mode is not Mode.DECODE
         )
         if samples or staged is None:
             planned = self.plan_ahead(upcoming)
             self.events[OVERLAPPED] += planned and not flight.done.done
-        return flight.result
+        ran = flight.result
+        self.over = lambda: replace(held, mapping=ran.mapping, req_to_token=ran.req_to_token)
+        return ran
 
     def commit(self, batch: ForwardBatch, output: Output) -> list[int]:
         """Follow a forward as `Scheduler` does, unless that was done while it was in flight."""
@@ -178,9 +228,10 @@ class OverlappedScheduler(Scheduler):
             return list(range(batch.live_requests))
         said = super().commit(batch, output)
         self.observed = self.tokens.clone()
+        self.over = self._over()
         return said
 
     def _batch(self, work: StagedForward, arrived: Arrived) -> ForwardBatch:
         host = work.staged.host
-        return batch_of(work.mode, work.spans, host, arrived, self.tokens, self.hidden_states)
+        return batch_of(work.mode, work.listed, host, arrived, self.tokens, self.hidden_states)
 

@@ -5,6 +5,7 @@ fresh engine: the same engine over the same KV, captured apart and given its jus
 bytes back before each use, so that no runner of it has a history.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
-from harness.lockstep.observation import Observation, Sample, Snapshot, tracked_rows
+from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd, tracked_rows
 from harness.lockstep.overlapped import OverlappedScheduler
+from harness.lockstep.padding import padding_values, spoil
 from harness.lockstep.requests import Owner, PlannedForward, Request
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Step
@@ -26,7 +28,9 @@ from reference.config import PRESETS, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
 from reference.pool import KVPools, Tables
+from reference.speculative import path_to
 from subjects.captured import CapturedEngine
+from subjects.engine import Subject
 from subjects.overlap import Overlap
 from subjects.parts import Part
 from subjects.protocol import EngineUnderTest, Forward
@@ -135,7 +139,8 @@ class Pair:
         self.model = Model(self.config, dtype, device)
         self.draft = Model(draft, dtype, device, DRAFT_SEED)
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
-        parts = config.subject().parts
+        self.on_trial = config.subject()
+        parts = self.on_trial.parts
         tables = parts.of(Part.TABLES, Tables)
         self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
@@ -166,6 +171,7 @@ class Pair:
         for _, _, arena in self.layout.arenas_of(self.compared):
             arena[:, :, 0] = False  # The reserved slot is compared nowhere.
         self.forwards = 0
+        self._consumed: Output = {}
         self._snapshots = [torch.empty_like(self.eager_pools.storage) for _ in range(4)]
 
     @property
@@ -177,6 +183,7 @@ class Pair:
         """Make both worlds equal, byte for byte, and the subject just captured."""
         self.log.take()
         self.forwards = 0
+        self._consumed = {}
         self.eager.reset(seed)
         self.graph.reset(seed)
         self.subject.reset()
@@ -215,6 +222,8 @@ class Pair:
         fails; what else fails raises its own error.
         """
         with self.log:
+            spoil(self._consumed)
+            self._consumed = {}
             quiet = self.overlapped is None or self.overlapped.begin(self.forwards)
             planned = self.plan(step, place)
             if planned is None:
@@ -235,7 +244,11 @@ class Pair:
             warnings = self.log.take()
             forward = ran.forward
             replay = forward.replay
+            facts = self.subject.facts(replay) if replay is not None else None
             self.forwards += 1
+            samples = self._commit(planned, eager_output, forward, sampling=sampling)
+            if replay is not None:
+                self._consumed = replay.output
             return Observation(
                 place=place,
                 step=step,
@@ -246,17 +259,29 @@ class Pair:
                 eager=eager,
                 graph=graph,
                 replay=replay,
-                facts=self.subject.facts(replay) if replay is not None else None,
+                facts=facts,
                 expected_graph=planned.expected_graph,
+                end=self.end(place),
+                keys=forward.keys,
+                static=self.subject.static_buffers(planned.mode) if replay is not None else {},
+                payload=self.decoder.payload(batch) if batch and batch.extends else None,
                 extra=extra,
                 warnings=warnings,
-                samples=self._commit(planned, eager_output, forward, sampling=sampling),
+                samples=samples,
             )
 
+    def end(self, place: int) -> StepEnd:
+        """Return who holds what in both worlds now that the step at `place` is over."""
+        sizes = self.graph_pools.sizes
+        return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
+
+    def equalize_padding(self, engine: EngineUnderTest, planned: PlannedStep) -> None:
+        """Make the padded rows of a planned forward equal, alike on whichever engine runs it."""
+        values = padding_values(self.graph, planned.graph.spans, planned.forwards)
+        engine.equalize_padding(planned.mode, values)
+
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
-        """Run a planned forward on the subject, with padded rows made equal first."""
-        with recorder.equalizing():
-            self.subject.equalize_padding(planned.mode)
+        """Run a planned forward on the subject, whose padded rows were made equal."""
         with recorder.forwarding(), subject_runs():
             forward = self.subject.forward(planned.graph.batch, planned.mode)
         self.subject.read_kv()
@@ -265,7 +290,12 @@ class Pair:
     def _run_graph(
         self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]
     ) -> RanForward:
-        """Run the subject's forward, and where steps overlap plan what follows meanwhile."""
+        """Run the subject's forward, with padded rows made equal first.
+
+        Where steps overlap, what follows is planned meanwhile.
+        """
+        with recorder.equalizing():
+            self.equalize_padding(self.subject, planned)
 
         def run(batch: ForwardBatch | None, staged: ForwardBatch | None) -> RanForward:
             tables = self.graph_pools.tables
@@ -287,7 +317,7 @@ class Pair:
         fresh = self.fresh_engine
         fresh.write_kv()
         fresh.recapture()
-        fresh.equalize_padding(planned.mode)
+        self.equalize_padding(fresh, planned)
         with subject_runs():
             forward = fresh.forward(planned.graph.batch, planned.mode)
         fresh.read_kv()
@@ -351,35 +381,43 @@ class Pair:
             return ()
         samples = samples_of(self.eager, batch, eager_output, rows)
         if self.subject.arithmetic is not None:
-            samples += [
-                replace(sample, arithmetic=self.subject.arithmetic)
-                for sample in samples_of(
-                    self.graph, planned.graph.batch, forward.output, graph_rows
-                )
-            ]
-        return tuple(samples)
+            own = samples_of(self.graph, planned.graph.batch, forward.output, graph_rows)
+            samples += [replace(one, arithmetic=self.subject.arithmetic) for one in own]
+        return tuple(replace(sample, place=planned.place) for sample in samples)
 
 
 def samples_of(
     world: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
 ) -> list[Sample]:
-    """Return what the requests of a batch are after `output`, whose `rows` said their next tokens.
+    """Return what `output` gave the requests of a batch, wherever it has logits of their own.
 
-    A draft model's logits are sampled of the requests that it has caught up on.
+    They are those of each request's last token and, if a tree was verified, of all tokens of
+    the path accepted, of which `rows` has the last; of no draft, which says no token.
     """
+    if batch.mode.drafts:
+        return []
     draft = batch.mode is Mode.DRAFT_EXTEND
-    requests = [world.request_of(span.row) for span in batch.spans]
-    wanted = range(batch.live_requests) if draft else rows
-    return [
-        sample_of(world, request, output["logits"][row], draft=draft)
-        for request, row in zip(requests, wanted, strict=False)
-        if not draft or request.drafted == request.length
-    ]
+    found = []
+    for place, span in enumerate(batch.spans):
+        request = world.request_of(span.row)
+        if span.tree:
+            first = place * len(span.tree)
+            nodes = path_to(span.tree, rows[place] - first)
+            logits = {span.begin + i + 1: first + node for i, node in enumerate(nodes)}
+        else:
+            logits = {span.end: place}
+        found += [
+            sample_of(world, request, length, output["logits"][row], draft=draft)
+            for length, row in logits.items()
+        ]
+    return found
 
 
-def sample_of(world: Scheduler, request: Request, logits: Tensor, *, draft: bool) -> Sample:
-    """Return what `request` is after the target, or its draft, gave these logits."""
-    tokens, length = world.tokens[request.token_row], request.length
+def sample_of(
+    world: Scheduler, request: Request, length: int, logits: Tensor, *, draft: bool
+) -> Sample:
+    """Return the logits that the target, or its draft, gave after the first `length` tokens."""
+    tokens = world.tokens[request.token_row]
     hidden = world.hidden_states[request.token_row, :length]
     return Sample(
         serial=request.serial,
@@ -400,20 +438,22 @@ def cloned(output: Output) -> Output:
 
 def captured_engines(pair: Pair) -> Engines:
     """Return our own engine, captured twice over the graph world's pools."""
-    trial = pair.trial
-    ops = trial.subject().parts.of(Part.OPS, type(trial.ops()))
-    subject, fresh = (
-        CapturedEngine(
-            ops(),
-            pair.models,
-            pair.graph_pools,
-            trial.subject(),
-            trial.buckets,
-            trial.token_buckets,
-            logger,
-            records_ops=pair.records_ops,
-        )
-        for logger in (SUBJECT_LOGGER, FRESH_LOGGER)
-    )
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
     subject.count_allocations()
-    return subject, fresh
+    return subject, captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
+
+
+def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> CapturedEngine:
+    """Return our own engine with some subject, captured over the graph world's pools."""
+    trial = pair.trial
+    ops = subject.parts.of(Part.OPS, type(trial.ops()))
+    return CapturedEngine(
+        ops(),
+        pair.models,
+        pair.graph_pools,
+        subject,
+        trial.buckets,
+        trial.token_buckets,
+        logger,
+        records_ops=pair.records_ops,
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from harness.lockstep.requests import Owner, PlannedForward, Request
+from harness.lockstep.requests import Owner, Ownership, PlannedForward, Request
 from reference.allocator import Allocator, PageAllocation
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, ModelConfig, Role
@@ -75,18 +75,31 @@ class RequestBook:
 
     def owners(self) -> tuple[Owner, ...]:
         """Return who owns which pages now, in the order the requests were admitted."""
-        page_size = self.pools.sizes.page_size
         return tuple(
-            Owner.of(request, page_size)
-            for request in self.running
-            if request.allocation is not None
+            self.owner(request) for request in self.running if request.allocation is not None
+        )
+
+    def owner(self, request: Request) -> Owner:
+        """Return the owner that a request with an allocation is now."""
+        return Owner.of(request, self.pools.sizes.page_size)
+
+    def ownership(self) -> Ownership:
+        """Return who holds which slots and rows now, and which are free."""
+        free, tables = self.allocator, self.pools.tables
+        return Ownership(
+            holders=self.owners(),
+            free_full=tuple(free.free_full),
+            free_swa=tuple(free.free_swa),
+            free_rows=tuple(free.free_rows),
+            mapping=tables.full_to_swa_index_mapping,
+            req_to_token=tables.req_to_token,
         )
 
     def owned(self, request: Request) -> tuple[list[int], list[int]]:
         """Return the full and SWA slots that hold a token of `request`."""
         if request.allocation is None:
             return [], []
-        owner = Owner.of(request, self.pools.sizes.page_size)
+        owner = self.owner(request)
         return owner.slots(Kind.FULL), owner.slots(Kind.SWA)
 
     def request_of(self, row: int) -> Request:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from reference.allocator import PageAllocation
 from reference.batch import ENCODER_ROWS, TRACK_ROWS, DraftState, ForwardBatch, Mode, Span
 from reference.config import Kind
@@ -80,6 +82,11 @@ class Owner:
             tuple(allocation.swa_pages),
         )
 
+    def slot(self, kind: Kind, column: int) -> int:
+        """Return the slot of one token; 0 if its page left the window."""
+        page = (self.full_pages if kind is Kind.FULL else self.swa_pages)[column // self.page_size]
+        return 0 if page is None else page * self.page_size + column % self.page_size
+
     def slots(self, kind: Kind) -> list[int]:
         """Return the slots of one sub-pool that hold a token of this request."""
         pages = self.full_pages if kind is Kind.FULL else self.swa_pages
@@ -92,11 +99,32 @@ class Owner:
 
 
 @dataclass(frozen=True)
+class Ownership:
+    """Who holds which pages and rows of one world once a step is over, and which are free.
+
+    `holders` are the running requests; the free pages and rows are as the allocator lists them.
+    The tables are the world's own, and valid until its next step.
+    """
+
+    holders: tuple[Owner, ...]
+    free_full: tuple[int, ...]
+    free_swa: tuple[int, ...]
+    free_rows: tuple[int, ...]
+    mapping: Tensor
+    req_to_token: Tensor
+
+
+@dataclass(frozen=True)
 class PlannedForward:
     """One planned forward of a mode: a batch, or None for an idle replay."""
 
     mode: Mode
     batch: ForwardBatch | None
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the forward runs; nothing if it is idle."""
+        return self.batch.spans if self.batch is not None else ()
 
 
 def serial_at(row: int, owners: Iterable[Owner]) -> int:

@@ -6,7 +6,7 @@ Plain data, without torch. A record names no host, no user and no absolute path.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.explain.facts import Explanation, TimelineEntry
+from harness.explain.facts import Explanation, Reach, TimelineEntry
 
 FORMAT = "paritybit-run"
 VERSION = 4
@@ -152,7 +152,8 @@ class BugRow(TrialRow):
 
     `detected_by` is the property that must detect it; None where it cannot affect the runner,
     and `unaffected` says why. `schedules_to_detection` were drawn until it was found, None
-    if it was not. `seen` are the properties that the finding violates.
+    if it was not. `seen` are the properties that the finding violates. `reach` says how far the
+    bug got in the schedule found, or in all schedules drawn where none was; None if not asked.
     """
 
     status: HuntStatus
@@ -164,6 +165,7 @@ class BugRow(TrialRow):
     unaffected: str | None
     schedules_to_detection: int | None
     seen: tuple[str, ...]
+    reach: Reach | None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a bug found before any schedule was drawn."""

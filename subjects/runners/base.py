@@ -25,7 +25,7 @@ from subjects.graphs.protocol import Graph
 from subjects.key_lists import Lists, StaticLists
 from subjects.parts import Part, Parts
 from subjects.pool import LocState, SubjectPool
-from subjects.protocol import Overrides, Replay
+from subjects.protocol import KeyLists, Overrides, Replay
 from subjects.toggles import LocationScheme, Toggles
 
 WARM_UP_RUNS = 2
@@ -110,6 +110,10 @@ class GraphRunner(ABC):
     @abstractmethod
     def plan(self, bucket: int) -> None:
         """Write the metadata of a bucket's populated rows, padded ones too."""
+
+    @abstractmethod
+    def keys(self, bucket: int) -> KeyLists | None:
+        """Return the key lists that a bucket's rows read KV by; None where no row reads any."""
 
     @abstractmethod
     def forward(self, bucket: int) -> Output:

@@ -15,6 +15,7 @@ from reference.model import Output, TokenInputs
 from subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.graphs.protocol import Graph
 from subjects.key_lists import row_keys, row_lists
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
 
 
@@ -44,6 +45,10 @@ class CpuGraphRunner(GraphRunner):
 
     def plan(self, bucket: int) -> None:
         """Plan nothing ahead."""
+
+    def keys(self, bucket: int) -> KeyLists:
+        """Return the fresh key lists of the last forward."""
+        return self.listed
 
     def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
@@ -103,8 +108,10 @@ class CpuGraphRunner(GraphRunner):
             mrope_positions=inputs["mrope_positions"],
             live_tokens=self.scalar(bucket),
         )
-        keys = row_keys(lists, 0, bucket)
-        access = self.listed_kv(self.ops, self.target, self.pool, inputs["out_cache_loc"], keys)
+        self.listed = row_keys(lists, 0, bucket)
+        access = self.listed_kv(
+            self.ops, self.target, self.pool, inputs["out_cache_loc"], self.listed
+        )
         self.ops.log = self.ran[bucket] = []
         try:
             return self.target.forward(self.ops, tokens, access)

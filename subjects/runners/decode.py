@@ -19,7 +19,8 @@ from subjects.contracts import (
     keep,
     reset,
 )
-from subjects.key_lists import KeyLists, row_keys, row_lists, row_sizes
+from subjects.key_lists import row_keys, row_lists, row_sizes
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
 from subjects.toggles import LocationScheme
 

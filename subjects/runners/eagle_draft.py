@@ -14,6 +14,7 @@ from reference.model import Output
 from reference.speculative import propose
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import draft_lists, row_keys, row_sizes
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
 
 
@@ -58,6 +59,11 @@ class EagleDraftRunner(GraphRunner):
     def plan(self, bucket: int) -> None:
         """List the keys of every branch, for every forward."""
         self.list_rows(bucket, draft_lists)
+
+    def keys(self, bucket: int) -> KeyLists:
+        """Return the static key lists of every branch, forward after forward."""
+        rows = SPECULATION.forwards * SPECULATION.topk * bucket
+        return row_keys(self.metadata.buffers, 0, rows)
 
     def forward(self, bucket: int) -> Output:
         """Return every candidate of every request: `scores`, `tokens` and `chosen`."""

@@ -19,7 +19,7 @@ from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticInput, keep, reset
 from subjects.graphs.capture import Capture
 from subjects.key_lists import fresh_span_keys
-from subjects.protocol import Overrides, Replay
+from subjects.protocol import KeyLists, Overrides, Replay
 from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
 from subjects.toggles import LocationScheme
 
@@ -64,6 +64,10 @@ class PrefillRunner(GraphRunner):
 
     def plan(self, bucket: int) -> None:
         """Plan nothing ahead: attention has the real batch's metadata."""
+
+    def keys(self, bucket: int) -> KeyLists | None:
+        """Return the fresh key lists of the live tokens; padded ones do not attend."""
+        return None if self.access is None else self.access.lists
 
     def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""

@@ -6,7 +6,8 @@ from torch import Tensor
 from reference.batch import Mode
 from reference.config import SPECULATION
 from subjects.contracts import Axis, Extents, keep
-from subjects.key_lists import KeyLists, verify_keys, verify_lists, verify_sizes
+from subjects.key_lists import verify_keys, verify_lists, verify_sizes
+from subjects.protocol import KeyLists
 from subjects.runners.decode import ROWS, DecodeRunner
 
 

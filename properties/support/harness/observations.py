@@ -17,6 +17,13 @@ from harness.checks.of_steps.padding_noninterference import NoisyRun
 from harness.lockstep.observation import Observation, Snapshot
 from harness.lockstep.requests import Owner
 from harness.schedules.schedule import Decode
+from properties.support.harness.right_step import (
+    RUNNER,
+    holders,
+    right_end,
+    right_keys,
+    right_static,
+)
 from reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.model import Output
@@ -69,6 +76,9 @@ WHOLE_NUMBERS = frozenset({"tokens", "topk_index"})
 
 COLUMNS = 5
 
+PAYLOAD = torch.full((BUCKET, CONFIG.hidden), 0.5)
+"""What an extend adds to the embeddings of its tokens."""
+
 
 def observation(mode: Mode = Mode.DECODE) -> Observation:
     """Return a right step of a mode, replayed with padding, and with every further run of it."""
@@ -84,7 +94,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
             after=after.clone(),
             mapping=tables.full_to_swa_index_mapping.clone(),
             req_to_token=tables.req_to_token.clone(),
-            owners=OWNERS,
+            owners=holders(OWNERS, batch.spans),
             batch=batch,
             output=given,
         )
@@ -98,9 +108,8 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
         arena[:, :, 0] = False
     reads = {"full": [slots_of(owner, Kind.FULL) for owner in OWNERS] + [[PADDED_SLOT]]}
     rows = len(next(iter(output.values())))
-    replay = Replay(
-        "decode", BUCKET, len(batch.spans), True, static, rows, live, static, reads=reads
-    )
+    live_size = batch.live_tokens if mode is Mode.EXTEND else batch.live_requests
+    replay = Replay(RUNNER[mode], BUCKET, live_size, True, static, rows, live, static, reads=reads)
     found = Observation(
         place=3,
         step=Decode((0, 1)),
@@ -113,6 +122,10 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
         replay=replay,
         facts=facts(static),
         expected_graph=True,
+        end=right_end(OWNERS, SIZES, CONFIG),
+        keys=right_keys(mode, batch.spans, graph.owners, CONFIG, idle=False),
+        static=right_static(mode, batch, BUCKET, CONFIG.hidden),
+        payload=PAYLOAD[: batch.live_tokens],
     )
     return replace(found, extra=extra_results(found, batch))
 
@@ -125,7 +138,15 @@ def idle(mode: Mode = Mode.DECODE) -> Observation:
         for world in (found.eager, found.graph)
     )
     eager, graph = (replace(world, batch=None, output=None) for world in worlds)
-    return replace(found, eager=eager, graph=graph, extra={})
+    return replace(
+        found,
+        eager=eager,
+        graph=graph,
+        keys=right_keys(mode, (), OWNERS, CONFIG, idle=True),
+        static=right_static(mode, None, BUCKET, CONFIG.hidden),
+        payload=None,
+        extra={},
+    )
 
 
 def slots_of(owner: Owner, kind: Kind) -> list[int]:
