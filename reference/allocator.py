@@ -9,8 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
+from reference.order import Arrived, InOrder
 from reference.pool import HybridKVPool
 
 
@@ -28,12 +27,21 @@ class PageAllocation:
 
 
 class Allocator:
-    """Allocates slots of one pool. `on_change` is called whenever a slot may change its owner."""
+    """Allocates slots of one pool. `on_change` is called whenever a slot may change its owner.
 
-    def __init__(self, pool: HybridKVPool, on_change: Callable[[], None] = lambda: None) -> None:
+    `order` runs the writes of the mapping, and is told before anything is freed.
+    """
+
+    def __init__(
+        self,
+        pool: HybridKVPool,
+        on_change: Callable[[], None] = lambda: None,
+        order: InOrder | None = None,
+    ) -> None:
         self.pool = pool
         self.page_size = pool.sizes.page_size
         self.on_change = on_change
+        self.order = order or InOrder(pool.device)
         self.clear(seed=0)
 
     def clear(self, seed: int) -> None:
@@ -94,11 +102,14 @@ class Allocator:
             for index, page in enumerate(allocation.swa_pages[: tokens // self.page_size])
             if page is not None
         ]
+        if pages:
+            self.order.evicting()
         self._free_swa(allocation, pages)
         return len(pages)
 
     def truncate(self, allocation: PageAllocation, tokens: int) -> None:
         """Free the pages that hold none of the first `tokens` tokens, last page first."""
+        self.order.freeing()
         kept = -(-tokens // self.page_size)
         gone = range(kept, len(allocation.full_pages))
         self._free_swa(allocation, [i for i in gone if allocation.swa_pages[i] is not None])
@@ -124,6 +135,8 @@ class Allocator:
             unmapped = [
                 allocation.full_pages[i] * size + offset for i in pages for offset in range(size)
             ]
-            slots = torch.tensor(unmapped, device=self.pool.device)
-            self.pool.full_to_swa_index_mapping[slots] = 0
+            self.order.write({"slot": unmapped}, self._unmap)
         self.on_change()
+
+    def _unmap(self, arrived: Arrived) -> None:
+        self.pool.full_to_swa_index_mapping[arrived["slot"]] = 0

@@ -31,6 +31,7 @@ class Part(StrEnum):
     TABLES = "index tables"
     ALLOCATOR = "allocator"
     OPS = "ops"
+    OVERLAP = "order of device work where steps overlap"
 
 
 @dataclass(frozen=True)

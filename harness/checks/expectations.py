@@ -57,6 +57,9 @@ PREFILL = RunnerKind(Mode.EXTEND)
 
 KINDS = (DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND, PREFILL)
 
+IN_FLIGHT = tuple(kind for kind in KINDS if kind.captures)
+"""Kinds of an engine that launches its forwards: its streams serve all its runners."""
+
 
 def _seen(
     detected_by: str, *affected: RunnerKind, but: Mapping[RunnerKind, str] | None = None
@@ -151,6 +154,12 @@ TABLE: dict[str, Row] = {
     ),
     "spec_page_table_untranslated": _seen("logits_parity", VERIFY),
     "shared_buffer_dtype": _seen("index_contract", *KINDS),
+    "barrier_before_launch": _seen("logits_parity", *IN_FLIGHT),
+    "freed_row_rewritten": _seen("logits_parity", *IN_FLIGHT),
+    "evicted_in_flight": _seen("logits_parity", *IN_FLIGHT),
+    "pinned_tokens_reused": _seen("logits_parity", *IN_FLIGHT),
+    "pinned_slots_reused": _seen("kv_parity", *IN_FLIGHT),
+    "done_before_sampling": _seen("token_trajectory", *IN_FLIGHT),
 }
 """The committed table, by the name of the bug."""
 

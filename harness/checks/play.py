@@ -208,10 +208,14 @@ class Lockstep:
         keeps_outputs = any(rule.plays_again for rule in self._rules)
         asked_for = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
         self.pair.reset(schedule.seed)
-        for place, step in schedule.flat():
+        for place, step, upcoming in schedule.ahead():
             judged.place = place
             observation = self.pair.step(
-                step, place, {**asked_for, **extra_runs}, sampling=sampling
+                step,
+                place,
+                {**asked_for, **extra_runs},
+                upcoming=upcoming,
+                sampling=sampling,
             )
             if observation is None:
                 new = judged.add(judge_end(self._rules, self.pair.end(place)))
@@ -247,7 +251,7 @@ class Lockstep:
             return []
         pair = self.pair
         events = pair.graph.events
-        tokens = pair.eager.tokens.clone(), pair.graph.tokens.clone()
+        tokens = pair.eager.tokens.clone(), pair.graph.observed_tokens.clone()
         first = again = None
         if any(rule.plays_again for rule in rules):
             first = self._playback(judged.outputs)
@@ -271,10 +275,10 @@ class Lockstep:
         """Play the first `steps` forwards of a schedule, and judge nothing."""
         outputs: list[Tensor] = []
         self.pair.reset(schedule.seed)
-        for place, step in schedule.flat():
+        for place, step, upcoming in schedule.ahead():
             if steps == 0:
                 break
-            observation = self.pair.step(step, place)
+            observation = self.pair.step(step, place, upcoming=upcoming)
             if observation is not None:
                 steps -= 1
                 outputs += live_outputs(observation)

@@ -125,13 +125,14 @@ class Reaching:
         reached_at: int | None = None
         self.pair.reset(schedule.seed)
         self.right.engine.reset()
-        for place, step in schedule.flat():
+        for place, step, upcoming in schedule.ahead():
             executed = self._executed()
             try:
-                seen = self.pair.step(step, place, {"right engine": self.right.run})
+                runs = {"right engine": self.right.run}
+                seen = self.pair.step(step, place, runs, upcoming=upcoming)
             except SubjectFailedError:
                 return place if reached_at is None else reached_at, place
-            triggered = self._tables_differ() or (
+            triggered = self._tables_differ(place) or (
                 seen is not None and self.right.differs(self.pair, seen)
             )
             ran = self._executed() > executed or (seen is not None and self._replayed(seen))
@@ -154,15 +155,9 @@ class Reaching:
         fields = {name for changed in self.bug.rows.values() for name in changed}
         return replay.padded or not fields or not fields <= TAIL_FIELDS
 
-    def _tables_differ(self) -> bool:
-        """Whether the worlds hand out other slots, or map them otherwise."""
-        eager, graph = self.pair.eager, self.pair.graph
-        lists = [
-            (one.free_full, one.free_swa, one.free_rows)
-            for one in (eager.allocator, graph.allocator)
-        ]
-        tables = [
-            (one.req_to_token, one.full_to_swa_index_mapping)
-            for one in (eager.pools.tables, graph.pools.tables)
-        ]
+    def _tables_differ(self, place: int) -> bool:
+        """Whether the worlds hand out other slots, or map them otherwise, after a step."""
+        end = self.pair.end(place)
+        lists = [(one.free_full, one.free_swa, one.free_rows) for one in (end.eager, end.graph)]
+        tables = [(one.req_to_token, one.mapping) for one in (end.eager, end.graph)]
         return lists[0] != lists[1] or not all(map(torch.equal, *tables))

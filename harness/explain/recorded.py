@@ -292,9 +292,9 @@ def record_forward(pair: Pair, schedule: Schedule, number: int) -> RecordedForwa
     try:
         with torch.inference_mode():
             pair.reset(schedule.seed)
-            for place, step in schedule.flat():
+            for place, step, upcoming in schedule.ahead():
                 try:
-                    observation = pair.step(step, place, recorder=recorder)
+                    observation = pair.step(step, place, upcoming=upcoming, recorder=recorder)
                 except SubjectFailedError:
                     if recorder.forwards - 1 != number:
                         raise

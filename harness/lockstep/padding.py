@@ -5,11 +5,11 @@ is alive: an index that padding keeps, and should not, then leads to that reques
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from harness.lockstep.requests import Request
 from harness.lockstep.scheduler import Scheduler
-from reference.batch import ForwardBatch
+from reference.batch import Span
 from reference.config import Kind
 from reference.model import Output
 
@@ -24,20 +24,20 @@ COUNTS = ("num_correct_drafts", "num_accept_tokens", "extend_seq_lens", "extend_
 
 
 def padding_values(
-    world: Scheduler, batch: ForwardBatch | None, forwards: int
+    world: Scheduler, spans: Sequence[Span], forwards: int
 ) -> Mapping[str, int]:
-    """Return what the kept tails of a forward hold, by the name of a static buffer.
+    """Return what the kept tails of a forward over `spans` hold, by the name of a static buffer.
 
     `forwards` counts the schedule's forwards before it. The turns have no period, so that no
     cycle of steps meets the same one always.
     """
-    request = _someone(world, batch) if forwards.bit_count() % 2 else None
+    request = _someone(world, spans) if forwards.bit_count() % 2 else None
     return LEVEL if request is None else {**_values_of(world, request), **LEVEL}
 
 
-def _someone(world: Scheduler, batch: ForwardBatch | None) -> Request | None:
+def _someone(world: Scheduler, spans: Sequence[Span]) -> Request | None:
     """Return a request with KV: one that the batch leaves out, if there is one."""
-    rows = {span.row for span in batch.spans} if batch is not None else set()
+    rows = {span.row for span in spans}
     alive = [request for request in world.running if request.allocation and request.length]
     parked = [
         request for request in alive if request.allocation and request.allocation.row not in rows

@@ -6,7 +6,7 @@ bytes back before each use, so that no runner of it has a history.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,9 +17,10 @@ from torch import Tensor
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
 from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
+from harness.lockstep.overlapped import OverlappedScheduler
 from harness.lockstep.padding import padding_values, spoil
 from harness.lockstep.python_state import Change, Held, changes, held
-from harness.lockstep.requests import PlannedForward, Request
+from harness.lockstep.requests import Owner, PlannedForward, Request
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Step
 from reference.allocator import Allocator
@@ -31,6 +32,7 @@ from reference.pool import KVPools, Tables
 from reference.speculative import path_to
 from subjects.captured import CapturedEngine
 from subjects.engine import Subject
+from subjects.overlap import Overlap
 from subjects.parts import Part
 from subjects.protocol import EngineUnderTest, Forward, Offer
 
@@ -70,6 +72,21 @@ class PlannedStep:
     def mode(self) -> Mode:
         """The mode of the forward."""
         return self.graph.mode
+
+
+@dataclass(frozen=True)
+class RanForward:
+    """What the subject's forward gave and found: the tables right before it, and its batch."""
+
+    forward: Forward
+    mapping: Tensor
+    req_to_token: Tensor
+    batch: ForwardBatch | None
+
+    @property
+    def output(self) -> Output:
+        """The output of live rows."""
+        return self.forward.output
 
 
 ExtraRun = Callable[["Pair", PlannedStep], Any]
@@ -138,7 +155,8 @@ class Pair:
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         lacks = self.subject.missing.keys()
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes, lacks=lacks)
-        self.graph = Scheduler(
+        self.overlapped = None
+        book = (
             self.config,
             self.graph_pools,
             widest,
@@ -147,6 +165,10 @@ class Pair:
             lacks,
             parts.of(Part.ALLOCATOR, Allocator),
         )
+        if config.overlap:
+            order = parts.of(Part.OVERLAP, Overlap)(config.streams(), device)
+            self.overlapped = OverlappedScheduler(*book, overlap=order)
+        self.graph = self.overlapped or Scheduler(*book)
         self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
         for _, _, arena in self.layout.arenas_of(self.compared):
             arena[:, :, 0] = False  # The reserved slot is compared nowhere.
@@ -199,8 +221,8 @@ class Pair:
             return None
         if eager is None or graph is None:
             raise RuntimeError(f"the worlds planned step {place} differently")
-        expected = graph.batch is None or (
-            graph.mode in self.modes and self.trial.expects_graph(graph.batch)
+        expected = eager.batch is None or (
+            graph.mode in self.modes and self.trial.expects_graph(eager.batch)
         )
         return PlannedStep(place, self.forwards, eager, graph, expected)
 
@@ -210,31 +232,40 @@ class Pair:
         place: int = 0,
         extra_runs: Mapping[str, ExtraRun] | None = None,
         *,
+        upcoming: Iterable[Step] = (),
         sampling: bool = False,
         recorder: Recorder = NO_RECORDER,
     ) -> Observation | None:
         """Play one step in both worlds: plan, run, observe, commit. None if it runs no forward.
 
         `extra_runs` run first, where a graph can run the step, by the name of what asks for
-        them. With `sampling`, each request that sampled is observed. Raises SubjectFailedError
-        if the subject fails; what else fails raises its own error.
+        them. With `sampling`, each request that sampled is observed. Where steps overlap, the
+        graph world plans the next of the `upcoming` steps while the forward is in flight, and
+        extra runs only run before a forward that lags. Raises SubjectFailedError if the subject
+        fails; what else fails raises its own error.
         """
         with self.log:
             spoil(self._consumed)
             self._consumed = {}
+            quiet = self.overlapped is None or self.overlapped.begin(self.forwards)
             planned = self.plan(step, place)
             if planned is None:
                 return None
             self._keep_before()
-            wanted = (extra_runs or {}) if planned.expected_graph else {}
+            wanted = (extra_runs or {}) if planned.expected_graph and quiet else {}
+            if self.overlapped is not None and wanted:
+                planned = replace(planned, graph=self.overlapped.filled(planned.graph))
             extra = {name: run(self, planned) for name, run in wanted.items()}
             recorder.planned(self, planned)
             with recorder.eager():
                 batch = planned.eager.batch
                 eager_output = self.decoder.forward(batch) if batch is not None else None
-            forward = self.run_subject(planned, recorder)
-            eager, graph = self._snapshots_after(planned, eager_output, forward)
+            owners = self.graph.owners()
+            ran = self._run_graph(planned, recorder, upcoming)
+            planned = replace(planned, graph=replace(planned.graph, batch=ran.batch))
+            eager, graph = self._snapshots_after(planned, eager_output, ran, owners)
             warnings = self.log.take()
+            forward = ran.forward
             replay = forward.replay
             facts = self.subject.facts(replay) if replay is not None else None
             self.forwards += 1
@@ -269,17 +300,37 @@ class Pair:
 
     def equalize_padding(self, engine: EngineUnderTest, planned: PlannedStep) -> None:
         """Make the padded rows of a planned forward equal, alike on whichever engine runs it."""
-        values = padding_values(self.graph, planned.graph.batch, planned.forwards)
+        values = padding_values(self.graph, planned.graph.spans, planned.forwards)
         engine.equalize_padding(planned.mode, values)
 
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
-        """Run a planned forward on the subject, with padded rows made equal first."""
-        with recorder.equalizing():
-            self.equalize_padding(self.subject, planned)
+        """Run a planned forward on the subject, whose padded rows were made equal."""
         with recorder.forwarding(), subject_runs():
             forward = self.subject.forward(planned.graph.batch, planned.mode)
         self.subject.read_kv()
         return forward
+
+    def _run_graph(
+        self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]
+    ) -> RanForward:
+        """Run the subject's forward, with padded rows made equal first.
+
+        Where steps overlap, what follows is planned meanwhile.
+        """
+        with recorder.equalizing():
+            self.equalize_padding(self.subject, planned)
+
+        def run(batch: ForwardBatch | None, staged: ForwardBatch | None) -> RanForward:
+            tables = self.graph_pools.tables
+            mapping, rows = tables.full_to_swa_index_mapping.clone(), tables.req_to_token.clone()
+            given = replace(planned, graph=replace(planned.graph, batch=batch))
+            forward = self.run_subject(given, recorder)
+            self._snapshots[3].copy_(self.graph_pools.storage)
+            return RanForward(forward, mapping, rows, staged)
+
+        if self.overlapped is not None:
+            return self.overlapped.run(planned.graph, run, upcoming)
+        return run(planned.graph.batch, planned.graph.batch)
 
     def run_fresh(self, planned: PlannedStep) -> Forward:
         """Run a planned forward on the fresh engine, just captured, with padded rows made equal.
@@ -309,27 +360,32 @@ class Pair:
         self._snapshots[1].copy_(self.graph_pools.storage)
 
     def _snapshots_after(
-        self, planned: PlannedStep, eager_output: Output | None, forward: Forward
+        self,
+        planned: PlannedStep,
+        eager_output: Output | None,
+        ran: RanForward,
+        graph_owners: tuple[Owner, ...],
     ) -> tuple[Snapshot, Snapshot]:
         """Return what both worlds are right after their forwards."""
         self._snapshots[2].copy_(self.eager_pools.storage)
-        self._snapshots[3].copy_(self.graph_pools.storage)
-        graph_output = forward.output if planned.graph.batch is not None else None
-        sides = (
-            (0, self.eager, planned.eager, eager_output),
-            (1, self.graph, planned.graph, graph_output),
+        tables = self.eager_pools.tables
+        eager = Snapshot(
+            before=self._snapshots[0],
+            after=self._snapshots[2],
+            mapping=tables.full_to_swa_index_mapping.clone(),
+            req_to_token=tables.req_to_token.clone(),
+            owners=self.eager.owners(),
+            batch=planned.eager.batch,
+            output=eager_output,
         )
-        eager, graph = (
-            Snapshot(
-                before=self._snapshots[place],
-                after=self._snapshots[place + 2],
-                mapping=world.pools.tables.full_to_swa_index_mapping.clone(),
-                req_to_token=world.pools.tables.req_to_token.clone(),
-                owners=world.owners(),
-                batch=work.batch,
-                output=output,
-            )
-            for place, world, work, output in sides
+        graph = Snapshot(
+            before=self._snapshots[1],
+            after=self._snapshots[3],
+            mapping=ran.mapping,
+            req_to_token=ran.req_to_token,
+            owners=graph_owners,
+            batch=ran.batch,
+            output=ran.output if ran.batch is not None else None,
         )
         return eager, graph
 

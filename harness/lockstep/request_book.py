@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from harness.lockstep.requests import Owner, Ownership, PlannedForward, Request
 from reference.allocator import Allocator, PageAllocation
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, ModelConfig, Role
+from reference.order import InOrder
 from reference.pool import KVPools
 from subjects.protocol import Offer
 
@@ -18,7 +20,8 @@ class RequestBook:
 
     `max_bs` requests run in a batch at most; the engine has runners for `modes`, and does not
     take the work of `lacks`. `on_change` is called by whatever may change a slot's owner, and
-    `allocator` is the class of what hands out slots.
+    `allocator` is the class of what hands out slots; `order` runs the device work of the host's
+    decisions.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class RequestBook:
         on_change: Callable[[], None] = lambda: None,
         lacks: Collection[Offer] = (),
         allocator: type[Allocator] = Allocator,
+        order: InOrder | None = None,
     ) -> None:
         self.config = config
         self.pools = pools
@@ -37,7 +41,8 @@ class RequestBook:
         self.modes = frozenset(modes)
         self.lacks = frozenset(lacks)
         self.draft_mode = next((mode for mode in Mode if mode.drafts and mode in modes), None)
-        self.allocator = allocator(pools[Role.TARGET], on_change)
+        self.order = order or InOrder(pools.storage.device)
+        self.allocator = allocator(pools[Role.TARGET], on_change, self.order)
         device, dtype = pools.storage.device, pools.storage.dtype
         self.token_rows = 2 * pools.sizes.rows
         shape = self.token_rows, config.max_context
@@ -58,6 +63,11 @@ class RequestBook:
         self.admitted = 0
         self.events: Counter[str] = Counter()
         self.freed_slots: set[int] = set()
+
+    @property
+    def observed_tokens(self) -> Tensor:
+        """All tokens as the last step that was run left them, int64 [token rows, max_context]."""
+        return self.tokens
 
     def batch_of(self, mode: Mode, spans: Sequence[Span]) -> ForwardBatch:
         """Return the batch of some spans, their slots written to the tables."""
@@ -116,7 +126,11 @@ class RequestBook:
             return None
         if mode is not Mode.EXTEND:
             self.events["requests parked"] += len(self.running) > len(found)
-        return PlannedForward(mode, self.batch_of(mode, found))
+        return self.forward_of(mode, found)
+
+    def forward_of(self, mode: Mode, spans: Sequence[Span]) -> PlannedForward:
+        """Return the forward over some spans, their slots written to the tables."""
+        return PlannedForward(mode, self.batch_of(mode, spans))
 
     def span(self, request: Request, count: int) -> Span | None:
         """Return the next `count` tokens of `request` as a span, if there are slots for them."""

@@ -123,6 +123,11 @@ class PlannedForward:
     mode: Mode
     batch: ForwardBatch | None
 
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the forward runs; nothing if it is idle."""
+        return self.batch.spans if self.batch is not None else ()
+
 
 def serial_at(row: int, owners: Iterable[Owner]) -> int:
     """Return the request at `row` of req_to_token. Raises StopIteration if nobody is."""

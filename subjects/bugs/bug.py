@@ -25,8 +25,8 @@ class Bug:
     `needs` names static inputs, beside those of `rows`, and `modes` the forwards without which a
     runner has nothing that could differ; no modes are all.
 
-    `in_traffic` says whether recorded traffic can show it: there an engine idles only once all
-    requests have left.
+    With `overlap` it shows only where steps overlap. `in_traffic` says whether recorded traffic
+    can show it: there an engine idles only once all requests have left.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Bug:
     parts: Mapping[Part, type] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     modes: frozenset[Mode] = frozenset()
+    overlap: bool = False
     in_traffic: bool = True
     also_in: tuple[LocationScheme, ...] = ()
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from subjects.bugs import index_dtype, memo, slot_space, slow_path, stale_input
+from subjects.bugs import index_dtype, memo, races, slot_space, slow_path, stale_input
 from subjects.bugs.bug import Bug
 
-_FAMILIES = (stale_input, index_dtype, memo, slow_path, slot_space)
+_FAMILIES = (stale_input, index_dtype, memo, slow_path, slot_space, races)
 
 _FIRST = (
     "swa_pad",
