@@ -6,6 +6,7 @@ clean without it. A fault planted in both worlds alike must not be seen by parit
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -299,6 +300,34 @@ def window_off_by_one(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monke
     )
 
 
+def wrong_after_five_tokens(
+    lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An oracle with other logits after five tokens: both worlds' are wrong there, in passing."""
+    at = "harness.checks.of_schedules.dense_agreement.dense_logits"
+
+    def other(*arguments: Any) -> Tensor:
+        logits = oracle.dense_logits(*arguments)
+        logits[4:5] += 0.01
+        return logits
+
+    monkeypatch.setattr(at, other)
+
+
+def draft_wrong_after_three_tokens(
+    lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise of the draft model, after three."""
+    at = "harness.checks.of_schedules.dense_agreement.dense_draft_logits"
+
+    def other(*arguments: Any) -> Tensor:
+        logits = oracle.dense_draft_logits(*arguments)
+        logits[2:3] += 0.01
+        return logits
+
+    monkeypatch.setattr(at, other)
+
+
 def hidden_states_off_by_one(
     lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +373,8 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("determinism", "cpu_graph", drifting),
     ("batch_invariance", "decode", other_bits_alone),
     ("dense_agreement", "decode", window_off_by_one),
+    ("dense_agreement", "target_verify", wrong_after_five_tokens),
+    ("dense_agreement", "eagle_draft_extend", draft_wrong_after_three_tokens),
     ("dense_agreement", "eagle_draft_extend", hidden_states_off_by_one),
     ("token_trajectory", "decode", wrong_token),
 ]
