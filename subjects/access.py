@@ -7,8 +7,8 @@ from torch import Tensor
 from reference.config import Kind
 from reference.model import Model, most_keys
 from reference.ops import Ops
-from subjects.key_lists import KeyLists
 from subjects.pool import SubjectPool
+from subjects.protocol import KeyLists
 
 
 class ListedKV:

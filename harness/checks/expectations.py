@@ -12,6 +12,7 @@ from harness.checks.expected import (
     DRAFT,
     DRAFT_EXTEND,
     FROZEN,
+    IN_FLIGHT,
     KINDS,
     PREFILL,
     VERIFY,
@@ -114,6 +115,12 @@ TABLE: dict[str, Row] = {
     ),
     "spec_page_table_untranslated": seen("logits_parity", VERIFY),
     "shared_buffer_dtype": seen("index_contract", *KINDS),
+    "barrier_before_launch": seen("logits_parity", *IN_FLIGHT),
+    "freed_row_rewritten": seen("logits_parity", *IN_FLIGHT),
+    "evicted_in_flight": seen("logits_parity", *IN_FLIGHT),
+    "pinned_tokens_reused": seen("logits_parity", *IN_FLIGHT),
+    "pinned_slots_reused": seen("kv_parity", *IN_FLIGHT),
+    "done_before_sampling": seen("token_trajectory", *IN_FLIGHT),
     **CATALOGUE,
 }
 """The committed table, by the name of the bug."""

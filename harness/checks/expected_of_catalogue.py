@@ -34,6 +34,7 @@ PADDING_MATHS: dict[str, Row] = {
     "store_counts_padded_keys": seen("kv_parity", PREFILL),
     "skipped_rows_unwritten": seen("hermetic_replay", DECODE, VERIFY),
     "empty_padded_row": seen("logits_parity", DECODE),
+    "padding_clamped_to_a_slot": seen("write_frame", DECODE),
 }
 
 WINDOW: dict[str, Row] = {

@@ -6,6 +6,7 @@ from subjects.bugs import (
     index_dtype,
     memo,
     padding_maths,
+    races,
     slot_space,
     slow_path,
     stale_input,
@@ -19,6 +20,7 @@ _FAMILIES = (
     memo,
     slow_path,
     slot_space,
+    races,
     padding_maths,
     window,
 )

@@ -154,4 +154,17 @@ BUGS = (
         parts={Part.OPS: ScalesByTile},
         modes=frozenset({Mode.DECODE}),
     ),
+    Bug(
+        name="padding_clamped_to_a_slot",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("lightseekorg/tokenspeed", 700),
+        mechanism=(
+            "The mark of a padded row is clamped into the range of slots, whose lowest is one"
+            " that requests are given: all padding is stored there."
+        ),
+        rows={"out_cache_loc": {"value": 1}},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
 )

@@ -169,7 +169,7 @@ def test_extra_runs_that_write_tables_leave_them_as_they_were(
 LENGTHS = (
     *("num_token_non_padded", "global_num_tokens", "kv_indptr", "window_kv_indptr"),
     *("key_begin", "key_end", "window_key_begin", "window_key_end"),
-    *("mask_indptr", "window_mask_indptr", "window_kv_offsets"),
+    *("mask_indptr", "window_mask_indptr", "window_kv_offsets", "tree_parents"),
 )
 """Static buffers of places in lists and the like, for which no noise is valid."""
 
