@@ -32,7 +32,6 @@ from subjects.protocol import (
 from subjects.runners import RUNNERS
 from subjects.runners.base import GraphRunner
 
-
 DECLARED = {
     "CountingGraph": "what a graph has recorded, and a counter of the harness's",
     "TapeSegment": "what a graph has recorded",
@@ -41,6 +40,7 @@ DECLARED = {
     "StaticLists.conversions": "forgotten by a reset, made by a capture",
     "LocState.cached_loc": "the memo, which lies in a graph's memory where a graph made it",
     "LocState.cached_source": "what the memo was made of, in a graph's memory too",
+    "CpuGraphRunner.listed": "the key lists of the last forward, made anew by each",
     "Capture.breaks": "what one segment of a graph hands to the next",
     "SegmentCalls": "what explanations read of a graph",
 }

@@ -92,6 +92,6 @@ class EagleDraftRunner(GraphRunner):
             self.view("hidden_states", bucket),
             run,
         )
-        rows = self.view("req_pool_indices", bucket)
-        keep_candidates(self.ops, self.states.draft_table, rows, output)
+        requests = self.view("req_pool_indices", bucket)
+        keep_candidates(self.ops, self.states.draft_table, requests, output)
         return output

@@ -29,7 +29,6 @@ from properties.support.harness.planting import (
     SCHEDULE,
     Plant,
     captured,
-    engine_of,
     play,
     runners_named,
     shared,
@@ -220,7 +219,9 @@ def test_a_runner_of_which_nothing_is_said_cannot_be_judged() -> None:
 def spoiled_keys(observed: Observation, **changes: Tensor) -> Observation:
     """Return an observation whose lists of full layers are changed."""
     assert observed.keys is not None
-    return replace(observed, keys=replace(observed.keys, full=replace(observed.keys.full, **changes)))
+    return replace(
+        observed, keys=replace(observed.keys, full=replace(observed.keys.full, **changes))
+    )
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -266,9 +267,7 @@ def test_the_same_slot_twice_and_a_slot_that_is_none_are_seen() -> None:
 def test_lists_of_an_engine_that_has_them_on_the_host_are_judged_alike() -> None:
     right = observation()
     assert right.replay is not None
-    reads = {
-        "full": [[*owner.full_pages, 5 if owner.row == 2 else 16] for owner in OWNERS] + [[0]]
-    }
+    reads = {"full": [[*owner.full_pages, 5 if owner.row == 2 else 16] for owner in OWNERS] + [[0]]}
     on_host = replace(right, keys=None, replay=replace(right.replay, reads=reads))
     assert not reads_flag(on_host)
     reads["full"][1].append(3)
@@ -278,7 +277,9 @@ def test_lists_of_an_engine_that_has_them_on_the_host_are_judged_alike() -> None
 def test_too_few_rows_are_seen() -> None:
     right = observation()
     assert right.keys is not None
-    keys = [Keys(one.begin[:1], one.end[:1], one.slots) for one in (right.keys.full, right.keys.swa)]
+    keys = [
+        Keys(one.begin[:1], one.end[:1], one.slots) for one in (right.keys.full, right.keys.swa)
+    ]
     assert reads_flag(replace(right, keys=replace(right.keys, full=keys[0], swa=keys[1])))
 
 
@@ -511,7 +512,9 @@ def test_the_tails_that_padding_keeps_are_level_or_a_live_request_s(
         equalize = engine_.equalize_padding
 
         def noted(
-            mode: Mode, values: dict[str, int], equalize: Callable[..., None] = equalize,
+            mode: Mode,
+            values: dict[str, int],
+            equalize: Callable[..., None] = equalize,
             place: int = place,
         ) -> None:
             given.setdefault(place, []).append(dict(values))

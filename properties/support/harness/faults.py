@@ -156,9 +156,7 @@ def wrong_fill(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch)
         refill(under_test.inputs, "positions", 1, monkeypatch)
 
 
-def refill(
-    inputs: StaticInputs, name: str, value: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refill(inputs: StaticInputs, name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let padding fill a static input with another value."""
     buffer, fill = inputs.buffers[name], inputs.populate
 
