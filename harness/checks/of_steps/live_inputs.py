@@ -46,7 +46,10 @@ def unknown_inputs(observation: Observation) -> list[str]:
     needed = {name for name, row in expected.rows.items() if not row.swa} | counts
     known = needed | set(expected.rows)
     return [
-        *(f"nothing is said of what static input {name} must hold" for name in sorted(there - known)),
+        *(
+            f"nothing is said of what static input {name} must hold"
+            for name in sorted(there - known)
+        ),
         *(f"there is no static input {name}" for name in sorted(needed - there)),
     ]
 
@@ -107,7 +110,9 @@ def flag(observation: Observation) -> Tensor | bool:
         held, right = groups.setdefault((part.held.dtype, part.held.device), ([], []))
         held.append(part.held.reshape(-1))
         right.append(part.right.reshape(-1).to(part.held.dtype))
-    flags = [any_set(bits(torch.cat(held)) != bits(torch.cat(right))) for held, right in groups.values()]
+    flags = [
+        any_set(bits(torch.cat(held)) != bits(torch.cat(right))) for held, right in groups.values()
+    ]
     device = observation.compared.device
     on_host = [raised for raised in flags if raised.device != device]
     if any(bool(raised) for raised in on_host):

@@ -19,6 +19,7 @@ from harness.checks.of_steps.slot_ownership import flag as end_flag
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.static_inputs import INPUTS
 from harness.checks.table import STEP_PROPERTIES
+from harness.explain.recorded import record_forward
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, StepEnd
 from harness.lockstep.requests import Ownership
@@ -29,7 +30,6 @@ from properties.support.harness.planting import (
     SCHEDULE,
     Plant,
     captured,
-    engine_of,
     play,
     runners_named,
     shared,
@@ -220,7 +220,9 @@ def test_a_runner_of_which_nothing_is_said_cannot_be_judged() -> None:
 def spoiled_keys(observed: Observation, **changes: Tensor) -> Observation:
     """Return an observation whose lists of full layers are changed."""
     assert observed.keys is not None
-    return replace(observed, keys=replace(observed.keys, full=replace(observed.keys.full, **changes)))
+    return replace(
+        observed, keys=replace(observed.keys, full=replace(observed.keys.full, **changes))
+    )
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -266,9 +268,7 @@ def test_the_same_slot_twice_and_a_slot_that_is_none_are_seen() -> None:
 def test_lists_of_an_engine_that_has_them_on_the_host_are_judged_alike() -> None:
     right = observation()
     assert right.replay is not None
-    reads = {
-        "full": [[*owner.full_pages, 5 if owner.row == 2 else 16] for owner in OWNERS] + [[0]]
-    }
+    reads = {"full": [[*owner.full_pages, 5 if owner.row == 2 else 16] for owner in OWNERS] + [[0]]}
     on_host = replace(right, keys=None, replay=replace(right.replay, reads=reads))
     assert not reads_flag(on_host)
     reads["full"][1].append(3)
@@ -278,7 +278,9 @@ def test_lists_of_an_engine_that_has_them_on_the_host_are_judged_alike() -> None
 def test_too_few_rows_are_seen() -> None:
     right = observation()
     assert right.keys is not None
-    keys = [Keys(one.begin[:1], one.end[:1], one.slots) for one in (right.keys.full, right.keys.swa)]
+    keys = [
+        Keys(one.begin[:1], one.end[:1], one.slots) for one in (right.keys.full, right.keys.swa)
+    ]
     assert reads_flag(replace(right, keys=replace(right.keys, full=keys[0], swa=keys[1])))
 
 
@@ -499,6 +501,18 @@ def test_a_view_of_an_output_that_is_kept_shows_in_the_next_step_that_uses_it(
     assert {violation.step for violation in outcome.violations} == {6}
 
 
+def test_a_forward_that_is_recorded_has_the_views_that_were_kept(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recording clones no output that the caller got a view of, so that the fault is there."""
+    lockstep, _ = played_with_views(device, "decode", monkeypatch)
+    recorded = record_forward(lockstep.pair, SCHEDULE, 6)
+    batch = recorded.planned.graph.batch
+    assert batch is not None
+    assert batch.spec_info["topk_p"].isnan().all()
+    assert recorded.run.output["scores"].isnan().any()
+
+
 @pytest.mark.parametrize("engine", ONE_PER_ENGINE)
 def test_the_tails_that_padding_keeps_are_level_or_a_live_request_s(
     engine: str, device: str, monkeypatch: pytest.MonkeyPatch
@@ -511,7 +525,9 @@ def test_the_tails_that_padding_keeps_are_level_or_a_live_request_s(
         equalize = engine_.equalize_padding
 
         def noted(
-            mode: Mode, values: dict[str, int], equalize: Callable[..., None] = equalize,
+            mode: Mode,
+            values: dict[str, int],
+            equalize: Callable[..., None] = equalize,
             place: int = place,
         ) -> None:
             given.setdefault(place, []).append(dict(values))

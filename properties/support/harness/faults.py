@@ -114,7 +114,7 @@ def reads_free_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monkey
 
 
 def foreign_key(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A padded row that reads a slot of the batch in every engine: both runs agree, and it is valid.
+    """A padded row that reads a valid slot of the batch, in every engine: both runs agree.
 
     The lists are those of a row's keys, and the last row's begin where its list does.
     """
@@ -155,9 +155,7 @@ def wrong_fill(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch)
         refill(under_test.inputs, "positions", 1, monkeypatch)
 
 
-def refill(
-    inputs: StaticInputs, name: str, value: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refill(inputs: StaticInputs, name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let padding fill a static input with another value."""
     buffer, fill = inputs.buffers[name], inputs.populate
 

@@ -110,9 +110,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     reads = {"full": [slots_of(owner, Kind.FULL) for owner in OWNERS] + [[PADDED_SLOT]]}
     rows = len(next(iter(output.values())))
     live_size = batch.live_tokens if mode is Mode.EXTEND else batch.live_requests
-    replay = Replay(
-        RUNNER[mode], BUCKET, live_size, True, static, rows, live, static, reads=reads
-    )
+    replay = Replay(RUNNER[mode], BUCKET, live_size, True, static, rows, live, static, reads=reads)
     found = Observation(
         place=3,
         step=Decode((0, 1)),

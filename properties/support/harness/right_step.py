@@ -72,7 +72,9 @@ def right_keys(
     return KeyLists(found[Kind.FULL], found[Kind.SWA], mask)
 
 
-def right_static(mode: Mode, batch: ForwardBatch | None, bucket: int, hidden: int) -> dict[str, Tensor]:
+def right_static(
+    mode: Mode, batch: ForwardBatch | None, bucket: int, hidden: int
+) -> dict[str, Tensor]:
     """Return the static inputs of a mode's runner after a right replay, larger than the bucket."""
     row = EXPECTED[RUNNER[mode]]
     extents = {Axis.SCALAR: 1, **row.extents(bucket)}
