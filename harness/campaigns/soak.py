@@ -247,7 +247,7 @@ def _play_clean(clean: CleanSteps, trial: TrialConfig, seed: int) -> None:
 def hunt_by_seed(hunts: SeededHunts) -> Detections:
     """Hunt a bug once for each seed. Raises PlayingFailedError for an error of ours."""
     bug = BUGS[hunts.bug]
-    target = detected_by(bug)
+    target = detected_by(bug, hunts.runner)
     varied = [
         replace(trial, runner=hunts.runner, scheme=bug.scheme, bugs=(bug.name,))
         for trial in trials(hunts.device)
@@ -272,7 +272,7 @@ def _bug_row(hunts: SeededHunts, detections: Detections) -> dict[str, Any]:
     return {
         "bug": hunts.bug,
         "runner": hunts.runner,
-        "property": detected_by(BUGS[hunts.bug]),
+        "property": detected_by(BUGS[hunts.bug], hunts.runner),
         "trials": detections.trials,
         "seeds": len(hunts.seeds),
         "caught": len(needed),
