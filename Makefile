@@ -20,7 +20,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases replay bisect timeline corpus test planted report compare summary list bench soak check
+.PHONY: help setup regress engine bisect-releases replay bisect timeline corpus test planted report compare summary list bench soak check code-mutants
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ test: $(SETUP) ## Run the test suite
 
 planted: $(SETUP) ## Plant the table's faults and see that the suite catches each: ARGS="--jobs 4"
 	@$(RUN) -m properties.planted.run $(ARGS)
+
+code-mutants: $(SETUP) ## Make small mistakes in subjects/ by rule; the harness must see each: ARGS="--count 200"
+	@$(RUN) -m properties.code_mutants.run $(ARGS)
 
 report: $(SETUP) ## Make the page of a run record again: RECORD=…
 	@$(RUN) -m harness report $(RECORD) $(ARGS)

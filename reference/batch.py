@@ -17,8 +17,6 @@ from reference.pool import Tables
 from reference.transfer import transfer
 
 MROPE_SECTIONS = 3
-TRACK_ROWS = 16
-TRACK_INTERVAL = 3
 ENCODER_ROWS = 4
 
 
@@ -69,8 +67,10 @@ class Span:
     `full_slots` and `swa_slots` are where K and V go, one per column. To verify, `tree`
     holds (token, parent) of every draft token, the root first, its parent -1; at least
     `accept` of the drafts are accepted. To draft, `state` is where drafting starts.
-    `mrope_delta` stands for multimodal positions, `track_index` and `tracked` for state
-    tracking, `encoder_len` for cross attention. `token_row` is the request's row of tokens.
+    `mrope_delta` stands for multimodal positions, `encoder_len` for cross attention.
+    `track_index` is the request's slot of recurrent state, 0 in an engine without, and
+    `tracked` says whether the state enters the request's input. `token_row` is the request's
+    row of tokens.
     """
 
     row: int
@@ -156,9 +156,19 @@ class ForwardBatch:
         return len(self.spans)
 
     @property
+    def extends(self) -> bool:
+        """Whether it computes tokens of the target that are known already."""
+        return self.mode is Mode.EXTEND
+
+    @property
     def live_tokens(self) -> int:
         """Live tokens."""
         return self.positions.shape[0]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a request extends by."""
+        return max(span.end - span.begin for span in self.spans)
 
     def requests_of_rows(self, rows: int) -> list[int]:
         """Return which request of the batch each row of an output of `rows` rows belongs to."""
@@ -178,14 +188,43 @@ def prepare(
 ) -> ForwardBatch:
     """Write the slots of `spans` into the index tables and return the batch over them.
 
-    `tokens` is int64 [token rows, max_context], `hidden_states` [token rows, max_context,
-    H], the target's. Everything the host knows crosses to the device in one blocking copy.
+    Everything the host knows crosses to the device in one blocking copy.
     """
+    host, device = transfer(batch_values(mode, spans), tokens.device)
+    write_slots(tables, device)
+    return batch_of(mode, spans, host, device, tokens, hidden_states)
+
+
+def batch_values(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
+    """Return all that the host knows of a batch, by name."""
     lists = {**_per_slot(spans), **_per_token(mode, spans), **_per_request(mode, spans)}
     lists["tree_token"] = [token for span in spans for token, _ in span.tree]
     lists["tree_mask"] = [bit for span in spans for bit in span.tree_mask()]
-    host, device = transfer(lists, tokens.device)
-    tables.write(device["row"], device["column"], device["full_slot"], device["swa_slot"])
+    return lists
+
+
+SLOT_VALUES = ("row", "column", "full_slot", "swa_slot")
+"""The values of a batch that its slots are written to the index tables from."""
+
+
+def write_slots(tables: Tables, device: Mapping[str, Tensor]) -> None:
+    """Write the slots of a batch into the index tables, from its values on the device."""
+    tables.write(*(device[name] for name in SLOT_VALUES))
+
+
+def batch_of(
+    mode: Mode,
+    spans: Sequence[Span],
+    host: Mapping[str, Tensor],
+    device: Mapping[str, Tensor],
+    tokens: Tensor,
+    hidden_states: Tensor,
+) -> ForwardBatch:
+    """Return the batch over `spans`, from its values on the host and on the device.
+
+    `tokens` is int64 [token rows, max_context], `hidden_states` [token rows, max_context,
+    H], the target's.
+    """
     positions = device["position"]
     section = torch.arange(MROPE_SECTIONS, device=tokens.device)[:, None]
     live_tokens = torch.full((1,), len(positions), dtype=torch.int32, device=tokens.device)

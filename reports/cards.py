@@ -20,6 +20,10 @@ STATUSES: Mapping[str, tuple[bool, str]] = {
     "caught": (True, "The property that must detect it did."),
     "clean is red too": (False, "What showed it shows on the clean build as well."),
     "not reproduced": (False, "Caught in the hunt, but not when its shrunk schedule was played."),
+    "undeclared state": (
+        False,
+        "It depends on state that no one declared: a fresh process does not show it.",
+    ),
     "failed": (False, "An error ended it: nothing is proved."),
     "device lost": (False, "A step ended the device's context; what follows ran in a new process."),
     "unaffected": (True, "It shows nowhere, as expected: it cannot affect this runner."),
@@ -121,9 +125,23 @@ def bug_cards(record: Record) -> Iterator[Card]:
 
 def _bug_counts(bug: BugRow) -> Iterator[Fact]:
     yield Fact("schedules to detection", or_dash(bug.schedules_to_detection))
+    yield from _reach(bug)
     yield from _counts(bug)
     if bug.capture_warnings:
         yield Fact("warnings at capture", str(bug.capture_warnings))
+
+
+def _reach(bug: BugRow) -> Iterator[Fact]:
+    """Yield how far the bug got in the schedules that were followed: reached, then triggered."""
+    reach = bug.reach
+    if reach is None:
+        return
+    for name, count, place in (
+        ("reached", reach.reached, reach.reached_at),
+        ("triggered", reach.triggered, reach.triggered_at),
+    ):
+        first = "" if place is None else f", first at step {place}"
+        yield Fact(name, f"in {count} of {reach.schedules} schedules followed{first}")
 
 
 def _counts(hunt: TrialRow) -> Iterator[Fact]:
@@ -228,6 +246,8 @@ def case_text(trial: TrialSettings, finding: RecordedFinding) -> str:
         "schedule": asdict(finding.schedule),
         "violations": [asdict(violation) for violation in finding.violations],
     }
+    if finding.history:
+        case["history"] = [asdict(schedule) for schedule in finding.history]
     parts = [f" {json.dumps(name)}: {_lines(value)}" for name, value in case.items()]
     return "{\n" + ",\n".join(parts) + "\n}"
 

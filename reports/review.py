@@ -56,11 +56,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """The hunts of one bug, on one runner or on all; `target` of them had to detect it."""
+    """The hunts of one bug, on one runner or on all; `target` of them had to detect it.
+
+    `reached`, `triggered` and `detected` count the hunts in which it got so far.
+    """
 
     name: str
     hunts: tuple[Piece, ...]
     target: int
+    reached: int
+    triggered: int
+    detected: int
     status: str
     sound: bool
     marks: tuple[Mark, ...]
@@ -249,6 +255,9 @@ def _matrix(record: Record, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
             name=name,
             hunts=tuple(_hunt(hunt, card) for hunt, card in hunts),
             target=len(target),
+            reached=sum(hunt.reach is not None and hunt.reach.reached > 0 for hunt in target),
+            triggered=sum(hunt.reach is not None and hunt.reach.triggered > 0 for hunt in target),
+            detected=sum(hunt.detected_by in hunt.seen for hunt in target),
             status=bad[0].status if bad else bugs[0].status,
             sound=not bad,
             marks=tuple(_mark(bugs, property_id) for property_id in record.properties),

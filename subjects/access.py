@@ -7,8 +7,8 @@ from torch import Tensor
 from reference.config import Kind
 from reference.model import Model, most_keys
 from reference.ops import Ops
-from subjects.key_lists import KeyLists, Keys
 from subjects.pool import SubjectPool
+from subjects.protocol import KeyLists, Keys
 
 
 class ListedKV:
@@ -41,7 +41,7 @@ class ListedKV:
         if self.out_cache_loc is not None:
             self.store(layer, self.out_cache_loc, key, value)
         keys = self.keys_of(kind)
-        masked = self.lists.mask is not None and not self.pool.ragged
+        masked = self.lists.mask is not None and not self.pool.state.ragged
         return self.ops.attention(
             query,
             self.pool.pool.cache(self.borrowed.get(layer, layer)),

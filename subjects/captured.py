@@ -25,11 +25,26 @@ from subjects.protocol import (
     Offer,
     Overrides,
     OwnArithmetic,
+    PythonObjects,
     Replay,
     ReplayFacts,
 )
 from subjects.runners import RUNNERS
 from subjects.runners.base import GraphRunner
+
+DECLARED = {
+    "CountingGraph": "what a graph has recorded, and a counter of the harness's",
+    "TapeSegment": "what a graph has recorded",
+    "CudaSegment": "what a graph has recorded",
+    "StaticInputs.conversions": "forgotten by a reset, made by a capture",
+    "StaticLists.conversions": "forgotten by a reset, made by a capture",
+    "LocState.cached_loc": "the memo, which lies in a graph's memory where a graph made it",
+    "LocState.cached_source": "what the memo was made of, in a graph's memory too",
+    "CpuGraphRunner.listed": "the key lists of the last forward, made anew by each",
+    "Capture.breaks": "what one segment of a graph hands to the next",
+    "SegmentCalls": "what explanations read of a graph",
+}
+"""What of our engine's Python objects may differ after a reset, and why."""
 
 
 class CountingGraph:
@@ -161,18 +176,29 @@ class CapturedEngine:
         for runner in self.runners.values():
             runner.forget_conversions()
 
-    def equalize_padding(self, mode: Mode) -> None:
-        """Give the tails of KEEP and FILL_ONCE buffers one valid value.
+    def python_objects(self) -> PythonObjects:
+        """Return the engine's Python objects, and what is declared of them."""
+        pools = self.engine.pools[Role.TARGET].pool
+        outputs = [
+            values
+            for runner in self.runners.values()
+            for captured in runner.captured.values()
+            for values in captured.output.values()
+        ]
+        return PythonObjects(
+            root=self,
+            packages=frozenset({"subjects", "reference"}),
+            declared=DECLARED,
+            changing=[pools.storage, pools.full_to_swa_index_mapping, pools.req_to_token, *outputs],
+        )
+
+    def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
+        """Give the tails of KEEP and FILL_ONCE buffers the value of their name, 0 if there is none.
 
         By the right contract, not the subject's: padded rows are then equal in both of two runs.
-        A mask is set, not cleared: padded rows must go on reading what their indices say.
         """
-        for buffers in self._kept.get(mode, ()):
-            if buffers[0].dtype is torch.bool:
-                for buffer in buffers:
-                    buffer.fill_(value=True)
-            else:
-                torch._foreach_zero_(buffers)
+        for name, buffer in self._kept.get(mode, {}).items():
+            buffer.fill_(values.get(name, 0))
 
     def state(self) -> Any:
         """Return the Python state about write locations of every pool, and every runner's own."""
@@ -204,13 +230,13 @@ class CapturedEngine:
             for captured in runner.captured.values():
                 captured.segments = [CountingGraph(graph) for graph in captured.segments]
 
-    def _kept_buffers(self, runner: GraphRunner) -> list[list[Tensor]]:
-        """Return what the runner's right contract does not reset, in groups of one dtype."""
-        return grouped(
-            runner.inputs.buffers[row.name]
+    def _kept_buffers(self, runner: GraphRunner) -> dict[str, Tensor]:
+        """Return what the runner's right contract does not reset, by name."""
+        return {
+            row.name: runner.inputs.buffers[row.name]
             for row in contract(RUNNERS[runner.name], self.scheme)
             if row.policy is not Policy.RESET
-        )
+        }
 
     def _translated_dtype(self) -> torch.dtype:
         """Return the dtype that the pool's own translation returns."""

@@ -9,7 +9,7 @@ import torch
 from reference.batch import ForwardBatch, Mode
 from reference.config import Role
 from reference.eager import draft_inputs, last_rows
-from reference.model import Model, Output, TokenInputs
+from reference.model import Model, TokenInputs
 from reference.ops import Ops
 from reference.pool import KVPools
 from reference.speculative import likeliest
@@ -22,6 +22,7 @@ from subjects.pool import SubjectPool
 from subjects.protocol import Forward, Overrides
 from subjects.runners import engine_runners
 from subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
+from subjects.states import extend_paths
 from subjects.toggles import LocationScheme, Toggles
 
 
@@ -68,6 +69,7 @@ class Engine:
         self.clean = Toggles(scheme)
         pool = subject.parts.of(Part.POOL, SubjectPool)
         self.pools = {role: pool(pools[role], ops, scheme, logger) for role in Role}
+        self.states = pools.state
         on_cuda = models[Role.TARGET].device.type == "cuda"
         memory_pool = torch.cuda.graph_pool_handle() if on_cuda else None
         buffer_pool = subject.parts.of(Part.BUFFERS, BufferPool)
@@ -82,6 +84,7 @@ class Engine:
                     ops=ops,
                     models=models,
                     pools=self.pools,
+                    states=self.states,
                     contract=(
                         subject.contract
                         if under_test
@@ -115,10 +118,10 @@ class Engine:
             pool.invalidate_loc_cache()
         if runner is not None and (batch is None or runner.can_run(batch)):
             replay = runner.replay(batch, overrides=overrides)
-            return Forward(replay.live_output, replay)
+            return Forward(replay.live_output, replay, runner.keys(replay.bucket))
         if batch is None:
             raise LookupError(f"no runner for an idle step of mode {idle}")
-        return Forward(self._forward_eagerly(batch, toggles), None)
+        return self._forward_eagerly(batch, toggles)
 
     def in_capture_order(
         self, runners: tuple[type[GraphRunner], ...]
@@ -131,7 +134,7 @@ class Engine:
         if self.under_test.toggles.memo_resets.allocator:
             self.pools[Role.TARGET].invalidate_loc_cache()
 
-    def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Output:
+    def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Forward:
         """Run a batch that extends requests, of the target or of the draft model."""
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
         model, pool = self.models[role], self.pools[role]
@@ -143,7 +146,8 @@ class Engine:
         access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)
         rows = last_rows(batch)
         if role is Role.TARGET:
-            return model.forward(self.ops, self._inputs(batch), access, rows)
+            target = model.forward(self.ops, self._inputs(batch), access, rows)
+            return Forward(target, None, lists)
         tokens = draft_inputs(
             self.ops,
             model,
@@ -153,16 +157,19 @@ class Engine:
             batch.num_token_non_padded,
         )
         output = model.forward(self.ops, tokens, access, rows)
-        return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+        output = likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+        return Forward(output, None, lists)
 
     def _inputs(self, batch: ForwardBatch) -> TokenInputs:
         """Return the batch's own tensors as the target's inputs: every row is live."""
-        payload = self.models[Role.TARGET].payload(
+        model, requests = self.models[Role.TARGET], batch.token_requests
+        paths = extend_paths(batch.mamba_track_indices, requests, batch.positions, batch.longest)
+        states = model.advance_states(self.ops, self.states.recurrent, paths, batch.input_ids)
+        payload = model.payload(
             self.ops,
-            batch.positions,
-            batch.mamba_track_indices[batch.token_requests],
-            batch.mamba_track_mask[batch.token_requests],
-            batch.encoder_lens[batch.token_requests],
+            states,
+            batch.mamba_track_mask[requests],
+            batch.encoder_lens[requests],
         )
         return TokenInputs(
             input_ids=batch.input_ids,

@@ -6,7 +6,6 @@ fresh.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,32 +14,11 @@ from reference.batch import ForwardBatch
 from reference.config import SPECULATION
 from subjects.buffers import BufferPool, Conversions, copy_together
 from subjects.pool import SubjectPool
+from subjects.protocol import KeyLists, Keys
 from subjects.toggles import MemoResets, Toggles
 
 Lists = dict[str, Tensor]
 """Metadata by the name of its buffer."""
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys of T tokens on layers of one kind: slots[begin[t]:end[t]] of a slot list.
-
-    `mask_start` int64 [T] says where in the forward's mask the bits of a token's keys begin.
-    """
-
-    begin: Tensor
-    end: Tensor
-    slots: Tensor
-    mask_start: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class KeyLists:
-    """The keys of a forward on full layers (full slots) and on SWA layers (SWA slots)."""
-
-    full: Keys
-    swa: Keys
-    mask: Tensor | None = None
 
 
 class StaticLists:

@@ -5,11 +5,14 @@ in the method resolution order, so that what it does not override stays as it is
 is the right method.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import new_class
-from typing import TypeVar, cast
+from functools import wraps
+from inspect import getattr_static
+from types import FunctionType, new_class
+from typing import Any, TypeVar, cast
 
 Built = TypeVar("Built")
 
@@ -28,20 +31,36 @@ class Part(StrEnum):
     TABLES = "index tables"
     ALLOCATOR = "allocator"
     OPS = "ops"
+    OVERLAP = "order of device work where steps overlap"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The classes that come before those of the right parts, the outermost first."""
+    """The classes that come before those of the right parts, the outermost first.
+
+    `executed` counts the calls of what they override, by name, so that a bug whose code never
+    ran can be told from one that nobody saw.
+    """
 
     before: Mapping[Part, tuple[type, ...]] = field(default_factory=dict)
+    executed: Counter[str] = field(default_factory=Counter, compare=False)
 
     def of(self, part: Part, right: type[Built]) -> type[Built]:
         """Return the class that a part is built from: `right` itself where nothing differs."""
         before = self.before.get(part, ())
         if not before:
             return right
-        return cast(type[Built], new_class(right.__name__, (*before, right)))
+        inner = new_class(right.__name__, (*before, right))
+        names = {name for kind in before for name in vars(kind) if not name.startswith("__")}
+        found = {name: getattr_static(inner, name) for name in sorted(names)}
+        counted = {
+            name: self._counted(name, code)
+            for name, code in found.items()
+            if isinstance(code, FunctionType | property)
+        }
+        return cast(
+            type[Built], new_class(right.__name__, (inner,), {}, lambda body: body.update(counted))
+        )
 
     def with_before(self, changes: Mapping[Part, type]) -> "Parts":
         """Return these parts with further classes, each before those there are."""
@@ -52,6 +71,18 @@ class Parts:
                 if part in changes or part in self.before
             }
         )
+
+    def _counted(self, name: str, code: Any) -> Any:
+        """Return a method or a property whose calls are counted under `name`."""
+        if isinstance(code, property):
+            return property(self._counted(name, code.fget), code.fset)
+
+        @wraps(code)
+        def counted(*args: Any, **keywords: Any) -> Any:
+            self.executed[name] += 1
+            return code(*args, **keywords)
+
+        return counted
 
 
 RIGHT_PARTS = Parts()

@@ -23,10 +23,14 @@ TRANSLATE = "translate_loc_from_full_to_swa"
 class LocState:
     """Python state about write locations: `swa_loc` under PRESET, the memo under MEMO.
 
+    `ragged` is the attention kernel that the engine last chose: a prefill's, whose tokens see
+    all keys that are listed for them and which takes no mask, or the one that takes a mask.
+
     `cached_source`, the tensor that the key was made of, is held so that its address cannot
     be reused: a chance memo hit would make replays nondeterministic.
     """
 
+    ragged: bool = False
     swa_loc: Tensor | None = None
     cached_key: tuple[int, int] | None = None
     cached_source: Tensor | None = None
@@ -34,11 +38,7 @@ class LocState:
 
 
 class SubjectPool:
-    """Reads and writes a `HybridKVPool` the way the engine does under one location scheme.
-
-    `ragged` is the attention kernel that the engine last chose: a prefill's, whose tokens see
-    all keys that are listed for them and which takes no mask, or the one that takes a mask.
-    """
+    """Reads and writes a `HybridKVPool` the way the engine does under one location scheme."""
 
     def __init__(
         self, pool: HybridKVPool, ops: Ops, scheme: LocationScheme, logger: logging.Logger
@@ -48,7 +48,10 @@ class SubjectPool:
         self.scheme = scheme
         self.logger = logger
         self.state = LocState()
-        self.ragged = False
+
+    def choose_kernel(self, *, ragged: bool) -> None:
+        """Choose the attention kernel of the forwards to come."""
+        self.state = replace(self.state, ragged=ragged)
 
     def set_swa_loc(self, loc: Tensor | None) -> None:
         """Preset the SWA write location (PRESET). It stays set until it is set again."""
@@ -56,7 +59,7 @@ class SubjectPool:
 
     def invalidate_loc_cache(self) -> None:
         """Forget the memoised translation (MEMO)."""
-        self.state = LocState(swa_loc=self.state.swa_loc)
+        self.state = LocState(self.state.ragged, self.state.swa_loc)
 
     def translate_loc_from_full_to_swa(self, loc: Tensor) -> Tensor:
         """Return the SWA slots, int32, of full slots `loc`; memoised under MEMO.

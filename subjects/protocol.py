@@ -29,11 +29,15 @@ class Offer(StrEnum):
     STATIC_INPUTS = "the dtypes and addresses of static inputs"
     GRAPHS = "which graphs were replayed"
     LOG = "what the engine logs"
+    PYTHON_STATE = "its Python objects, and which of them a reset leaves changed"
     NOISE = "KV and static inputs that noise may be written to"
     LARGER_BUCKET = "a batch replayed in a larger bucket than it needs"
     IDLE_REPLAY = "a replay of padded rows alone"
     CROSS_ATTENTION = "requests with cross attention"
     TRACKED_STATE = "requests whose recurrent state is tracked"
+    ALLOCATOR = "who holds which slot, as the engine's own allocator has it"
+    READS = "the index lists by which each row reads KV"
+    INPUTS = "what its static inputs hold, by names that are known"
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,34 @@ Reads = Mapping[str, Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True)
+class Keys:
+    """The keys of R rows on layers of one kind: slots[begin[r]:end[r]] of a slot list.
+
+    `begin` and `end` are [R]. `mask_start` int64 [R] says where in the forward's mask the bits
+    of a row's keys begin; None where no mask applies.
+    """
+
+    begin: Tensor
+    end: Tensor
+    slots: Tensor
+    mask_start: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class KeyLists:
+    """The keys of a forward on full layers (full slots) and on SWA layers (SWA slots).
+
+    A row reads a key of its list where `mask` (bool [M]) is set, or every one where that is
+    None. The rows are those that attend, padded ones after the live ones; of a draft, those of
+    one forward after those of another.
+    """
+
+    full: Keys
+    swa: Keys
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Replay:
     """One replay: how much of its bucket was live, in requests or tokens, and what it gave.
 
@@ -86,10 +118,15 @@ class Replay:
 
 @dataclass(frozen=True)
 class Forward:
-    """The outcome of one forward: what it gives for live rows, and the replay if there was one."""
+    """The outcome of one forward: what it gives for live rows, and the replay if there was one.
+
+    `keys` are the index lists that it read KV by, None where they are not seen: the engine's
+    own tensors, valid until its next forward.
+    """
 
     output: Output
     replay: Replay | None
+    keys: KeyLists | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +201,21 @@ class OwnArithmetic:
     bound: float
 
 
+@dataclass(frozen=True)
+class PythonObjects:
+    """An engine's Python objects, and what of them may differ once it has been reset.
+
+    `root` is what to begin with; `packages` are those whose modules are its own. `declared` says
+    why an attribute (`Class.attribute`), all objects of a class, or a module may differ;
+    `changing` are tensors whose contents may.
+    """
+
+    root: object
+    packages: frozenset[str]
+    declared: Mapping[str, str]
+    changing: Sequence[Tensor]
+
+
 class EngineUnderTest(Protocol):
     """An engine over one world's KV: runs forwards by replay where a graph can, else eagerly.
 
@@ -214,10 +266,15 @@ class EngineUnderTest(Protocol):
         """Give every static buffer, and the Python state, what they held after capture."""
         ...
 
-    def equalize_padding(self, mode: Mode) -> None:
+    def python_objects(self) -> PythonObjects:
+        """Return the Python objects that forwards may change, and what is declared of them."""
+        ...
+
+    def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
         """Give the tails of buffers that padding keeps, or fills once, one valid value.
 
-        Padded rows are then equal, in both of two runs that are to be compared.
+        `values` says which, by the name of a buffer; it is 0 where none is said. Padded rows are
+        then equal, in both of two runs that are to be compared.
         """
         ...
 

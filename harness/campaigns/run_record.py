@@ -133,6 +133,7 @@ def _bug_row(result: Result, cases: Path, shown: str) -> schema.BugRow:
         unaffected=result.task.unaffected,
         schedules_to_detection=result.hunt_result.schedules if finding else None,
         seen=tuple(name for name in PROPERTIES if name in seen),
+        reach=result.reach,
     )
 
 
@@ -156,6 +157,10 @@ def _finding(result: Result, cases: Path, shown: str) -> schema.Finding | None:
         explanation=finding.explanation,
         error=finding.error,
         case=schema.CaseHead(data["format"], data["version"], data["target"], data["seed"]),
+        history=tuple(
+            from_json(schema.Schedule, schedule, "a schedule of the history")
+            for schedule in data.get("history", ())
+        ),
     )
 
 
@@ -168,4 +173,11 @@ def case_name(task: Task) -> str:
 
 def case_of(task: Task, finding: Finding) -> Case:
     """Return the case of a task's finding."""
-    return Case(task.trial, finding.schedule, task.target, task.seed, finding.violations)
+    return Case(
+        trial=task.trial,
+        schedule=finding.schedule,
+        target=task.target,
+        seed=task.seed,
+        violations=finding.violations,
+        history=finding.history,
+    )

@@ -6,15 +6,18 @@ can be handed to a worker process; so is its result.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from harness.campaigns.confirm import Confirmed, confirmed
 from harness.campaigns.executor import Ended
+from harness.campaigns.fresh import PlayFresh, play_fresh
 from harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
+    draw,
     first_failure,
     hunt,
     time_limit,
@@ -25,8 +28,10 @@ from harness.checks.expectations import expectation, unaffected_reason
 from harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.explain.facts import Explanation, TimelineEntry
+from harness.explain.facts import Explanation, Reach, TimelineEntry
+from harness.explain.reach import AT_CAPTURE, Reaching
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.tracebacks import traceback_of
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
@@ -45,8 +50,8 @@ class Source(StrEnum):
 class Status(StrEnum):
     """How a task ended. GREEN, UNAFFECTED and CAUGHT are as they should be.
 
-    After DEVICE_LOST its process can use its device no more. FAILED is an error of ours, and
-    no verdict on the trial.
+    UNDECLARED_STATE is a finding that no fresh process shows. After DEVICE_LOST its process can
+    use its device no more. FAILED is an error of ours, and no verdict on the trial.
     """
 
     GREEN = "green"
@@ -59,6 +64,7 @@ class Status(StrEnum):
     CLEAN_IS_RED = "clean is red too"
     VACUOUS = "vacuous"
     NOT_REPRODUCED = "not reproduced"
+    UNDECLARED_STATE = "undeclared state"
     CAPTURE_WARNED = "warned at capture"
     DEVICE_LOST = "device lost"
     FAILED = "failed"
@@ -116,7 +122,8 @@ class Finding:
     """A shrunk schedule that violates something, and every violation with all properties on.
 
     `explanation` is the root cause, where one was found; `error` is the traceback of an
-    explainer that failed.
+    explainer that failed. Of one that no fresh process shows, which is `undeclared`, `schedule`
+    is as it was drawn, and `history` what must be played before it.
     """
 
     schedule: Schedule
@@ -124,6 +131,8 @@ class Finding:
     timeline: tuple[TimelineEntry, ...]
     explanation: Explanation | None = None
     error: str | None = None
+    undeclared: bool = False
+    history: tuple[Schedule, ...] = ()
 
     @classmethod
     def of(
@@ -137,12 +146,19 @@ class Finding:
         violations = tuple(violation.to_json() for violation in outcome.violations)
         return cls(schedule, violations, tuple(timeline), found.explanation, found.error)
 
+    @classmethod
+    def of_undeclared_state(cls, confirmed: Confirmed) -> "Finding":
+        """Return the finding that no fresh process shows: nothing of it can be explained."""
+        violations = tuple(violation.to_json() for violation in confirmed.violations)
+        return cls(confirmed.schedule, violations, (), undeclared=True, history=confirmed.history)
+
 
 @dataclass(frozen=True)
 class Result:
     """What a task gave. `capture_warnings` were logged while its graphs were captured.
 
-    `error` is the traceback of what made it fail, with no absolute path.
+    `error` is the traceback of what made it fail, with no absolute path. `reach` says how far
+    a bug got that must be detected.
     """
 
     task: Task
@@ -152,6 +168,7 @@ class Result:
     capture_warnings: int
     seconds: float
     error: str | None = None
+    reach: Reach | None = None
 
     @property
     def spoiled(self) -> bool:
@@ -179,12 +196,28 @@ def watched_for(target: str | None) -> frozenset[str]:
 
 
 def run_in_turn(task: Task) -> Result:
-    """Run one of many tasks of this process, of which neighbours share their trials."""
-    return run_task(task, kept_lockstep)
+    """Run one of many tasks of this process, of which neighbours share their trials.
+
+    Of a bug that must be detected, its result says how far it got.
+    """
+    result = run_task(task, kept_lockstep)
+    if result.spoiled:
+        return result
+    try:
+        return replace(result, reach=_reach(task, kept_lockstep(task.trial), result.finding))
+    except Exception as error:  # What was found stays in the result, beside the error.
+        return replace(result, status=Status.FAILED, error=traceback_of(error))
 
 
-def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep) -> Result:
-    """Run one task. The clean build is checked for every property, a broken one as it is hunted."""
+def run_task(
+    task: Task,
+    lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep,
+    play: PlayFresh = play_fresh,
+) -> Result:
+    """Run one task. The clean build is checked for every property, a broken one as it is hunted.
+
+    What it finds is played again by `play`, in a fresh process.
+    """
     started = time.monotonic()
     lockstep = lockstep_of(task.trial)
     lockstep.watch(PROPERTIES if task.bug is None else watched_for(task.target))
@@ -193,7 +226,8 @@ def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockst
         hunt_result = _search(task, lockstep)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
-            finding = _finding(task, lockstep, hunt_result.schedule)
+            shown = confirmed(task.trial, hunt_result, task.target, play)
+            finding = _finding(task, lockstep, shown)
             error = finding.error
         warnings = len(lockstep.capture_warnings)
         status = Status.FAILED
@@ -223,17 +257,37 @@ def _search(task: Task, lockstep: Lockstep) -> HuntResult:
     return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), task.target)
 
 
-def _finding(task: Task, lockstep: Lockstep, schedule: Schedule) -> Finding:
-    """Play a shrunk schedule with every property on, and explain it.
+def _finding(task: Task, lockstep: Lockstep, shown: Confirmed) -> Finding:
+    """Play a schedule that a fresh process shows with every property on, and explain it.
 
     Raises PlayingFailedError for a playing that failed. An explainer that fails leaves its
     traceback in the finding.
     """
+    if shown.undeclared is not None:
+        return Finding.of_undeclared_state(shown)
+    schedule = shown.schedule
     lockstep.watch(PROPERTIES)
     outcome, timeline = observe(lockstep, schedule)
     whole(outcome)
     found = explained(lockstep, schedule, outcome, timeline, task.target)
     return Finding.of(schedule, outcome, timeline, found)
+
+
+def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | None:
+    """Say how far a bug that must be detected got: in what was found, else in all that was drawn.
+
+    None where nothing must be detected.
+    """
+    if task.bug is None or task.target is None:
+        return None
+    if lockstep.refused is not None:
+        return AT_CAPTURE
+    schedules = [] if finding is None else [finding.schedule]
+    if finding is None and task.source is Source.GENERATED:
+        draw(lockstep, schedules.append, task.seed, task.examples)
+    elif finding is None:
+        schedules = pieces_of(task.trial, task.examples, task.seed)
+    return Reaching(lockstep.pair, task.bug).count(schedules)
 
 
 def pieces_of(trial: TrialConfig, count: int, seed: int) -> list[Schedule]:
@@ -257,6 +311,8 @@ def judge_task(
     held nothing against the oracle.
     """
     target = task.target
+    if finding is not None and finding.undeclared:
+        return Status.UNDECLARED_STATE
     if finding is not None and target is not None:
         return _judge_found(task, finding, target, lockstep_of)
     if finding is not None:

@@ -12,6 +12,7 @@ from harness.checks.expected import (
     DRAFT,
     DRAFT_EXTEND,
     FROZEN,
+    IN_FLIGHT,
     KINDS,
     PREFILL,
     VERIFY,
@@ -44,11 +45,8 @@ TABLE: dict[str, Row] = {
         "kv_parity",
         DECODE,
         VERIFY,
-        but={
-            PREFILL: (
-                "attention is narrowed to the real tokens: nobody reads the padded locations"
-            ),
-        },
+        # Attention is narrowed to the real tokens there: the padded locations are wrong, unread.
+        instead={PREFILL: "live_inputs"},
     ),
     "swa_int64": seen("index_contract", DECODE, VERIFY, PREFILL),
     "req_pool_pad": seen("hermetic_replay", DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND),
@@ -115,6 +113,12 @@ TABLE: dict[str, Row] = {
     ),
     "spec_page_table_untranslated": seen("logits_parity", VERIFY),
     "shared_buffer_dtype": seen("index_contract", *KINDS),
+    "barrier_before_launch": seen("logits_parity", *IN_FLIGHT),
+    "freed_row_rewritten": seen("logits_parity", *IN_FLIGHT),
+    "evicted_in_flight": seen("logits_parity", *IN_FLIGHT),
+    "pinned_tokens_reused": seen("logits_parity", *IN_FLIGHT),
+    "pinned_slots_reused": seen("kv_parity", *IN_FLIGHT),
+    "done_before_sampling": seen("token_trajectory", *IN_FLIGHT),
     **CATALOGUE,
     **GRAPHS,
 }
@@ -132,7 +136,7 @@ def expectation(bug: Bug, runner: str) -> Expectation:
         return Expectation(None, lacks)
     kind = RunnerKind(RUNNERS[runner].mode, RUNNERS[runner].captures)
     if kind in row.affected:
-        return Expectation(row.detected_by, None)
+        return Expectation(row.instead.get(kind, row.detected_by), None)
     if kind in row.unaffected:
         return Expectation(None, row.unaffected[kind])
     raise KeyError(f"whether {bug.name} can affect {runner} is not decided: add it to its row")
@@ -148,12 +152,13 @@ def affected_runners(bug: Bug) -> tuple[str, ...]:
     return tuple(name for name in RUNNERS if unaffected_reason(bug, name) is None)
 
 
-def detected_by(bug: Bug) -> str | None:
-    """Return the property that must see `bug` wherever it can be seen, None if nowhere.
+def detected_by(bug: Bug, runner: str | None = None) -> str | None:
+    """Return the property that must see `bug` on a runner, None if none can.
 
-    Raises KeyError for a bug without a row.
+    Without a runner it is that of most runners, None if nothing shows it on any. Raises KeyError
+    for a bug without a row, and with a runner as `expectation` does.
     """
-    return _row(bug).detected_by
+    return _row(bug).detected_by if runner is None else expectation(bug, runner).detected_by
 
 
 def _row(bug: Bug) -> Row:

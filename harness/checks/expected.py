@@ -1,7 +1,7 @@
 """What a row of the table of expectations says, and the kinds of runner that are its columns."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reference.batch import Mode
 
@@ -21,12 +21,14 @@ class RunnerKind:
 class Row:
     """One bug: the property that must see it on the kinds it affects, and why the others are not.
 
-    A pair of a bug and a runner that lacks what it is about needs no cell.
+    A pair of a bug and a runner that lacks what it is about needs no cell. `instead` names the
+    property on kinds where it is another one.
     """
 
     detected_by: str | None
     affected: frozenset[RunnerKind]
     unaffected: Mapping[RunnerKind, str]
+    instead: Mapping[RunnerKind, str] = field(default_factory=dict)
 
 
 DECODE = RunnerKind(Mode.DECODE)
@@ -39,12 +41,22 @@ PREFILL = RunnerKind(Mode.EXTEND)
 
 KINDS = (DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND, PREFILL)
 
+IN_FLIGHT = tuple(kind for kind in KINDS if kind.captures)
+"""Kinds of an engine that launches its forwards: its streams serve all its runners."""
+
 
 def seen(
-    detected_by: str, *affected: RunnerKind, but: Mapping[RunnerKind, str] | None = None
+    detected_by: str,
+    *affected: RunnerKind,
+    but: Mapping[RunnerKind, str] | None = None,
+    instead: Mapping[RunnerKind, str] | None = None,
 ) -> Row:
-    """Return the row of a bug that shows on the kinds `affected`, and not on those of `but`."""
-    return Row(detected_by, frozenset(affected), but or {})
+    """Return the row of a bug that shows on the kinds `affected`, and not on those of `but`.
+
+    On the kinds of `instead` it shows too, and another property must see it.
+    """
+    others = instead or {}
+    return Row(detected_by, frozenset((*affected, *others)), but or {}, others)
 
 
 def masked(reason: str) -> Row:

@@ -5,6 +5,7 @@ from harness.checks.expected import (
     DRAFT,
     DRAFT_EXTEND,
     FROZEN,
+    PREFILL,
     VERIFY,
     Row,
     seen,
@@ -28,5 +29,21 @@ STALE_INPUTS: dict[str, Row] = {
     "sum_excludes_padding": seen("hermetic_replay", DECODE, VERIFY),
 }
 
-CATALOGUE: dict[str, Row] = STALE_INPUTS
+PADDING_MATHS: dict[str, Row] = {
+    "masked_values_loaded": seen("padding_noninterference", VERIFY),
+    "store_counts_padded_keys": seen("kv_parity", PREFILL),
+    "skipped_rows_unwritten": seen("hermetic_replay", DECODE, VERIFY),
+    "empty_padded_row": seen("logits_parity", DECODE),
+    "padding_clamped_to_a_slot": seen("write_frame", DECODE),
+}
+
+WINDOW: dict[str, Row] = {
+    "window_one_short": seen("dense_agreement", DECODE),
+    "window_inclusive": seen("dense_agreement", PREFILL),
+    "merge_beyond_window": seen("logits_parity", DECODE),
+    "window_lists_missing": seen("logits_parity", DRAFT_EXTEND),
+    "evicts_one_too_many": seen("logits_parity", DECODE),
+}
+
+CATALOGUE: dict[str, Row] = {**STALE_INPUTS, **PADDING_MATHS, **WINDOW}
 """The rows of the public catalogue, by the name of the bug."""

@@ -5,15 +5,14 @@ and nothing more is credited. What leaves both worlds equal is reported once, an
 goes on.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from harness.checks.of_schedules.dense_agreement import held_against_oracle
-from harness.checks.property import Playback, Playing, Property, Violation, judge
+from harness.checks.property import Playback, Playing, Property, Violation, judge, judge_end
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, not_asked
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
@@ -73,6 +72,9 @@ class DeviceLostError(BaseException):
         return type(self), (self.schedule, self.outcome)
 
 
+HISTORY = 250
+"""How many of the schedules that it has played a lockstep remembers."""
+
 NO_EXTRA_RUNS: Mapping[str, ExtraRun] = {}
 
 Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
@@ -92,7 +94,7 @@ class Judged:
     violations: list[Violation] = field(default_factory=list)
     violated: set[str] = field(default_factory=set)
     outputs: list[Tensor] = field(default_factory=list)
-    samples: dict[tuple[int, bool, int], Sample] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
     place: int = 0
 
     def add(self, found: Collection[Violation]) -> frozenset[str]:
@@ -102,11 +104,6 @@ class Judged:
         self.violated.update(violation.property for violation in new)
         return frozenset(violation.property for violation in new)
 
-    def keep(self, sample: Sample) -> None:
-        """Keep the eager world's latest sample of a request, and every one of an engine's own."""
-        length = 0 if sample.arithmetic is None else len(sample.tokens)
-        self.samples[sample.serial, sample.of_draft, length] = sample
-
 
 class Lockstep:
     """Plays schedules on the pair of one trial and judges them by the properties given.
@@ -114,7 +111,8 @@ class Lockstep:
     With `records_ops`, what a forward did inside can be explained. `engines` builds the
     engines under test, our own unless given. `refused` says why ours cannot be captured with
     the trial's bugs, if it cannot: the pair is then that of the clean build. `unasked` says
-    which properties the engine cannot be asked, and why.
+    which properties the engine cannot be asked, and why. `history` are the last schedules
+    played.
     """
 
     def __init__(
@@ -127,6 +125,7 @@ class Lockstep:
     ) -> None:
         self.trial = trial
         self.refused: str | None = None
+        self.history: deque[Schedule] = deque(maxlen=HISTORY)
         try:
             self.pair = Pair(trial, records_ops=records_ops, engines=engines)
         except SharedBufferError as error:
@@ -167,6 +166,7 @@ class Lockstep:
         forward.
         """
         outcome, judged = Outcome(), Judged()
+        self.history.append(schedule)
         with torch.inference_mode():
             try:
                 if self.refused is not None:
@@ -208,13 +208,20 @@ class Lockstep:
         keeps_outputs = any(rule.plays_again for rule in self._rules)
         asked_for = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
         self.pair.reset(schedule.seed)
-        for place, step in schedule.flat():
+        for place, step, upcoming in schedule.ahead():
             judged.place = place
             observation = self.pair.step(
-                step, place, {**asked_for, **extra_runs}, sampling=sampling
+                step,
+                place,
+                {**asked_for, **extra_runs},
+                upcoming=upcoming,
+                sampling=sampling,
             )
             if observation is None:
-                observer(place, step, None, frozenset())
+                new = judged.add(judge_end(self._rules, self.pair.end(place)))
+                observer(place, step, None, new)
+                if judged.violated.intersection(ending):
+                    break
                 continue
             outcome.count(observation)
             if observation.replay is not None:
@@ -223,13 +230,10 @@ class Lockstep:
             observer(place, step, observation, new)
             if keeps_outputs:
                 judged.outputs += live_outputs(observation)
-            for sample in observation.samples:
-                judged.keep(sample)
+            judged.samples += observation.samples
             if judged.violated.intersection(ending):
                 break
-        outcome.events["held against the oracle"] = len(
-            held_against_oracle(judged.samples.values())
-        )
+        outcome.events["held against the oracle"] = len(judged.samples)
         judged.violations += self._judge_end(schedule, outcome.steps, judged)
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:
@@ -247,21 +251,23 @@ class Lockstep:
             return []
         pair = self.pair
         events = pair.graph.events
-        tokens = pair.eager.tokens.clone(), pair.graph.tokens.clone()
+        tokens = pair.eager.tokens.clone(), pair.graph.observed_tokens.clone()
         first = again = None
         if any(rule.plays_again for rule in rules):
             first = self._playback(judged.outputs)
             again = self._play_again(schedule, steps)
             pair.graph.events = events
+        asks = any(rule.after_reset for rule in rules)
         playing = Playing(
             place=judged.place,
             eager_tokens=tokens[0],
             graph_tokens=tokens[1],
-            samples=tuple(judged.samples.values()),
+            samples=tuple(judged.samples),
             models=pair.models,
             compared=pair.compared,
             first=first,
             again=again,
+            undeclared=pair.undeclared() if asks else (),
         )
         return [violation for rule in rules if rule.at_end for violation in rule.at_end(playing)]
 
@@ -269,10 +275,10 @@ class Lockstep:
         """Play the first `steps` forwards of a schedule, and judge nothing."""
         outputs: list[Tensor] = []
         self.pair.reset(schedule.seed)
-        for place, step in schedule.flat():
+        for place, step, upcoming in schedule.ahead():
             if steps == 0:
                 break
-            observation = self.pair.step(step, place)
+            observation = self.pair.step(step, place, upcoming=upcoming)
             if observation is not None:
                 steps -= 1
                 outputs += live_outputs(observation)

@@ -4,7 +4,7 @@ Each has a flag, cheap and on the device where it can be, and a description, ask
 if the flag is raised. Flags on the device are read by the host together, once a step.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from harness.explain.cause import CauseFinder
-from harness.lockstep.observation import Observation, Sample
+from harness.lockstep.observation import Observation, Sample, StepEnd
 from harness.lockstep.pair import ExtraRun
+from harness.lockstep.python_state import Change
 from reference.config import Role
 from reference.model import Model
 from subjects.protocol import Offer
@@ -55,6 +56,7 @@ class Playing:
     `place` is that of the last step played. Tokens are int64 [token rows, max_context] of each
     world. `samples` are each request's latest, the target's and the draft model's. `first` and
     `again` are two playings of the same steps, None unless a property asks for them.
+    `undeclared` is what the engines hold after a reset and did not when just captured.
     """
 
     place: int
@@ -65,17 +67,28 @@ class Playing:
     compared: Tensor
     first: Playback | None = None
     again: Playback | None = None
+    undeclared: Sequence[Change] = ()
+
+
+@dataclass(frozen=True)
+class EndOfStep:
+    """How a property judges what a step left: also one that ran no forward."""
+
+    flag: Callable[[StepEnd], Tensor | bool]
+    describe: Callable[[StepEnd], Description]
 
 
 @dataclass(frozen=True)
 class Property:
     """One property: its statement, what it needs observed, and how it is judged and explained.
 
-    A property of a step has `flag` and `describe`, a property of a whole schedule `at_end`.
+    A property of a step has `flag` and `describe`, a property of a whole schedule `at_end`; one
+    that also judges steps without a forward has `end_of_step`.
     `every_step` says that it is cheap enough for every step of every schedule; `worlds_diverge`
     that once it is violated both worlds differ, so that nothing later is credited.
     `extra_run` is a further run of each step that it judges; `samples` and `plays_again` ask
-    for what requests sampled, and for a second playing. `needs` is what an engine must offer
+    for what requests sampled, and for a second playing, `after_reset` for what a reset then
+    leaves. `needs` is what an engine must offer
     for it to be asked. `cause` finds why it was violated, where one forward tells.
     """
 
@@ -85,11 +98,13 @@ class Property:
     flag: Callable[[Observation], Tensor | bool] | None = None
     describe: Callable[[Observation], Description] | None = None
     at_end: Callable[[Playing], list[Violation]] | None = None
+    end_of_step: EndOfStep | None = None
     every_step: bool = True
     worlds_diverge: bool = False
     extra_run: ExtraRun | None = None
     samples: bool = False
     plays_again: bool = False
+    after_reset: bool = False
     cause: CauseFinder | None = None
 
     def __post_init__(self) -> None:
@@ -104,15 +119,28 @@ class Property:
 
 def judge(properties: Iterable[Property], observation: Observation) -> tuple[Violation, ...]:
     """Return the violations of one step, reading the device once."""
-    rules = [rule for rule in properties if rule.flag is not None]
-    flags = {rule.id: rule.flag(observation) for rule in rules if rule.flag is not None}
+    rules = {rule.id: rule for rule in properties if rule.flag is not None}
+    raised = read_flags({name: rule.flag(observation) for name, rule in rules.items() if rule.flag})
+    found = []
+    for name, rule in rules.items():
+        if raised[name] and rule.describe is not None:
+            found.append(Violation(name, observation.place, *rule.describe(observation)))
+    return tuple(found)
+
+
+def judge_end(properties: Iterable[Property], end: StepEnd) -> tuple[Violation, ...]:
+    """Return the violations of a step that ran no forward, reading the device once."""
+    rules = {rule.id: rule.end_of_step for rule in properties if rule.end_of_step is not None}
+    raised = read_flags({name: rule.flag(end) for name, rule in rules.items()})
+    return tuple(
+        Violation(name, end.place, *rule.describe(end))
+        for name, rule in rules.items()
+        if raised[name]
+    )
+
+
+def read_flags(flags: Mapping[str, Tensor | bool]) -> dict[str, bool]:
+    """Return flags by name, those on the device read together."""
     on_device = {name: flag for name, flag in flags.items() if isinstance(flag, Tensor)}
     read = torch.stack(list(on_device.values())).tolist() if on_device else []
-    raised = {**flags, **dict(zip(on_device, read, strict=True))}
-    return tuple(_violation(rule, observation) for rule in rules if raised[rule.id])
-
-
-def _violation(rule: Property, observation: Observation) -> Violation:
-    assert rule.describe is not None
-    message, where = rule.describe(observation)
-    return Violation(rule.id, observation.place, message, where)
+    return {**flags, **dict(zip(on_device, read, strict=True))}

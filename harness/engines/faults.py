@@ -105,6 +105,7 @@ FAULTS: Mapping[str, Fault] = {
         property="hermetic_replay",
         could_show=padded,
         shows=padded_rows_depend_on_history,
+        follows=frozenset({"read_frame"}),
     ),
 }
 """The fault classes that an engine's behaviour can tell."""

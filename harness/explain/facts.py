@@ -42,6 +42,22 @@ class TimelineEntry:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """How far a bug got in some schedules, whether or not anything saw it.
+
+    Of `schedules` played, so many reached its code and so many triggered it. `reached_at` and
+    `triggered_at` are the places of the first steps that did, in the first schedule that did;
+    None where none did.
+    """
+
+    schedules: int
+    reached: int
+    triggered: int
+    reached_at: int | None
+    triggered_at: int | None
+
+
+@dataclass(frozen=True)
 class Writer:
     """What wrote something last: a row of a step's forward.
 

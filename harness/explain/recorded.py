@@ -43,6 +43,10 @@ class LogSite:
     file: str
 
 
+BETWEEN = ("pool.py", "parts.py")
+"""Files that every message comes through: none of them is the site."""
+
+
 class SiteTrap(logging.Handler):
     """Keeps the place in the subject's code of each warning while it is entered."""
 
@@ -55,7 +59,7 @@ class SiteTrap(logging.Handler):
         root, frame, found = Path(__file__).parents[2], sys._getframe(), []
         while frame is not None:
             path = Path(frame.f_code.co_filename)
-            if path.is_relative_to(root / "subjects") and path.name != "pool.py":
+            if path.is_relative_to(root / "subjects") and path.name not in BETWEEN:
                 found.append((frame.f_code.co_qualname, str(path.relative_to(root))))
             frame = frame.f_back  # type: ignore[assignment]
         functions = tuple(name for name, _ in reversed(found))
@@ -270,7 +274,7 @@ class OpRecorder(Recorder):
         if self.runner is None or not isinstance(fresh, CapturedEngine):
             return [], {}
         fresh.recapture()
-        fresh.equalize_padding(planned.mode)
+        self.pair.equalize_padding(fresh, planned)
         calls = run(self.pair, fresh, planned, Overrides()).calls
         return calls, copied(fresh.runners[planned.mode])
 
@@ -288,9 +292,9 @@ def record_forward(pair: Pair, schedule: Schedule, number: int) -> RecordedForwa
     try:
         with torch.inference_mode():
             pair.reset(schedule.seed)
-            for place, step in schedule.flat():
+            for place, step, upcoming in schedule.ahead():
                 try:
-                    observation = pair.step(step, place, recorder=recorder)
+                    observation = pair.step(step, place, upcoming=upcoming, recorder=recorder)
                 except SubjectFailedError:
                     if recorder.forwards - 1 != number:
                         raise

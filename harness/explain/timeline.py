@@ -26,7 +26,7 @@ def timeline_entry(
         live=live,
         padded=replay.bucket - replay.live_size if replay is not None else 0,
         parked=tuple(
-            request.serial for request in pair.graph.running if request.serial not in live
+            request.serial for request in pair.eager.running if request.serial not in live
         ),
         tokens=sum_tokens(observation),
         violated=tuple(sorted(violated)),

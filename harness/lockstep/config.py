@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.schedule import is_count
 from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, SPECULATION
@@ -15,15 +16,14 @@ from reference.ops import Ops
 from reference.pool import PoolSizes
 from reference.torch_ops import TorchOps
 from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import broken_subject, common_scheme, lacking
+from subjects.bugs.switching import NO_FLIGHT, broken_subject, common_scheme, lacking
 from subjects.engine import Subject
 from subjects.runners import RUNNERS, engine_runners
+from subjects.streams import LateStreams, Streams
 from subjects.toggles import LocationScheme
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICES = ("cpu", "cuda")
-BUCKETS = (2, 4, 8)
-TOKEN_BUCKETS = (4, 12, 24)
 
 
 class CannotRunError(Exception):
@@ -39,7 +39,8 @@ class TrialConfig:
     """One trial: its subject, model, pools and device. No `bugs` is the clean subject.
 
     They are names of the catalogue, in its order, and bring their location scheme. Sizes are
-    in slots, `buckets` in requests, `token_buckets` in tokens.
+    in slots, `buckets` in requests, `token_buckets` in tokens. With `overlap` the graph world
+    plans a step while the forward before it is in flight.
     """
 
     runner: str = "decode"
@@ -54,6 +55,7 @@ class TrialConfig:
     buckets: tuple[int, ...] = BUCKETS
     token_buckets: tuple[int, ...] = TOKEN_BUCKETS
     bugs: tuple[str, ...] = ()
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names that this build lacks, and a bug out of its location scheme or runner."""
@@ -70,6 +72,8 @@ class TrialConfig:
                 )
         if self.bugs != catalogued(self.bugs):
             raise ValueError("the bugs of a trial are in the catalogue's order, each once")
+        if self.overlap and not RUNNERS[self.runner].captures:
+            raise ValueError(f"nothing overlaps in the engine of {self.runner}: {NO_FLIGHT}")
         slots = self.full_slots, self.swa_slots
         if self.page_size < 1 or any(count % self.page_size for count in slots):
             raise ValueError("both pool sizes are whole numbers of pages")
@@ -77,12 +81,18 @@ class TrialConfig:
     def with_bug(self, *names: str) -> "TrialConfig":
         """Return this trial with bugs switched on, in the location scheme that all can live in.
 
+        Steps overlap if one of them is about that.
         Raises ValueError for bugs that no scheme has together.
         """
         for name in names:
             known("bug", name, BUGS)
         chosen = catalogued(names)
-        return replace(self, bugs=chosen, scheme=common_scheme(BUGS[name] for name in chosen))
+        return replace(
+            self,
+            bugs=chosen,
+            scheme=common_scheme(BUGS[name] for name in chosen),
+            overlap=self.overlap or any(BUGS[name].overlap for name in chosen),
+        )
 
     @property
     def bug(self) -> str | None:
@@ -138,19 +148,34 @@ class TrialConfig:
         ops: Ops = importlib.import_module("reference.triton_ops").TritonOps()
         return ops
 
+    def streams(self) -> Streams:
+        """Return the streams of overlapping steps. Raises CannotRunError as `ops` does."""
+        if self.device == "cpu":
+            return LateStreams()
+        require_cuda()
+        streams: Streams = importlib.import_module("subjects.cuda_streams").CudaStreams()
+        return streams
+
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON data."""
         return asdict(self)
 
 
 def trial_from_json(data: Any) -> TrialConfig:
-    """Return the settings of JSON data. Raises ValueError, saying what is wrong, for any other."""
+    """Return the settings of JSON data. Raises ValueError, saying what is wrong, for any other.
+
+    In data without `overlap`, which is older, no steps overlap.
+    """
     expected = asdict(TrialConfig())
+    if isinstance(data, dict):
+        data = {"overlap": False, **data}
     if not isinstance(data, dict) or data.keys() != expected.keys():
         raise ValueError(f"a trial has exactly the keys {', '.join(expected)}")
     for key, value in data.items():
         right = (
-            is_count(value)
+            isinstance(value, bool)
+            if key == "overlap"
+            else is_count(value)
             if isinstance(expected[key], int)
             else isinstance(value, list) and value and all(map(is_count, value))
             if key.endswith("buckets")

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from harness.lockstep.requests import Owner, owner_of, serial_at
+from harness.lockstep.requests import Owner, Ownership, owner_of, owner_of_place, serial_at
 from harness.schedules.schedule import Step
-from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode, Span
+from reference.batch import ForwardBatch, Mode, Span
 from reference.config import Kind
 from reference.model import Output
-from reference.pool import KVLayout
-from subjects.protocol import OwnArithmetic, Replay, ReplayFacts
+from reference.pool import KVLayout, PoolSizes
+from reference.state_pool import Section
+from subjects.protocol import KeyLists, OwnArithmetic, Replay, ReplayFacts
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One world around its forward: all KV before and after it, its tables, and what it gave.
+    """One world around its forward: all KV and other state before and after it, its tables.
 
     `mapping` and `req_to_token` are as the forward found them. `batch` and `output`, that of
     live rows, are None for an idle step. `owners` are the running requests.
@@ -49,26 +49,31 @@ class Snapshot:
         """Say in words whose slot it is, what is being written included."""
         return owner_of(kind, slot, self.spans, self.owners)
 
+    def owner_of_place(self, section: Section, place: int) -> str:
+        """Say in words whose place of a section of state beside KV it is."""
+        return owner_of_place(section, place, self.owners)
+
 
 @dataclass(frozen=True)
 class Sample:
-    """A request right after it sampled: its tokens in the pool, and the logits [vocab].
+    """The logits [vocab] after a request's first tokens, int64 [L], which were in the pool.
 
     Of a draft model, the tokens run one ahead and `hidden_states` [L, H] go with them.
-    `tracked` int64 [L] is each token's state-tracking row, -1 where none is tracked.
+    `tracked` says whether its recurrent state enters its input.
     `arithmetic` is that of the engine that gave the logits, None for the eager world's.
-    The first `prefilled` tokens were prefilled.
+    The first `prefilled` tokens were prefilled. `place` is that of the step in its schedule.
     """
 
     serial: int
     tokens: Tensor
     logits: Tensor
-    tracked: Tensor
+    tracked: bool
     mrope_delta: int
     encoder_len: int
     prefilled: int
     hidden_states: Tensor | None = None
     arithmetic: OwnArithmetic | None = None
+    place: int = 0
 
     @property
     def of_draft(self) -> bool:
@@ -76,11 +81,17 @@ class Sample:
         return self.hidden_states is not None
 
 
-def tracked_rows(length: int, track_index: int, *, tracked: bool) -> Tensor:
-    """Return each token's state-tracking row, int64 [length]: -1 but at the ends of intervals."""
-    position = torch.arange(length)
-    ends_interval = position % TRACK_INTERVAL == TRACK_INTERVAL - 1
-    return torch.where(ends_interval & tracked, track_index, -1)
+@dataclass(frozen=True)
+class StepEnd:
+    """What a step left to both worlds, whether it ran a forward or none.
+
+    `place` is the step's in its schedule, `sizes` are those of either world's pools.
+    """
+
+    place: int
+    sizes: PoolSizes
+    eager: Ownership
+    graph: Ownership
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,11 @@ class Observation:
     `place` is the step's in its schedule. `compared` is a bool tensor of the storages' layout:
     false where no bit is compared. `replay` and `facts` are of the graph world, None where no
     graph was replayed; `expected_graph` says whether a captured graph could have run the step.
+    `end` is what the step left once both worlds had followed what it gave, None where no world
+    was played. `keys` are the index
+    lists that the graph world's forward read by, None where they are not seen; `static` are the
+    static buffers of the mode's runner, by name, as the replay left them; `payload` [T, H] is
+    what an extend adds to its embeddings. All three are valid until the pair's next step.
     `extra` holds what further runs of the step gave, by the property that asked for them.
     `warnings` are what the step logged at WARNING or above. `samples` are empty unless asked for.
     """
@@ -105,6 +121,10 @@ class Observation:
     replay: Replay | None
     facts: ReplayFacts | None
     expected_graph: bool
+    end: StepEnd | None = None
+    keys: KeyLists | None = None
+    static: Mapping[str, Tensor] = field(default_factory=dict)
+    payload: Tensor | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = ()

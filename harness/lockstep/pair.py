@@ -5,7 +5,8 @@ fresh engine: the same engine over the same KV, captured apart and given its jus
 bytes back before each use, so that no runner of it has a history.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +16,11 @@ from torch import Tensor
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
-from harness.lockstep.observation import Observation, Sample, Snapshot, tracked_rows
-from harness.lockstep.requests import PlannedForward, Request
+from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
+from harness.lockstep.overlapped import OverlappedScheduler
+from harness.lockstep.padding import padding_values, spoil
+from harness.lockstep.python_state import Change, Held, changes, held
+from harness.lockstep.requests import Owner, PlannedForward, Request
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Step
 from reference.allocator import Allocator
@@ -25,9 +29,12 @@ from reference.config import PRESETS, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
 from reference.pool import KVPools, Tables
+from reference.speculative import path_to
 from subjects.captured import CapturedEngine
+from subjects.engine import Subject
+from subjects.overlap import Overlap
 from subjects.parts import Part
-from subjects.protocol import EngineUnderTest, Forward
+from subjects.protocol import EngineUnderTest, Forward, Offer
 
 DRAFT_SEED = 1
 
@@ -67,6 +74,21 @@ class PlannedStep:
         return self.graph.mode
 
 
+@dataclass(frozen=True)
+class RanForward:
+    """What the subject's forward gave and found: the tables right before it, and its batch."""
+
+    forward: Forward
+    mapping: Tensor
+    req_to_token: Tensor
+    batch: ForwardBatch | None
+
+    @property
+    def output(self) -> Output:
+        """The output of live rows."""
+        return self.forward.output
+
+
 ExtraRun = Callable[["Pair", PlannedStep], Any]
 """A further run of a step, before the step itself, that leaves no trace in either world."""
 
@@ -99,7 +121,7 @@ class Pair:
     With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
     a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
     engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built.
+    cannot be built. `just_captured` is what their Python objects held then.
     """
 
     def __init__(
@@ -117,10 +139,12 @@ class Pair:
         dtype, device = DTYPES[config.dtype], torch.device(config.device)
         self.model = Model(self.config, dtype, device)
         self.draft = Model(draft, dtype, device, DRAFT_SEED)
-        changes = config.subject().model
-        self.run_models = {role: run_with(model, changes) for role, model in self.models.items()}
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
-        parts = config.subject().parts
+        self.on_trial = config.subject()
+        self.run_models = {
+            role: run_with(model, self.on_trial.model) for role, model in self.models.items()
+        }
+        parts = self.on_trial.parts
         tables = parts.of(Part.TABLES, Tables)
         self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
@@ -134,11 +158,13 @@ class Pair:
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
         self.capture_warnings = self.log.take()
+        self.just_captured = self.python_state().copied()
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         lacks = self.subject.missing.keys()
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes, lacks=lacks)
-        self.graph = Scheduler(
+        self.overlapped = None
+        book = (
             self.config,
             self.graph_pools,
             widest,
@@ -147,10 +173,17 @@ class Pair:
             lacks,
             parts.of(Part.ALLOCATOR, Allocator),
         )
+        if config.overlap:
+            order = parts.of(Part.OVERLAP, Overlap)(config.streams(), device)
+            self.overlapped = OverlappedScheduler(*book, overlap=order)
+        self.graph = self.overlapped or Scheduler(*book)
         self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
         for _, _, arena in self.layout.arenas_of(self.compared):
             arena[:, :, 0] = False  # The reserved slot is compared nowhere.
+        for places in self.layout.sections_of(self.compared).values():
+            places[0] = False  # Nor is the reserved place beside KV.
         self.forwards = 0
+        self._consumed: Output = {}
         self._snapshots = [torch.empty_like(self.eager_pools.storage) for _ in range(4)]
 
     @property
@@ -162,9 +195,29 @@ class Pair:
         """Make both worlds equal, byte for byte, and the subject just captured."""
         self.log.take()
         self.forwards = 0
+        self._consumed = {}
         self.eager.reset(seed)
         self.graph.reset(seed)
         self.subject.reset()
+
+    def undeclared(self) -> list[Change]:
+        """Reset both engines; return what they hold and did not when they were just captured."""
+        self.subject.reset()
+        self.fresh_engine.recapture()
+        return changes(self.just_captured, self.python_state(self.just_captured.modules))
+
+    def python_state(self, modules: frozenset[str] | None = None) -> Held:
+        """Return what the Python objects of the engines hold, of those that can show theirs.
+
+        Of their modules, all that are loaded, or those given.
+        """
+        engines = {"engine": self.subject, "fresh engine": self.fresh_engine}
+        objects = {
+            who: engine.python_objects()
+            for who, engine in engines.items()
+            if Offer.PYTHON_STATE not in engine.missing
+        }
+        return held(objects, modules)
 
     def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
         """Plan a step in both worlds; None if it asks for no forward.
@@ -176,8 +229,8 @@ class Pair:
             return None
         if eager is None or graph is None:
             raise RuntimeError(f"the worlds planned step {place} differently")
-        expected = graph.batch is None or (
-            graph.mode in self.modes and self.trial.expects_graph(graph.batch)
+        expected = eager.batch is None or (
+            graph.mode in self.modes and self.trial.expects_graph(eager.batch)
         )
         return PlannedStep(place, self.forwards, eager, graph, expected)
 
@@ -187,31 +240,46 @@ class Pair:
         place: int = 0,
         extra_runs: Mapping[str, ExtraRun] | None = None,
         *,
+        upcoming: Iterable[Step] = (),
         sampling: bool = False,
         recorder: Recorder = NO_RECORDER,
     ) -> Observation | None:
         """Play one step in both worlds: plan, run, observe, commit. None if it runs no forward.
 
         `extra_runs` run first, where a graph can run the step, by the name of what asks for
-        them. With `sampling`, each request that sampled is observed. Raises SubjectFailedError
-        if the subject fails; what else fails raises its own error.
+        them. With `sampling`, each request that sampled is observed. Where steps overlap, the
+        graph world plans the next of the `upcoming` steps while the forward is in flight, and
+        extra runs only run before a forward that lags. Raises SubjectFailedError if the subject
+        fails; what else fails raises its own error.
         """
         with self.log:
+            spoil(self._consumed)
+            self._consumed = {}
+            quiet = self.overlapped is None or self.overlapped.begin(self.forwards)
             planned = self.plan(step, place)
             if planned is None:
                 return None
             self._keep_before()
-            wanted = (extra_runs or {}) if planned.expected_graph else {}
+            wanted = (extra_runs or {}) if planned.expected_graph and quiet else {}
+            if self.overlapped is not None and wanted:
+                planned = replace(planned, graph=self.overlapped.filled(planned.graph))
             extra = {name: run(self, planned) for name, run in wanted.items()}
             recorder.planned(self, planned)
             with recorder.eager():
                 batch = planned.eager.batch
                 eager_output = self.decoder.forward(batch) if batch is not None else None
-            forward = self.run_subject(planned, recorder)
-            eager, graph = self._snapshots_after(planned, eager_output, forward)
+            owners = self.graph.owners()
+            ran = self._run_graph(planned, recorder, upcoming)
+            planned = replace(planned, graph=replace(planned.graph, batch=ran.batch))
+            eager, graph = self._snapshots_after(planned, eager_output, ran, owners)
             warnings = self.log.take()
+            forward = ran.forward
             replay = forward.replay
+            facts = self.subject.facts(replay) if replay is not None else None
             self.forwards += 1
+            samples = self._commit(planned, eager_output, forward, sampling=sampling)
+            if replay is not None:
+                self._consumed = replay.output
             return Observation(
                 place=place,
                 step=step,
@@ -222,21 +290,55 @@ class Pair:
                 eager=eager,
                 graph=graph,
                 replay=replay,
-                facts=self.subject.facts(replay) if replay is not None else None,
+                facts=facts,
                 expected_graph=planned.expected_graph,
+                end=self.end(place),
+                keys=forward.keys,
+                static=self.subject.static_buffers(planned.mode) if replay is not None else {},
+                payload=self.decoder.payload if batch and batch.extends else None,
                 extra=extra,
                 warnings=warnings,
-                samples=self._commit(planned, eager_output, forward, sampling=sampling),
+                samples=samples,
             )
 
+    def end(self, place: int) -> StepEnd:
+        """Return who holds what in both worlds now that the step at `place` is over."""
+        sizes = self.graph_pools.sizes
+        return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
+
+    def equalize_padding(self, engine: EngineUnderTest, planned: PlannedStep) -> None:
+        """Make the padded rows of a planned forward equal, alike on whichever engine runs it."""
+        values = padding_values(self.graph, planned.graph.spans, planned.forwards)
+        engine.equalize_padding(planned.mode, values)
+
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
-        """Run a planned forward on the subject, with padded rows made equal first."""
-        with recorder.equalizing():
-            self.subject.equalize_padding(planned.mode)
+        """Run a planned forward on the subject, whose padded rows were made equal."""
         with recorder.forwarding(), subject_runs():
             forward = self.subject.forward(planned.graph.batch, planned.mode)
         self.subject.read_kv()
         return forward
+
+    def _run_graph(
+        self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]
+    ) -> RanForward:
+        """Run the subject's forward, with padded rows made equal first.
+
+        Where steps overlap, what follows is planned meanwhile.
+        """
+        with recorder.equalizing():
+            self.equalize_padding(self.subject, planned)
+
+        def run(batch: ForwardBatch | None, staged: ForwardBatch | None) -> RanForward:
+            tables = self.graph_pools.tables
+            mapping, rows = tables.full_to_swa_index_mapping.clone(), tables.req_to_token.clone()
+            given = replace(planned, graph=replace(planned.graph, batch=batch))
+            forward = self.run_subject(given, recorder)
+            self._snapshots[3].copy_(self.graph_pools.storage)
+            return RanForward(forward, mapping, rows, staged)
+
+        if self.overlapped is not None:
+            return self.overlapped.run(planned.graph, run, upcoming)
+        return run(planned.graph.batch, planned.graph.batch)
 
     def run_fresh(self, planned: PlannedStep) -> Forward:
         """Run a planned forward on the fresh engine, just captured, with padded rows made equal.
@@ -246,7 +348,7 @@ class Pair:
         fresh = self.fresh_engine
         fresh.write_kv()
         fresh.recapture()
-        fresh.equalize_padding(planned.mode)
+        self.equalize_padding(fresh, planned)
         with subject_runs():
             forward = fresh.forward(planned.graph.batch, planned.mode)
         fresh.read_kv()
@@ -266,27 +368,32 @@ class Pair:
         self._snapshots[1].copy_(self.graph_pools.storage)
 
     def _snapshots_after(
-        self, planned: PlannedStep, eager_output: Output | None, forward: Forward
+        self,
+        planned: PlannedStep,
+        eager_output: Output | None,
+        ran: RanForward,
+        graph_owners: tuple[Owner, ...],
     ) -> tuple[Snapshot, Snapshot]:
         """Return what both worlds are right after their forwards."""
         self._snapshots[2].copy_(self.eager_pools.storage)
-        self._snapshots[3].copy_(self.graph_pools.storage)
-        graph_output = forward.output if planned.graph.batch is not None else None
-        sides = (
-            (0, self.eager, planned.eager, eager_output),
-            (1, self.graph, planned.graph, graph_output),
+        tables = self.eager_pools.tables
+        eager = Snapshot(
+            before=self._snapshots[0],
+            after=self._snapshots[2],
+            mapping=tables.full_to_swa_index_mapping.clone(),
+            req_to_token=tables.req_to_token.clone(),
+            owners=self.eager.owners(),
+            batch=planned.eager.batch,
+            output=eager_output,
         )
-        eager, graph = (
-            Snapshot(
-                before=self._snapshots[place],
-                after=self._snapshots[place + 2],
-                mapping=world.pools.tables.full_to_swa_index_mapping.clone(),
-                req_to_token=world.pools.tables.req_to_token.clone(),
-                owners=world.owners(),
-                batch=work.batch,
-                output=output,
-            )
-            for place, world, work, output in sides
+        graph = Snapshot(
+            before=self._snapshots[1],
+            after=self._snapshots[3],
+            mapping=ran.mapping,
+            req_to_token=ran.req_to_token,
+            owners=graph_owners,
+            batch=ran.batch,
+            output=ran.output if ran.batch is not None else None,
         )
         return eager, graph
 
@@ -305,41 +412,49 @@ class Pair:
             return ()
         samples = samples_of(self.eager, batch, eager_output, rows)
         if self.subject.arithmetic is not None:
-            samples += [
-                replace(sample, arithmetic=self.subject.arithmetic)
-                for sample in samples_of(
-                    self.graph, planned.graph.batch, forward.output, graph_rows
-                )
-            ]
-        return tuple(samples)
+            own = samples_of(self.graph, planned.graph.batch, forward.output, graph_rows)
+            samples += [replace(one, arithmetic=self.subject.arithmetic) for one in own]
+        return tuple(replace(sample, place=planned.place) for sample in samples)
 
 
 def samples_of(
     world: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
 ) -> list[Sample]:
-    """Return what the requests of a batch are after `output`, whose `rows` said their next tokens.
+    """Return what `output` gave the requests of a batch, wherever it has logits of their own.
 
-    A draft model's logits are sampled of the requests that it has caught up on.
+    They are those of each request's last token and, if a tree was verified, of all tokens of
+    the path accepted, of which `rows` has the last; of no draft, which says no token.
     """
+    if batch.mode.drafts:
+        return []
     draft = batch.mode is Mode.DRAFT_EXTEND
-    requests = [world.request_of(span.row) for span in batch.spans]
-    wanted = range(batch.live_requests) if draft else rows
-    return [
-        sample_of(world, request, output["logits"][row], draft=draft)
-        for request, row in zip(requests, wanted, strict=False)
-        if not draft or request.drafted == request.length
-    ]
+    found = []
+    for place, span in enumerate(batch.spans):
+        request = world.request_of(span.row)
+        if span.tree:
+            first = place * len(span.tree)
+            nodes = path_to(span.tree, rows[place] - first)
+            logits = {span.begin + i + 1: first + node for i, node in enumerate(nodes)}
+        else:
+            logits = {span.end: place}
+        found += [
+            sample_of(world, request, length, output["logits"][row], draft=draft)
+            for length, row in logits.items()
+        ]
+    return found
 
 
-def sample_of(world: Scheduler, request: Request, logits: Tensor, *, draft: bool) -> Sample:
-    """Return what `request` is after the target, or its draft, gave these logits."""
-    tokens, length = world.tokens[request.token_row], request.length
+def sample_of(
+    world: Scheduler, request: Request, length: int, logits: Tensor, *, draft: bool
+) -> Sample:
+    """Return the logits that the target, or its draft, gave after the first `length` tokens."""
+    tokens = world.tokens[request.token_row]
     hidden = world.hidden_states[request.token_row, :length]
     return Sample(
         serial=request.serial,
         tokens=tokens[draft : length + draft].clone(),
         logits=logits.clone(),
-        tracked=tracked_rows(length, request.track_index, tracked=world.tracked(request)),
+        tracked=world.tracked(request),
         mrope_delta=request.mrope_delta,
         encoder_len=world.encoder_len(request),
         prefilled=request.prefilled,
@@ -360,21 +475,34 @@ def cloned(output: Output) -> Output:
 
 
 def captured_engines(pair: Pair) -> Engines:
-    """Return our own engine, captured twice over the graph world's pools."""
-    trial = pair.trial
-    ops = trial.subject().parts.of(Part.OPS, type(trial.ops()))
-    subject, fresh = (
-        CapturedEngine(
-            ops(),
-            pair.run_models,
-            pair.graph_pools,
-            trial.subject(),
-            trial.buckets,
-            trial.token_buckets,
-            logger,
-            records_ops=pair.records_ops,
-        )
-        for logger in (SUBJECT_LOGGER, FRESH_LOGGER)
-    )
+    """Return our own engine, captured twice: no Python object of the one is the other's."""
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
+    fresh = captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
     subject.count_allocations()
     return subject, fresh
+
+
+def subject_alone(pair: Pair) -> Engines:
+    """Return our own engine in both places, for what asks for no fresh engine."""
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
+    subject.count_allocations()
+    return subject, subject
+
+
+def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> CapturedEngine:
+    """Return our own engine with some subject, captured over the graph world's KV and tables.
+
+    It shares these tensors and those of weights with the pair, and no object of the pair's.
+    """
+    trial = pair.trial
+    ops = subject.parts.of(Part.OPS, type(trial.ops()))
+    return CapturedEngine(
+        ops(),
+        {role: model.alike() for role, model in pair.run_models.items()},
+        pair.graph_pools.alike(),
+        subject,
+        trial.buckets,
+        trial.token_buckets,
+        logger,
+        records_ops=pair.records_ops,
+    )

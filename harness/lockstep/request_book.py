@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
+from torch import Tensor
 
-from harness.lockstep.requests import Owner, PlannedForward, Request
+from harness.lockstep.requests import Owner, Ownership, PlannedForward, Request
 from reference.allocator import Allocator, PageAllocation
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, ModelConfig, Role
+from reference.order import InOrder
 from reference.pool import KVPools
 from subjects.protocol import Offer
 
@@ -18,7 +20,8 @@ class RequestBook:
 
     `max_bs` requests run in a batch at most; the engine has runners for `modes`, and does not
     take the work of `lacks`. `on_change` is called by whatever may change a slot's owner, and
-    `allocator` is the class of what hands out slots.
+    `allocator` is the class of what hands out slots; `order` runs the device work of the host's
+    decisions.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class RequestBook:
         on_change: Callable[[], None] = lambda: None,
         lacks: Collection[Offer] = (),
         allocator: type[Allocator] = Allocator,
+        order: InOrder | None = None,
     ) -> None:
         self.config = config
         self.pools = pools
@@ -37,7 +41,8 @@ class RequestBook:
         self.modes = frozenset(modes)
         self.lacks = frozenset(lacks)
         self.draft_mode = next((mode for mode in Mode if mode.drafts and mode in modes), None)
-        self.allocator = allocator(pools[Role.TARGET], on_change)
+        self.order = order or InOrder(pools.storage.device)
+        self.allocator = allocator(pools[Role.TARGET], on_change, self.order)
         device, dtype = pools.storage.device, pools.storage.dtype
         self.token_rows = 2 * pools.sizes.rows
         shape = self.token_rows, config.max_context
@@ -59,24 +64,42 @@ class RequestBook:
         self.events: Counter[str] = Counter()
         self.freed_slots: set[int] = set()
 
+    @property
+    def observed_tokens(self) -> Tensor:
+        """All tokens as the last step that was run left them, int64 [token rows, max_context]."""
+        return self.tokens
+
     def batch_of(self, mode: Mode, spans: Sequence[Span]) -> ForwardBatch:
         """Return the batch of some spans, their slots written to the tables."""
         return prepare(mode, spans, self.tokens, self.hidden_states, self.pools.tables)
 
     def owners(self) -> tuple[Owner, ...]:
         """Return who owns which pages now, in the order the requests were admitted."""
-        page_size = self.pools.sizes.page_size
         return tuple(
-            Owner.of(request, page_size)
-            for request in self.running
-            if request.allocation is not None
+            self.owner(request) for request in self.running if request.allocation is not None
+        )
+
+    def owner(self, request: Request) -> Owner:
+        """Return the owner that a request with an allocation is now."""
+        return Owner.of(request, self.pools.sizes.page_size)
+
+    def ownership(self) -> Ownership:
+        """Return who holds which slots and rows now, and which are free."""
+        free, tables = self.allocator, self.pools.tables
+        return Ownership(
+            holders=self.owners(),
+            free_full=tuple(free.free_full),
+            free_swa=tuple(free.free_swa),
+            free_rows=tuple(free.free_rows),
+            mapping=tables.full_to_swa_index_mapping,
+            req_to_token=tables.req_to_token,
         )
 
     def owned(self, request: Request) -> tuple[list[int], list[int]]:
         """Return the full and SWA slots that hold a token of `request`."""
         if request.allocation is None:
             return [], []
-        owner = Owner.of(request, self.pools.sizes.page_size)
+        owner = self.owner(request)
         return owner.slots(Kind.FULL), owner.slots(Kind.SWA)
 
     def request_of(self, row: int) -> Request:
@@ -103,7 +126,11 @@ class RequestBook:
             return None
         if mode is not Mode.EXTEND:
             self.events["requests parked"] += len(self.running) > len(found)
-        return PlannedForward(mode, self.batch_of(mode, found))
+        return self.forward_of(mode, found)
+
+    def forward_of(self, mode: Mode, spans: Sequence[Span]) -> PlannedForward:
+        """Return the forward over some spans, their slots written to the tables."""
+        return PlannedForward(mode, self.batch_of(mode, spans))
 
     def span(self, request: Request, count: int) -> Span | None:
         """Return the next `count` tokens of `request` as a span, if there are slots for them."""
@@ -124,13 +151,13 @@ class RequestBook:
             full_slots=self.allocator.full_slots(allocation, begin, end),
             swa_slots=self.allocator.swa_slots(allocation, begin, end),
             mrope_delta=request.mrope_delta,
-            track_index=request.track_index,
+            track_index=0 if Offer.TRACKED_STATE in self.lacks else allocation.state_slot,
             tracked=self.tracked(request),
             encoder_len=self.encoder_len(request),
         )
 
     def tracked(self, request: Request) -> bool:
-        """Whether the engine tracks the state of `request`."""
+        """Whether the recurrent state of `request` enters its input in this engine."""
         return request.tracked and Offer.TRACKED_STATE not in self.lacks
 
     def encoder_len(self, request: Request) -> int:

@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from reference.allocator import PageAllocation
-from reference.batch import ENCODER_ROWS, TRACK_ROWS, DraftState, ForwardBatch, Mode, Span
+from reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
 from reference.config import Kind
 from reference.speculative import Tree
+from reference.state_pool import Section
 
 
 @dataclass
@@ -37,13 +40,8 @@ class Request:
         return self.serial % 5
 
     @property
-    def track_index(self) -> int:
-        """The state-tracking row of this request."""
-        return self.serial % TRACK_ROWS
-
-    @property
     def tracked(self) -> bool:
-        """Whether this request's state is tracked."""
+        """Whether this request's recurrent state enters its input."""
         return self.serial % 4 != 3
 
     @property
@@ -54,13 +52,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Owner:
-    """A running request and the pages that it owned during a forward.
+    """A running request, and the pages and the state slot that it owned during a forward.
 
     `length` tokens have their KV in the pool; a SWA page that left the window is None.
     """
 
     serial: int
     row: int
+    state_slot: int
     length: int
     page_size: int
     full_pages: tuple[int, ...]
@@ -74,11 +73,21 @@ class Owner:
         return cls(
             request.serial,
             allocation.row,
+            allocation.state_slot,
             request.length,
             page_size,
             tuple(allocation.full_pages),
             tuple(allocation.swa_pages),
         )
+
+    def slot(self, kind: Kind, column: int) -> int:
+        """Return the slot of one token; 0 if its page left the window."""
+        page = (self.full_pages if kind is Kind.FULL else self.swa_pages)[column // self.page_size]
+        return 0 if page is None else page * self.page_size + column % self.page_size
+
+    def place(self, section: Section) -> int:
+        """Return the place of a section of state beside KV that is this request's."""
+        return self.state_slot if section is Section.RECURRENT else self.row
 
     def slots(self, kind: Kind) -> list[int]:
         """Return the slots of one sub-pool that hold a token of this request."""
@@ -92,11 +101,32 @@ class Owner:
 
 
 @dataclass(frozen=True)
+class Ownership:
+    """Who holds which pages and rows of one world once a step is over, and which are free.
+
+    `holders` are the running requests; the free pages and rows are as the allocator lists them.
+    The tables are the world's own, and valid until its next step.
+    """
+
+    holders: tuple[Owner, ...]
+    free_full: tuple[int, ...]
+    free_swa: tuple[int, ...]
+    free_rows: tuple[int, ...]
+    mapping: Tensor
+    req_to_token: Tensor
+
+
+@dataclass(frozen=True)
 class PlannedForward:
     """One planned forward of a mode: a batch, or None for an idle replay."""
 
     mode: Mode
     batch: ForwardBatch | None
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the forward runs; nothing if it is idle."""
+        return self.batch.spans if self.batch is not None else ()
 
 
 def serial_at(row: int, owners: Iterable[Owner]) -> int:
@@ -113,3 +143,9 @@ def owner_of(kind: Kind, slot: int, spans: Iterable[Span], owners: Sequence[Owne
         if slot in owner.slots(kind):
             return f"request {owner.serial}"
     return "nobody"
+
+
+def owner_of_place(section: Section, place: int, owners: Iterable[Owner]) -> str:
+    """Say in words whose place of a section of state beside KV it is."""
+    found = (owner.serial for owner in owners if owner.place(section) == place)
+    return next((f"request {serial}" for serial in found), "nobody")

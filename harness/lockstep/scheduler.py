@@ -5,10 +5,8 @@ scheduler has no globals, so that many live in one process. It samples greedily 
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from harness.lockstep import speculation
 from harness.lockstep.request_book import RequestBook
@@ -28,7 +26,7 @@ from harness.schedules.schedule import (
     Verify,
     idle_modes,
 )
-from reference.batch import ForwardBatch, Mode
+from reference.batch import ForwardBatch, Mode, Span
 from reference.model import Output
 from subjects.protocol import Offer
 
@@ -84,7 +82,8 @@ class Scheduler(RequestBook):
         self.admitted += 1
         draw = random.Random(self.seed * 100_003 + request.serial)
         tokens = [draw.randrange(self.config.vocab) for _ in range(prompt)]
-        self.tokens[request.token_row, :prompt] = torch.tensor(tokens, device=self.tokens.device)
+        row = self.tokens[request.token_row, :prompt]
+        self.order.write({"token": tokens}, lambda arrived: row.copy_(arrived["token"]))
         self.events["prompt of one token"] += prompt == 1
         self.events["prompt beyond the window"] += prompt > self.config.window
         self.events["prompt in chunks"] += step.chunk < prompt
@@ -159,21 +158,31 @@ def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
 
     Returns the row of the logits that say each request's next token.
     """
-    book.hidden_states[batch.token_rows, batch.positions] = output["hidden"]
+    rows = count_sampled(book, batch.mode, batch.spans)
+    keep_sampled(book, batch, output, sampled=bool(rows))
+    return rows
+
+
+def count_sampled(book: RequestBook, mode: Mode, spans: Sequence[Span]) -> list[int]:
+    """Follow on the host what `sample` does, which asks nothing of the device."""
     sampled = True
-    for span in batch.spans:
+    for span in spans:
         request = book.request_of(span.row)
         book.advance(request, span.end)
-        if batch.mode is Mode.EXTEND:
+        if mode is Mode.EXTEND:
             request.prefilled = span.end
         whole = request.length == request.known
         if whole:
             request.prefilling = False
         sampled = whole and request.known < book.config.max_context
         request.known += sampled
-    if not sampled:
-        return []
-    last = slice(-1, None) if batch.mode is Mode.EXTEND else slice(None)
-    rows, positions = batch.token_rows[last], batch.positions[last] + 1
-    book.tokens[rows, positions] = output["logits"].argmax(-1)
-    return list(range(batch.live_requests))
+    return list(range(len(spans))) if sampled else []
+
+
+def keep_sampled(book: RequestBook, batch: ForwardBatch, output: Output, *, sampled: bool) -> None:
+    """Keep on the device what `sample` does: hidden states, and the next tokens if `sampled`."""
+    book.hidden_states[batch.token_rows, batch.positions] = output["hidden"]
+    if sampled:
+        last = slice(-1, None) if batch.mode is Mode.EXTEND else slice(None)
+        rows, positions = batch.token_rows[last], batch.positions[last] + 1
+        book.tokens[rows, positions] = output["logits"].argmax(-1)

@@ -6,14 +6,16 @@ Plain data, without torch. A record names no host, no user and no absolute path.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.explain.facts import Explanation, TimelineEntry
+from harness.explain.facts import Explanation, Reach, TimelineEntry
 
 FORMAT = "paritybit-run"
 VERSION = 4
 
 Verdict = Literal["green", "red", "interrupted"]
 
-CleanStatus = Literal["green", "red", "vacuous", "warned at capture", "device lost", "failed"]
+CleanStatus = Literal[
+    "green", "red", "undeclared state", "vacuous", "warned at capture", "device lost", "failed"
+]
 """How a clean trial ended."""
 
 HuntStatus = Literal[
@@ -25,6 +27,7 @@ HuntStatus = Literal[
     "clean is red too",
     "vacuous",
     "not reproduced",
+    "undeclared state",
     "device lost",
     "failed",
 ]
@@ -104,6 +107,7 @@ class Finding:
     """One counterexample. `violations` is empty if playing it again showed nothing.
 
     `error` is the traceback of an error of the explainer, which then explained nothing.
+    `history` are schedules without which a fresh process does not show it.
     """
 
     violations: tuple[Violation, ...]
@@ -114,6 +118,7 @@ class Finding:
     explanation: Explanation | None
     error: str | None
     case: CaseHead
+    history: tuple[Schedule, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,8 @@ class BugRow(TrialRow):
 
     `detected_by` is the property that must detect it; None where it cannot affect the runner,
     and `unaffected` says why. `schedules_to_detection` were drawn until it was found, None
-    if it was not. `seen` are the properties that the finding violates.
+    if it was not. `seen` are the properties that the finding violates. `reach` says how far the
+    bug got in the schedule found, or in all schedules drawn where none was; None if not asked.
     """
 
     status: HuntStatus
@@ -164,6 +170,7 @@ class BugRow(TrialRow):
     unaffected: str | None
     schedules_to_detection: int | None
     seen: tuple[str, ...]
+    reach: Reach | None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a bug found before any schedule was drawn."""

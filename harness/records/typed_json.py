@@ -5,7 +5,7 @@ dictionaries by str. Does not know what the data is of, and reads no file.
 """
 
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -29,8 +29,8 @@ def to_json(value: Any) -> Any:
 def from_json(kind: type[Data], data: Any, place: str) -> Data:
     """Return the dataclass `kind` of JSON data, which `place` names in a message.
 
-    Raises ValueError, in one sentence, if a key is missing or unknown or a value is of
-    another type than declared.
+    Raises ValueError, in one sentence, if a key without a default is missing, if one is
+    unknown, or if a value is of another type than declared.
     """
     value: Data = _value(kind, data, place)
     return value
@@ -48,18 +48,19 @@ def _value(kind: Any, data: Any, place: str) -> Any:
 
 
 def _record(kind: Any, data: Any, place: str) -> Any:
-    """Return the dataclass of an object that has exactly its fields."""
+    """Return the dataclass of an object that has exactly its fields, or their defaults."""
     if not isinstance(data, dict):
         raise _wrong(place, data, "an object")
     kinds = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
-    missing = [name for name in names if name not in data]
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    missing = [name for name in needed if name not in data]
     if missing:
         raise ValueError(f"{place} lacks {', '.join(missing)}")
     unknown = [key for key in data if key not in names]
     if unknown:
         raise ValueError(f"{place} has {_shown(unknown[0])}, which it cannot have")
-    return kind(**{name: _value(kinds[name], data[name], f"{place}.{name}") for name in names})
+    return kind(**{name: _value(kinds[name], data[name], f"{place}.{name}") for name in data})
 
 
 def _one_of(kinds: tuple[Any, ...], data: Any, place: str) -> Any:

@@ -7,6 +7,7 @@ one is still valid. A step that finds nothing to act on, or no room, does nothin
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from typing import Any, ClassVar
 
 from reference.batch import Mode
@@ -173,6 +174,12 @@ class Schedule:
             elif last is not None:
                 for _ in range(min(step.count, REPEAT_LIMIT)):
                     yield place, last
+
+    def ahead(self) -> Iterator[tuple[int, Step, Iterator[Step]]]:
+        """Yield what `flat` does, and with each step those that come after it."""
+        steps = list(self.flat())
+        for number, (place, step) in enumerate(steps):
+            yield place, step, (step for _, step in islice(steps, number + 1, None))
 
 
 def to_json(schedule: Schedule) -> dict[str, Any]:

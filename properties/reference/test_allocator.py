@@ -372,7 +372,7 @@ def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -
     size, orders = ledger.allocator.page_size, set()
     for seed in range(8):
         ledger.allocator.clear(seed)
-        request = Request(PageAllocation(row=1))
+        request = Request(PageAllocation(row=1, state_slot=1))
         assert ledger.extend(request, SWA_SLOTS)
         full = ledger.allocator.full_slots(request.allocation, 0, SWA_SLOTS)
         swa = ledger.allocator.swa_slots(request.allocation, 0, SWA_SLOTS)

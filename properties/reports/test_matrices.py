@@ -6,6 +6,7 @@ from html import unescape
 
 import pytest
 
+from harness.explain.facts import Reach
 from harness.records.schema import Record
 from properties.support.reports.pages import (
     Cell,
@@ -25,8 +26,9 @@ from properties.support.reports.records import (
     red,
     with_bug,
 )
-from reports.cards import STATUSES
+from reports.cards import STATUSES, bug_cards
 from reports.page import render
+from reports.review import review
 
 
 def test_the_matrix_tells_expected_from_seen() -> None:
@@ -57,6 +59,24 @@ def test_a_bug_that_one_of_its_hunts_missed_is_missed_in_the_matrix() -> None:
     hunts = bug("swa_pad", "caught"), bug("swa_pad", "missed", "target_verify")
     text = render(replace(red(), bugs=hunts))
     assert marks_of(text, "swa_pad")[1] == ("missed", "✕1")
+
+
+def test_the_matrix_counts_apart_what_was_reached_triggered_and_detected() -> None:
+    """Of three hunts one reached nothing, one triggered the bug and missed it, one caught it."""
+    never, unseen = Reach(50, 0, 0, None, None), Reach(50, 9, 2, 3, 7)
+    hunts = (
+        bug("swa_pad", "caught"),
+        bug("swa_pad", "missed", "target_verify", reach=unseen),
+        bug("swa_pad", "missed", "piecewise", reach=never),
+    )
+    record = replace(red(), bugs=hunts)
+    row = next(row for row in review(record).matrix if row.name == "swa_pad")
+    assert (row.reached, row.triggered, row.detected) == (2, 2, 1)
+    counts = [[fact.value for fact in card.counts] for card in bug_cards(record)]
+    assert "in 9 of 50 schedules followed, first at step 3" in counts[1]
+    assert "in 0 of 50 schedules followed" in counts[2]
+    cells = re.findall(r'<td class="cell">(\d+)</td>', render(record))
+    assert cells[:3] == ["2", "2", "1"]
 
 
 def section_of(record: Record) -> RunnerSection:

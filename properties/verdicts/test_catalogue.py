@@ -45,7 +45,7 @@ def right_lockstep(trial: TrialConfig) -> Lockstep:
 def test_a_catalogued_bug_is_detected_by_its_property_and_green_without_it(
     pair: Pair, device: str, hunter_seed: int
 ) -> None:
-    trial, target = trial_of(pair, device), detecting(pair[0])
+    trial, target = trial_of(pair, device), detecting(*pair)
     found = hunt(Lockstep(trial, watched_for(target)), target, hunter_seed, EXAMPLES, shrinks=False)
     assert found.error is None
     assert found.schedule is not None

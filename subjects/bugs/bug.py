@@ -31,8 +31,8 @@ class Bug:
     `needs` names static inputs, beside those of `rows`, and `modes` the forwards without which a
     runner has nothing that could differ; no modes are all.
 
-    `in_traffic` says whether recorded traffic can show it: there an engine idles only once all
-    requests have left.
+    With `overlap` it shows only where steps overlap. `in_traffic` says whether recorded traffic
+    can show it: there an engine idles only once all requests have left.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Bug:
     model: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     modes: frozenset[Mode] = frozenset()
+    overlap: bool = False
     in_traffic: bool = True
     also_in: tuple[LocationScheme, ...] = ()
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from subjects.bugs.bug import Bug, pull
-from subjects.key_lists import KeyLists, Lists
+from subjects.key_lists import Lists
 from subjects.parts import Part
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner
 from subjects.runners.prefill import PrefillRunner
 from subjects.toggles import LocationScheme

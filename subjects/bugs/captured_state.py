@@ -15,8 +15,9 @@ from subjects.access import ListedKV
 from subjects.buffers import StaticInputs
 from subjects.bugs.bug import THREAD, Bug, pull
 from subjects.engine import Engine
-from subjects.key_lists import Keys, Lists, StaticLists
+from subjects.key_lists import Lists, StaticLists
 from subjects.parts import Part
+from subjects.protocol import Keys
 from subjects.runners.base import GraphRunner
 from subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
 from subjects.runners.target_verify import TargetVerifyRunner

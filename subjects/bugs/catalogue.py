@@ -7,13 +7,27 @@ from subjects.bugs import (
     captured_state,
     index_dtype,
     memo,
+    padding_maths,
+    races,
     slot_space,
     stale_input,
+    window,
     workspace,
 )
 from subjects.bugs.bug import Bug
 
-_FAMILIES = (stale_input, index_dtype, memo, slot_space, captured_state, workspace, caches)
+_FAMILIES = (
+    stale_input,
+    index_dtype,
+    memo,
+    slot_space,
+    races,
+    padding_maths,
+    window,
+    captured_state,
+    workspace,
+    caches,
+)
 
 FIRST = (
     "swa_pad",

@@ -15,9 +15,10 @@ from reference.ops import Ops
 from reference.pool import LOC_DTYPE
 from subjects.access import ListedKV
 from subjects.bugs.bug import THREAD, Bug, pull
-from subjects.key_lists import Keys, Lists, StaticLists
+from subjects.key_lists import Lists, StaticLists
 from subjects.parts import Part
 from subjects.pool import SubjectPool
+from subjects.protocol import Keys
 from subjects.toggles import LocationScheme
 
 FAMILY = "index dtype"

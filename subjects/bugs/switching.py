@@ -9,6 +9,8 @@ from subjects.engine import Subject, contract
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme, Toggles
 
+NO_FLIGHT = "it launches nothing, so that no forward is in flight while the host goes on"
+
 
 def lacking(bug: Bug, runner: str) -> str | None:
     """Return what `bug` is about and `runner` lacks, None if it has all of it.
@@ -21,7 +23,7 @@ def lacking(bug: Bug, runner: str) -> str | None:
         return f"it has no static input {', '.join(missing)}"
     if bug.modes and RUNNERS[runner].mode not in bug.modes:
         return f"it runs no forward of mode {' or '.join(sorted(bug.modes))}"
-    return None
+    return NO_FLIGHT if bug.overlap and not RUNNERS[runner].captures else None
 
 
 def clean_subject(runner: str, scheme: LocationScheme) -> Subject:

@@ -17,6 +17,7 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind, Role
 from reference.model import Model, Output
 from reference.ops import Ops
+from reference.state_pool import StatePool
 from subjects.access import ListedKV
 from subjects.buffers import BufferPool, Conversions, StaticInputs
 from subjects.contracts import Axis, Contract, Extents
@@ -25,7 +26,7 @@ from subjects.graphs.protocol import Graph
 from subjects.key_lists import Lists, StaticLists
 from subjects.parts import Part, Parts
 from subjects.pool import LocState, SubjectPool
-from subjects.protocol import Overrides, Replay
+from subjects.protocol import KeyLists, Overrides, Replay
 from subjects.toggles import LocationScheme, Toggles
 
 WARM_UP_RUNS = 2
@@ -41,6 +42,7 @@ class RunnerSpec:
     ops: Ops
     models: Mapping[Role, Model]
     pools: Mapping[Role, SubjectPool]
+    states: StatePool
     contract: Contract
     toggles: Toggles
     buckets: tuple[int, ...]
@@ -77,6 +79,7 @@ class GraphRunner(ABC):
         self.target = spec.models[Role.TARGET]
         self.draft = spec.models[Role.DRAFT]
         self.pool = spec.pools[self.kv_role]
+        self.states = spec.states
         self.toggles = spec.toggles
         self.buckets = tuple(sorted(spec.buckets))
         self.memory_pool = spec.memory_pool
@@ -113,6 +116,10 @@ class GraphRunner(ABC):
     @abstractmethod
     def plan(self, bucket: int) -> None:
         """Write the metadata of a bucket's populated rows, padded ones too."""
+
+    @abstractmethod
+    def keys(self, bucket: int) -> KeyLists | None:
+        """Return the key lists that a bucket's rows read KV by; None where no row reads any."""
 
     @abstractmethod
     def forward(self, bucket: int) -> Output:
@@ -289,7 +296,7 @@ class GraphRunner(ABC):
 
     def choose_kernel(self) -> None:
         """Choose the attention kernel of this runner's forwards."""
-        self.pool.ragged = self.ragged
+        self.pool.choose_kernel(ragged=self.ragged)
 
     def run_once(self, bucket: int) -> Output:
         """Run what a bucket captures, as its warm-up and its capture do."""

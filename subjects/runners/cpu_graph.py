@@ -15,7 +15,9 @@ from reference.model import Output, TokenInputs
 from subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.graphs.protocol import Graph
 from subjects.key_lists import row_keys, row_lists
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
+from subjects.states import decode_paths
 
 
 class CpuGraphRunner(GraphRunner):
@@ -44,6 +46,10 @@ class CpuGraphRunner(GraphRunner):
 
     def plan(self, bucket: int) -> None:
         """Plan nothing ahead."""
+
+    def keys(self, bucket: int) -> KeyLists:
+        """Return the fresh key lists of the last forward."""
+        return self.listed
 
     def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
@@ -103,8 +109,10 @@ class CpuGraphRunner(GraphRunner):
             mrope_positions=inputs["mrope_positions"],
             live_tokens=self.scalar(bucket),
         )
-        keys = row_keys(lists, 0, bucket)
-        access = self.listed_kv(self.ops, self.target, self.pool, inputs["out_cache_loc"], keys)
+        self.listed = row_keys(lists, 0, bucket)
+        access = self.listed_kv(
+            self.ops, self.target, self.pool, inputs["out_cache_loc"], self.listed
+        )
         self.ops.log = self.ran[bucket] = []
         try:
             return self.target.forward(self.ops, tokens, access)
@@ -112,14 +120,14 @@ class CpuGraphRunner(GraphRunner):
             self.ops.log = None
 
     def _payload(self, batch: ForwardBatch | None, bucket: int) -> Tensor:
-        """Return the live rows' payload, and none in padded rows."""
+        """Return the live rows' payload, their states advanced, and none in padded rows."""
         payload = torch.zeros((bucket, self.target.config.hidden), device=self.target.device)
         if batch is not None:
+            paths = decode_paths(batch.mamba_track_indices)
+            states = self.target.advance_states(
+                self.ops, self.states.recurrent, paths, batch.input_ids
+            )
             payload[: batch.live_requests] = self.target.payload(
-                self.ops,
-                batch.positions,
-                batch.mamba_track_indices,
-                batch.mamba_track_mask,
-                batch.encoder_lens,
+                self.ops, states, batch.mamba_track_mask, batch.encoder_lens
             )
         return payload

@@ -11,9 +11,10 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Role
 from reference.eager import draft_inputs
 from reference.model import Output
-from reference.speculative import propose
+from reference.speculative import keep_candidates, propose
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import draft_lists, row_keys, row_sizes
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
 
 
@@ -59,8 +60,16 @@ class EagleDraftRunner(GraphRunner):
         """List the keys of every branch, for every forward."""
         self.list_rows(bucket, draft_lists)
 
+    def keys(self, bucket: int) -> KeyLists:
+        """Return the static key lists of every branch, forward after forward."""
+        rows = SPECULATION.forwards * SPECULATION.topk * bucket
+        return row_keys(self.metadata.buffers, 0, rows)
+
     def forward(self, bucket: int) -> Output:
-        """Return every candidate of every request: `scores`, `tokens` and `chosen`."""
+        """Return every candidate of every request: `scores`, `tokens` and `chosen`.
+
+        Scores and tokens are scattered into the requests' rows of the draft table as well.
+        """
         rows = bucket * SPECULATION.topk
         positions = self.view("positions", bucket)
         slots = self.view("out_cache_loc", bucket).view(rows, SPECULATION.steps)
@@ -76,10 +85,13 @@ class EagleDraftRunner(GraphRunner):
             )
             return self.draft.forward(self.ops, tokens, access)
 
-        return propose(
+        output = propose(
             self.ops,
             self.view("topk_p", bucket),
             self.view("topk_index", bucket),
             self.view("hidden_states", bucket),
             run,
         )
+        requests = self.view("req_pool_indices", bucket)
+        keep_candidates(self.ops, self.states.draft_table, requests, output)
+        return output

@@ -15,6 +15,7 @@ from reference.model import Output
 from reference.speculative import likeliest
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import span_keys, span_lists, span_sizes
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
 
 K = SPECULATION.extend_tokens
@@ -86,6 +87,10 @@ class EagleDraftExtendRunner(GraphRunner):
             )
         )
 
+    def keys(self, bucket: int) -> KeyLists:
+        """Return the static key lists of every token."""
+        return span_keys(self.metadata.buffers, bucket * K)
+
     def forward(self, bucket: int) -> Output:
         """Return `logits`, `hidden`, `topk_p` and `topk_index` of every request's last token."""
         tokens = draft_inputs(
@@ -96,9 +101,8 @@ class EagleDraftExtendRunner(GraphRunner):
             self.view("positions", bucket),
             self.scalar(bucket * K),
         )
-        keys = span_keys(self.metadata.buffers, bucket * K)
         loc = self.view("out_cache_loc", bucket)
-        access = self.listed_kv(self.ops, self.draft, self.pool, loc, keys)
+        access = self.listed_kv(self.ops, self.draft, self.pool, loc, self.keys(bucket))
         hidden = self.draft.run_layers(self.ops, tokens, access)
         counts = self.view("extend_seq_lens", bucket)
         ends = self.query_ends(counts)

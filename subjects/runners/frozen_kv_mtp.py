@@ -11,9 +11,10 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION
 from reference.eager import draft_inputs, frozen_layers
 from reference.model import Output
-from reference.speculative import propose
+from reference.speculative import keep_candidates, propose
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import row_keys, row_lists, row_sizes
+from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
 
 PER_BRANCH = ("seq_lens", "seq_lens_cpu", "req_pool_indices")
@@ -59,12 +60,18 @@ class FrozenKvMtpRunner(GraphRunner):
         """List the target's keys of every branch."""
         self.list_rows(bucket, row_lists)
 
+    def keys(self, bucket: int) -> KeyLists:
+        """Return the static key lists of every branch, the same for every forward of a draft."""
+        return row_keys(self.metadata.buffers, 0, bucket * SPECULATION.topk)
+
     def forward(self, bucket: int) -> Output:
-        """Return every candidate of every request: `scores`, `tokens` and `chosen`."""
+        """Return every candidate of every request: `scores`, `tokens` and `chosen`.
+
+        Scores and tokens are scattered into the requests' rows of the draft table as well.
+        """
         rows = bucket * SPECULATION.topk
-        keys = row_keys(self.metadata.buffers, 0, rows)
         borrowed = frozen_layers(self.target, self.draft)
-        access = self.listed_kv(self.ops, self.draft, self.pool, None, keys, borrowed)
+        access = self.listed_kv(self.ops, self.draft, self.pool, None, self.keys(bucket), borrowed)
 
         def run(step: int, input_ids: Tensor, hidden: Tensor) -> Output:
             tokens = draft_inputs(
@@ -78,10 +85,14 @@ class FrozenKvMtpRunner(GraphRunner):
             )
             return self.draft.forward(self.ops, tokens, access)
 
-        return propose(
+        output = propose(
             self.ops,
             self.view("topk_p", bucket),
             self.view("topk_index", bucket),
             self.view("hidden_states", bucket),
             run,
         )
+        of_branches = self.view("req_pool_indices", bucket).view(bucket, SPECULATION.topk)
+        requests = of_branches[:, 0].contiguous()
+        keep_candidates(self.ops, self.states.draft_table, requests, output)
+        return output

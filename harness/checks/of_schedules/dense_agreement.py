@@ -1,6 +1,7 @@
 """dense_agreement: faults that are equal in both worlds, as a window off by one is."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,30 +18,96 @@ ID = "dense_agreement"
 DENSE_BOUND = {torch.float32: 2e-4, torch.bfloat16: 0.25}
 """Largest |eager - dense| / (1 + |dense|) of a logit: rounding of some tens of sums a layer."""
 
-DENSE_REQUESTS = 3
-"""How many requests, the longest first, are held against the oracle at a schedule's end."""
-
 
 def at_end(playing: Playing) -> list[Violation]:
-    """Hold latest logits of the longest requests, and all of an engine's own, against the oracle.
+    """Hold all logits that requests were given, the draft model's too, against the oracle.
 
-    The latter are those of an engine whose arithmetic is not the reference's; its windows are
-    then the oracle's, and its bound holds.
+    So every length is held at which a request had logits of its own, those around its window
+    and the last among them. Of a request that is off, the first logits that are off are
+    reported. An engine whose arithmetic is not the reference's is held as well: its windows
+    are then the oracle's, and its bound holds.
     """
     rounding = DENSE_BOUND[playing.models[Role.TARGET].dtype]
-    found = []
-    for sample in held_against_oracle(playing.samples):
-        error = sample_error(playing.models, sample)
+    found: dict[tuple[int, bool, bool], Violation] = {}
+    for sample, error in sample_errors(playing.models, playing.samples):
         bound = rounding if sample.arithmetic is None else sample.arithmetic.bound
-        if not error <= bound:
-            what = "draft logits" if sample.of_draft else "logits"
-            whose = "eager" if sample.arithmetic is None else "the engine's"
-            message = (
-                f"request {sample.serial} of {len(sample.tokens)} tokens: {whose} {what} are off"
-                f" the dense oracle by {error:.3g}; the bound is {bound:g}"
+        whose = (sample.serial, sample.of_draft, sample.arithmetic is None)
+        if not error <= bound and (whose not in found or sample.place < found[whose].step):
+            found[whose] = _violation(sample, error, bound)
+    return sorted(found.values(), key=lambda violation: violation.step)
+
+
+def _violation(sample: Sample, error: float, bound: float) -> Violation:
+    what = "draft logits" if sample.of_draft else "logits"
+    whose = "eager" if sample.arithmetic is None else "the engine's"
+    message = (
+        f"request {sample.serial} of {len(sample.tokens)} tokens: {whose} {what} are off"
+        f" the dense oracle by {error:.3g}; the bound is {bound:g}"
+    )
+    where = {"owner": f"request {sample.serial}", "error": error, "bound": bound}
+    return Violation(ID, sample.place, message, where)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """All that a dense forward reads of a request, on the host: see `Sample`.
+
+    `windows` are those of the tokens, None where they are all the model's.
+    """
+
+    of_request: tuple[int, bool, int, int, bool]
+    tokens: Tensor
+    windows: Tensor | None
+    hidden_states: Tensor | None
+
+    @classmethod
+    def of(cls, sample: Sample) -> "_Inputs":
+        """Return what a dense forward reads of a sample's request."""
+        states = sample.hidden_states
+        return cls(
+            (
+                sample.serial,
+                sample.of_draft,
+                sample.mrope_delta,
+                sample.encoder_len,
+                sample.tracked,
+            ),
+            sample.tokens.cpu(),
+            own_windows(sample),
+            states.cpu() if states is not None else None,
+        )
+
+    def start_with(self, other: "_Inputs") -> bool:
+        """Whether the first tokens are the other's, and all that is read of them is."""
+        length = len(other.tokens)
+        return self.of_request == other.of_request and all(
+            theirs is None if mine is None else theirs is not None and mine[:length].equal(theirs)
+            for mine, theirs in (
+                (self.tokens, other.tokens),
+                (self.windows, other.windows),
+                (self.hidden_states, other.hidden_states),
             )
-            where = {"owner": f"request {sample.serial}", "error": error, "bound": bound}
-            found.append(Violation(ID, playing.place, message, where))
+        )
+
+
+def sample_errors(
+    models: Mapping[Role, Model], samples: Iterable[Sample]
+) -> list[tuple[Sample, float]]:
+    """Return by how much the logits of each sample are off the oracle's: see `dense_error`.
+
+    One dense forward gives the logits after each of its tokens: it answers for every sample
+    of a request whose tokens are the first of the longest's.
+    """
+    forwards: dict[int, list[tuple[_Inputs, Tensor]]] = {}
+    found = []
+    for sample in sorted(samples, key=lambda sample: -len(sample.tokens)):
+        inputs = _Inputs.of(sample)
+        of_serial = forwards.setdefault(sample.serial, [])
+        dense = next((rows for longer, rows in of_serial if longer.start_with(inputs)), None)
+        if dense is None:
+            dense = _dense_rows(models, inputs)
+            of_serial.append((inputs, dense))
+        found.append((sample, dense_error(sample.logits, dense[len(inputs.tokens) - 1])))
     return found
 
 
@@ -54,30 +121,24 @@ def sample_error(models: Mapping[Role, Model], sample: Sample) -> float:
     return dense_error(sample.logits, oracle_logits(models, sample))
 
 
-def held_against_oracle(samples: Iterable[Sample]) -> list[Sample]:
-    """Return the eager world's longest requests of either model, then all of an engine's own."""
-    ranked = sorted(samples, key=lambda sample: (-len(sample.tokens), sample.serial))
-    eager = [sample for sample in ranked if sample.arithmetic is None]
-    of_target = [sample for sample in eager if not sample.of_draft]
-    of_draft = [sample for sample in eager if sample.of_draft]
-    own = [sample for sample in ranked if sample.arithmetic is not None]
-    return of_target[:DENSE_REQUESTS] + of_draft[:DENSE_REQUESTS] + own
-
-
 def oracle_logits(models: Mapping[Role, Model], sample: Sample) -> Tensor:
-    """Return the oracle's logits, float64 [vocab], after the request's last token in the pool."""
-    tokens = sample.tokens.cpu()
-    if sample.hidden_states is not None:
-        return dense_draft_logits(models[Role.DRAFT], tokens, sample.hidden_states)[-1]
-    logits = dense_logits(
+    """Return the oracle's logits, float64 [vocab], after a sample's last token."""
+    return _dense_rows(models, _Inputs.of(sample))[-1]
+
+
+def _dense_rows(models: Mapping[Role, Model], inputs: _Inputs) -> Tensor:
+    """Return the oracle's logits, float64 [L, vocab], after each of a request's tokens."""
+    if inputs.hidden_states is not None:
+        return dense_draft_logits(models[Role.DRAFT], inputs.tokens, inputs.hidden_states)
+    _, _, mrope_delta, encoder_len, tracked = inputs.of_request
+    return dense_logits(
         models[Role.TARGET],
-        tokens,
-        sample.mrope_delta,
-        sample.tracked,
-        sample.encoder_len,
-        own_windows(sample),
+        inputs.tokens,
+        mrope_delta,
+        encoder_len,
+        inputs.windows,
+        tracked=tracked,
     )
-    return logits[-1]
 
 
 def own_windows(sample: Sample) -> Tensor | None:

@@ -11,6 +11,7 @@ from harness.explain.facts import (
     Explanation,
     FirstDifference,
     IndexOrigin,
+    Reach,
     Situation,
     Slot,
     SlotMap,
@@ -494,6 +495,7 @@ def bug(name: str, status: HuntStatus, runner: str = "decode", **changes: Any) -
         events={"decode: bucket 2": 57, "padded replay": 36},
         capture_warnings=0,
         seen=("kv_parity",) if caught else (),
+        reach=Reach(1, 1, 1, 2, 3) if caught else Reach(50, 12, 0, 4, None),
         finding=swa_pad_finding() if caught else None,
     )
     return replace(row, **{key: as_tuple(value) for key, value in changes.items()})
@@ -590,6 +592,7 @@ def green_bugs() -> tuple[BugRow, ...]:
             detected_by=None,
             unaffected=HIDDEN,
             schedules=50,
+            reach=None,
         ),
     )
 

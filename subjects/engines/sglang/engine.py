@@ -29,7 +29,12 @@ NOT_OFFERED = {
     Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",
     Offer.NOISE: "noise has no way into the engine's own request table and slot map;"
     " the tails of its static inputs are overwritten one by one instead",
+    Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
     Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
+    Offer.ALLOCATOR: "the harness plans who holds which slot; the engine's own allocator follows,"
+    " and is not read",
+    Offer.INPUTS: "its static inputs have other names and layouts; what the padding of each held"
+    " is in the table of padding",
     Offer.CROSS_ATTENTION: "the engine's attention backends for windows refuse it",
 }
 """What no runner of the engine offers, and why."""
@@ -37,7 +42,7 @@ NOT_OFFERED = {
 UNCAPTURED = "the runner is built without being captured: what it populates is seen, and no more"
 
 WITHOUT_CAPTURE = dict.fromkeys(
-    (Offer.ARITHMETIC, Offer.KV, Offer.FRESH_ENGINE, Offer.GRAPHS), UNCAPTURED
+    (Offer.ARITHMETIC, Offer.KV, Offer.FRESH_ENGINE, Offer.GRAPHS, Offer.READS), UNCAPTURED
 )
 """What a prefill runner does not offer."""
 
@@ -160,7 +165,11 @@ class SglangEngine(Generic[Runner]):
                 buffer.copy_(self._captured[name])
         self._preset = self._captured_preset
 
-    def equalize_padding(self, mode: Mode) -> None:
+    def python_objects(self) -> NoReturn:
+        """Raise RuntimeError: see `missing`."""
+        raise RuntimeError(self.missing[Offer.PYTHON_STATE])
+
+    def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
         """Do nothing: of an output live rows alone are compared."""
 
     def state(self) -> Any:

@@ -1,0 +1,160 @@
+"""live_inputs: a static input that is no longer refreshed, or a tail that is no longer reset."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from harness.checks.property import Description, Property
+from harness.checks.static_inputs import INPUTS, METADATA, OUTPUTS, Expected, ExpectedInputs
+from harness.lockstep.bits import any_set, bits
+from harness.lockstep.observation import Observation
+from subjects.protocol import Offer, Replay
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a static input from element (or row) `first` on, and what it must hold."""
+
+    name: str
+    live: bool
+    first: int
+    held: Tensor
+    right: Tensor
+
+
+def expected_inputs(replay: Replay) -> ExpectedInputs:
+    """Return what is expected of a replay's runner. Raises KeyError for one without an entry."""
+    if replay.runner not in INPUTS:
+        raise KeyError(
+            f"what the static inputs of {replay.runner} must hold is not said: add an entry to"
+            " harness/checks/static_inputs.py"
+        )
+    return INPUTS[replay.runner]
+
+
+def unknown_inputs(observation: Observation) -> list[str]:
+    """List, in words, the static inputs that nobody expects, and those that are lacking."""
+    replay = observation.replay
+    if replay is None:
+        return []
+    expected = expected_inputs(replay)
+    there = {name for name in observation.static if not name.startswith(OUTPUTS)} - METADATA
+    counts = {"num_token_non_padded", "global_num_tokens"} if expected.bucket_tokens else set()
+    needed = {name for name, row in expected.rows.items() if not row.swa} | counts
+    known = needed | set(expected.rows)
+    return [
+        *(
+            f"nothing is said of what static input {name} must hold"
+            for name in sorted(there - known)
+        ),
+        *(f"there is no static input {name}" for name in sorted(needed - there)),
+    ]
+
+
+def parts(observation: Observation) -> Iterator[Part]:
+    """Yield the parts of a replay's static inputs of which it is said what they hold."""
+    replay = observation.replay
+    if replay is None:
+        return
+    expected = expected_inputs(replay)
+    if expected.only_padded and not replay.padded:
+        return
+    for name, row in expected.rows.items():
+        if name in observation.static:
+            yield from _parts_of(observation, name, row, replay.bucket)
+    if expected.bucket_tokens is not None:
+        batch = observation.eager.batch
+        counts = {
+            "num_token_non_padded": batch.live_tokens if batch is not None else 0,
+            "global_num_tokens": replay.bucket * expected.bucket_tokens,
+        }
+        for name, count in counts.items():
+            if name in observation.static:
+                held = observation.static[name]
+                yield Part(name, True, 0, held, filled(count, 1, held.dtype, held.device))
+
+
+def _parts_of(observation: Observation, name: str, row: Expected, bucket: int) -> Iterator[Part]:
+    """Yield the live part of a static input, if it is ever populated, and its tail, if reset."""
+    buffer, batch, live = observation.static[name], observation.eager.batch, 0
+    axis = -1 if row.wide else 0
+    if batch is not None and row.live is not None:
+        right = row.live(batch, observation)
+        live = right.shape[axis]
+        held = buffer[..., :live] if row.wide else buffer[:live]
+        yield Part(name, True, 0, held, right)
+    padded = bucket * row.per_bucket - live
+    if row.fill is not None and padded > 0:
+        held = buffer[..., live : live + padded] if row.wide else buffer[live : live + padded]
+        right = filled(row.fill, held.numel(), buffer.dtype, buffer.device)
+        yield Part(name, False, live, held, right.view(held.shape))
+
+
+@cache
+def filled(value: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return `count` elements of one value, which nobody writes."""
+    return torch.full((count,), value, dtype=dtype, device=device)
+
+
+def flag(observation: Observation) -> Tensor | bool:
+    """Whether any part of a static input holds other bits than it must."""
+    if unknown_inputs(observation):
+        return True
+    groups: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
+    for part in parts(observation):
+        if part.held.shape != part.right.shape:
+            return True
+        held, right = groups.setdefault((part.held.dtype, part.held.device), ([], []))
+        held.append(part.held.reshape(-1))
+        right.append(part.right.reshape(-1).to(part.held.dtype))
+    flags = [
+        any_set(bits(torch.cat(held)) != bits(torch.cat(right))) for held, right in groups.values()
+    ]
+    device = observation.compared.device
+    on_host = [raised for raised in flags if raised.device != device]
+    if any(bool(raised) for raised in on_host):
+        return True
+    found = [raised for raised in flags if raised.device == device]
+    return torch.stack(found).any() if found else False
+
+
+def describe(observation: Observation) -> Description:
+    """Name the first element that is not what it must be, or the input that nobody expects."""
+    unknown = unknown_inputs(observation)
+    replay = observation.replay
+    assert replay is not None
+    if unknown:
+        return f"{replay.runner}: {unknown[0]}", {"runner": replay.runner, "inputs": unknown}
+    for part in parts(observation):
+        where = {"runner": replay.runner, "input": part.name, "live": part.live}
+        if part.held.shape != part.right.shape:
+            shapes = {"shape": list(part.held.shape), "right_shape": list(part.right.shape)}
+            words = f"has room for {shapes['shape']} where the batch has {shapes['right_shape']}"
+            return f"{replay.runner}: {part.name} {words}", where | shapes
+        held, right = part.held, part.right.to(part.held.dtype)
+        wrong = bits(held) != bits(right)
+        if wrong.any():
+            place = tuple(wrong.nonzero()[0].tolist())
+            element = [part.first + place[0], *place[1:]]
+            if part.name == "mrope_positions":
+                element = [place[0], part.first + place[1]]
+            values = {"held": held[place].item(), "right": right[place].item()}
+            which = "the batch has" if part.live else "padding has"
+            index = ", ".join(map(str, element))
+            return (
+                f"{replay.runner}: {part.name}[{index}] is {values['held']}, where {which}"
+                f" {values['right']}"
+            ), where | {"element": element, **{k: str(v) for k, v in values.items()}}
+    raise ValueError("every static input holds what it must")
+
+
+LIVE_INPUTS = Property(
+    id="live_inputs",
+    statement="each static input holds what the batch says, and behind it what padding has",
+    needs=frozenset({Offer.INPUTS}),
+    flag=flag,
+    describe=describe,
+)

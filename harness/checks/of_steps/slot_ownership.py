@@ -1,0 +1,167 @@
+"""slot_ownership: leaks and slots freed too often, that change no byte yet."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.checks.host_arrays import Numbers, on_device
+from harness.checks.property import Description, EndOfStep, Property
+from harness.lockstep.bits import any_set
+from harness.lockstep.observation import Observation, StepEnd
+from harness.lockstep.requests import Owner, Ownership
+from reference.pool import PoolSizes
+from subjects.protocol import Offer
+
+RIGHT, ALSO, KNOWN = range(3)
+"""Of each cell of the tables: what it holds, what it may hold instead, if that is known."""
+
+
+def misheld(world: Ownership, sizes: PoolSizes) -> list[str]:
+    """List what of one world is not held once or free once, and which request holds too much."""
+    size = sizes.page_size
+    full = [(owner.serial, page) for owner in world.holders for page in owner.full_pages]
+    swa = [
+        (owner.serial, page)
+        for owner in world.holders
+        for page in owner.swa_pages
+        if page is not None
+    ]
+    rows = [(owner.serial, owner.row) for owner in world.holders]
+    return [
+        *_misheld("full page", full, world.free_full, sizes.full_slots // size),
+        *_misheld("swa page", swa, world.free_swa, sizes.swa_slots // size),
+        *_misheld("row", rows, world.free_rows, sizes.rows),
+        *_oversized(world.holders),
+    ]
+
+
+def _misheld(
+    what: str, held: list[tuple[int, int]], free: tuple[int, ...], count: int
+) -> Iterator[str]:
+    """Yield, in words, each of 1 .. `count` that is not held once or free once, and any other."""
+    numbers = [number for _, number in held]
+    if sorted([*numbers, *free]) == list(range(1, count + 1)):
+        return
+    times_free, times_held = Counter(free), Counter(numbers)
+    for number in sorted({*range(count + 1), *numbers, *free}):
+        right = 1 if 1 <= number <= count else 0
+        if times_free[number] + times_held[number] != right:
+            holders = [f"request {serial}" for serial, one in held if one == number]
+            by = ", ".join(holders) or "nobody"
+            yield f"{what} {number} is held by {by} and is {times_free[number]} times free"
+
+
+def _oversized(holders: Iterable[Owner]) -> Iterator[str]:
+    """Yield, in words, which requests hold a page without a token, or lack one."""
+    for owner in holders:
+        needed = -(-owner.length // owner.page_size)
+        for kind, pages in (("full", owner.full_pages), ("swa", owner.swa_pages)):
+            if len(pages) != needed:
+                yield (
+                    f"request {owner.serial} has {len(pages)} {kind} pages for"
+                    f" {owner.length} tokens"
+                )
+
+
+def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
+    """Return what the tables of one world must hold, int32 [3, cells]: RIGHT, ALSO, KNOWN.
+
+    The cells of the mapping come first, then those of `req_to_token`. A slot that is held maps
+    to the SWA slot beside it, or to 0 where that left the window or no token was written yet.
+    """
+    mapped, table_shape = world.mapping.shape[0], world.req_to_token.shape
+    cells = np.zeros((3, mapped + table_shape[0] * table_shape[1]), dtype=np.int32)
+    mapping, table = cells[:, :mapped], cells[:, mapped:].reshape(3, *table_shape)
+    mapping[KNOWN] = 1
+    mapping[(RIGHT, ALSO), -1] = -1
+    table[KNOWN, 0] = 1
+    offsets = np.arange(sizes.page_size)
+    for owner in world.holders:
+        full = (np.array(owner.full_pages, dtype=np.int64)[:, None] * sizes.page_size) + offsets
+        pages = [-1 if page is None else page for page in owner.swa_pages]
+        beside = np.array(pages, dtype=np.int64)[:, None] * sizes.page_size + offsets
+        slots, swa = full.ravel(), np.where(beside < 0, 0, beside).ravel()
+        mapping[RIGHT, slots] = swa
+        mapping[ALSO, slots[: owner.length]] = swa[: owner.length]
+        table[RIGHT, owner.row, : owner.length] = slots[: owner.length]
+        table[KNOWN, owner.row, : owner.length] = 1
+    table[ALSO] = table[RIGHT]
+    return cells
+
+
+def wrong_cells(world: Ownership, cells: Tensor) -> Tensor:
+    """Return which cells of one world's tables are not as they must be, bool [cells]."""
+    held = torch.cat([world.mapping.to(torch.int32), world.req_to_token.flatten()])
+    wrong = (held != cells[RIGHT]) & (held != cells[ALSO])
+    return wrong & cells[KNOWN].to(torch.bool)
+
+
+def flag(end: StepEnd) -> Tensor | bool:
+    """Whether something is held twice, or by nobody and not free, or a table says otherwise."""
+    worlds = [end.graph]
+    if holdings(end.eager) != holdings(end.graph):
+        worlds.append(end.eager)
+    if any(misheld(world, end.sizes) for world in worlds):
+        return True
+    device = end.graph.mapping.device
+    wanted = [on_device(right_cells(world, end.sizes), device) for world in worlds]
+    both = zip((end.graph, end.eager), (wanted[0], wanted[-1]), strict=True)
+    return any_set(torch.stack([wrong_cells(world, cells) for world, cells in both]))
+
+
+def holdings(world: Ownership) -> tuple[object, ...]:
+    """Return who holds what, without the tables."""
+    return world.holders, world.free_full, world.free_swa, world.free_rows
+
+
+def describe(end: StepEnd) -> Description:
+    """List what is held wrongly, or name the first cell of a table that is wrong."""
+    for name, world in (("graph", end.graph), ("eager", end.eager)):
+        found = misheld(world, end.sizes)
+        if found:
+            return f"in the {name} world {found[0]}", {"world": name, "breaches": found}
+    for name, world in (("graph", end.graph), ("eager", end.eager)):
+        cells = on_device(right_cells(world, end.sizes), world.mapping.device)
+        wrong = wrong_cells(world, cells)
+        if wrong.any():
+            return _describe_cell(name, world, cells, int(wrong.nonzero()[0, 0]))
+    raise ValueError("nothing is held wrongly")
+
+
+def _describe_cell(name: str, world: Ownership, cells: Tensor, cell: int) -> Description:
+    """Describe a wrong cell, counted over the mapping and then `req_to_token`."""
+    right, mapped = int(cells[RIGHT, cell]), world.mapping.shape[0]
+    if cell < mapped:
+        held = int(world.mapping[cell])
+        where = {"world": name, "table": "full_to_swa_index_mapping", "slot": cell}
+        words = f"full slot {cell} is mapped to SWA slot {held}"
+    else:
+        row, column = divmod(cell - mapped, world.req_to_token.shape[1])
+        held = int(world.req_to_token[row, column])
+        where = {"world": name, "table": "req_to_token", "row": row, "column": column}
+        words = f"row {row}, column {column} of req_to_token is full slot {held}"
+    return f"in the {name} world {words}, not {right}", {**where, "held": held, "right": right}
+
+
+def flag_step(observation: Observation) -> Tensor | bool:
+    """Judge what a step with a forward left."""
+    return observation.end is not None and flag(observation.end)
+
+
+def describe_step(observation: Observation) -> Description:
+    """Describe what a step with a forward left."""
+    assert observation.end is not None
+    return describe(observation.end)
+
+
+SLOT_OWNERSHIP = Property(
+    id="slot_ownership",
+    statement="every slot and row is held once or free once, and the tables say what is held",
+    needs=frozenset({Offer.ALLOCATOR}),
+    flag=flag_step,
+    describe=describe_step,
+    end_of_step=EndOfStep(flag, describe),
+)

@@ -1,0 +1,204 @@
+"""What each runner's static inputs must hold: their live part and, if they are reset, their tail.
+
+Said a second time on purpose, from what is known of the engine's runners and by nothing of the
+subject's: a row that its contract gets wrong is not forgiven by that contract.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.lockstep.observation import Observation
+from reference.batch import ForwardBatch
+from reference.config import SPECULATION
+
+K = SPECULATION.draft_tokens
+TOPK = SPECULATION.topk
+ACCEPTED = SPECULATION.extend_tokens
+
+Live = Callable[[ForwardBatch, Observation], Tensor]
+"""What the live part of a static input holds of the eager world's batch, in the batch's dtype."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One static input: its live part, and its tail up to the end of a bucket.
+
+    The live part is what the batch carries by the name of the buffer, or what `live` makes of
+    it; None if it is never populated. The tail holds `fill`, None where padding keeps it.
+    A bucket of one has `per_bucket` elements (or rows) of it. `swa` says that there is one only
+    where SWA locations are preset. The elements lie along the last axis if `wide`.
+    """
+
+    per_bucket: int
+    fill: int | None
+    live: Live | None
+    swa: bool = False
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class ExpectedInputs:
+    """The static inputs of one runner, by name.
+
+    With `only_padded` a replay without padding reads none of them. `bucket_tokens` are the tokens
+    of a bucket of one, where the runner has its token counts as static inputs.
+    """
+
+    rows: Mapping[str, Expected]
+    only_padded: bool = False
+    bucket_tokens: int | None = None
+
+
+def carried(name: str) -> Live:
+    """Return what takes a tensor of the batch as it is."""
+
+    def live(batch: ForwardBatch, observation: Observation) -> Tensor:
+        values = batch.value(name)
+        assert values is not None
+        return values
+
+    return live
+
+
+def per_branch(name: str) -> Live:
+    """Return what takes a tensor of the batch's requests once for each branch of a draft."""
+
+    def live(batch: ForwardBatch, observation: Observation) -> Tensor:
+        return carried(name)(batch, observation).repeat_interleave(TOPK)
+
+    return live
+
+
+def swa_locations(batch: ForwardBatch, observation: Observation) -> Tensor:
+    """Return the SWA slots of what the batch writes, by the eager world's mapping."""
+    return observation.eager.mapping[batch.out_cache_loc]
+
+
+def payload(batch: ForwardBatch, observation: Observation) -> Tensor:
+    """Return what the target adds to the embeddings of the batch's tokens."""
+    assert observation.payload is not None
+    return observation.payload
+
+
+def counts_on_host(batch: ForwardBatch, observation: Observation) -> Tensor:
+    """Return how many tokens each request runs."""
+    return torch.tensor([span.end - span.begin for span in batch.spans], dtype=torch.int32)
+
+
+def rows_of(per_bucket: int, fills: Mapping[str, int | None]) -> dict[str, Expected]:
+    """Return rows of what the batch carries by their names, with what their tails hold."""
+    return {name: Expected(per_bucket, fill, carried(name)) for name, fill in fills.items()}
+
+
+def decode_rows(tokens: int) -> dict[str, Expected]:
+    """Return what the decode runner and, with more tokens a request, the verify runner have."""
+    rows = {
+        **rows_of(tokens, {"input_ids": None, "positions": 0, "out_cache_loc": 0}),
+        **rows_of(
+            1,
+            {
+                "req_pool_indices": 0,
+                "seq_lens": 1,
+                "seq_lens_cpu": 1,
+                "mamba_track_indices": 0,
+                "mamba_track_mask": 0,
+                "encoder_lens": None,
+            },
+        ),
+        "out_cache_loc_swa": Expected(tokens, 0, swa_locations, swa=True),
+    }
+    return rows | mrope(tokens, None)
+
+
+def mrope(per_bucket: int, fill: int | None) -> dict[str, Expected]:
+    """Return the row of the multimodal positions."""
+    return {"mrope_positions": Expected(per_bucket, fill, carried("mrope_positions"), wide=True)}
+
+
+DRAFT_STATE = ("topk_p", "topk_index", "hidden_states")
+
+PREFILL = ExpectedInputs(
+    {
+        **rows_of(1, {"out_cache_loc": 0, "input_ids": 0, "positions": 0}),
+        **mrope(1, 0),
+        "out_cache_loc_swa": Expected(1, 0, swa_locations, swa=True),
+        "input_embeds": Expected(1, 0, payload),
+        **rows_of(0, {"mamba_track_indices": None, "mamba_track_mask": None}),
+    }
+)
+
+INPUTS: Mapping[str, ExpectedInputs] = {
+    "decode": ExpectedInputs(decode_rows(1), bucket_tokens=1),
+    "target_verify": ExpectedInputs(
+        {**decode_rows(K), **rows_of(0, {"custom_mask": None})}, bucket_tokens=K
+    ),
+    "cpu_graph": ExpectedInputs(
+        {
+            **rows_of(
+                1,
+                {
+                    "input_ids": None,
+                    "positions": None,
+                    "seq_lens": 1,
+                    "out_cache_loc": 0,
+                    "req_pool_indices": 0,
+                },
+            ),
+            **mrope(1, None),
+        },
+        only_padded=True,
+    ),
+    "eagle_draft": ExpectedInputs(
+        {
+            **rows_of(1, {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}),
+            **rows_of(1, dict.fromkeys(DRAFT_STATE, 0)),
+            **rows_of(TOPK, {"positions": 0}),
+            **rows_of(SPECULATION.slots, {"out_cache_loc": 0}),
+            "input_ids": Expected(TOPK, None, None),
+            "mrope_positions": Expected(TOPK, None, None, wide=True),
+            "extend_seq_lens": Expected(1, None, None),
+        }
+    ),
+    "eagle_draft_extend": ExpectedInputs(
+        {
+            **rows_of(1, {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}),
+            **rows_of(ACCEPTED, {"out_cache_loc": 0, "positions": 0}),
+            **rows_of(ACCEPTED, {"input_ids": None, "hidden_states": None}),
+            **rows_of(
+                1,
+                dict.fromkeys(
+                    ("num_correct_drafts", "num_accept_tokens", "extend_seq_lens"), ACCEPTED
+                ),
+            ),
+            "extend_seq_lens_cpu": Expected(1, ACCEPTED, counts_on_host),
+        }
+    ),
+    "frozen_kv_mtp": ExpectedInputs(
+        {
+            "seq_lens": Expected(TOPK, 1, per_branch("seq_lens")),
+            "seq_lens_cpu": Expected(TOPK, 1, per_branch("seq_lens_cpu")),
+            "req_pool_indices": Expected(TOPK, 0, per_branch("req_pool_indices")),
+            **rows_of(TOPK, {"positions": 0}),
+            **rows_of(1, dict.fromkeys(DRAFT_STATE)),
+            **mrope(TOPK, None),
+        }
+    ),
+    "piecewise": PREFILL,
+    "breakable": PREFILL,
+}
+"""What is expected of each runner, by its name. A new runner needs an entry."""
+
+METADATA = frozenset(
+    {
+        *("kv_indptr", "kv_indices", "window_kv_indptr", "window_kv_indices"),
+        *("key_begin", "key_end", "window_key_begin", "window_key_end"),
+        *("swa_page_table", "window_kv_offsets", "mask_indptr", "tree_parents"),
+    }
+)
+"""Static buffers of index lists, which are judged by what is read by them."""
+
+OUTPUTS = "attention_output_"
+"""Static buffers of this name are written by attention, and are nobody's input."""

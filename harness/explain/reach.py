@@ -1,0 +1,163 @@
+"""How far a bug got on the way to its detection: its code ran, and its step went wrong.
+
+A step reaches a bug if the code that differs runs in it, or, where something else differs, if
+the runner on trial replays what that is about. It triggers the bug if the engine then holds
+or gives anything else than a right engine that was given the same steps over the same KV.
+Knows no property: whether anything saw it is not asked here.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from harness.explain.facts import Reach
+from harness.lockstep.bits import bits, outputs_differ
+from harness.lockstep.config import FRESH_LOGGER
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair, PlannedStep, SubjectFailedError, captured_engine, cloned
+from harness.schedules.schedule import Schedule
+from reference.batch import Mode
+from reference.model import Output
+from subjects.bugs.bug import Bug
+from subjects.captured import CapturedEngine
+from subjects.protocol import Forward
+
+TAIL_FIELDS = frozenset({"policy", "value"})
+"""Fields of a contract row that say what padding holds: they matter in a padded replay alone."""
+
+
+AT_CAPTURE = Reach(schedules=1, reached=1, triggered=1, reached_at=None, triggered_at=None)
+"""How far a bug got that keeps the engine from being captured: there is no step to name."""
+
+
+class RightEngine:
+    """An engine without the bug, beside the subject over the same KV: what each step should give.
+
+    It runs every step before the subject does, and leaves KV as it was.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self.engine: CapturedEngine = captured_engine(
+            pair, pair.trial.clean.subject(), FRESH_LOGGER
+        )
+        self.forward: Forward | None = None
+        self.output: Output = {}
+        self.storage: Tensor = torch.empty_like(pair.graph_pools.storage)
+
+    def run(self, pair: Pair, planned: PlannedStep) -> None:
+        """Run a step that is planned, and keep what it gave."""
+        pair.equalize_padding(self.engine, planned)
+        self.forward = self.engine.forward(planned.graph.batch, planned.mode)
+        self.output = cloned(self.forward.output)
+        self.storage.copy_(pair.graph_pools.storage)
+        pair.restore_graph()
+
+    def differs(self, pair: Pair, seen: Observation) -> bool:
+        """Whether the subject holds, gave, wrote or replayed anything else in the step just run.
+
+        Of a step that no graph can run, which is not run here, only what it logged is known.
+        """
+        forward, self.forward = self.forward, None
+        if forward is None or seen.warnings:
+            return bool(seen.warnings)
+        if seen.graph.output is not None and bool(outputs_differ(self.output, seen.graph.output)):
+            return True
+        different = (bits(self.storage) != bits(seen.graph.after)) & pair.compared
+        if bool(different.any()) or self._inputs_differ(pair, seen.mode):
+            return True
+        if forward.replay is None or seen.facts is None:
+            return (forward.replay is None) != (seen.replay is None)
+        return self.engine.facts(forward.replay).graph != seen.facts.graph
+
+    def _inputs_differ(self, pair: Pair, mode: Mode) -> bool:
+        """Whether any static input, or list of keys, of a mode's runner differs."""
+        assert isinstance(pair.subject, CapturedEngine)
+        right, subject = self.engine.runners[mode], pair.subject.runners[mode]
+        pairs = [
+            (right.inputs.buffers[name], buffer) for name, buffer in subject.inputs.buffers.items()
+        ]
+        pairs += [
+            (right.metadata.buffers[name], buffer)
+            for name, buffer in subject.metadata.buffers.items()
+        ]
+        return any(
+            one.dtype != other.dtype
+            or one.shape != other.shape
+            or bool((bits(one) != bits(other)).any())
+            for one, other in pairs
+        )
+
+
+class Reaching:
+    """Follows a bug through schedules, on the pair of its trial."""
+
+    def __init__(self, pair: Pair, bug: Bug) -> None:
+        self.pair = pair
+        self.bug = bug
+        self.right = RightEngine(pair)
+        self.executed_at_capture = self._executed() > 0
+
+    def count(self, schedules: Iterable[Schedule]) -> Reach:
+        """Play each schedule until the bug is triggered, and count.
+
+        The pair keeps no state of it that a reset does not undo.
+        """
+        played = 0
+        reached: list[int] = []
+        triggered: list[int] = []
+        with torch.inference_mode():
+            for schedule in schedules:
+                played += 1
+                reached_at, triggered_at = self._follow(schedule)
+                reached += [] if reached_at is None else [reached_at]
+                triggered += [] if triggered_at is None else [triggered_at]
+        return Reach(
+            played,
+            len(reached),
+            len(triggered),
+            reached[0] if reached else None,
+            triggered[0] if triggered else None,
+        )
+
+    def _follow(self, schedule: Schedule) -> tuple[int | None, int | None]:
+        """Return the places of the first steps of a schedule that reach and trigger the bug."""
+        reached_at: int | None = None
+        self.pair.reset(schedule.seed)
+        self.right.engine.reset()
+        for place, step, upcoming in schedule.ahead():
+            executed = self._executed()
+            try:
+                runs = {"right engine": self.right.run}
+                seen = self.pair.step(step, place, runs, upcoming=upcoming)
+            except SubjectFailedError:
+                return place if reached_at is None else reached_at, place
+            triggered = self._tables_differ(place) or (
+                seen is not None and self.right.differs(self.pair, seen)
+            )
+            ran = self._executed() > executed or (seen is not None and self._replayed(seen))
+            if reached_at is None and (ran or triggered):
+                reached_at = place
+            if triggered:
+                return reached_at, place
+        return reached_at, None
+
+    def _executed(self) -> int:
+        return self.pair.on_trial.parts.executed.total()
+
+    def _replayed(self, seen: Observation) -> bool:
+        """Whether a step replayed what the bug is about, where no code of its own runs in it."""
+        if self.bug.parts and not self.executed_at_capture:
+            return False
+        replay = seen.replay
+        if replay is None or replay.runner != seen.under_test:
+            return bool(self.bug.without) and replay is None
+        fields = {name for changed in self.bug.rows.values() for name in changed}
+        return replay.padded or not fields or not fields <= TAIL_FIELDS
+
+    def _tables_differ(self, place: int) -> bool:
+        """Whether the worlds hand out other slots, or map them otherwise, after a step."""
+        end = self.pair.end(place)
+        lists = [(one.free_full, one.free_swa, one.free_rows) for one in (end.eager, end.graph)]
+        tables = [(one.req_to_token, one.mapping) for one in (end.eager, end.graph)]
+        return lists[0] != lists[1] or not all(map(torch.equal, *tables))

@@ -1,0 +1,236 @@
+"""The graph world's scheduler where steps overlap: it plans the next forward while one is in flight.
+
+The device work of its decisions runs in the engine's own order, see `subjects/overlap.py`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from harness.lockstep.requests import Ownership, PlannedForward
+from harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
+from harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
+from reference.batch import (
+    SLOT_VALUES,
+    ForwardBatch,
+    Mode,
+    Span,
+    batch_of,
+    batch_values,
+    write_slots,
+)
+from reference.model import Output
+from reference.order import Arrived
+from subjects.overlap import Overlap, Staged
+
+WINDOWS_PER_TURN = 2
+"""How many forwards in a row the same stream lags for.
+
+What is written late shows in the next forward only if that one does not lag.
+"""
+
+OVERLAPPED = "step planned while a forward was in flight"
+FREED_IN_FLIGHT = "freed while a forward was in flight"
+
+
+class RanOnce(Protocol):
+    """What a forward gave and found, as far as a scheduler follows it."""
+
+    @property
+    def output(self) -> Output:
+        """The output of live rows."""
+        ...
+
+    @property
+    def mapping(self) -> Tensor:
+        """The map from full to SWA slots right before the forward."""
+        ...
+
+    @property
+    def req_to_token(self) -> Tensor:
+        """The map from rows and positions to full slots right before the forward."""
+        ...
+
+
+Ran = TypeVar("Ran", bound=RanOnce)
+
+StepOver = Callable[[], Ownership]
+"""Returns who held what when a step was over, once the device got there."""
+
+
+@dataclass(frozen=True)
+class StagedForward(PlannedForward):
+    """A forward planned ahead of the device: what it runs, and its values as the host staged them.
+
+    Its batch is there once it was made on the device.
+    """
+
+    listed: tuple[Span, ...]
+    staged: Staged
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the forward runs."""
+        return self.listed
+
+
+class OverlappedScheduler(Scheduler):
+    """A scheduler whose device work is ordered by `overlap`.
+
+    Arguments are `Scheduler`'s. A step that `plan` is asked for may have been planned ahead.
+    """
+
+    def __init__(self, *args: Any, overlap: Overlap) -> None:
+        self.overlap = overlap
+        self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
+        super().__init__(*args, overlap)
+
+    def reset(self, seed: int) -> None:
+        """Start again with nothing in flight and nothing planned."""
+        self.overlap.clear()
+        self.ahead.clear()
+        super().reset(seed)
+        self.observed = self.tokens.clone()
+        self.over = self._over()
+
+    @property
+    def observed_tokens(self) -> Tensor:
+        """All tokens as the last step that was run left them: what is planned may write more."""
+        return self.observed
+
+    def ownership(self) -> Ownership:
+        """Return who held what when the last step that was run was over."""
+        return self.over()
+
+    def plan(self, step: Step) -> PlannedForward | None:
+        """Return the plan of a step, made now or ahead.
+
+        Raises RuntimeError if another step was planned ahead in its place.
+        """
+        if not self.ahead:
+            self._plan(step)
+        planned, forward, self.over = self.ahead.popleft()
+        if planned != step:
+            raise RuntimeError(f"{planned} was planned ahead, and {step} is played")
+        return forward
+
+    def plan_ahead(self, steps: Iterable[Step]) -> bool:
+        """Plan the steps up to the next forward; return whether there was one to plan.
+
+        A verify is not planned ahead: the root of its tree is a token that the host must read.
+        """
+        for step in steps:
+            if isinstance(step, Verify):
+                break
+            self.events[FREED_IN_FLIGHT] += isinstance(step, Finish | Retract | Evict)
+            if self._plan(step) is not None:
+                break
+        return bool(self.ahead)
+
+    def _plan(self, step: Step) -> PlannedForward | None:
+        """Plan a step, and keep the plan for when it is played."""
+        forward = super().plan(step)
+        self.ahead.append((step, forward, self._over()))
+        return forward
+
+    def _over(self) -> StepOver:
+        """Keep who holds what now; the tables are read when the device gets here."""
+        held, found = super().ownership(), list[tuple[Tensor, Tensor]]()
+        tables, schedule = self.pools.tables, self.overlap.streams.schedule
+        schedule.run(
+            lambda: found.append(
+                (tables.full_to_swa_index_mapping.clone(), tables.req_to_token.clone())
+            )
+        )
+        event = schedule.record()
+
+        def over() -> Ownership:
+            event.synchronise()
+            return replace(held, mapping=found[0][0], req_to_token=found[0][1])
+
+        return over
+
+    def forward_of(self, mode: Mode, spans: Iterable[Span]) -> PlannedForward:
+        """Return the forward over some spans, staged; their slots go to the tables in order."""
+        found = tuple(spans)
+        values = batch_values(mode, found)
+        slots = {name: values[name] for name in SLOT_VALUES}
+        self.overlap.write(slots, partial(write_slots, self.pools.tables))
+        return StagedForward(mode, None, found, self.overlap.stage(values))
+
+    def begin(self, forward: int) -> bool:
+        """Choose the stream that lags while forward number `forward` runs.
+
+        Returns whether it is that of the forwards: only then may the step be run before its
+        time, since all that its forward needs is written at once.
+        """
+        forwards_lag = forward // WINDOWS_PER_TURN % 2 == 0
+        self.overlap.streams.follow_host()
+        self.overlap.streams.lag(forward=forwards_lag)
+        return forwards_lag
+
+    def filled(self, work: PlannedForward) -> PlannedForward:
+        """Return a planned forward with its batch, made once all tables are written."""
+        if not isinstance(work, StagedForward):
+            return work
+        if self.overlap.written is not None:
+            self.overlap.written.synchronise()
+        return replace(work, batch=self._batch(work, self.overlap.arrive(work.staged.host)))
+
+    def run(
+        self,
+        work: PlannedForward,
+        forward: Callable[[ForwardBatch | None, ForwardBatch | None], Ran],
+        upcoming: Iterable[Step],
+    ) -> Ran:
+        """Run a planned forward, and meanwhile plan the next one; return what it gave.
+
+        `forward` gets the batch that arrived on the device, and the one that was staged. Nothing
+        is planned ahead of a forward that the host must read before it goes on.
+        """
+        staged = work if isinstance(work, StagedForward) else None
+        batches: list[ForwardBatch | None] = [None]
+
+        def run(arrived: Arrived) -> Ran:
+            if staged is None:
+                return forward(None, None)
+            batches[0] = self._batch(staged, arrived)
+            right = self._batch(staged, self.overlap.arrive(staged.staged.host))
+            return forward(batches[0], right)
+
+        samples = staged is not None and work.mode not in COMMITS
+        said = count_sampled(self, work.mode, staged.listed) if staged and samples else []
+
+        def follow(ran: Ran) -> None:
+            if samples and batches[0] is not None:
+                keep_sampled(self, batches[0], ran.output, sampled=bool(said))
+            self.observed = self.tokens.clone()
+
+        self.overlap.streams.follow_host()
+        held = super().ownership()
+        flight = self.overlap.launch(
+            staged.staged if staged else None, run, follow, asks=work.mode is not Mode.DECODE
+        )
+        if samples or staged is None:
+            planned = self.plan_ahead(upcoming)
+            self.events[OVERLAPPED] += planned and not flight.done.done
+        ran = flight.result
+        self.over = lambda: replace(held, mapping=ran.mapping, req_to_token=ran.req_to_token)
+        return ran
+
+    def commit(self, batch: ForwardBatch, output: Output) -> list[int]:
+        """Follow a forward as `Scheduler` does, unless that was done while it was in flight."""
+        if batch.mode not in COMMITS:
+            return list(range(batch.live_requests))
+        said = super().commit(batch, output)
+        self.observed = self.tokens.clone()
+        self.over = self._over()
+        return said
+
+    def _batch(self, work: StagedForward, arrived: Arrived) -> ForwardBatch:
+        host = work.staged.host
+        return batch_of(work.mode, work.listed, host, arrived, self.tokens, self.hidden_states)

@@ -1,0 +1,192 @@
+"""The dense oracle against the same decoder written a second time, in numpy, a head at a time."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reference.config import PRESETS, Kind, draft_config
+from reference.model import Model, rotary_frequency
+from reference.oracle import dense_draft_logits, dense_logits
+
+BOUND = 1e-12
+"""Largest |found - wanted| / (1 + |wanted|) that two ways of float64 arithmetic may differ by."""
+
+CPU = torch.device("cpu")
+MROPE_DELTA, ENCODER_LEN, TRACK_INDEX = 3, 2, 5
+
+Array = NDArray[np.float64]
+
+every_preset = pytest.mark.parametrize("preset", PRESETS)
+
+
+def array(weight: Tensor) -> Array:
+    """Return a weight as float64 numbers."""
+    return weight.double().numpy()
+
+
+def normed(row: Array, weight: Tensor) -> Array:
+    """Return one token's row after RMSNorm."""
+    scaled: Array = row / math.sqrt(math.fsum(x * x for x in row) / len(row) + 1e-6)
+    return scaled * array(weight)
+
+
+def turned(head: Array, place: Callable[[int], int], theta: float) -> Array:
+    """Return one head of one token after RoPE; pair p of it is at position `place(p)`."""
+    half = len(head) // 2
+    found = np.empty_like(head)
+    for pair in range(half):
+        angle = place(pair) / math.pow(theta, pair / half)
+        cosine, sine = math.cos(angle), math.sin(angle)
+        first, second = head[pair], head[pair + half]
+        found[pair] = first * cosine - second * sine
+        found[pair + half] = first * sine + second * cosine
+    return found
+
+
+def activated(gate: Array, activation: str) -> Array:
+    """Return an MLP's gate after its activation: the tanh form of GELU, or SiLU."""
+    if activation == "gelu":
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+        return np.asarray(0.5 * gate * (1 + np.tanh(inner)))
+    return np.asarray(gate / (1 + np.exp(-gate)))
+
+
+def attended(query: Array, keys: list[Array], values: list[Array], sink: float | None) -> Array:
+    """Return one head's attention to the keys that it sees."""
+    scores = [float(query @ key) / math.sqrt(len(query)) for key in keys]
+    most = max([*scores, *([] if sink is None else [sink])])
+    weights = [math.exp(score - most) for score in scores]
+    total = math.fsum([*weights, *([] if sink is None else [math.exp(sink - most)])])
+    mixed = sum((w * value for w, value in zip(weights, values, strict=True)), 0 * values[0])
+    return np.asarray(mixed / total)
+
+
+def decoded(model: Model, rows: list[Array], mrope_delta: int) -> Array:
+    """Return the logits of every token from the rows that enter the first layer."""
+    config = model.config
+    for kind, layer in zip(config.layers, model.layers, strict=True):
+        shape, theta = config.shape(kind), config.rope_theta(kind)
+        dim, kv_heads, window = shape.head_dim, shape.kv_heads, config.window
+        keys: list[list[Array]] = []
+        values: list[list[Array]] = []
+        for token, row in enumerate(rows):
+            heads = (array(layer.qkv) @ normed(row, layer.input_norm)).reshape(-1, dim)
+
+            def place(pair: int, token: int = token, kind: Kind = kind, dim: int = dim) -> int:
+                return token + (3 * pair // (dim // 2)) * mrope_delta * (kind is Kind.FULL)
+
+            roped = [turned(head, place, theta) for head in heads[: config.heads + kv_heads]]
+            keys.append(roped[config.heads :])
+            values.append(list(heads[config.heads + kv_heads :]))
+            first = max(0, token - window + 1) if kind is Kind.SWA else 0
+            mixed = []
+            for head, query in enumerate(roped[: config.heads]):
+                group = head // (config.heads // kv_heads)
+                seen = (
+                    [key[group] for key in keys[first:]],
+                    [value[group] for value in values[first:]],
+                )
+                sink = None if layer.sinks is None else float(layer.sinks[head])
+                mixed.append(attended(query, *seen, sink))
+            hidden = row + array(layer.output) @ np.concatenate(mixed)
+            gate, up = np.split(array(layer.gate_up) @ normed(hidden, layer.mlp_norm), 2)
+            rows[token] = hidden + array(layer.down) @ (activated(gate, config.activation) * up)
+    return np.stack([array(model.head) @ normed(row, model.final_norm) for row in rows])
+
+
+def off_by(found: Tensor, wanted: Array) -> float:
+    """Return the largest |found - wanted| / (1 + |wanted|)."""
+    return float((np.abs(found.numpy() - wanted) / (1 + np.abs(wanted))).max())
+
+
+def request(model: Model) -> tuple[Tensor, Tensor]:
+    """Return the tokens and the tracked rows of a request of three windows."""
+    length = 3 * model.config.window
+    tokens = torch.randint(
+        model.config.vocab, (length,), generator=torch.Generator().manual_seed(2)
+    )
+    return tokens, torch.where(torch.arange(length) % 3 == 2, TRACK_INDEX, -1)
+
+
+@every_preset
+def test_the_oracle_agrees_with_the_decoder_written_a_second_time(preset: str) -> None:
+    model = Model(PRESETS[preset].tiny, torch.float32, CPU)
+    tokens, tracked = request(model)
+    rows = [
+        array(model.embedding)[token]
+        + array(model.encoder_table)[ENCODER_LEN]
+        + (array(model.track_table)[row] if row >= 0 else 0)
+        for token, row in zip(tokens.tolist(), tracked.tolist(), strict=True)
+    ]
+    found = dense_logits(model, tokens, MROPE_DELTA, tracked, ENCODER_LEN)
+    assert off_by(found, decoded(model, rows, MROPE_DELTA)) <= BOUND
+
+
+@every_preset
+def test_the_oracle_of_a_draft_agrees_with_the_decoder_written_a_second_time(preset: str) -> None:
+    model = Model(draft_config(PRESETS[preset].tiny), torch.float32, CPU, 1)
+    tokens, _ = request(model)
+    states = torch.randn(
+        len(tokens), model.config.hidden, generator=torch.Generator().manual_seed(3)
+    )
+    rows = [
+        array(model.embedding)[token] + array(model.fusion) @ normed(state, model.hidden_norm)
+        for token, state in zip(tokens.tolist(), array(states), strict=True)
+    ]
+    found = dense_draft_logits(model, tokens, states)
+    assert off_by(found, decoded(model, rows, 0)) <= BOUND
+
+
+@every_preset
+@pytest.mark.parametrize("kind", Kind)
+def test_rotary_frequencies_are_powers_of_the_base_in_float64(preset: str, kind: Kind) -> None:
+    """Of both sizes: the real one's last frequencies are where float32 would show most."""
+    for config in (PRESETS[preset].tiny, PRESETS[preset].real):
+        frequency = rotary_frequency(config, kind)
+        half = config.shape(kind).head_dim // 2
+        wanted = [math.pow(config.rope_theta(kind), -pair / half) for pair in range(half)]
+        assert frequency.dtype == torch.float64
+        assert np.allclose(frequency.numpy(), wanted, rtol=1e-14, atol=0)
+
+
+class NarrowResults(TorchDispatchMode):
+    """Notes every op that makes numbers narrower than float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.ops = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = args[0].data_ptr() if args and isinstance(args[0], Tensor) else None
+        for made in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(made, Tensor) and made.data_ptr() != given:
+                self.ops += 1
+                if made.dtype in {torch.float32, torch.bfloat16, torch.complex64}:
+                    self.found.append(str(func))
+        return result
+
+
+@every_preset
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_op_of_the_oracle_rounds_to_less_than_float64(preset: str, dtype: torch.dtype) -> None:
+    """Whatever the dtype of the weights is, and whatever torch makes of whole numbers."""
+    model = Model(PRESETS[preset].tiny, dtype, CPU)
+    draft = Model(draft_config(PRESETS[preset].tiny), dtype, CPU, 1)
+    tokens, tracked = request(model)
+    states = torch.ones(len(tokens), model.config.hidden, dtype=dtype)
+    with NarrowResults() as narrow:
+        dense_logits(model, tokens, MROPE_DELTA, tracked, ENCODER_LEN)
+        dense_draft_logits(draft, tokens, states)
+    assert narrow.found == []
+    assert narrow.ops > 100

@@ -1,0 +1,150 @@
+"""What a right step read, was given and left, made by hand for an observation.
+
+From the reference's own lists of what a token sees, and from what the tests know of a runner.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from harness.lockstep.observation import StepEnd
+from harness.lockstep.requests import Owner, Ownership
+from properties.support.subjects.runners import EXPECTED
+from properties.support.subjects.static_inputs import ExpectedInput, stale
+from reference.batch import ForwardBatch, Mode, Span
+from reference.config import SPECULATION, Kind, ModelConfig
+from reference.eager import columns_of
+from reference.pool import PoolSizes, Tables
+from subjects.contracts import HIDDEN, Axis
+from subjects.protocol import KeyLists, Keys
+
+RUNNER: Mapping[Mode, str] = {
+    Mode.EXTEND: "piecewise",
+    Mode.DECODE: "decode",
+    Mode.TARGET_VERIFY: "target_verify",
+    Mode.DRAFT: "eagle_draft",
+    Mode.FROZEN_DRAFT: "frozen_kv_mtp",
+    Mode.DRAFT_EXTEND: "eagle_draft_extend",
+}
+"""The runner that replays each mode."""
+
+PADDED_ROW = [(0, True)]
+"""What a padded row reads: slot 0."""
+
+
+def holders(owners: Sequence[Owner], spans: Sequence[Span]) -> tuple[Owner, ...]:
+    """Return the owners with the slots that a forward may write as pages of one slot."""
+    found = []
+    by_row = {span.row: span for span in spans}
+    for owner in owners:
+        span = by_row.get(owner.row)
+        full, swa = (span.full_slots, span.swa_slots) if span is not None else ((), ())
+        pages = (*owner.full_pages, *full), (*owner.swa_pages, *swa)
+        found.append(replace(owner, full_pages=pages[0], swa_pages=pages[1]))
+    return tuple(found)
+
+
+def right_keys(
+    mode: Mode, spans: Sequence[Span], owners: Sequence[Owner], config: ModelConfig, *, idle: bool
+) -> KeyLists:
+    """Return the lists of a right forward: its live rows, then a padded one, per forward."""
+    forwards = SPECULATION.forwards if mode is Mode.DRAFT else 1
+    found, masks = {}, []
+    for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
+        rows: list[list[tuple[int, bool]]] = []
+        for step in range(forwards):
+            for span in () if idle else spans:
+                owner = next(one for one in owners if one.row == span.row)
+                rows += [
+                    [(owner.slot(kind, column), seen) for column, seen in columns]
+                    for columns in columns_of(mode, span, window, step)
+                ]
+            rows.append(PADDED_ROW)
+        ends = torch.tensor([len(row) for row in rows]).cumsum(0)
+        begin = ends - torch.tensor([len(row) for row in rows])
+        slots = torch.tensor([slot for row in rows for slot, _ in row])
+        offset = sum(len(mask) for mask in masks)
+        found[kind] = Keys(begin, ends, slots, begin + offset)
+        masks.append(torch.tensor([seen for row in rows for _, seen in row]))
+    mask = torch.cat(masks) if mode is Mode.TARGET_VERIFY else None
+    return KeyLists(found[Kind.FULL], found[Kind.SWA], mask)
+
+
+def right_static(
+    mode: Mode, batch: ForwardBatch | None, bucket: int, hidden: int
+) -> dict[str, Tensor]:
+    """Return the static inputs of a mode's runner after a right replay, larger than the bucket."""
+    row = EXPECTED[RUNNER[mode]]
+    extents = {Axis.SCALAR: 1, **row.extents(bucket)}
+    extents[Axis.MROPE] = extents[Axis.TOKEN]
+    tokens = 0 if batch is None else batch.live_tokens
+    scalars = {"num_token_non_padded": tokens, "global_num_tokens": extents[Axis.TOKEN]}
+    found = {}
+    for name, expected in row.inputs.items():
+        length = extents[expected.axis]
+        longer = length + 2 * (expected.axis is not Axis.SCALAR)
+        buffer = emptied(expected, longer, length, hidden)
+        values = None if batch is None else live_values(name, expected, batch, row.per_bucket)
+        if name in scalars:
+            buffer[:] = scalars[name]
+        elif values is not None and expected.populated:
+            along = values.T if values.dim() == 2 else values
+            buffer[..., : along.shape[-1]] = along
+        found[name] = buffer.T if expected.width is not None else buffer
+    return found
+
+
+def emptied(expected: ExpectedInput, length: int, bucket: int, hidden: int) -> Tensor:
+    """Return a buffer with stale elements, its part up to the bucket's end reset if it ever is."""
+    width = hidden if expected.width == HIDDEN else expected.width
+    sections = 3 if expected.axis is Axis.MROPE else width
+    shape = (length,) if sections is None else (sections, length)
+    buffer = torch.full(shape, stale(expected.dtype), dtype=expected.dtype or torch.float32)
+    if expected.tail is not None:
+        buffer[..., :bucket] = expected.tail
+    return buffer
+
+
+def live_values(
+    name: str, expected: ExpectedInput, batch: ForwardBatch, per_bucket: Mapping[Axis, int]
+) -> Tensor | None:
+    """Return what a batch says of a static input, along its last axis but for rows."""
+    if name == "extend_seq_lens_cpu":
+        return torch.tensor([span.end - span.begin for span in batch.spans])
+    if name == "input_embeds":
+        return torch.full((batch.live_tokens, 32), 0.5)
+    if name == "out_cache_loc_swa":
+        return torch.tensor([slot for span in batch.spans for slot in span.swa_slots])
+    values = batch.value(name)
+    if values is not None and expected.axis is Axis.TOKEN and len(values) == batch.live_requests:
+        times = batch.live_tokens // batch.live_requests
+        return values.repeat_interleave(times) if expected.width is None else values
+    return values if values is None or expected.axis is not Axis.MROPE else values.T
+
+
+def right_end(owners: Sequence[Owner], sizes: PoolSizes, config: ModelConfig) -> StepEnd:
+    """Return what a right step left where these requests hold what they hold: pages of one slot."""
+
+    def free(held: Sequence[int | None], count: int) -> tuple[int, ...]:
+        return tuple(number for number in range(1, count + 1) if number not in held)
+
+    worlds = []
+    for _ in range(2):
+        tables = Tables(sizes, config.max_context, torch.device("cpu"))
+        for owner in owners:
+            tables.req_to_token[owner.row, : owner.length] = torch.tensor(owner.full_pages)
+            swa = [0 if page is None else page for page in owner.swa_pages]
+            tables.full_to_swa_index_mapping[list(owner.full_pages)] = torch.tensor(swa)
+        worlds.append(
+            Ownership(
+                holders=tuple(owners),
+                free_full=free([p for o in owners for p in o.full_pages], sizes.full_slots),
+                free_swa=free([p for o in owners for p in o.swa_pages], sizes.swa_slots),
+                free_rows=free([o.row for o in owners], sizes.rows),
+                mapping=tables.full_to_swa_index_mapping,
+                req_to_token=tables.req_to_token,
+            )
+        )
+    return StepEnd(3, sizes, *worlds)

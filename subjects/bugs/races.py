@@ -1,0 +1,172 @@
+"""Waits that are missing, or too early, where the host runs ahead of a forward in flight.
+
+Each shows only where steps overlap.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from reference.order import Arrived, Values
+from subjects.bugs.bug import THREAD, Bug
+from subjects.overlap import Flight, Overlap, Staged
+from subjects.parts import Part
+from subjects.toggles import LocationScheme
+
+FAMILY = "order of device work"
+
+Result = TypeVar("Result")
+
+
+class BarrierBeforeLaunch(Overlap):
+    """The forward in flight is waited for before the next launch, and not after it."""
+
+    def launch(
+        self,
+        staged: Staged | None,
+        forward: Callable[[Arrived], Result],
+        follow: Callable[[Result], None],
+        *,
+        asks: bool,
+    ) -> Flight[Result]:
+        """Wait for the forward before this one, once for all that is freed until the next."""
+        self.wait_for_forward()
+        return super().launch(staged, forward, follow, asks=asks)
+
+    def freeing(self) -> None:
+        """Wait for nothing: the barrier was before."""
+
+    def evicting(self) -> None:
+        """Wait for nothing: the barrier was before."""
+
+
+class FreedAtOnce(Overlap):
+    """Rows and slots of a request that left are rewritten at once."""
+
+    def freeing(self) -> None:
+        """Wait for nothing."""
+
+
+class EvictedAtOnce(Overlap):
+    """Slots that left the next query's window are unmapped at once."""
+
+    def evicting(self) -> None:
+        """Wait for nothing."""
+
+
+class StagedTooSoon(Overlap):
+    """Some pinned buffers are written again before the wait for their copies."""
+
+    names: tuple[str, ...]
+
+    def stage(self, values: Values) -> Staged:
+        """Fill some of the buffers first."""
+        for name in self.names:
+            self.fill(name, values[name])
+        return super().stage(values)
+
+
+class TokensStagedTooSoon(StagedTooSoon):
+    """The token places and the positions of the next batch overwrite those of this one."""
+
+    names = ("token_row", "position")
+
+
+class SlotsStagedTooSoon(StagedTooSoon):
+    """The slots of the next batch overwrite those of this one."""
+
+    names = ("full_slot",)
+
+
+class DoneBeforeSampling(Overlap):
+    """The event that others wait for is recorded before what follows the forward."""
+
+    def finish(self, follow: Callable[[], None]) -> None:
+        """Call the forward done, then sample."""
+        self.in_flight = self.streams.forward.record()
+        self.streams.forward.run(follow)
+
+
+BUGS = (
+    Bug(
+        name="barrier_before_launch",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(31687) + ", after " + THREAD.format(29353),
+        mechanism=(
+            "The schedule's stream waits for the forwards at the top of the loop, before a"
+            " launch, and not right after it: what the host frees in the same turn is unmapped"
+            " while the forward just launched makes its page table, which then points at slot 0."
+        ),
+        parts={Part.OVERLAP: BarrierBeforeLaunch},
+        overlap=True,
+        also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
+    ),
+    Bug(
+        name="freed_row_rewritten",
+        family=FAMILY,
+        scheme=LocationScheme.PRESET,
+        thread=THREAD.format(18803),
+        mechanism=(
+            "The row and the slots of a request that leaves are given away, unmapped and"
+            " rewritten while a forward in flight still reads them: the free is not deferred."
+        ),
+        parts={Part.OVERLAP: FreedAtOnce},
+        overlap=True,
+        also_in=(LocationScheme.MEMO, LocationScheme.PER_LAYER),
+    ),
+    Bug(
+        name="evicted_in_flight",
+        family=FAMILY,
+        scheme=LocationScheme.PER_LAYER,
+        thread="https://github.com/sgl-project/sglang/issues/17839, mended with "
+        + THREAD.format(21754),
+        mechanism=(
+            "SWA slots that the next query will not see are unmapped while the forward in"
+            " flight, whose window begins one token earlier, still looks them up."
+        ),
+        parts={Part.OVERLAP: EvictedAtOnce},
+        overlap=True,
+        also_in=(LocationScheme.MEMO, LocationScheme.PRESET),
+    ),
+    Bug(
+        name="pinned_tokens_reused",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread="https://github.com/vllm-project/vllm/pull/25279",
+        mechanism=(
+            "The pinned buffers of a batch's inputs are filled for the next batch before the"
+            " copies of this one have run: it runs the next one's tokens and positions."
+        ),
+        parts={Part.OVERLAP: TokensStagedTooSoon},
+        overlap=True,
+        also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
+    ),
+    Bug(
+        name="pinned_slots_reused",
+        family=FAMILY,
+        scheme=LocationScheme.PRESET,
+        thread="https://github.com/NVIDIA/TensorRT-LLM/pull/15546",
+        mechanism=(
+            "A copy from pinned memory reads its source when it runs, not when it is queued:"
+            " the slots of the next batch are written there meanwhile, and this forward stores"
+            " its KV in them."
+        ),
+        parts={Part.OVERLAP: SlotsStagedTooSoon},
+        overlap=True,
+        also_in=(LocationScheme.MEMO, LocationScheme.PER_LAYER),
+    ),
+    Bug(
+        name="done_before_sampling",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread="https://github.com/noonghunna/club-3090/pull/1061",
+        mechanism=(
+            "The event that says a forward is done is recorded before what follows it: the"
+            " prompt of a request that takes over a row is written there first, and the token"
+            " sampled for the request that left lands in it."
+        ),
+        parts={Part.OVERLAP: DoneBeforeSampling},
+        overlap=True,
+        also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
+    ),
+)

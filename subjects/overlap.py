@@ -1,0 +1,164 @@
+"""Overlapping steps: the device work of an engine whose host runs ahead, and the waits between.
+
+While a forward is in flight the host plans the next one: it frees, allocates, writes the index
+tables and stages the next batch. Four waits keep this right:
+
+- a pinned host buffer is written again once the copies from it have run,
+- a forward reads the tables once they are written,
+- what a forward still reads is rewritten once it has run: of rows and slots that are freed,
+- and of slots that left a window.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference.order import Arrived, InOrder, Values
+from subjects.streams import Event, Streams
+
+Result = TypeVar("Result")
+
+FEWEST_ELEMENTS = 256
+"""How many elements a pinned buffer has at the least."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A batch's values on the host: as they are, and where they wait for their copy.
+
+    Tensors are int64. What is in `pinned` may be another batch's by the time it is copied, if
+    nobody waited for the copy.
+    """
+
+    host: Mapping[str, Tensor]
+    pinned: Mapping[str, Tensor]
+
+
+@dataclass
+class Flight(Generic[Result]):
+    """A forward in flight. `result` is there once `done` is."""
+
+    done: Event
+    results: list[Result]
+
+    @property
+    def result(self) -> Result:
+        """Wait for the forward, and for what follows it; return what it gave."""
+        self.done.synchronise()
+        return self.results[0]
+
+
+class Overlap(InOrder):
+    """The order of an engine's device work on two streams, with the waits it needs.
+
+    Staged batches share one set of pinned buffers, one for each name.
+    """
+
+    def __init__(self, streams: Streams, device: torch.device) -> None:
+        super().__init__(device)
+        self.streams = streams
+        self.buffers: dict[str, Tensor] = {}
+        self.copied: Event | None = None
+        self.written: Event | None = None
+        self.in_flight: Event | None = None
+
+    def clear(self) -> None:
+        """Start again: nothing is in flight."""
+        self.streams.clear()
+        self.copied = self.written = self.in_flight = None
+
+    def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
+        """Write to tables on the schedule's stream, from host memory that is used once."""
+        once = {name: self._once(listed) for name, listed in values.items()}
+        self.streams.schedule.run(lambda: work(self.arrive(once)))
+        self.written = self.streams.schedule.record()
+
+    def freeing(self) -> None:
+        """Write nothing for the next owners before the forward in flight has run."""
+        self.wait_for_forward()
+
+    def evicting(self) -> None:
+        """Unmap nothing before the forward in flight has run: it may see one token further."""
+        self.wait_for_forward()
+
+    def wait_for_forward(self) -> None:
+        """Let the schedule's stream wait for the forward in flight."""
+        if self.in_flight is not None:
+            self.streams.schedule.wait(self.in_flight)
+
+    def wait_for_tables(self) -> None:
+        """Let the forwards' stream wait for what was written to the tables."""
+        if self.written is not None:
+            self.streams.forward.wait(self.written)
+
+    def wait_for_copies(self) -> None:
+        """Let the host wait for the copies from the pinned buffers."""
+        if self.copied is not None:
+            self.copied.synchronise()
+
+    def stage(self, values: Values) -> Staged:
+        """Fill the pinned buffers with a batch's values."""
+        self.wait_for_copies()
+        pinned = {name: self.fill(name, listed) for name, listed in values.items()}
+        return Staged({name: self._once(listed) for name, listed in values.items()}, pinned)
+
+    def fill(self, name: str, listed: Sequence[int]) -> Tensor:
+        """Fill the pinned buffer of a name; return the part of it that holds the values."""
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.shape[0] < len(listed):
+            buffer = self._pinned(torch.zeros(max(len(listed), FEWEST_ELEMENTS), dtype=torch.int64))
+            self.buffers[name] = buffer
+        part = buffer[: len(listed)]
+        part.copy_(on_host(listed))
+        return part
+
+    def arrive(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return copies on the device, made on the current stream whenever it gets there."""
+        if self.device.type == "cpu":
+            return {name: tensor.clone() for name, tensor in values.items()}
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in values.items()}
+
+    def _once(self, listed: Sequence[int]) -> Tensor:
+        """Return values in host memory that nothing writes again before they were copied."""
+        return self._pinned(on_host(listed))
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        return tensor if self.device.type == "cpu" else tensor.pin_memory()
+
+    def launch(
+        self,
+        staged: Staged | None,
+        forward: Callable[[Arrived], Result],
+        follow: Callable[[Result], None],
+        *,
+        asks: bool,
+    ) -> Flight[Result]:
+        """Start a forward of a staged batch, None if it is idle, and what follows it.
+
+        `forward` gets the batch's values on the device, `follow` what the forward gave. `asks`
+        says whether the host itself waits for the device in the course of the forward.
+        """
+        stream, results = self.streams.forward, list[Result]()
+        arrived: dict[str, Tensor] = {}
+        if staged is not None:
+            pinned = staged.pinned
+            stream.run(lambda: arrived.update(self.arrive(pinned)))
+            self.copied = stream.record()
+        self.wait_for_tables()
+        stream.run(lambda: results.append(forward(arrived)), asks=asks)
+        self.finish(lambda: follow(results[0]))
+        return Flight(stream.record(), results)
+
+    def finish(self, follow: Callable[[], None]) -> None:
+        """Run what follows a forward; it is in flight until then."""
+        self.streams.forward.run(follow)
+        self.in_flight = self.streams.forward.record()
+
+
+def on_host(listed: Sequence[int]) -> Tensor:
+    """Return a list as an int64 tensor on the host."""
+    return torch.from_numpy(np.array(listed, dtype=np.int64))
