@@ -23,18 +23,18 @@ TRANSLATE = "translate_loc_from_full_to_swa"
 class LocState:
     """Python state about write locations: `swa_loc` under PRESET, the memo under MEMO.
 
-    `ragged` is the attention kernel that the engine last chose: a prefill's, whose tokens see
-    all keys that are listed for them and which takes no mask, or the one that takes a mask.
-
     `cached_source`, the tensor that the key was made of, is held so that its address cannot
     be reused: a chance memo hit would make replays nondeterministic.
+
+    `ragged` is the attention kernel that the engine last chose: a prefill's, whose tokens see
+    all keys that are listed for them and which takes no mask, or the one that takes a mask.
     """
 
-    ragged: bool = False
     swa_loc: Tensor | None = None
     cached_key: tuple[int, int] | None = None
     cached_source: Tensor | None = None
     cached_loc: Tensor | None = None
+    ragged: bool = False
 
 
 class SubjectPool:
@@ -59,7 +59,7 @@ class SubjectPool:
 
     def invalidate_loc_cache(self) -> None:
         """Forget the memoised translation (MEMO)."""
-        self.state = LocState(self.state.ragged, self.state.swa_loc)
+        self.state = LocState(swa_loc=self.state.swa_loc, ragged=self.state.ragged)
 
     def translate_loc_from_full_to_swa(self, loc: Tensor) -> Tensor:
         """Return the SWA slots, int32, of full slots `loc`; memoised under MEMO.

@@ -267,8 +267,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="invalidation-drops-the-preset",
         file="subjects/pool.py",
-        old="self.state = LocState(swa_loc=self.state.swa_loc)",
-        new="self.state = LocState()",
+        old="LocState(swa_loc=self.state.swa_loc, ragged=self.state.ragged)",
+        new="LocState(ragged=self.state.ragged)",
         tests=(
             "properties/subjects/test_locations.py",
             "-k",
