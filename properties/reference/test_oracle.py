@@ -160,7 +160,7 @@ class NarrowResults(UncompiledMode):
     """Notes every op that makes numbers narrower than float64."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.found: list[str] = []
         self.ops = 0
 
