@@ -264,7 +264,9 @@ def hunt_by_seed(hunts: SeededHunts) -> Detections:
     for seed in hunts.seeds:
         lockstep = lockstep_of(varied[seed % len(varied)])
         try:
-            hunt_result = hunt(lockstep, detected_by(bug), seed, HUNT_EXAMPLES, shrinks=False)
+            hunt_result = hunt(
+                lockstep, detected_by(bug, hunts.runner), seed, HUNT_EXAMPLES, shrinks=False
+            )
         except DeviceLostError:
             return Detections(len(varied), tuple(needed), device_lost=True)
         if without_error(hunt_result).schedule is not None:
@@ -278,7 +280,7 @@ def _bug_row(hunts: SeededHunts, detections: Detections) -> dict[str, Any]:
     return {
         "bug": hunts.bug,
         "runner": hunts.runner,
-        "property": detected_by(BUGS[hunts.bug]),
+        "property": detected_by(BUGS[hunts.bug], hunts.runner),
         "trials": detections.trials,
         "seeds": len(hunts.seeds),
         "caught": len(needed),

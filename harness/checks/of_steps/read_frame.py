@@ -73,8 +73,9 @@ def live_reads(observation: Observation, kind: Kind) -> list[list[Slots]]:
         slots = pages[columns // size] * size + columns % size
         slots[slots < 0] = layout.sizes.slots(kind)
         rows = [slots[read] for read in columns_read(observation.mode, span, window)]
-        for forward, reads in enumerate(found):
-            reads += rows[forward * len(rows) // forwards : (forward + 1) * len(rows) // forwards]
+        each = len(rows) // forwards
+        for forward in range(forwards):
+            found[forward] += rows[forward * each : (forward + 1) * each]
     return found
 
 

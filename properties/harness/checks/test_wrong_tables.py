@@ -19,6 +19,7 @@ from harness.checks.of_steps.slot_ownership import flag as end_flag
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.static_inputs import INPUTS
 from harness.checks.table import STEP_PROPERTIES
+from harness.explain.recorded import record_forward
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, StepEnd
 from harness.lockstep.requests import Ownership
@@ -498,6 +499,18 @@ def test_a_view_of_an_output_that_is_kept_shows_in_the_next_step_that_uses_it(
     _, outcome = played_with_views(device, engine, monkeypatch)
     assert "logits_parity" in outcome.violated
     assert {violation.step for violation in outcome.violations} == {6}
+
+
+def test_a_forward_that_is_recorded_has_the_views_that_were_kept(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recording clones no output that the caller got a view of, so that the fault is there."""
+    lockstep, _ = played_with_views(device, "decode", monkeypatch)
+    recorded = record_forward(lockstep.pair, SCHEDULE, 6)
+    batch = recorded.planned.graph.batch
+    assert batch is not None
+    assert batch.spec_info["topk_p"].isnan().all()
+    assert recorded.run.output["scores"].isnan().any()
 
 
 @pytest.mark.parametrize("engine", ONE_PER_ENGINE)

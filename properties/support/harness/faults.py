@@ -115,7 +115,7 @@ def reads_free_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monkey
 
 
 def foreign_key(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A padded row that reads a slot of the batch in every engine: both runs agree, and it is valid.
+    """A padded row that reads a valid slot of the batch, in every engine: both runs agree.
 
     The lists are those of a row's keys, and the last row's begin where its list does.
     """
