@@ -31,7 +31,6 @@ from subjects.protocol import (
 from subjects.runners import RUNNERS
 from subjects.runners.base import GraphRunner
 
-
 DECLARED = {
     "CountingGraph": "what a graph has recorded, and a counter of the harness's",
     "TapeSegment": "what a graph has recorded",

@@ -12,9 +12,7 @@ def at_end(playing: Playing) -> list[Violation]:
         return []
     first, *others = playing.undeclared
     more = f", and {len(others)} more differ" if others else ""
-    message = (
-        f"{first.name} is {first.now} where it was {first.captured} when just captured{more}"
-    )
+    message = f"{first.name} is {first.now} where it was {first.captured} when just captured{more}"
     where = {"path": first.path, "captured": first.captured, "now": first.now}
     return [Violation(ID, playing.place, message, where)]
 
