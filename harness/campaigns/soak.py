@@ -10,7 +10,9 @@ from typing import Any
 
 from rich.progress import Progress
 
+from harness.campaigns.confirm import confirmed
 from harness.campaigns.executor import Campaign, Ended, execute, processes_for
+from harness.campaigns.fresh import play_fresh
 from harness.campaigns.hunt import hunt, play_all, time_limit, without_error
 from harness.checks.expectations import affected_runners, detected_by
 from harness.checks.play import DeviceLostError, Lockstep
@@ -42,6 +44,11 @@ MOST_SCHEDULES = 500
 """More schedules than a piece of work plays, alarms and their shrinking included."""
 
 
+NOT_SEEN_AGAIN = (
+    "it depends on state that no one declared: the same schedules did not show it again"
+)
+
+
 @dataclass(frozen=True)
 class Chunk:
     """A piece of work: clean steps drawn from `seed` on, in every trial in turn."""
@@ -70,15 +77,21 @@ class CleanSteps:
         return self.device_lost
 
     def alarm(
-        self, trial: TrialConfig, seed: int, violated: Counter[str], shrunk: Schedule | None
+        self,
+        trial: TrialConfig,
+        seed: int,
+        violated: Counter[str],
+        shrunk: Schedule | None,
+        undeclared: str | None = None,
     ) -> None:
-        """Take note of a false alarm."""
+        """Take note of a false alarm; `undeclared` says so of one that no fresh process shows."""
         self.alarms.append(
             {
                 "trial": trial.to_json(),
                 "seed": seed,
                 "violated": dict(violated),
                 "shrunk": repr(shrunk),
+                "undeclared": undeclared,
             }
         )
 
@@ -248,8 +261,13 @@ def _play_clean(clean: CleanSteps, trial: TrialConfig, seed: int) -> None:
         {event: count for event, count in hunt_result.events.items() if event.endswith("replay")}
     )
     if hunt_result.violated:
-        shrunk = without_error(hunt(lockstep, None, seed, EXAMPLES)).schedule
-        clean.alarm(trial, seed, hunt_result.violated, shrunk)
+        found = without_error(hunt(lockstep, None, seed, EXAMPLES))
+        if found.schedule is None:
+            clean.alarm(trial, seed, hunt_result.violated, None, NOT_SEEN_AGAIN)
+            return
+        shown = confirmed(trial, found, None, STEP_PROPERTIES, play_fresh)
+        undeclared = shown.undeclared.message if shown.undeclared is not None else None
+        clean.alarm(trial, seed, hunt_result.violated, shown.schedule, undeclared)
 
 
 def hunt_by_seed(hunts: SeededHunts) -> Detections:

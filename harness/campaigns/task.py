@@ -215,13 +215,14 @@ def run_task(
     """
     started = time.monotonic()
     lockstep = lockstep_of(task.trial)
-    lockstep.watch(PROPERTIES if task.bug is None else STEP_PROPERTIES)
+    watched = frozenset(PROPERTIES) if task.bug is None else STEP_PROPERTIES
+    lockstep.watch(watched)
     hunt_result, finding, error = HuntResult(), None, None
     try:
         hunt_result = _search(task, lockstep)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
-            shown = confirmed(task.trial, hunt_result, task.target, play)
+            shown = confirmed(task.trial, hunt_result, task.target, watched, play)
             finding = _finding(task, lockstep, shown)
             error = finding.error
         warnings = len(lockstep.capture_warnings)
@@ -306,12 +307,8 @@ def judge_task(
     held nothing against the oracle.
     """
     target = task.target
-    if finding is not None and finding.undeclared:
-        return Status.UNDECLARED_STATE
-    if finding is not None and target is not None:
-        return _judge_found(task, finding, target, lockstep_of)
     if finding is not None:
-        return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
+        return _judge_found(task, finding, lockstep_of)
     if target is not None:
         return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
     judged = task.bug is not None or hunt_result.events["held against the oracle"]
@@ -323,9 +320,14 @@ def judge_task(
 
 
 def _judge_found(
-    task: Task, finding: Finding, target: str, lockstep_of: Callable[[TrialConfig], Lockstep]
+    task: Task, finding: Finding, lockstep_of: Callable[[TrialConfig], Lockstep]
 ) -> Status:
-    """Say whether a shrunk schedule shows the bug, and the bug alone."""
+    """Say whether a finding is what was hunted, and a shrunk schedule shows the bug alone."""
+    target = task.target
+    if finding.undeclared:
+        return Status.UNDECLARED_STATE
+    if target is None:
+        return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
     if target not in {violation["property"] for violation in finding.violations}:
         return Status.NOT_REPRODUCED
     clean = lockstep_of(task.clean_trial)

@@ -3,10 +3,11 @@
 Plain data, without torch. A record names no host, no user and no absolute path.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.explain.facts import Explanation, Reach, TimelineEntry
+from harness.records.typed_json import LATER
 
 FORMAT = "paritybit-run"
 VERSION = 4
@@ -118,7 +119,7 @@ class Finding:
     explanation: Explanation | None
     error: str | None
     case: CaseHead
-    history: tuple[Schedule, ...] = ()
+    history: tuple[Schedule, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)
