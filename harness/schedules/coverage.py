@@ -46,14 +46,24 @@ SPECULATION_REQUIRED = (
 )
 """What they must reach besides, where the engine on trial speculates."""
 
+OVERLAPPED = "step planned while a forward was in flight"
+FREED_IN_FLIGHT = "freed while a forward was in flight"
 
-def required_events(runners: Iterable[str]) -> tuple[str, ...]:
-    """Return what the schedules of trials of some runners must reach, taken together."""
+OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT)
+"""What they must reach besides, where steps overlap."""
+
+
+def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[str, ...]:
+    """Return what the schedules of trials of some runners must reach, taken together.
+
+    With `overlap`, steps overlap in some of them.
+    """
     engines = [other for runner in runners for other in engine_runners(runner)]
     names = [name for name in RUNNERS if name in {runner.name for runner in engines}]
     speculates = any(runner.mode is Mode.TARGET_VERIFY for runner in engines)
     replays = [f"{name}: {what}" for name in names for what in ("replay", "padded replay")]
-    return (*ALWAYS_REQUIRED, *(SPECULATION_REQUIRED if speculates else ()), *replays)
+    speculation = SPECULATION_REQUIRED if speculates else ()
+    return (*ALWAYS_REQUIRED, *speculation, *(OVERLAP_REQUIRED if overlap else ()), *replays)
 
 
 class Coverage:
