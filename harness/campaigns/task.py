@@ -32,6 +32,7 @@ from harness.explain.facts import Explanation, Reach, TimelineEntry
 from harness.explain.reach import AT_CAPTURE, Reaching
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.tracebacks import traceback_of
+from harness.schedules.coverage import OVERLAPPED
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
@@ -114,7 +115,8 @@ class Task:
     def label(self) -> str:
         """What the task is called in a progress line."""
         what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
-        return f"{what} ({self.trial.preset}, {self.trial.scheme}, {self.source})"
+        overlap = ", overlap" if self.trial.overlap else ""
+        return f"{what} ({self.trial.preset}, {self.trial.scheme}, {self.source}{overlap})"
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,7 @@ def judge_task(
     """Say how a task ended. Raises PlayingFailedError if the clean build could not be played.
 
     Nothing counts that replayed no graph, or none with padding, or, on the clean build,
-    held nothing against the oracle.
+    held nothing against the oracle. Nor does a trial of overlapping steps of which none did.
     """
     target = task.target
     if finding is not None:
@@ -312,7 +314,8 @@ def judge_task(
     if target is not None:
         return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
     judged = task.bug is not None or hunt_result.events["held against the oracle"]
-    if not (hunt_result.replays and hunt_result.padded_replays and judged):
+    overlapped = not task.trial.overlap or hunt_result.events[OVERLAPPED]
+    if not (hunt_result.replays and hunt_result.padded_replays and judged and overlapped):
         return Status.VACUOUS
     if task.bug is not None:
         return Status.UNAFFECTED

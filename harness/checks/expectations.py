@@ -165,7 +165,7 @@ TABLE: dict[str, Row] = {
     "evicted_in_flight": _seen("logits_parity", *IN_FLIGHT),
     "pinned_tokens_reused": _seen("logits_parity", *IN_FLIGHT),
     "pinned_slots_reused": _seen("kv_parity", *IN_FLIGHT),
-    "done_before_sampling": _seen("token_trajectory", *IN_FLIGHT),
+    "done_before_reading": _seen("logits_parity", *IN_FLIGHT),
 }
 """The committed table, by the name of the bug."""
 

@@ -56,7 +56,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """What was on trial. Sizes are in slots, `buckets` in requests, `token_buckets` in tokens."""
+    """What was on trial. Sizes are in slots, `buckets` in requests, `token_buckets` in tokens.
+
+    With `overlap` the graph world planned a step while the forward before it was in flight.
+    """
 
     runner: str
     preset: str
@@ -70,6 +73,7 @@ class TrialSettings:
     buckets: tuple[int, ...]
     token_buckets: tuple[int, ...]
     bugs: tuple[str, ...]
+    overlap: bool
 
 
 @dataclass(frozen=True)

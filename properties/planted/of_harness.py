@@ -291,7 +291,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="runners-states-are-not-missed",
         file="harness/campaigns/regress.py",
-        old="for event in required_events(run.settings.runners) if not",
+        old="for event in run.settings.required_events if not",
         new="for event in required_events(()) if not",
         tests=(
             "properties/harness/schedules/test_generator.py",

@@ -137,6 +137,7 @@ def trial(**changes: Any) -> TrialSettings:
         rows=16,
         buckets=(2, 4, 8),
         token_buckets=(4, 12, 24),
+        overlap=False,
         bugs=(),
     )
     return replace(settings, **changes)
