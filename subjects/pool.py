@@ -92,10 +92,10 @@ class SubjectPool:
 
     def location(self, kind: Kind, loc: Tensor) -> Tensor:
         """Return the slots of a kind's sub-pool at which full slots `loc` are stored."""
-        if kind is Kind.FULL:
-            return loc
-        preset = self.state.swa_loc
-        return preset if preset is not None else self.translate_loc_from_full_to_swa(loc)
+        if kind is Kind.SWA:
+            preset = self.state.swa_loc
+            loc = preset if preset is not None else self.translate_loc_from_full_to_swa(loc)
+        return loc
 
     def _gather(self, loc: Tensor) -> Tensor:
         self.ops.record(TRANSLATE)

@@ -41,8 +41,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="buckets-captured-smallest-first",
         file="subjects/runners/base.py",
-        old="for bucket in reversed(self.buckets):",
-        new="for bucket in self.buckets:",
+        old="return self.buckets[::-1]",
+        new="return self.buckets",
         tests=(
             "properties/subjects/test_locations.py",
             "-k",
