@@ -183,6 +183,7 @@ def setting(row: CleanRow) -> str:
     return (
         f"clean {trial.runner}, {trial.preset}, {trial.scheme},"
         f" page size {trial.page_size}, {trial.dtype}"
+        f"{', steps overlap' if trial.overlap else ''}"
     )
 
 
@@ -197,6 +198,7 @@ def _settings(trial: TrialSettings) -> Iterator[Fact]:
     yield Fact("request rows", str(trial.rows))
     yield Fact("buckets", words(trial.buckets))
     yield Fact("token buckets", words(trial.token_buckets))
+    yield Fact("steps overlap", "yes" if trial.overlap else "no")
 
 
 def _finding(row: TrialRow, anchor: str, expected: str | None, room: int) -> Finding | None:

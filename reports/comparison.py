@@ -94,6 +94,7 @@ class Key:
     scheme: str
     page_size: int
     dtype: str
+    overlap: bool
     source: str
 
 
@@ -124,6 +125,7 @@ def _key(hunt: TrialRow) -> Key:
         scheme=trial.scheme,
         page_size=trial.page_size,
         dtype=trial.dtype,
+        overlap=trial.overlap,
         source=hunt.source,
     )
 
@@ -131,7 +133,8 @@ def _key(hunt: TrialRow) -> Key:
 def _name(key: Key) -> str:
     return (
         f"{', '.join(key.bugs) or 'clean'}@{key.runner} ({key.preset}, {key.scheme},"
-        f" page size {key.page_size}, {key.dtype}, {key.source})"
+        f" page size {key.page_size}, {key.dtype}, {key.source}"
+        f"{', steps overlap' if key.overlap else ''})"
     )
 
 

@@ -1,12 +1,13 @@
 """Whether a finding shows in a fresh process, or depends on state that no one declared."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.campaigns.fresh import FreshPlaying, PlayFresh
 from harness.campaigns.hunt import HuntResult, failed, whole
 from harness.checks.of_schedules.declared_state import ID
 from harness.checks.property import Violation
+from harness.checks.table import STATE_PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Schedule
 from harness.schedules.shrink import shrink
@@ -35,19 +36,25 @@ class Confirmed:
 
 
 def confirmed(
-    trial: TrialConfig, hunt_result: HuntResult, target: str | None, play: PlayFresh
+    trial: TrialConfig,
+    hunt_result: HuntResult,
+    target: str | None,
+    watched: Iterable[str],
+    play: PlayFresh,
 ) -> Confirmed:
-    """Return a schedule that shows the target in a fresh process; None is any property.
+    """Return a schedule that shows the target in a fresh process; None is any of `watched`.
 
     That is the shrunk one, else the drawn one, shrunk in fresh processes. Raises
     PlayingFailedError for a playing that an error of ours ended.
     """
+    until = frozenset() if target is None else frozenset({target})
+    properties = frozenset(watched) if target is None else STATE_PROPERTIES | until
     drawn, shrunk = hunt_result.drawn, hunt_result.schedule
     assert drawn is not None and shrunk is not None
 
     def shows(schedule: Schedule, history: tuple[Schedule, ...] = ()) -> bool:
-        outcome = whole(play(FreshPlaying(trial, target, (*history, schedule))))
-        return failed(outcome, target)
+        playing = FreshPlaying(trial, properties, until, (*history, schedule))
+        return failed(whole(play(playing)), target)
 
     if shows(shrunk):
         return Confirmed(shrunk)

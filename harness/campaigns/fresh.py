@@ -18,7 +18,7 @@ from pathlib import Path
 from harness.campaigns.executor import undisturbed
 from harness.campaigns.hunt import PlayingFailedError, time_limit
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
-from harness.checks.table import PROPERTIES, STATE_PROPERTIES
+from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import subject_alone
 from harness.lockstep.tracebacks import traceback_of
@@ -26,6 +26,8 @@ from harness.schedules.schedule import Schedule
 from subjects.protocol import Offer
 
 ROOT = Path(__file__).parents[2]
+
+DIED = "a fresh process died"
 
 Build = Callable[[TrialConfig, Collection[str]], Lockstep]
 """Builds the lockstep of a trial that is judged by some properties: a function of a module."""
@@ -35,11 +37,12 @@ Build = Callable[[TrialConfig, Collection[str]], Lockstep]
 class FreshPlaying:
     """What a fresh process plays: schedules in turn, of which the last one's outcome counts.
 
-    It looks for `target` alone, for every property if that is None.
+    It is judged by `properties` alone, and ends with the first violation of one of `until`.
     """
 
     trial: TrialConfig
-    target: str | None
+    properties: frozenset[str]
+    until: frozenset[str]
     schedules: tuple[Schedule, ...]
 
 
@@ -55,9 +58,9 @@ def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
 
 def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
     """Play in a fresh process. Raises PlayingFailedError if it gives no outcome."""
-    process = _captured(build, playing.trial, playing.target)
+    process = _captured(build, playing.trial, playing.properties)
     try:
-        return process.play(playing.schedules)
+        return process.play(playing)
     finally:
         if not process.usable:
             _captured.cache_clear()
@@ -66,28 +69,28 @@ def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
 class _Captured:
     """A process that has captured a trial and plays nothing but in forks of it, if it can."""
 
-    def __init__(self, build: Build, trial: TrialConfig, target: str | None) -> None:
+    def __init__(self, build: Build, trial: TrialConfig, properties: frozenset[str]) -> None:
         context = multiprocessing.get_context("forkserver")
         self.pipe, theirs = context.Pipe()
         self.usable = True
         self.lasts = trial.device == "cpu"
-        words = theirs, build, trial, target, self.lasts
+        words = theirs, build, trial, properties, self.lasts
         _start_server()
         with undisturbed():
             context.Process(target=_serve, args=words, daemon=True).start()
         theirs.close()
 
-    def play(self, schedules: tuple[Schedule, ...]) -> Outcome:
-        """Return the outcome of the last of some schedules, played in turn."""
+    def play(self, playing: FreshPlaying) -> Outcome:
+        """Return the outcome of the last schedule."""
         self.usable = False
-        allowed = time_limit(len(schedules))
+        allowed = time_limit(len(playing.schedules))
         try:
-            self.pipe.send(schedules)
+            self.pipe.send(playing)
             if not self.pipe.poll(allowed):
                 raise PlayingFailedError(f"a fresh process took more than {allowed:.0f} s")
             outcome: Outcome | str = self.pipe.recv()
         except (EOFError, OSError) as error:
-            raise PlayingFailedError("a fresh process died") from error
+            raise PlayingFailedError(DIED) from error
         if isinstance(outcome, str):
             raise PlayingFailedError(outcome)
         self.usable = self.lasts
@@ -117,40 +120,41 @@ def _start_server() -> None:
 
 
 def _serve(
-    pipe: connection.Connection, build: Build, trial: TrialConfig, target: str | None, lasts: bool
+    pipe: connection.Connection,
+    build: Build,
+    trial: TrialConfig,
+    properties: frozenset[str],
+    lasts: bool,
 ) -> None:
     """Capture a trial, then play what comes through the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    watched = PROPERTIES.keys() if target is None else STATE_PROPERTIES | {target}
     with suppress(EOFError, BrokenPipeError):
         try:
-            lockstep = build(trial, watched)
+            lockstep = build(trial, properties)
         except Exception as error:
             pipe.send(traceback_of(error))
             return
         while True:
-            schedules = pipe.recv()
+            playing = pipe.recv()
             if not lasts:
-                pipe.send(_outcome(lockstep, schedules, target))
+                pipe.send(_outcome(lockstep, playing))
                 return
             child = os.fork()
             if child == 0:
-                pipe.send(_outcome(lockstep, schedules, target))
+                pipe.send(_outcome(lockstep, playing))
                 os._exit(0)
             _, status = os.waitpid(child, 0)
             if status:
-                pipe.send("a fresh process died")
+                pipe.send(DIED)
 
 
-def _outcome(
-    lockstep: Lockstep, schedules: tuple[Schedule, ...], target: str | None
-) -> Outcome | str:
-    """Return the outcome of the last schedule, or the traceback of what building it raised."""
-    *history, last = schedules
+def _outcome(lockstep: Lockstep, playing: FreshPlaying) -> Outcome | str:
+    """Return the outcome of the last schedule, or the traceback of an error outside a playing."""
+    *history, last = playing.schedules
     try:
         for schedule in history:
-            lockstep.play(schedule)
-        return lockstep.play(last, until=() if target is None else (target,))
+            lockstep.play(schedule, until=playing.until)
+        return lockstep.play(last, until=playing.until)
     except DeviceLostError as lost:
         return lost.outcome
     except Exception as error:

@@ -23,7 +23,7 @@ from harness.schedules.coverage import required_events
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
-from subjects.runners import RUNNERS
+from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
 
 CLEAN_SCHEDULES = 24
@@ -31,6 +31,9 @@ CLEAN_SCHEDULES = 24
 
 FEWEST_CLEAN = 4
 """Generated schedules of one clean trial at the least, however many trials there are."""
+
+OVERLAPPING = 8
+"""Generated schedules of a clean trial in which steps overlap."""
 
 UNAFFECTED_SHARE = 16
 """A bug that cannot affect a runner is tried on this fraction of a hunt's schedules."""
@@ -72,6 +75,20 @@ class RunConfig:
         under_test = {runner for _, runner in self.hunts}
         return tuple(name for name in RUNNERS if name in under_test)
 
+    @property
+    def overlapping(self) -> tuple[str, ...]:
+        """The runners on trial of which steps overlap in a clean trial: one of each engine.
+
+        Only in an engine that launches its forwards can any overlap.
+        """
+        firsts = {engine_runners(name): name for name in reversed(self.runners)}
+        return tuple(name for name in reversed(firsts.values()) if RUNNERS[name].captures)
+
+    @property
+    def required_events(self) -> tuple[str, ...]:
+        """What the clean trials, taken together, must reach."""
+        return required_events(self.runners, overlap=bool(self.overlapping))
+
 
 @dataclass
 class Run:
@@ -102,7 +119,10 @@ def plan(settings: RunConfig) -> list[Task]:
 
 
 def clean_tasks(settings: RunConfig) -> list[Task]:
-    """Return the clean trials: generated schedules on all, traffic on one of each runner."""
+    """Return the clean trials: generated schedules on all, traffic on one of each runner.
+
+    Steps overlap in one further trial of each engine that can.
+    """
     schemes = list(LocationScheme)
     share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(schemes)))
     tasks: list[Task] = []
@@ -114,6 +134,10 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
             if scheme is schemes[place % len(schemes)]:
                 tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
             seed += 1
+    for place, runner in enumerate(settings.overlapping):
+        trial = replace(trial_of(settings, runner, schemes[place % len(schemes)]), overlap=True)
+        tasks.append(Task(trial, Source.GENERATED, seed, min(OVERLAPPING, settings.examples)))
+        seed += 1
     return tasks
 
 
@@ -180,4 +204,4 @@ def unreached(run: Run) -> list[str]:
     for result in run.results:
         if result.task.bug is None:
             events += result.hunt_result.events
-    return [event for event in required_events(run.settings.runners) if not events[event]]
+    return [event for event in run.settings.required_events if not events[event]]

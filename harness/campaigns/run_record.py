@@ -12,7 +12,6 @@ from harness.records import schema
 from harness.records.case import Case, write_case
 from harness.records.record import environment
 from harness.records.typed_json import from_json, to_json
-from harness.schedules.coverage import required_events
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
 from subjects.engine import contract
@@ -45,7 +44,7 @@ def record(run: Run, cases: Path, shown: str) -> schema.Record:
         uncompiled_runners=tuple(name for name, runner in RUNNERS.items() if not runner.captures),
         contracts=_contracts(),
         properties=dict(STATEMENTS),
-        required_events=tuple(required_events(run.settings.runners)),
+        required_events=run.settings.required_events,
     )
 
 
@@ -168,7 +167,9 @@ def case_name(task: Task) -> str:
     """Return the file name of a task's case, without its ending."""
     trial = task.trial
     parts = [trial.bug or "clean", trial.runner, trial.preset, str(trial.scheme), str(task.source)]
-    return "-".join(parts if trial.bug is None else [parts[0], parts[1], parts[2], parts[4]])
+    if trial.bug is None:
+        return "-".join([*parts, *(["overlap"] if trial.overlap else [])])
+    return "-".join([parts[0], parts[1], parts[2], parts[4]])
 
 
 def case_of(task: Task, finding: Finding) -> Case:

@@ -32,6 +32,7 @@ from harness.explain.facts import Explanation, Reach, TimelineEntry
 from harness.explain.reach import AT_CAPTURE, Reaching
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.tracebacks import traceback_of
+from harness.schedules.coverage import OVERLAPPED
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
@@ -114,7 +115,8 @@ class Task:
     def label(self) -> str:
         """What the task is called in a progress line."""
         what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
-        return f"{what} ({self.trial.preset}, {self.trial.scheme}, {self.source})"
+        overlap = ", overlap" if self.trial.overlap else ""
+        return f"{what} ({self.trial.preset}, {self.trial.scheme}, {self.source}{overlap})"
 
 
 @dataclass(frozen=True)
@@ -220,13 +222,14 @@ def run_task(
     """
     started = time.monotonic()
     lockstep = lockstep_of(task.trial)
-    lockstep.watch(PROPERTIES if task.bug is None else watched_for(task.target))
+    watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
+    lockstep.watch(watched)
     hunt_result, finding, error = HuntResult(), None, None
     try:
         hunt_result = _search(task, lockstep)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
-            shown = confirmed(task.trial, hunt_result, task.target, play)
+            shown = confirmed(task.trial, hunt_result, task.target, watched, play)
             finding = _finding(task, lockstep, shown)
             error = finding.error
         warnings = len(lockstep.capture_warnings)
@@ -308,19 +311,16 @@ def judge_task(
     """Say how a task ended. Raises PlayingFailedError if the clean build could not be played.
 
     Nothing counts that replayed no graph, or none with padding, or, on the clean build,
-    held nothing against the oracle.
+    held nothing against the oracle. Nor does a trial of overlapping steps of which none did.
     """
     target = task.target
-    if finding is not None and finding.undeclared:
-        return Status.UNDECLARED_STATE
-    if finding is not None and target is not None:
-        return _judge_found(task, finding, target, lockstep_of)
     if finding is not None:
-        return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
+        return _judge_found(task, finding, lockstep_of)
     if target is not None:
         return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
     judged = task.bug is not None or hunt_result.events["held against the oracle"]
-    if not (hunt_result.replays and hunt_result.padded_replays and judged):
+    overlapped = not task.trial.overlap or hunt_result.events[OVERLAPPED]
+    if not (hunt_result.replays and hunt_result.padded_replays and judged and overlapped):
         return Status.VACUOUS
     if task.bug is not None:
         return Status.UNAFFECTED
@@ -328,9 +328,14 @@ def judge_task(
 
 
 def _judge_found(
-    task: Task, finding: Finding, target: str, lockstep_of: Callable[[TrialConfig], Lockstep]
+    task: Task, finding: Finding, lockstep_of: Callable[[TrialConfig], Lockstep]
 ) -> Status:
-    """Say whether a shrunk schedule shows the bug, and the bug alone."""
+    """Say whether a finding is what was hunted, and a shrunk schedule shows the bug alone."""
+    target = task.target
+    if finding.undeclared:
+        return Status.UNDECLARED_STATE
+    if target is None:
+        return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
     if target not in {violation["property"] for violation in finding.violations}:
         return Status.NOT_REPRODUCED
     clean = lockstep_of(task.clean_trial)

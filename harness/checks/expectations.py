@@ -117,7 +117,7 @@ TABLE: dict[str, Row] = {
     "evicted_in_flight": seen("logits_parity", *IN_FLIGHT),
     "pinned_tokens_reused": seen("logits_parity", *IN_FLIGHT),
     "pinned_slots_reused": seen("kv_parity", *IN_FLIGHT),
-    "done_before_sampling": seen("token_trajectory", *IN_FLIGHT),
+    "done_before_reading": seen("logits_parity", *IN_FLIGHT),
     **CATALOGUE,
 }
 """The committed table, by the name of the bug."""

@@ -4,16 +4,19 @@ An error of the explainer is kept, and hides no violation.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import PROPERTIES
+from harness.checks.table import PROPERTIES, STATE_PROPERTIES
 from harness.explain.explanation import explain, explain_refusal, violating_forward
 from harness.explain.facts import Explanation, TimelineEntry
 from harness.explain.timeline import timeline_entry
+from harness.explain.waits import WAITS, explain_race
 from harness.lockstep.observation import Observation
 from harness.lockstep.tracebacks import traceback_of
 from harness.schedules.schedule import Schedule, Step
+from subjects.overlap import Overlap
+from subjects.parts import Part
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ def explanation(
     property_id = outcome.violations[0].property
     if target is not None and target in outcome.violated:
         property_id = target
+    if lockstep.trial.overlap:
+        in_order = Lockstep(replace(lockstep.trial, overlap=False), STATE_PROPERTIES)
+        if not in_order.play(schedule).violations:
+            return _race(lockstep, schedule, outcome, property_id)
+        lockstep = in_order
     cause_of = PROPERTIES[property_id].cause
     if cause_of is None:
         return None
@@ -68,6 +76,27 @@ def explanation(
         recording = Lockstep(lockstep.trial, records_ops=True)
     forward = violating_forward(timeline, property_id)
     return explain(recording.pair, schedule, forward, property_id, cause_of)
+
+
+def _race(
+    lockstep: Lockstep, schedule: Schedule, outcome: Outcome, property_id: str
+) -> Explanation:
+    """Explain what is violated only where steps overlap, by making sure of one wait at a time."""
+    overlapped, watched = lockstep.pair.overlapped, lockstep.properties
+    assert overlapped is not None
+    parts, order, mended = lockstep.pair.on_trial.parts, overlapped.overlap, {}
+    lockstep.watch(STATE_PROPERTIES)
+    try:
+        for wait in WAITS:
+            sure = parts.with_before({Part.OVERLAP: wait.before}).of(Part.OVERLAP, Overlap)
+            overlapped.order_by(sure(lockstep.trial.streams(), order.device))
+            played = lockstep.play(schedule)
+            mended[wait.function] = not played.violations and played.error is None
+    finally:
+        overlapped.order_by(order)
+        lockstep.watch(watched)
+    step = next(found.step for found in outcome.violations if found.property == property_id)
+    return explain_race(property_id, step, mended)
 
 
 def explained(

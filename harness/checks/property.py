@@ -54,8 +54,8 @@ class Playing:
     """What the steps of a schedule left, for the properties that judge it as a whole.
 
     `place` is that of the last step played. Tokens are int64 [token rows, max_context] of each
-    world. `samples` are each request's latest, the target's and the draft model's. `first` and
-    `again` are two playings of the same steps, None unless a property asks for them.
+    world. `samples` are all logits of the requests' own, the target's and the draft model's.
+    `first` and `again` are two playings of the same steps, None unless a property asks for them.
     `undeclared` is what the engines hold after a reset and did not when just captured.
     """
 

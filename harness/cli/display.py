@@ -121,6 +121,7 @@ def _table(title: str) -> Table:
 
 
 LETTERS = ascii_uppercase
+OVERLAPS = " *"
 LEGEND = "● must see it and does, on every runner, ○ sees it too, ✗ must see it and does not"
 RUNNER_LEGEND = (
     "schedules drawn until it was caught, generated/traffic; ○ tried, cannot affect it;"
@@ -146,6 +147,8 @@ def clean_table(record: Record) -> Table:
     table = _table("clean baseline, every property, generated schedules and traffic")
     for name in ("runner", "preset", "scheme", "page", "dtype"):
         table.add_column(name, no_wrap=True)
+    if any(row.trial.overlap for row in record.clean):
+        table.caption = f"{OVERLAPS.strip()} steps overlap"
     counts = ("schedules", "steps", "replays", "padded_replays")
     for name in counts:
         table.add_column(name.replace("_replays", ""), justify="right", no_wrap=True)
@@ -153,7 +156,7 @@ def clean_table(record: Record) -> Table:
     for trial, group in groupby(record.clean, key=attrgetter("trial")):
         rows = list(group)
         table.add_row(
-            *(trial.runner, trial.preset, trial.scheme),
+            *(trial.runner + OVERLAPS * trial.overlap, trial.preset, trial.scheme),
             *(str(trial.page_size), trial.dtype),
             *(str(sum(getattr(row, name) for row in rows)) for name in counts),
             _verdict([row.status for row in rows]),

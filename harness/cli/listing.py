@@ -10,11 +10,16 @@ from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
+OVERLAPPING = "hunted where steps overlap; on CUDA on two streams, on a CPU emulated"
+
 
 def run_list(options: argparse.Namespace) -> int:
     """List every name of this build."""
     listed: dict[str, dict[str, str]] = {
-        "bugs": {name: bug.mechanism for name, bug in BUGS.items()},
+        "bugs": {
+            name: bug.mechanism + (f" ({OVERLAPPING})" if bug.overlap else "")
+            for name, bug in BUGS.items()
+        },
         "runners": {
             name: (runner.__doc__ or "").splitlines()[0] for name, runner in RUNNERS.items()
         },

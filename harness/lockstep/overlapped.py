@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.lockstep.requests import Ownership, PlannedForward
 from harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
+from harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
 from harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
 from reference.batch import (
     SLOT_VALUES,
@@ -27,36 +28,24 @@ from reference.model import Output
 from reference.order import Arrived
 from subjects.overlap import Overlap, Staged
 
-WINDOWS_PER_TURN = 2
-"""How many forwards in a row the same stream lags for.
+TURN, FORWARDS_LAG = 6, 4
+"""How many forwards a turn has, and for how many of them, the first ones, the forwards lag.
 
-What is written late shows in the next forward only if that one does not lag.
+For the others the schedule's writes lag, for two in a row: what is written late shows in the next
+forward only if that one does not lag.
 """
 
-OVERLAPPED = "step planned while a forward was in flight"
-FREED_IN_FLIGHT = "freed while a forward was in flight"
 
-
-class RanOnce(Protocol):
-    """What a forward gave and found, as far as a scheduler follows it."""
+class GaveOutput(Protocol):
+    """What a forward gave, as far as a scheduler follows it."""
 
     @property
     def output(self) -> Output:
         """The output of live rows."""
         ...
 
-    @property
-    def mapping(self) -> Tensor:
-        """The map from full to SWA slots right before the forward."""
-        ...
 
-    @property
-    def req_to_token(self) -> Tensor:
-        """The map from rows and positions to full slots right before the forward."""
-        ...
-
-
-Ran = TypeVar("Ran", bound=RanOnce)
+Ran = TypeVar("Ran", bound=GaveOutput)
 
 StepOver = Callable[[], Ownership]
 """Returns who held what when a step was over, once the device got there."""
@@ -88,6 +77,11 @@ class OverlappedScheduler(Scheduler):
         self.overlap = overlap
         self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
         super().__init__(*args, overlap)
+
+    def order_by(self, overlap: Overlap) -> None:
+        """Order the device work by `overlap` from the next reset on."""
+        self.overlap.clear()
+        self.overlap = self.order = self.allocator.order = overlap
 
     def reset(self, seed: int) -> None:
         """Start again with nothing in flight and nothing planned."""
@@ -168,7 +162,7 @@ class OverlappedScheduler(Scheduler):
         Returns whether it is that of the forwards: only then may the step be run before its
         time, since all that its forward needs is written at once.
         """
-        forwards_lag = forward // WINDOWS_PER_TURN % 2 == 0
+        forwards_lag = forward % TURN < FORWARDS_LAG
         self.overlap.streams.follow_host()
         self.overlap.streams.lag(forward=forwards_lag)
         return forwards_lag
@@ -211,16 +205,15 @@ class OverlappedScheduler(Scheduler):
             self.observed = self.tokens.clone()
 
         self.overlap.streams.follow_host()
-        held = super().ownership()
+        over = self._over()
         flight = self.overlap.launch(
             staged.staged if staged else None, run, follow, asks=work.mode is not Mode.DECODE
         )
         if samples or staged is None:
             planned = self.plan_ahead(upcoming)
             self.events[OVERLAPPED] += planned and not flight.done.done
-        ran = flight.result
-        self.over = lambda: replace(held, mapping=ran.mapping, req_to_token=ran.req_to_token)
-        return ran
+        self.over = over
+        return flight.result
 
     def commit(self, batch: ForwardBatch, output: Output) -> list[int]:
         """Follow a forward as `Scheduler` does, unless that was done while it was in flight."""

@@ -34,7 +34,7 @@ from subjects.captured import CapturedEngine
 from subjects.engine import Subject
 from subjects.overlap import Overlap
 from subjects.parts import Part
-from subjects.protocol import EngineUnderTest, Forward, Offer
+from subjects.protocol import EngineUnderTest, Forward, Offer, PythonObjects
 
 DRAFT_SEED = 1
 
@@ -157,8 +157,8 @@ class Pair:
         self.log = LogTrap()
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
+            self.just_captured = self.python_state().copied()
         self.capture_warnings = self.log.take()
-        self.just_captured = self.python_state().copied()
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         lacks = self.subject.missing.keys()
@@ -202,21 +202,20 @@ class Pair:
 
     def undeclared(self) -> list[Change]:
         """Reset both engines; return what they hold and did not when they were just captured."""
-        self.subject.reset()
-        self.fresh_engine.recapture()
         return changes(self.just_captured, self.python_state(self.just_captured.modules))
 
     def python_state(self, modules: frozenset[str] | None = None) -> Held:
-        """Return what the Python objects of the engines hold, of those that can show theirs.
+        """Reset both engines; return what the objects hold of those that can show theirs.
 
         Of their modules, all that are loaded, or those given.
         """
-        engines = {"engine": self.subject, "fresh engine": self.fresh_engine}
-        objects = {
-            who: engine.python_objects()
-            for who, engine in engines.items()
-            if Offer.PYTHON_STATE not in engine.missing
-        }
+        objects: dict[str, PythonObjects] = {}
+        if Offer.PYTHON_STATE not in self.subject.missing:
+            self.subject.reset()
+            objects["engine"] = self.subject.python_objects()
+        if Offer.PYTHON_STATE not in self.fresh_engine.missing:
+            self.fresh_engine.recapture()
+            objects["fresh engine"] = self.fresh_engine.python_objects()
         return held(objects, modules)
 
     def plan(self, step: Step, place: int = 0) -> PlannedStep | None:

@@ -1,8 +1,8 @@
 """What an engine's Python objects hold, and how that differs from what they once held.
 
 Followed from the engine: attributes, items, closures and default arguments, the attributes of
-the classes met, and the variables of the engine's own modules. What the engine declares to
-change, and what is not Python's to show (a graph, a library's object), is not entered.
+the classes met, and the variables of its modules. An object, a class or a function that is not
+of the engine's packages is taken by its text; what the engine declares to change is left out.
 """
 
 import logging
@@ -26,12 +26,6 @@ PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device,
 
 FOREIGN = (ModuleType, BuiltinFunctionType, logging.Logger, logging.Handler)
 """What is never an engine's own."""
-
-LIBRARIES = frozenset({"torch", "triton", "numpy", "logging", "typing", "abc", "functools"})
-"""The modules of objects that are shown by their text alone."""
-
-NOT_FOLLOWED = "harness"
-"""The package whose objects an engine has only where the harness gave them to it."""
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -101,6 +95,7 @@ def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = 
     walk, found = _Walk(), set[str]()
     for who, objects in engines.items():
         walk.declared.update(objects.declared)
+        walk.packages.update(objects.packages)
         walk.changing.update(address_of(tensor) for tensor in objects.changing)
         walk.visit(objects.root, who, who)
         found.update(name for name in sys.modules if name.partition(".")[0] in objects.packages)
@@ -115,6 +110,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.declared: dict[str, str] = {}
+        self.packages: set[str] = set()
         self.changing: set[int] = set()
         self.found = Held()
         self.seen: dict[int, Any] = {}
@@ -139,6 +135,10 @@ class _Walk:
             own = getattr(value, "__module__", name) == name
             if not key.startswith("__") and (own or not isinstance(value, FunctionType | type)):
                 self.visit(value, f"{name}.{key}", f"{name}.{key}")
+
+    def _own(self, value: Any) -> bool:
+        """Whether a class or a function is of the engine's packages."""
+        return str(value.__module__).partition(".")[0] in self.packages
 
     def _note(self, path: str, name: str, text: str) -> None:
         self.found.texts[path] = text
@@ -170,6 +170,8 @@ class _Walk:
             self.visit(item, f"{path}[{label}]", f"{name}[{label}]")
 
     def _function(self, function: FunctionType, path: str, name: str) -> None:
+        if not self._own(function):
+            return
         for place, cell in enumerate(function.__closure__ or ()):
             self.visit(contents(cell), f"{path}.closure[{place}]", f"{name}'s closure")
         own = (function.__defaults__, function.__kwdefaults__, vars(function))
@@ -189,7 +191,7 @@ class _Walk:
         self.visit(method.__func__, path, name)
 
     def _class(self, kind: type, path: str, name: str) -> None:
-        if library(kind) or issubclass(kind, Enum):
+        if not self._own(kind) or issubclass(kind, Enum):
             return
         for base in kind.__mro__[1:]:
             if base is not object:
@@ -200,14 +202,13 @@ class _Walk:
 
     def _object(self, value: Any, path: str, name: str) -> None:
         kind = type(value)
-        if kind.__name__ in self.declared or kind.__module__.partition(".")[0] == NOT_FOLLOWED:
+        if kind.__name__ in self.declared:
             return
-        attributes = dict(attributes_of(value))
-        if library(kind) or (not attributes and kind.__module__ == "builtins"):
-            self._note(path, name, ADDRESS.sub("", repr(value)))
+        if not self._own(kind):
+            self._note(path, name, text_of(value))
             return
         self._note(path, name, f"a {kind.__name__}")
-        for key, item in attributes.items():
+        for key, item in attributes_of(value):
             self._attribute(kind.__name__, key, item, path)
         self.visit(kind, path_of(kind), kind.__qualname__)
 
@@ -250,11 +251,6 @@ def contents(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
-
-
-def library(kind: type) -> bool:
-    """Whether objects of a class are a library's, which are shown by their text alone."""
-    return kind.__module__.partition(".")[0] in LIBRARIES
 
 
 def text_of(value: Any) -> str:

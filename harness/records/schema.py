@@ -3,10 +3,11 @@
 Plain data, without torch. A record names no host, no user and no absolute path.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.explain.facts import Explanation, Reach, TimelineEntry
+from harness.records.typed_json import LATER
 
 FORMAT = "paritybit-run"
 VERSION = 4
@@ -55,7 +56,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """What was on trial. Sizes are in slots, `buckets` in requests, `token_buckets` in tokens."""
+    """What was on trial. Sizes are in slots, `buckets` in requests, `token_buckets` in tokens.
+
+    With `overlap` the graph world planned a step while the forward before it was in flight.
+    """
 
     runner: str
     preset: str
@@ -69,6 +73,7 @@ class TrialSettings:
     buckets: tuple[int, ...]
     token_buckets: tuple[int, ...]
     bugs: tuple[str, ...]
+    overlap: bool
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class Finding:
     explanation: Explanation | None
     error: str | None
     case: CaseHead
-    history: tuple[Schedule, ...] = ()
+    history: tuple[Schedule, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)

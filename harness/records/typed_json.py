@@ -4,12 +4,16 @@ Knows dataclasses of str, int, float, bool, None, Any, Literal, unions, tuples o
 dictionaries by str. Does not know what the data is of, and reads no file.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Data = TypeVar("Data")
+
+LATER: Mapping[str, bool] = {"later": True}
+"""The metadata of a field that older records lack: they have its default."""
 
 LONGEST_VALUE = 200
 """Characters of a wrong value that a message repeats."""
@@ -29,8 +33,8 @@ def to_json(value: Any) -> Any:
 def from_json(kind: type[Data], data: Any, place: str) -> Data:
     """Return the dataclass `kind` of JSON data, which `place` names in a message.
 
-    Raises ValueError, in one sentence, if a key without a default is missing, if one is
-    unknown, or if a value is of another type than declared.
+    Raises ValueError, in one sentence, if a key is missing or unknown or a value is of
+    another type than declared.
     """
     value: Data = _value(kind, data, place)
     return value
@@ -48,12 +52,12 @@ def _value(kind: Any, data: Any, place: str) -> Any:
 
 
 def _record(kind: Any, data: Any, place: str) -> Any:
-    """Return the dataclass of an object that has exactly its fields, or their defaults."""
+    """Return the dataclass of an object that has exactly its fields, apart from LATER ones."""
     if not isinstance(data, dict):
         raise _wrong(place, data, "an object")
     kinds = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
-    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    needed = [field.name for field in fields(kind) if field.metadata != LATER]
     missing = [name for name in needed if name not in data]
     if missing:
         raise ValueError(f"{place} lacks {', '.join(missing)}")

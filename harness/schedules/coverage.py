@@ -47,12 +47,19 @@ SPECULATION_REQUIRED = (
 )
 """What they must reach besides, where the engine on trial speculates."""
 
+OVERLAPPED = "step planned while a forward was in flight"
+FREED_IN_FLIGHT = "freed while a forward was in flight"
 
-def required_events(runners: Iterable[str]) -> tuple[str, ...]:
+OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT)
+"""What they must reach besides, where steps overlap."""
+
+
+def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[str, ...]:
     """Return what the schedules of trials of some runners must reach, taken together.
 
     The runners on trial must have replayed each of their buckets full, one short of it, and
-    padded right after it was full. The other runners of their engines must have replayed.
+    padded right after it was full. The other runners of their engines must have replayed. With
+    `overlap`, steps overlap in some of the trials.
     """
     on_trial = [RUNNERS[runner] for runner in dict.fromkeys(runners)]
     engines = [other for runner in on_trial for other in engine_runners(runner.name)]
@@ -65,7 +72,9 @@ def required_events(runners: Iterable[str]) -> tuple[str, ...]:
         for bucket in (TOKEN_BUCKETS if runner.token_buckets else BUCKETS)
         for how in FILLINGS
     ]
-    return (*ALWAYS_REQUIRED, *(SPECULATION_REQUIRED if speculates else ()), *replays, *filled)
+    speculation = SPECULATION_REQUIRED if speculates else ()
+    overlapped = OVERLAP_REQUIRED if overlap else ()
+    return (*ALWAYS_REQUIRED, *speculation, *overlapped, *replays, *filled)
 
 
 class Coverage:

@@ -77,13 +77,18 @@ class SlotsStagedTooSoon(StagedTooSoon):
     names = ("full_slot",)
 
 
-class DoneBeforeSampling(Overlap):
-    """The event that others wait for is recorded before what follows the forward."""
+class DoneBeforeReading(Overlap):
+    """The event that others wait for is recorded before the work that still reads."""
+
+    def wait_for_tables(self) -> None:
+        """Record the event here already: the copies have run, the forward has not."""
+        super().wait_for_tables()
+        self.early = self.streams.forward.record()
 
     def finish(self, follow: Callable[[], None]) -> None:
-        """Call the forward done, then sample."""
-        self.in_flight = self.streams.forward.record()
-        self.streams.forward.run(follow)
+        """Let others wait for the early event."""
+        super().finish(follow)
+        self.in_flight = self.early
 
 
 BUGS = (
@@ -156,16 +161,15 @@ BUGS = (
         also_in=(LocationScheme.MEMO, LocationScheme.PER_LAYER),
     ),
     Bug(
-        name="done_before_sampling",
+        name="done_before_reading",
         family=FAMILY,
         scheme=LocationScheme.MEMO,
         thread="https://github.com/noonghunna/club-3090/pull/1061",
         mechanism=(
-            "The event that says a forward is done is recorded before what follows it: the"
-            " prompt of a request that takes over a row is written there first, and the token"
-            " sampled for the request that left lands in it."
+            "The next step waits for an event that was recorded before the work that still"
+            " reads: behind the copies of the inputs, not behind the forward."
         ),
-        parts={Part.OVERLAP: DoneBeforeSampling},
+        parts={Part.OVERLAP: DoneBeforeReading},
         overlap=True,
         also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
     ),

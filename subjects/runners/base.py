@@ -107,7 +107,7 @@ class GraphRunner(ABC):
         """Return the static metadata buffers, name to (elements, dtype), of a bucket."""
 
     @abstractmethod
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the live values of the static inputs that a batch refreshes, by name."""
 
     @abstractmethod
@@ -177,7 +177,7 @@ class GraphRunner(ABC):
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
         """Bring the static inputs up to date."""
-        self.inputs.populate(self.live_inputs(batch, bucket), padded=padded)
+        self.inputs.populate(self.live_values(batch, bucket), padded=padded)
 
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
         """Run the bucket's graph and return its static output.

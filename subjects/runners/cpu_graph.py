@@ -51,7 +51,7 @@ class CpuGraphRunner(GraphRunner):
         """Return the fresh key lists of the last forward."""
         return self.listed
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
         return {} if batch is None else self.batch_inputs(batch)
 

@@ -68,7 +68,7 @@ class DecodeRunner(GraphRunner):
         config = self.target.config
         return row_sizes(bucket, config.max_context, config.window)
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors and the two token counts."""
         if batch is None:
             found = {"num_token_non_padded": self.scalar(0)}

@@ -51,7 +51,7 @@ class EagleDraftRunner(GraphRunner):
         rows = SPECULATION.forwards * SPECULATION.topk * bucket
         return row_sizes(rows, config.max_context, config.window)
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return those of the batch's tensors that this runner ever populates."""
         found = {} if batch is None else self.batch_inputs(batch)
         return {name: found[name] for name in found if name not in self.never_populated}

@@ -46,7 +46,7 @@ class FrozenKvMtpRunner(GraphRunner):
         config = self.target.config
         return row_sizes(bucket * SPECULATION.topk, config.max_context, config.window)
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors, those per request repeated for every branch."""
         found = {} if batch is None else self.batch_inputs(batch)
         return {

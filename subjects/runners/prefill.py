@@ -71,7 +71,7 @@ class PrefillRunner(GraphRunner):
         """Return the fresh key lists of the live tokens; padded ones do not attend."""
         return None if self.access is None else self.access.lists
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
         return {} if batch is None else self.batch_inputs(batch)
 

@@ -195,11 +195,23 @@ def leak(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moved_buffer(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A static buffer that no graph reads replaced by an equal one elsewhere, after capture."""
+    """A static buffer that no graph reads replaced by an equal one elsewhere, after capture.
+
+    A reset brings it back like any other.
+    """
     buffers = runners_named(lockstep, runner)[0].inputs.buffers
     # A prefill and the CPU graph runner read these from Python too.
     name = next(n for n in ("seq_lens_cpu", "mamba_track_mask", "seq_lens") if n in buffers)
-    monkeypatch.setitem(buffers, name, buffers[name].clone())
+    original, moved = buffers[name], buffers[name].clone()
+    monkeypatch.setitem(buffers, name, moved)
+    subject, _ = captured(lockstep)
+    recapture = subject.recapture
+
+    def recapture_both() -> None:
+        recapture()
+        moved.copy_(original)
+
+    monkeypatch.setattr(subject, "recapture", recapture_both)
 
 
 def unlisted_conversion(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,13 +277,15 @@ def warning(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def drifting(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, shared by both worlds, that drift from one playing to the next."""
+    """Bytes that nobody wrote yet, in both worlds, other ones at each playing."""
     pair = lockstep.pair
-    reset = pair.reset
+    reset, playings = pair.reset, count()
 
     def drift(seed: int) -> None:
         reset(seed)
-        pair.model.head.mul_(1 + 2**-20)  # Far below what the oracle must agree to.
+        playing = next(playings)
+        for pools in (pair.eager_pools, pair.graph_pools):
+            pools.storage[-1] = playing
 
     monkeypatch.setattr(pair, "reset", drift)
 
@@ -351,6 +365,16 @@ def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(world, "commit", unlikely)
 
 
+def last_batch_kept(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much the runner last ran, kept as an attribute of it that nothing reads."""
+    subject, _ = runners_named(lockstep, runner)
+
+    def change(_: ForwardBatch | None, replay: Replay) -> None:
+        monkeypatch.setattr(subject, "last_size", replay.live_size, raising=False)
+
+    on_replay(lockstep, runner, monkeypatch, change)
+
+
 FAULTS: list[tuple[str, str, Plant]] = [
     ("logits_parity", "decode", wrong_output),
     ("kv_parity", "decode", wrong_kv),
@@ -375,8 +399,6 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("dense_agreement", "eagle_draft_extend", draft_wrong_after_three_tokens),
     ("dense_agreement", "eagle_draft_extend", hidden_states_off_by_one),
     ("token_trajectory", "decode", wrong_token),
+    ("declared_state", "decode", last_batch_kept),
 ]
 """Faults that exactly one property sees: the others have nothing to do with them."""
-
-LASTING = frozenset({drifting})
-"""Faults that taking the patches back does not mend."""

@@ -41,6 +41,10 @@ PROPERTIES = {
     "write_frame": "a step changes only the slots in its own out_cache_loc",
     "frozen_kv": "a draft that reads frozen KV changes no bit of any pool",
     "hermetic_replay": "a runner with a history gives the bits of one just captured",
+    "read_frame": "a row reads its own request's slots, a padded one slot 0",
+    "padded_reads": "among NaN that no row may read, no row turns NaN",
+    "live_inputs": "each static input holds what the batch says",
+    "slot_ownership": "every slot is held once or free once",
     "padding_noninterference": "bytes that nobody in the batch owns change nothing live",
     "index_contract": "static buffers are what was captured",
     "captured_path": "a graph was really replayed, of the right ops",
@@ -133,6 +137,7 @@ def trial(**changes: Any) -> TrialSettings:
         rows=16,
         buckets=(2, 4, 8),
         token_buckets=(4, 12, 24),
+        overlap=False,
         bugs=(),
     )
     return replace(settings, **changes)

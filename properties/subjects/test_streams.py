@@ -1,0 +1,118 @@
+"""Emulated streams: in order, as late as the waits allow, and no later."""
+
+import pytest
+
+from subjects.streams import LateStreams, Work
+
+
+class Log:
+    """What ran, in the order it ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def work(self, name: str) -> Work:
+        """Return a piece of work that is logged when it runs."""
+        return lambda: self.ran.append(name)
+
+
+@pytest.fixture
+def log() -> Log:
+    """An empty log."""
+    return Log()
+
+
+def test_the_stream_that_lags_runs_nothing_that_nobody_waits_for(log: Log) -> None:
+    """The other one runs its work at once."""
+    streams = LateStreams()
+    streams.lag(forward=True)
+    streams.forward.run(log.work("forward"))
+    streams.schedule.run(log.work("write"))
+    assert log.ran == ["write"]
+
+
+def test_a_host_that_waits_for_an_event_runs_what_is_before_it_and_nothing_after(log: Log) -> None:
+    """In the order in which it was given."""
+    streams = LateStreams()
+    streams.lag(forward=True)
+    streams.forward.run(log.work("copy"))
+    streams.forward.run(log.work("forward"))
+    event = streams.forward.record()
+    streams.forward.run(log.work("sample"))
+    assert not event.done
+    event.synchronise()
+    assert event.done
+    assert log.ran == ["copy", "forward"]
+
+
+def test_a_stream_goes_no_further_than_the_event_it_waits_for(log: Log) -> None:
+    """Though it does not lag; once the event is done it goes on of itself."""
+    streams = LateStreams()
+    streams.lag(forward=True)
+    streams.forward.run(log.work("forward"))
+    event = streams.forward.record()
+    streams.forward.run(log.work("sample"))
+    done = streams.forward.record()
+    streams.schedule.run(log.work("before"))
+    streams.schedule.wait(event)
+    streams.schedule.run(log.work("behind"))
+    assert log.ran == ["before"]
+    done.synchronise()
+    assert log.ran == ["before", "forward", "behind", "sample"]
+
+
+def test_waiting_for_a_stream_that_waits_runs_the_other_one_as_far_as_needed(log: Log) -> None:
+    """And not an item further."""
+    streams = LateStreams()
+    streams.lag(forward=False)
+    streams.schedule.run(log.work("write"))
+    written = streams.schedule.record()
+    streams.schedule.run(log.work("next write"))
+    streams.forward.wait(written)
+    streams.forward.run(log.work("forward"))
+    done = streams.forward.record()
+    assert log.ran == []
+    done.synchronise()
+    assert log.ran == ["write", "forward"]
+
+
+def test_without_the_wait_the_forward_runs_before_what_is_written_for_it(log: Log) -> None:
+    """A wait that is missing shows in the first forward."""
+    streams = LateStreams()
+    streams.lag(forward=False)
+    streams.schedule.run(log.work("write"))
+    streams.forward.run(log.work("forward"))
+    assert log.ran == ["forward"]
+
+
+def test_the_streams_take_turns_at_lagging(log: Log) -> None:
+    """What was held back runs as soon as its stream lags no more."""
+    streams = LateStreams()
+    streams.lag(forward=False)
+    streams.schedule.run(log.work("write"))
+    assert log.ran == []
+    streams.lag(forward=True)
+    assert log.ran == ["write"]
+
+
+def test_work_that_was_forgotten_never_runs(log: Log) -> None:
+    """Nothing of a schedule reaches into the next one."""
+    streams = LateStreams()
+    streams.lag(forward=True)
+    streams.forward.run(log.work("forward"))
+    streams.clear()
+    streams.forward.record().synchronise()
+    assert log.ran == []
+
+
+def test_an_error_of_the_work_reaches_whoever_waits_for_it(log: Log) -> None:
+    """As an error of the device does."""
+
+    def failing() -> None:
+        raise IndexError("out of range")
+
+    streams = LateStreams()
+    streams.lag(forward=True)
+    streams.forward.run(failing)
+    with pytest.raises(IndexError, match="out of range"):
+        streams.forward.record().synchronise()
