@@ -14,7 +14,7 @@ from harness.checks.expected import (
 STALE_INPUTS: dict[str, Row] = {
     "verify_positions_pad": seen("hermetic_replay", DECODE, VERIFY),
     "draft_positions_pad": seen("hermetic_replay", DRAFT),
-    "extend_positions_pad": seen("hermetic_replay", DRAFT_EXTEND),
+    "extend_positions_pad": seen("live_inputs", DRAFT_EXTEND),
     "extend_seq_lens_pad": seen("hermetic_replay", DRAFT_EXTEND),
     "extend_locations_pad": seen("kv_parity", DRAFT_EXTEND),
     "extend_accepted_pad": seen("hermetic_replay", DRAFT_EXTEND),
@@ -27,6 +27,8 @@ STALE_INPUTS: dict[str, Row] = {
     "cleared_after_deriving": seen("kv_parity", DECODE, VERIFY),
     "metadata_of_live_rows": seen("hermetic_replay", DECODE, FROZEN),
     "sum_excludes_padding": seen("hermetic_replay", DECODE, VERIFY),
+    "count_of_capture": seen("live_inputs", DECODE, VERIFY),
+    "request_table_unwritten": seen("read_frame", DECODE),
 }
 
 PADDING_MATHS: dict[str, Row] = {
@@ -35,6 +37,8 @@ PADDING_MATHS: dict[str, Row] = {
     "skipped_rows_unwritten": seen("hermetic_replay", DECODE, VERIFY),
     "empty_padded_row": seen("logits_parity", DECODE),
     "padding_clamped_to_a_slot": seen("write_frame", DECODE),
+    "state_slot_zero_issued": seen("kv_parity", DECODE),
+    "prompt_taken_for_decode": seen("logits_parity", DECODE),
 }
 
 WINDOW: dict[str, Row] = {
@@ -42,7 +46,9 @@ WINDOW: dict[str, Row] = {
     "window_inclusive": seen("dense_agreement", PREFILL),
     "merge_beyond_window": seen("logits_parity", DECODE),
     "window_lists_missing": seen("logits_parity", DRAFT_EXTEND),
-    "evicts_one_too_many": seen("logits_parity", DECODE),
+    "evicts_by_chunk": seen("kv_parity", PREFILL),
+    "mapping_of_freed_slots": seen("slot_ownership", DECODE),
+    "mapping_of_evicted_slots": seen("slot_ownership", PREFILL),
 }
 
 CATALOGUE: dict[str, Row] = {**STALE_INPUTS, **PADDING_MATHS, **WINDOW}

@@ -1,14 +1,20 @@
 """Padding that changes the arithmetic: empty rows, rows that are skipped, values of no key."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from reference.batch import Mode
+from reference.allocator import Allocator
+from reference.batch import ForwardBatch, Mode
 from reference.model import Heads
 from reference.ops import Ops
 from subjects.bugs.bug import Bug, pull
 from subjects.contracts import Policy
+from subjects.engine import Engine
 from subjects.parts import Part
+from subjects.protocol import Forward, Overrides
+from subjects.runners.base import NOTHING_OVERRIDDEN
 from subjects.runners.prefill import PrefillRunner
 from subjects.toggles import LocationScheme
 
@@ -102,6 +108,31 @@ class StoresPaddedKeys(PrefillRunner):
         super().attend(layer, heads, mixed)
 
 
+class CountsStatesFromZero(Allocator):
+    """An allocator that numbers the slots of recurrent state from 0, the one padding writes."""
+
+    def clear(self, seed: int) -> None:
+        """Free everything, and the reserved state slot with it."""
+        super().clear(seed)
+        self.free_states = [slot - 1 for slot in self.free_states]
+
+
+class ChoosesByShape(Engine):
+    """An engine that takes one token of every request for a decode."""
+
+    def forward(
+        self,
+        batch: ForwardBatch | None,
+        idle: Mode = Mode.DECODE,
+        overrides: Overrides = NOTHING_OVERRIDDEN,
+    ) -> Forward:
+        """Run one forward by the graph of its shape."""
+        decodes = batch is not None and all(span.end - span.begin == 1 for span in batch.spans)
+        if batch is not None and batch.mode is Mode.EXTEND and decodes:
+            batch = replace(batch, mode=Mode.DECODE)
+        return super().forward(batch, idle, overrides)
+
+
 BUGS = (
     Bug(
         name="masked_values_loaded",
@@ -164,6 +195,32 @@ BUGS = (
             " that requests are given: all padding is stored there."
         ),
         rows={"out_cache_loc": {"value": 1}},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="state_slot_zero_issued",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 17404),
+        mechanism=(
+            "Slots of recurrent state are handed out from 0 on, where captures and padded rows"
+            " write theirs. A request that is served first hides it."
+        ),
+        parts={Part.ALLOCATOR: CountsStatesFromZero},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="prompt_taken_for_decode",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread="https://github.com/vllm-project/vllm/issues/57720",
+        mechanism=(
+            "A prompt of one token has the shape of a decode and is run as one: it continues the"
+            " recurrent state that the last owner of its slot left."
+        ),
+        parts={Part.ENGINE: ChoosesByShape},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
     ),

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
+from reference.pool import Tables
 from subjects.bugs.bug import THREAD, Bug, pull
 from subjects.contracts import Policy
 from subjects.key_lists import Lists
@@ -29,14 +31,13 @@ MULTI_LAYER = pull("sgl-project/sglang", 22958)
 def draft_extend_bug(
     name: str,
     mechanism: str,
-    scheme: LocationScheme = LocationScheme.MEMO,
     **rows: dict[str, Any],
 ) -> Bug:
     """Return a bug of one more draft-extend runner, whose author forgot some of its padding."""
     return Bug(
         name=name,
         family=FAMILY,
-        scheme=scheme,
+        scheme=LocationScheme.MEMO,
         thread=MULTI_LAYER,
         mechanism=mechanism,
         rows=rows,
@@ -65,6 +66,33 @@ class DerivesLocationsBeforeClearing(GraphRunner):
         super().populate(batch, bucket, padded=padded)
         if batch is None:
             self.view("out_cache_loc_swa", bucket).copy_(derived)
+
+
+class CountsTokensAtCapture(DecodeRunner):
+    """A runner that says how many tokens are real when it captures, and then never again."""
+
+    def capture_all(self) -> None:
+        """Count every token of the largest bucket as real, and capture."""
+        tokens = self.buckets[-1] * self.tokens_per_request
+        self.inputs.populate({"num_token_non_padded": self.scalar(tokens)}, padded=False)
+        super().capture_all()
+
+    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors without that count."""
+        found = super().live_inputs(batch, bucket)
+        del found["num_token_non_padded"]
+        return found
+
+
+class UnwrittenRequestTable(Tables):
+    """Index tables of which the reserved row holds what the memory held before."""
+
+    def reset(self) -> None:
+        """Forget every index; nobody writes the reserved row."""
+        super().reset()
+        slots = self.full_to_swa_index_mapping.shape[0] - 2
+        columns = torch.arange(self.req_to_token.shape[1], device=self.req_to_token.device)
+        self.req_to_token[0] = columns % slots + 1
 
 
 class PlansLiveRows(GraphRunner):
@@ -149,8 +177,7 @@ BUGS = (
     draft_extend_bug(
         "extend_positions_pad",
         "The copied runner does not reset positions: padded tokens are turned by an earlier"
-        " batch's. A model with attention sinks shows it, since a padded token sees one key.",
-        LocationScheme.PER_LAYER,  # The draft-extend trials of the other schemes may have no sinks.
+        " batch's. No output shows it in a model without sinks, where they see one key at most.",
         positions=KEPT,
     ),
     draft_extend_bug(
@@ -245,6 +272,7 @@ BUGS = (
         parts={Part.RUNNER: DerivesLocationsBeforeClearing},
         needs=("out_cache_loc_swa",),
         modes=DECODING,
+        in_traffic=False,
     ),
     Bug(
         name="metadata_of_live_rows",
@@ -263,12 +291,38 @@ BUGS = (
         name="sum_excludes_padding",
         family=FAMILY,
         scheme=LocationScheme.MEMO,
-        thread=pull("sgl-project/sglang", 1782),
+        thread=pull("sgl-project/sglang", 1789),
         mechanism=(
             "The host's sum of lengths leaves padded rows out, and so as many slots too few are"
             " gathered: padded rows read what an earlier batch left at the end of the list."
         ),
         rows={"seq_lens_cpu": {"value": 0}},
         modes=DECODING,
+    ),
+    Bug(
+        name="count_of_capture",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 39574),
+        mechanism=(
+            "num_token_non_padded is written at capture and not at replay: as many tokens count"
+            " as real as did then, or in the last batch of a runner that shares the count."
+        ),
+        parts={Part.RUNNER: CountsTokensAtCapture},
+        needs=("num_token_non_padded",),
+        modes=DECODING,
+    ),
+    Bug(
+        name="request_table_unwritten",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 1782),
+        mechanism=(
+            "req_to_token is allocated and not zeroed: padded rows follow its reserved row to"
+            " whatever slots the memory names."
+        ),
+        parts={Part.TABLES: UnwrittenRequestTable},
+        needs=ON_HOST,
+        modes=frozenset({Mode.DECODE}),
     ),
 )

@@ -17,6 +17,9 @@ FAMILY = "sliding window"
 SPLIT = 4
 """Keys of one split of a decode's attention."""
 
+CHUNK = 4
+"""Tokens of one chunk, fewer than any window has."""
+
 
 class MergesSplitsBeyondTheWindow(ListedKV):
     """KV access whose attention is split over the keys, and merged.
@@ -58,12 +61,36 @@ class AttendsByFullLists(ListedKV):
         return super().attend(layer, query, key, value)
 
 
-class EvictsOneTooMany(Allocator):
-    """An allocator that counts the token which a query is about to write among those gone by."""
+class EvictsByChunk(Allocator):
+    """An allocator that keeps the SWA pages of the last chunk, where it should those of a window."""
 
     def evict(self, allocation: PageAllocation, tokens: int) -> int:
-        """Free the SWA pages that lie within one token more."""
-        return super().evict(allocation, tokens + (tokens > 0))
+        """Free the SWA pages that lie wholly before the last chunk."""
+        held = len(allocation.swa_pages) * self.page_size
+        return super().evict(allocation, max(tokens, held - CHUNK))
+
+
+class LeavesMappingOfFreed(Allocator):
+    """An allocator whose freed full slots keep the SWA slots that they were mapped to."""
+
+    def truncate(self, allocation: PageAllocation, tokens: int) -> None:
+        """Free the pages, and leave the mapping as it is."""
+        mapping = self.pool.full_to_swa_index_mapping
+        before = mapping.clone()
+        super().truncate(allocation, tokens)
+        mapping.copy_(before)
+
+
+class LeavesMappingOfEvicted(Allocator):
+    """An allocator that tells the workers what it gives, and not what it takes back."""
+
+    def evict(self, allocation: PageAllocation, tokens: int) -> int:
+        """Free the SWA pages, and leave the mapping as it is."""
+        mapping = self.pool.full_to_swa_index_mapping
+        before = mapping.clone()
+        evicted = super().evict(allocation, tokens)
+        mapping.copy_(before)
+        return evicted
 
 
 BUGS = (
@@ -118,16 +145,40 @@ BUGS = (
         modes=frozenset({Mode.DRAFT_EXTEND}),
     ),
     Bug(
-        name="evicts_one_too_many",
+        name="evicts_by_chunk",
         family=FAMILY,
         scheme=LocationScheme.MEMO,
         thread=pull("kvcache-ai/sglang", 75),
         mechanism=(
-            "What left the window is counted to one token too far: the oldest key that the next"
-            " query sees is freed before it."
+            "What may be freed is counted by the size of a chunk where it should be by the window:"
+            " keys that the next query sees are gone before it."
         ),
-        parts={Part.ALLOCATOR: EvictsOneTooMany},
+        parts={Part.ALLOCATOR: EvictsByChunk},
+        modes=frozenset({Mode.EXTEND}),
+    ),
+    Bug(
+        name="mapping_of_freed_slots",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 25805),
+        mechanism=(
+            "A full slot that is free again keeps its SWA slot in the mapping: whoever takes it"
+            " without a SWA slot of his own frees another's."
+        ),
+        parts={Part.ALLOCATOR: LeavesMappingOfFreed},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="mapping_of_evicted_slots",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm", 42276),
+        mechanism=(
+            "The scheduler drops what left the window, and the worker, which is told of new"
+            " slots alone, keeps it: its table names SWA slots that are others' by now."
+        ),
+        parts={Part.ALLOCATOR: LeavesMappingOfEvicted},
+        modes=frozenset({Mode.EXTEND}),
     ),
 )
