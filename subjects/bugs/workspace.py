@@ -22,7 +22,7 @@ EAGER_SPLIT = 4
 
 
 class Blocks:
-    """Device memory as a caching allocator hands it out: first what was freed, if it is enough."""
+    """Device memory as a caching allocator hands it out: the smallest free block that will do."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -31,11 +31,12 @@ class Blocks:
 
     def take(self, elements: int) -> Tensor:
         """Return a block of at least that many elements; a new one is zero."""
-        for block in self.free:
-            if block.numel() >= elements:
-                self.free = tuple(other for other in self.free if other is not block)
-                return block
-        return torch.zeros(elements, dtype=self.dtype, device=self.device)
+        large_enough = [block for block in self.free if block.numel() >= elements]
+        if not large_enough:
+            return torch.zeros(elements, dtype=self.dtype, device=self.device)
+        taken = min(large_enough, key=Tensor.numel)
+        self.free = tuple(block for block in self.free if block is not taken)
+        return taken
 
     def give(self, block: Tensor) -> None:
         """Free a block: whoever takes next may get it."""
