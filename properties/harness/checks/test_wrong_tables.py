@@ -509,7 +509,7 @@ def test_a_forward_that_is_recorded_has_the_views_that_were_kept(
     recorded = record_forward(lockstep.pair, SCHEDULE, 6)
     batch = recorded.planned.graph.batch
     assert batch is not None
-    assert batch.spec_info["topk_p"].isnan().all()
+    assert batch.spec_info["topk_p"].isnan().any()
     assert recorded.run.output["scores"].isnan().any()
 
 
