@@ -126,7 +126,8 @@ def mutated_subject(mutant: Mutant) -> Subject:
     if row is None:
         return with_parts(subject, mutant, {Part.METADATA: LIST_CLASSES[mutant.mistake]})
     # What is filled once, the harness overwrites: there a wrong fill is a matter of code.
-    if mutant.mistake in ROW_CHANGES and row.policy is not Policy.FILL_ONCE:
+    overwritten = mutant.mistake is Mistake.WRONG_FILL and row.policy is Policy.FILL_ONCE
+    if mutant.mistake in ROW_CHANGES and not overwritten:
         change = {row.name: ROW_CHANGES[mutant.mistake](row)}
         return replace(subject, contract=override(subject.contract, change))
     before = {
