@@ -90,6 +90,6 @@ class FrozenKvMtpRunner(GraphRunner):
             run,
         )
         of_branches = self.view("req_pool_indices", bucket).view(bucket, SPECULATION.topk)
-        rows = of_branches[:, 0].contiguous()
-        keep_candidates(self.ops, self.states.draft_table, rows, output)
+        request_rows = of_branches[:, 0].contiguous()
+        keep_candidates(self.ops, self.states.draft_table, request_rows, output)
         return output
