@@ -227,4 +227,3 @@ class OverlappedScheduler(Scheduler):
     def _batch(self, work: StagedForward, arrived: Arrived) -> ForwardBatch:
         host = work.staged.host
         return batch_of(work.mode, work.listed, host, arrived, self.tokens, self.hidden_states)
-

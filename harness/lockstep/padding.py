@@ -23,9 +23,7 @@ ONE = ("hidden_states", "topk_p", "input_embeds")
 COUNTS = ("num_correct_drafts", "num_accept_tokens", "extend_seq_lens", "extend_seq_lens_cpu")
 
 
-def padding_values(
-    world: Scheduler, spans: Sequence[Span], forwards: int
-) -> Mapping[str, int]:
+def padding_values(world: Scheduler, spans: Sequence[Span], forwards: int) -> Mapping[str, int]:
     """Return what the kept tails of a forward over `spans` hold, by the name of a static buffer.
 
     `forwards` counts the schedule's forwards before it. The turns have no period, so that no

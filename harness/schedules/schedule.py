@@ -175,7 +175,6 @@ class Schedule:
                 for _ in range(min(step.count, REPEAT_LIMIT)):
                     yield place, last
 
-
     def ahead(self) -> Iterator[tuple[int, Step, Iterator[Step]]]:
         """Yield what `flat` does, and with each step those that come after it."""
         steps = list(self.flat())
