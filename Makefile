@@ -20,7 +20,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases replay bisect timeline corpus test planted report compare summary list bench soak check code-mutants
+.PHONY: help setup regress engine bisect-releases replay bisect timeline corpus test planted report compare summary list bench soak check code-mutants detections
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ bench: $(SETUP) ## Measure differential steps per second
 
 soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"
 	@$(RUN) -m harness soak --device $(DEVICE) $(ARGS)
+
+detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table in reports/evidence/detections.md
+	@$(RUN) -m harness soak --device $(DEVICE) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
 
 check: .venv/ready ## Lint and types
 	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy

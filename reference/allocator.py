@@ -1,7 +1,7 @@
-"""Who owns which slot: pages of both sub-pools and request rows, allocated in shuffled order.
+"""Who owns which slot: pages of both sub-pools, rows and states, allocated in shuffled order.
 
 Host-side bookkeeping, exact and deterministic, plus the device writes of the
-mapping and of `req_to_token` that follow from it. A freed page or row is the
+mapping and of `req_to_token` that follow from it. A freed page, row or state is the
 first to be allocated again, because a stale slot hurts only once re-owned.
 """
 
@@ -15,12 +15,13 @@ from reference.pool import HybridKVPool
 
 @dataclass
 class PageAllocation:
-    """What one request owns: its row and, per page of its tokens, a full and a SWA page.
+    """What one request owns: its row, its state slot and, per page of its tokens, two pages.
 
-    A SWA page that left the window is None.
+    Those are a full page and a SWA page; a SWA page that left the window is None.
     """
 
     row: int
+    state_slot: int
     full_pages: list[int] = field(default_factory=list)
     swa_pages: list[int | None] = field(default_factory=list)
 
@@ -44,19 +45,22 @@ class Allocator:
         self.clear(seed=0)
 
     def clear(self, seed: int) -> None:
-        """Free everything, and shuffle the free pages and rows by `seed`."""
+        """Free everything, and shuffle the free pages, rows and state slots by `seed`."""
         sizes = self.pool.sizes
         shuffle = random.Random(seed)
         self.free_full = list(range(1, sizes.full_slots // self.page_size + 1))
         self.free_swa = list(range(1, sizes.swa_slots // self.page_size + 1))
         self.free_rows = list(range(1, sizes.rows + 1))
-        for free in (self.free_full, self.free_swa, self.free_rows):
+        self.free_states = list(range(1, sizes.rows + 1))
+        for free in (self.free_full, self.free_swa, self.free_rows, self.free_states):
             shuffle.shuffle(free)
         self.on_change()
 
     def alloc_row(self) -> PageAllocation | None:
-        """Return an allocation with a request row and no page, or None if no row is free."""
-        return PageAllocation(self.free_rows.pop()) if self.free_rows else None
+        """Return an allocation with a row, a state slot and no page, or None if no row is free."""
+        if not self.free_rows:
+            return None
+        return PageAllocation(self.free_rows.pop(), self.free_states.pop())
 
     def extend(self, allocation: PageAllocation, length: int, count: int) -> list[int] | None:
         """Allocate slots for `count` tokens after the first `length`; return their full slots.
@@ -114,9 +118,10 @@ class Allocator:
         self.on_change()
 
     def free(self, allocation: PageAllocation) -> None:
-        """Free the row and every page of `allocation`."""
+        """Free the row, the state slot and every page of `allocation`."""
         self.truncate(allocation, 0)
         self.free_rows.append(allocation.row)
+        self.free_states.append(allocation.state_slot)
 
     def _free_swa(self, allocation: PageAllocation, pages: Sequence[int]) -> None:
         """Free the SWA pages at the given indices of `allocation`, and unmap their tokens."""

@@ -17,8 +17,6 @@ from reference.pool import Tables
 from reference.transfer import transfer
 
 MROPE_SECTIONS = 3
-TRACK_ROWS = 16
-TRACK_INTERVAL = 3
 ENCODER_ROWS = 4
 
 
@@ -69,8 +67,10 @@ class Span:
     `full_slots` and `swa_slots` are where K and V go, one per column. To verify, `tree`
     holds (token, parent) of every draft token, the root first, its parent -1; at least
     `accept` of the drafts are accepted. To draft, `state` is where drafting starts.
-    `mrope_delta` stands for multimodal positions, `track_index` and `tracked` for state
-    tracking, `encoder_len` for cross attention. `token_row` is the request's row of tokens.
+    `mrope_delta` stands for multimodal positions, `encoder_len` for cross attention.
+    `track_index` is the request's slot of recurrent state, 0 in an engine without, and
+    `tracked` says whether the state enters the request's input. `token_row` is the request's
+    row of tokens.
     """
 
     row: int
@@ -164,6 +164,11 @@ class ForwardBatch:
     def live_tokens(self) -> int:
         """Live tokens."""
         return self.positions.shape[0]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a request extends by."""
+        return max(span.end - span.begin for span in self.spans)
 
     def requests_of_rows(self, rows: int) -> list[int]:
         """Return which request of the batch each row of an output of `rows` rows belongs to."""

@@ -17,7 +17,8 @@ from reference.config import SPECULATION, Kind, Role
 from reference.model import Model, Output, TokenInputs, most_keys
 from reference.ops import Ops
 from reference.pool import LOC_DTYPE, HybridKVPool, KVPools
-from reference.speculative import likeliest, propose
+from reference.speculative import keep_candidates, likeliest, propose
+from reference.state_pool import STATE_ROWS, StatePaths
 from reference.transfer import transfer
 
 
@@ -103,6 +104,28 @@ def visible(batch: ForwardBatch, window: int, step: int = 0) -> dict[Kind, Visib
     }
 
 
+def state_paths(batch: ForwardBatch) -> StatePaths:
+    """List where every token's recurrent state comes from and goes to.
+
+    A token that extends its request continues the one before it; the request's first token
+    ever continues none. A draft token continues its parent, and is kept apart.
+    """
+    lists: dict[str, list[int]] = {"source": [], "target": [], "parent": []}
+    for span in batch.spans:
+        slot, first = span.track_index * STATE_ROWS, len(lists["parent"])
+        count = span.end - span.begin
+        if batch.mode is Mode.TARGET_VERIFY:
+            parents = [parent for _, parent in span.tree]
+            lists["target"] += [slot + 1 + node for node in range(count)]
+        else:
+            parents = [place - 1 for place in range(count)]
+            lists["target"] += [slot] * count
+        lists["source"] += [slot if span.begin else -1] * count
+        lists["parent"] += [first + parent if parent >= 0 else -1 for parent in parents]
+    _, device = transfer(lists, batch.positions.device)
+    return StatePaths(device["source"], device["target"], device["parent"], batch.longest)
+
+
 class EagerKV:
     """KV access of one eager forward: slots are looked up in the pool's tables in every layer.
 
@@ -162,6 +185,8 @@ class EagerDecoder:
         self.model = model
         self.draft = draft
         self.pools = pools
+        self.payload: Tensor | None = None
+        """What the target's last forward added to its embeddings, float32 [T, H]."""
 
     def forward(self, batch: ForwardBatch) -> Output:
         """Store the batch's KV and return its output, live rows only.
@@ -177,20 +202,19 @@ class EagerDecoder:
                 return self._draft_extend(batch)
         return self._target(batch)
 
-    def payload(self, batch: ForwardBatch) -> Tensor:
-        """Return what the target adds to the embeddings of a batch's tokens, float32 [T, H]."""
-        return self.model.payload(
+    def _target(self, batch: ForwardBatch) -> Output:
+        states = self.model.advance_states(
+            self.ops, self.pools.state.recurrent, state_paths(batch), batch.input_ids
+        )
+        self.payload = self.model.payload(
             self.ops,
-            batch.positions,
-            batch.mamba_track_indices[batch.token_requests],
+            states,
             batch.mamba_track_mask[batch.token_requests],
             batch.encoder_lens[batch.token_requests],
         )
-
-    def _target(self, batch: ForwardBatch) -> Output:
         tokens = TokenInputs(
             input_ids=batch.input_ids,
-            payload=self.payload(batch),
+            payload=self.payload,
             positions=batch.positions,
             mrope_positions=batch.mrope_positions,
             live_tokens=batch.num_token_non_padded,
@@ -238,7 +262,12 @@ class EagerDecoder:
             return self.draft.forward(self.ops, tokens, access)
 
         spec = batch.spec_info
-        return propose(self.ops, spec["topk_p"], spec["topk_index"], spec["hidden_states"], forward)
+        output = propose(
+            self.ops, spec["topk_p"], spec["topk_index"], spec["hidden_states"], forward
+        )
+        rows = batch.req_pool_indices
+        keep_candidates(self.ops, self.pools.state.draft_table, rows, output)
+        return output
 
 
 def draft_inputs(

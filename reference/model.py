@@ -5,15 +5,20 @@ decided by the `KVAccess` it is given: that is where the two worlds differ. A dr
 model is a decoder that adds a projection of the target's hidden state to its input.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from reference.batch import ENCODER_ROWS, MROPE_SECTIONS, TRACK_ROWS
+from reference.batch import ENCODER_ROWS, MROPE_SECTIONS
 from reference.config import SPECULATION, Kind, ModelConfig
 from reference.ops import Ops
+from reference.state_pool import StatePaths
+
+STATE_DECAY = (0.5, 0.875)
+"""How much of the recurrent state a further token leaves, from the first channel to the last."""
 
 Output = dict[str, Tensor]
 """The results of a forward by name: `logits` [rows, vocab], `hidden` [rows, H], and others."""
@@ -82,7 +87,6 @@ class Model:
         self.dtype = dtype
         self.device = device
         self.embedding = draw(config.vocab, config.hidden, scale=1.0)
-        self.track_table = draw(TRACK_ROWS, config.hidden, scale=0.5)
         self.encoder_table = draw(ENCODER_ROWS, config.hidden, scale=0.5)
         self.layers: list[LayerWeights] = []
         for kind in config.layers:
@@ -108,6 +112,7 @@ class Model:
         self.final_norm = 1 + draw(config.hidden, scale=0.1)
         self.head = draw(config.vocab, config.hidden, scale=2.0 * config.hidden**-0.5)
         self.hidden_norm = 1 + draw(config.hidden, scale=0.1)
+        self.decay = torch.linspace(*STATE_DECAY, config.hidden, device=device)
         self.fusion = draw(config.hidden, config.hidden, scale=config.hidden**-0.5)
         self.frequency = {
             kind: rotary_frequency(config, kind).to(device, torch.float32) for kind in Kind
@@ -117,23 +122,38 @@ class Model:
             Kind.FULL: rotary_section(config.full.head_dim // 2).to(device),
         }
 
-    def payload(
-        self,
-        ops: Ops,
-        positions: Tensor,
-        track_indices: Tensor,
-        track_mask: Tensor,
-        encoder_lens: Tensor,
+    def alike(self) -> "Model":
+        """Return another model with the same tensors of weights."""
+        other = copy(self)
+        other.layers = [copy(weights) for weights in self.layers]
+        other.frequency, other.section = dict(self.frequency), dict(self.section)
+        return other
+
+    def advance_states(
+        self, ops: Ops, states: Tensor, paths: StatePaths, input_ids: Tensor
     ) -> Tensor:
-        """Return the payload of tokens, float32 [T, H]; all arguments have shape [T]."""
-        return ops.payload(
-            self.track_table,
-            track_indices,
-            track_mask,
-            positions,
-            self.encoder_table,
-            encoder_lens,
+        """Take tokens int64 [T] into the states of a `StatePool`; return theirs, [T, H].
+
+        All are read before one is stored. Where tokens have one target, the last one's stays.
+        """
+        found = ops.scan_states(
+            states,
+            paths.sources,
+            paths.parents,
+            paths.longest,
+            self.embedding,
+            input_ids,
+            self.decay,
         )
+        ops.store_rows(states, paths.targets, found)
+        return found
+
+    def payload(self, ops: Ops, states: Tensor, state_mask: Tensor, encoder_lens: Tensor) -> Tensor:
+        """Return the payload of tokens, float32 [T, H], of their states [T, H].
+
+        Mask and lengths have shape [T].
+        """
+        return ops.payload(states, state_mask, self.encoder_table, encoder_lens)
 
     def fuse(self, ops: Ops, hidden_states: Tensor) -> Tensor:
         """Return the payload of a draft model, float32 [T, H]: its projection of hidden states."""

@@ -20,6 +20,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+STATE_GAIN = 0.5
+"""How much of a token's embedding is added to the recurrent state."""
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -68,23 +71,47 @@ class Ops(ABC):
     @operation
     def payload(
         self,
-        track_table: Tensor,
-        track_indices: Tensor,
-        track_mask: Tensor,
-        positions: Tensor,
+        states: Tensor,
+        state_mask: Tensor,
         encoder_table: Tensor,
         encoder_lens: Tensor,
     ) -> Tensor:
-        """Return the sum of two synthetic payloads, float32 [T, H].
+        """Return what tokens are given beside their embeddings, float32 [T, H].
 
-        They stand for recurrent-state tracking and cross attention: row `track_indices`
-        of `track_table` where `track_mask` (bool) is set and `positions` (int64, none
-        negative) end an interval of `TRACK_INTERVAL`, and row `encoder_lens` of
-        `encoder_table`. All index tensors have shape [T] and are contiguous.
+        That is the token's recurrent state, its row of `states` [T, H], where `state_mask`
+        (bool) is set, and row `encoder_lens` of `encoder_table`, which stands for cross
+        attention. Mask and lengths have shape [T] and are contiguous.
         """
-        return self._payload(
-            track_table, track_indices, track_mask, positions, encoder_table, encoder_lens
-        )
+        return self._payload(states, state_mask, encoder_table, encoder_lens)
+
+    @operation
+    def scan_states(
+        self,
+        states: Tensor,
+        sources: Tensor,
+        parents: Tensor,
+        longest: int,
+        table: Tensor,
+        input_ids: Tensor,
+        decay: Tensor,
+    ) -> Tensor:
+        """Return the recurrent state of every token after it has been taken in, [T, H].
+
+        That is decay * (the state before the token) + STATE_GAIN * table[input_ids], rounded
+        once. The state before token t is that of token parents[t], which is less than t; where
+        that is -1 it is row sources[t] of `states` [N, H]; where that is -1 too it is zero, and
+        nothing is loaded. No path of parents is longer than `longest` tokens. The index tensors
+        are int64 [T] and contiguous, `table` is [V, H], `decay` float32 [H].
+        """
+        return self._scan_states(states, sources, parents, longest, table, input_ids, decay)
+
+    @operation
+    def store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        """Write `values` [T, W] into rows `rows` (int64 [T], contiguous) of `table` [N, W].
+
+        Where several of them name one row, the highest wins.
+        """
+        self._store_rows(table, rows, values)
 
     @operation
     def embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
@@ -210,14 +237,23 @@ class Ops(ABC):
 
     @abstractmethod
     def _payload(
-        self,
-        track_table: Tensor,
-        track_indices: Tensor,
-        track_mask: Tensor,
-        positions: Tensor,
-        encoder_table: Tensor,
-        encoder_lens: Tensor,
+        self, states: Tensor, state_mask: Tensor, encoder_table: Tensor, encoder_lens: Tensor
     ) -> Tensor: ...
+
+    @abstractmethod
+    def _scan_states(
+        self,
+        states: Tensor,
+        sources: Tensor,
+        parents: Tensor,
+        longest: int,
+        table: Tensor,
+        input_ids: Tensor,
+        decay: Tensor,
+    ) -> Tensor: ...
+
+    @abstractmethod
+    def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None: ...
 
     @abstractmethod
     def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor: ...

@@ -29,21 +29,32 @@ def dense_logits(
     model: Model,
     tokens: Tensor,
     mrope_delta: int,
-    tracked: Tensor,
     encoder_len: int,
     windows: Tensor | None = None,
+    *,
+    tracked: bool,
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
 
-    `tracked` is int64 [L]: the state-tracking row of every token, -1 for none. `windows`
-    int64 [L] are the windows of the tokens; None means the model's for all of them.
+    `tracked` says whether its recurrent state enters its input. `windows` int64 [L] are the
+    windows of the tokens; None means the model's for all of them.
     """
     inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
-    track = wide(model.track_table)
-    for place, row in enumerate(tracked.tolist()):
-        if row >= 0:
-            inputs[place] += track[row]
+    if tracked:
+        inputs += recurrent_states(model, tokens)
     return _decode(model, inputs, mrope_delta, windows)
+
+
+def recurrent_states(model: Model, tokens: Tensor) -> Tensor:
+    """Return a request's recurrent state after each of its L tokens, float64 [L, H].
+
+    By the sum that the recurrence comes to: half of each token's embedding, times the decay for
+    each token since.
+    """
+    place = torch.arange(len(tokens))
+    since = (place[:, None] - place)[:, :, None]
+    left = torch.where(since >= 0, wide(model.decay) ** since.clamp(min=0), 0.0)
+    return (left * wide(model.embedding)[tokens] / 2).sum(1)
 
 
 def dense_draft_logits(draft: Model, tokens: Tensor, hidden_states: Tensor) -> Tensor:

@@ -5,12 +5,14 @@ allocator does) nor how a write location is found (each world does, its own way)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from reference.config import Kind, ModelConfig, Role
+from reference.state_pool import Section, StatePool, section_shapes, split_sections
 
 LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
 """The store ABI: how the store op reads the write locations of each sub-pool."""
@@ -50,6 +52,10 @@ class Tables:
             (sizes.rows + 1, max_context), dtype=torch.int32, device=device
         )
         self.reset()
+
+    def alike(self) -> "Tables":
+        """Return other tables over the same tensors."""
+        return copy(self)
 
     def reset(self) -> None:
         """Forget every index."""
@@ -102,6 +108,15 @@ class HybridKVPool:
         fill_with_garbage(self.storage, seed)
         self.tables.reset()
 
+    def alike(self, tables: Tables) -> "HybridKVPool":
+        """Return another pool over the same storage, with tables of its own."""
+        other = copy(self)
+        other.tables = tables
+        other.arena = dict(self.arena)
+        other._shapes = dict(self._shapes)
+        other._place = list(self._place)
+        return other
+
     @property
     def full_to_swa_index_mapping(self) -> Tensor:
         """The map from full to SWA slots; see `Tables`."""
@@ -135,7 +150,8 @@ class HybridKVPool:
 class KVLayout:
     """Where K and V of the target and of the draft model lie in one flat storage.
 
-    `configs` has the target before the draft; `sizes` are those of both pools.
+    `configs` has the target before the draft; `sizes` are those of both pools. The state that
+    requests have beside KV follows both. `counts` are the elements of each pool.
     """
 
     def __init__(self, configs: Mapping[Role, ModelConfig], sizes: PoolSizes) -> None:
@@ -143,14 +159,24 @@ class KVLayout:
         self.sizes = sizes
         self.counts = [storage_elements(config, sizes) for config in configs.values()]
         self._shapes = [arena_shapes(config, sizes) for config in configs.values()]
+        widths = {config.hidden for config in configs.values()}
+        self._sections = section_shapes(sizes.rows, max(widths)) if widths else {}
+
+    @property
+    def elements(self) -> int:
+        """How many elements the storage has."""
+        return sum(self.counts) + sum(shape.numel() for shape in self._sections.values())
 
     def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
         """Yield the model, kind and view of each sub-pool of a tensor of the storage's layout."""
-        for role, part, shapes in zip(
-            self.configs, flat.split(self.counts), self._shapes, strict=True
-        ):
+        parts = flat[: sum(self.counts)].split(self.counts)
+        for role, part, shapes in zip(self.configs, parts, self._shapes, strict=True):
             for kind, arena in split_arenas(part, shapes).items():
                 yield role, kind, arena
+
+    def sections_of(self, flat: Tensor) -> dict[Section, Tensor]:
+        """Return the views of the state beside KV of a tensor of the storage's layout."""
+        return split_sections(flat[sum(self.counts) :], self._sections)
 
     def layers(self) -> Iterator[tuple[Role, Kind, int, int]]:
         """Yield model, kind, index and place among its kind of every layer, in order of execution.
@@ -165,8 +191,8 @@ class KVLayout:
 class KVPools:
     """The target's pool and the draft model's: slot numbers and tables shared, storage apart.
 
-    Both storages lie in one flat `storage`, so that a snapshot or a comparison of all KV
-    is one op. `tables` is the class of its index tables.
+    Both storages, and the `state` that requests have beside KV, lie in one flat `storage`, so
+    that a snapshot or a comparison of it all is one op. `tables` is the class of its index tables.
     """
 
     def __init__(
@@ -181,25 +207,39 @@ class KVPools:
         self.sizes = sizes
         self.tables = tables(sizes, target.max_context, device)
         self.layout = KVLayout({Role.TARGET: target, Role.DRAFT: draft}, sizes)
-        self.storage = torch.zeros(sum(self.layout.counts), dtype=dtype, device=device)
-        parts = self.storage.split(self.layout.counts)
+        self.storage = torch.zeros(self.layout.elements, dtype=dtype, device=device)
+        parts = self.storage[: sum(self.layout.counts)].split(self.layout.counts)
         self.pools = {
             role: HybridKVPool(config, sizes, dtype, device, storage=part, tables=self.tables)
             for (role, config), part in zip(self.layout.configs.items(), parts, strict=True)
         }
+        self.state = StatePool(self.layout.sections_of(self.storage))
+
+    def alike(self) -> "KVPools":
+        """Return other pools over the same storage and the same tensors of tables."""
+        other = copy(self)
+        other.tables = self.tables.alike()
+        other.layout = KVLayout(dict(self.layout.configs), self.sizes)
+        other.pools = {role: pool.alike(other.tables) for role, pool in self.pools.items()}
+        other.state = StatePool(self.layout.sections_of(self.storage))
+        return other
 
     def __getitem__(self, role: Role) -> HybridKVPool:
         """Return the pool of one model."""
         return self.pools[role]
 
     def reset(self, seed: int) -> None:
-        """Fill all KV with finite garbage drawn from `seed`, and forget every index."""
+        """Fill KV and all other state with finite garbage drawn from `seed`; forget every index."""
         fill_with_garbage(self.storage, seed)
         self.tables.reset()
 
     def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
         """Yield the model, kind and view of each sub-pool of a tensor of the storage's layout."""
         return self.layout.arenas_of(flat)
+
+    def sections_of(self, flat: Tensor) -> dict[Section, Tensor]:
+        """Return the views of the state beside KV of a tensor of the storage's layout."""
+        return self.layout.sections_of(flat)
 
 
 def split_arenas(flat: Tensor, shapes: Mapping[Kind, torch.Size]) -> dict[Kind, Tensor]:

@@ -58,6 +58,15 @@ def likeliest(ops: Ops, output: Output) -> Output:
     return {**output, "topk_p": topk_p, "topk_index": topk_index}
 
 
+def keep_candidates(ops: Ops, draft_table: Tensor, rows: Tensor, output: Output) -> None:
+    """Scatter what `propose` returns into requests' rows of the draft table.
+
+    `rows` is int64 [B]. Scores and tokens are rounded to the table's dtype.
+    """
+    found = torch.cat([output["scores"], output["tokens"].float()], 1)
+    ops.store_rows(draft_table, rows, found.to(draft_table.dtype))
+
+
 def tree_of(root: int, scores: list[float], tokens: list[int], chosen: list[int]) -> Tree:
     """Return the tree of the best candidates of one request below `root`.
 

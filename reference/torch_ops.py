@@ -9,8 +9,7 @@ size or with an element's position, so they are not used.
 import torch
 from torch import Tensor
 
-from reference.batch import TRACK_INTERVAL
-from reference.ops import Ops
+from reference.ops import STATE_GAIN, Ops
 
 NORM_EPSILON = 1e-6
 GELU_CUBE = 0.044715
@@ -31,17 +30,35 @@ class TorchOps(Ops):
         self.counting = torch.arange(COUNTING)
 
     def _payload(
-        self,
-        track_table: Tensor,
-        track_indices: Tensor,
-        track_mask: Tensor,
-        positions: Tensor,
-        encoder_table: Tensor,
-        encoder_lens: Tensor,
+        self, states: Tensor, state_mask: Tensor, encoder_table: Tensor, encoder_lens: Tensor
     ) -> Tensor:
-        tracked = track_mask & (positions % TRACK_INTERVAL == TRACK_INTERVAL - 1)
-        track = torch.where(tracked[:, None], track_table[track_indices].float(), self.zero)
-        return track + encoder_table[encoder_lens].float()
+        state = torch.where(state_mask[:, None], states.float(), self.zero)
+        return state + encoder_table[encoder_lens].float()
+
+    def _scan_states(
+        self,
+        states: Tensor,
+        sources: Tensor,
+        parents: Tensor,
+        longest: int,
+        table: Tensor,
+        input_ids: Tensor,
+        decay: Tensor,
+    ) -> Tensor:
+        added = table[input_ids].float() * STATE_GAIN
+        before = states[sources.clamp(min=0)].float()
+        before = torch.where((sources >= 0)[:, None], before, self.zero)
+        found = (added + decay * before).to(table.dtype)
+        follows, place = (parents >= 0)[:, None], parents.clamp(min=0)
+        # Each turn makes one more token of each path right, and changes none that is.
+        for _ in range(longest - 1):
+            after = (added + decay * found[place].float()).to(table.dtype)
+            found = torch.where(follows, after, found)
+        return found
+
+    def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        winner = ((rows[:, None] == rows) * self.counting[: rows.shape[0]]).amax(-1)
+        table.index_put_((rows,), values[winner])
 
     def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
         return (table[input_ids].float() + payload).to(table.dtype)

@@ -9,8 +9,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from reference.kernels.elementwise import embed_kernel, payload_kernel, rope_kernel, rotary_kernel
-from reference.kernels.kv import attention_kernel, store_kv_kernel
+from reference.kernels.elementwise import (
+    embed_kernel,
+    payload_kernel,
+    rope_kernel,
+    rotary_kernel,
+    scan_states_kernel,
+)
+from reference.kernels.kv import attention_kernel, store_kv_kernel, store_rows_kernel
 from reference.kernels.products import (
     gated_linear_add_kernel,
     linear_add_kernel,
@@ -21,6 +27,7 @@ from reference.ops import Ops
 
 TILE_AREA = 4096  # elements of a two-axis tile: 32 registers a thread
 INPUT_TILE = 128  # input features that one step of a product reads
+STATE_TILE = 256  # elements of the states that one program scans
 KEY_TILE = 32  # listed keys that one step of attention reads, fewer if heads are wide
 
 
@@ -32,30 +39,65 @@ class TritonOps(Ops):
     """
 
     def _payload(
-        self,
-        track_table: Tensor,
-        track_indices: Tensor,
-        track_mask: Tensor,
-        positions: Tensor,
-        encoder_table: Tensor,
-        encoder_lens: Tensor,
+        self, states: Tensor, state_mask: Tensor, encoder_table: Tensor, encoder_lens: Tensor
     ) -> Tensor:
-        rows, hidden = track_indices.shape[0], track_table.shape[1]
-        output = track_table.new_empty(rows, hidden, dtype=torch.float32)
+        rows, hidden = states.shape
+        output = states.new_empty(rows, hidden, dtype=torch.float32)
         tile = _tile(hidden, TILE_AREA)
         payload_kernel.launch(
             (rows, _pieces(hidden, tile), 1),
             output,
-            track_table,
-            track_indices,
-            track_mask,
-            positions,
+            states,
+            state_mask,
             encoder_table,
             encoder_lens,
             HIDDEN=hidden,
             TILE=tile,
         )
         return output
+
+    def _scan_states(
+        self,
+        states: Tensor,
+        sources: Tensor,
+        parents: Tensor,
+        longest: int,
+        table: Tensor,
+        input_ids: Tensor,
+        decay: Tensor,
+    ) -> Tensor:
+        rows, hidden = input_ids.shape[0], table.shape[1]
+        output = table.new_empty(rows, hidden)
+        tile = _tile(hidden, STATE_TILE)
+        # One program runs all tokens, in order, unless none can follow another.
+        tokens = 1 if longest == 1 else rows
+        scan_states_kernel.launch(
+            (rows // tokens, _pieces(hidden, tile), 1),
+            output,
+            states,
+            sources,
+            parents,
+            table,
+            input_ids,
+            decay,
+            tokens,
+            HIDDEN=hidden,
+            TILE=tile,
+        )
+        return output
+
+    def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        count, width = values.shape
+        store_rows_kernel.launch(
+            (count, 1, 1),
+            table,
+            rows,
+            count,
+            values,
+            values.stride(0),
+            WIDTH=width,
+            TILE=_power_of_2(width),
+        )
 
     def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
         rows, hidden = input_ids.shape[0], table.shape[1]

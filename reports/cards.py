@@ -20,6 +20,10 @@ STATUSES: Mapping[str, tuple[bool, str]] = {
     "caught": (True, "The property that must detect it did."),
     "clean is red too": (False, "What showed it shows on the clean build as well."),
     "not reproduced": (False, "Caught in the hunt, but not when its shrunk schedule was played."),
+    "undeclared state": (
+        False,
+        "It depends on state that no one declared: a fresh process does not show it.",
+    ),
     "failed": (False, "An error ended it: nothing is proved."),
     "device lost": (False, "A step ended the device's context; what follows ran in a new process."),
     "unaffected": (True, "It shows nowhere, as expected: it cannot affect this runner."),
@@ -244,6 +248,8 @@ def case_text(trial: TrialSettings, finding: RecordedFinding) -> str:
         "schedule": asdict(finding.schedule),
         "violations": [asdict(violation) for violation in finding.violations],
     }
+    if finding.history:
+        case["history"] = [asdict(schedule) for schedule in finding.history]
     parts = [f" {json.dumps(name)}: {_lines(value)}" for name, value in case.items()]
     return "{\n" + ",\n".join(parts) + "\n}"
 

@@ -96,11 +96,11 @@ class StaticInputs:
         return row.head(self.buffers[name], row.extent(extents))
 
     def populate(
-        self, live_inputs: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
+        self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
     ) -> None:
         """Reset what the contract resets if the batch is padded, then copy the live values.
 
-        `live_inputs` maps a row's name to its live values, along the row's axis. Host rows
+        `live_values` maps a row's name to its live values, along the row's axis. Host rows
         are reset if `padded_on_host`; None means as `padded` says. The copies are batched by
         (destination dtype, source dtype), since one batched copy needs a uniform pair; host
         buffers are copied apart from those on the device.
@@ -112,7 +112,7 @@ class StaticInputs:
         if padded if padded_on_host is None else padded_on_host:
             self._fill(self._host_resets)
         pairs: list[tuple[Tensor, Tensor]] = []
-        for name, values in live_inputs.items():
+        for name, values in live_values.items():
             if values.numel() == 0:
                 continue
             row, buffer = self.rows[name], self.buffers[name]

@@ -25,11 +25,26 @@ from subjects.protocol import (
     Offer,
     Overrides,
     OwnArithmetic,
+    PythonObjects,
     Replay,
     ReplayFacts,
 )
 from subjects.runners import RUNNERS
 from subjects.runners.base import GraphRunner
+
+DECLARED = {
+    "CountingGraph": "what a graph has recorded, and a counter of the harness's",
+    "TapeSegment": "what a graph has recorded",
+    "CudaSegment": "what a graph has recorded",
+    "StaticInputs.conversions": "forgotten by a reset, made by a capture",
+    "StaticLists.conversions": "forgotten by a reset, made by a capture",
+    "LocState.cached_loc": "the memo, which lies in a graph's memory where a graph made it",
+    "LocState.cached_source": "what the memo was made of, in a graph's memory too",
+    "CpuGraphRunner.listed": "the key lists of the last forward, made anew by each",
+    "Capture.breaks": "what one segment of a graph hands to the next",
+    "SegmentCalls": "what explanations read of a graph",
+}
+"""What of our engine's Python objects may differ after a reset, and why."""
 
 
 class CountingGraph:
@@ -160,6 +175,22 @@ class CapturedEngine:
         self.restore(self._states)
         for runner in self.runners.values():
             runner.forget_conversions()
+
+    def python_objects(self) -> PythonObjects:
+        """Return the engine's Python objects, and what is declared of them."""
+        pools = self.engine.pools[Role.TARGET].pool
+        outputs = [
+            values
+            for runner in self.runners.values()
+            for captured in runner.captured.values()
+            for values in captured.output.values()
+        ]
+        return PythonObjects(
+            root=self,
+            packages=frozenset({"subjects", "reference"}),
+            declared=DECLARED,
+            changing=[pools.storage, pools.full_to_swa_index_mapping, pools.req_to_token, *outputs],
+        )
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
         """Give the tails of KEEP and FILL_ONCE buffers the value of their name, 0 if there is none.

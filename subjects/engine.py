@@ -22,6 +22,7 @@ from subjects.pool import SubjectPool
 from subjects.protocol import Forward, Overrides
 from subjects.runners import engine_runners
 from subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
+from subjects.states import extend_paths
 from subjects.toggles import LocationScheme, Toggles
 
 
@@ -67,6 +68,7 @@ class Engine:
         self.clean = Toggles(scheme)
         pool = subject.parts.of(Part.POOL, SubjectPool)
         self.pools = {role: pool(pools[role], ops, scheme, logger) for role in Role}
+        self.states = pools.state
         on_cuda = models[Role.TARGET].device.type == "cuda"
         memory_pool = torch.cuda.graph_pool_handle() if on_cuda else None
         buffer_pool = subject.parts.of(Part.BUFFERS, BufferPool)
@@ -81,6 +83,7 @@ class Engine:
                     ops=ops,
                     models=models,
                     pools=self.pools,
+                    states=self.states,
                     contract=(
                         subject.contract
                         if under_test
@@ -152,12 +155,14 @@ class Engine:
 
     def _inputs(self, batch: ForwardBatch) -> TokenInputs:
         """Return the batch's own tensors as the target's inputs: every row is live."""
-        payload = self.models[Role.TARGET].payload(
+        model, requests = self.models[Role.TARGET], batch.token_requests
+        paths = extend_paths(batch.mamba_track_indices, requests, batch.positions, batch.longest)
+        states = model.advance_states(self.ops, self.states.recurrent, paths, batch.input_ids)
+        payload = model.payload(
             self.ops,
-            batch.positions,
-            batch.mamba_track_indices[batch.token_requests],
-            batch.mamba_track_mask[batch.token_requests],
-            batch.encoder_lens[batch.token_requests],
+            states,
+            batch.mamba_track_mask[requests],
+            batch.encoder_lens[requests],
         )
         return TokenInputs(
             input_ids=batch.input_ids,

@@ -29,6 +29,7 @@ class Offer(StrEnum):
     STATIC_INPUTS = "the dtypes and addresses of static inputs"
     GRAPHS = "which graphs were replayed"
     LOG = "what the engine logs"
+    PYTHON_STATE = "its Python objects, and which of them a reset leaves changed"
     NOISE = "KV and static inputs that noise may be written to"
     LARGER_BUCKET = "a batch replayed in a larger bucket than it needs"
     IDLE_REPLAY = "a replay of padded rows alone"
@@ -200,6 +201,21 @@ class OwnArithmetic:
     bound: float
 
 
+@dataclass(frozen=True)
+class PythonObjects:
+    """An engine's Python objects, and what of them may differ once it has been reset.
+
+    `root` is what to begin with; `packages` are those whose modules are its own. `declared` says
+    why an attribute (`Class.attribute`), all objects of a class, or a module may differ;
+    `changing` are tensors whose contents may.
+    """
+
+    root: object
+    packages: frozenset[str]
+    declared: Mapping[str, str]
+    changing: Sequence[Tensor]
+
+
 class EngineUnderTest(Protocol):
     """An engine over one world's KV: runs forwards by replay where a graph can, else eagerly.
 
@@ -248,6 +264,10 @@ class EngineUnderTest(Protocol):
 
     def recapture(self) -> None:
         """Give every static buffer, and the Python state, what they held after capture."""
+        ...
+
+    def python_objects(self) -> PythonObjects:
+        """Return the Python objects that forwards may change, and what is declared of them."""
         ...
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:

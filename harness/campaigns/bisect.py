@@ -43,6 +43,8 @@ class Bisection:
         if wanted not in self.outcomes:
             trial = replace(self.case.trial, bugs=wanted)
             lockstep = Lockstep(trial, STEP_PROPERTIES | {self.target})
+            for schedule in self.case.history:
+                whole(lockstep.play(schedule))
             outcome = whole(lockstep.play(self.case.schedule, until=(self.target,)))
             self.outcomes[wanted] = outcome
             self.on_played(wanted, outcome)

@@ -106,7 +106,8 @@ class _Worker(Generic[T, R]):
     def __init__(self, run: Callable[[T], R]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, run), daemon=True)
+        # No daemon: a task may start processes of its own.
+        self.process = context.Process(target=_serve, args=(theirs, run))
         # Starting it, the first process would let SIGINT through again.
         resource_tracker.ensure_running()
         with undisturbed():

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from harness.checks.play import Lockstep, Outcome
+from harness.checks.property import Violation
 from harness.checks.table import STATE_PROPERTIES
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import Schedule
@@ -51,9 +52,10 @@ class HuntResult:
     """What a hunt did. `schedules` counts those drawn until the first that fails, or all of them.
 
     `violated` counts, by property, the drawn schedules that violated it.
-    `schedule` is the shrunk counterexample, if one was found. The counts of steps and
-    replays are of the drawn schedules; shrinking does not add to them. `error` is the
-    traceback of the first playing that an error of ours ended.
+    `schedule` is the shrunk counterexample, if one was found; `drawn` is what it was shrunk
+    from, `seen` what that violated, `before` what the same worlds had played before it. The
+    counts of steps and replays are of the drawn schedules; shrinking does not add to them.
+    `error` is the traceback of the first playing that an error of ours ended.
     """
 
     schedules: int = 0
@@ -63,6 +65,9 @@ class HuntResult:
     events: Counter[str] = field(default_factory=Counter)
     violated: Counter[str] = field(default_factory=Counter)
     schedule: Schedule | None = None
+    drawn: Schedule | None = None
+    seen: tuple[Violation, ...] = ()
+    before: tuple[Schedule, ...] = ()
     error: str | None = None
     device_lost: bool = False
 
@@ -85,10 +90,12 @@ class HuntResult:
     def ends_with(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
         """Play one drawn schedule, and keep it if it fails; return whether the hunt is over."""
         if self.schedule is None and self.error is None:  # Hypothesis plays the last one again.
+            before = tuple(lockstep.history)
             outcome = lockstep.play(schedule)
             self.add(outcome)
             if failed(outcome, target):
-                self.schedule = schedule
+                self.schedule = self.drawn = schedule
+                self.seen, self.before = outcome.violations, before
         return self.schedule is not None or self.error is not None
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
@@ -168,7 +175,13 @@ def draw(
     """Hand `examples` schedules drawn for a trial to `use`, until one raises."""
     trial = lockstep.trial
     under_test = RUNNERS[trial.runner].mode
-    drawn = schedules(lockstep.pair.config, max(trial.buckets), lockstep.pair.modes, under_test)
+    drawn = schedules(
+        lockstep.pair.config,
+        trial.buckets,
+        trial.token_buckets,
+        lockstep.pair.modes,
+        under_test,
+    )
     for_each_drawn(drawn, use, seed_value, examples)
 
 

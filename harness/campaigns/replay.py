@@ -6,7 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from harness.campaigns.executor import Campaign, Ended
-from harness.campaigns.hunt import time_limit
+from harness.campaigns.hunt import time_limit, whole
+from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import (
@@ -88,10 +89,24 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
     return Lockstep(trial, frozenset(PROPERTIES))
 
 
+def lockstep_of(case: Case) -> Lockstep:
+    """Return a lockstep with all properties on that has played what a case has before it.
+
+    Without such a history it is one that other cases were played on. Raises
+    PlayingFailedError for a playing that failed.
+    """
+    if not case.history:
+        return kept_lockstep(case.trial)
+    lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
+    for schedule in case.history:
+        whole(lockstep.play(schedule))
+    return lockstep
+
+
 def replay(named: Named) -> Replayed:
     """Replay a case with all properties on, and hold what it violates against what it says."""
     try:
-        return judged(named, kept_lockstep(named.case.trial).play(named.case.schedule))
+        return judged(named, lockstep_of(named.case).play(named.case.schedule))
     except DeviceLostError as lost:
         return judged(named, lost.outcome)
 
@@ -105,6 +120,8 @@ def judged(named: Named, outcome: Outcome) -> Replayed:
         message = "runs no forward, so it proves nothing"
         return Replayed(named.name, as_said=False, message=message)
     wanted, found = named.case.expected, outcome.violated
+    if found and named.case.history:
+        found |= {DECLARED_STATE.id}
     as_said = wanted <= found if wanted else not found
     shown = ", ".join(name for name in PROPERTIES if name in found) or "clean"
     missing = f", expected {', '.join(sorted(wanted)) or 'clean'}" * (not as_said)
@@ -124,6 +141,6 @@ def replayed(ended: Ended[Named, Replayed]) -> Replayed:
 REPLAYS = Campaign(
     replay,
     shared=lambda named: named.case.trial,
-    seconds=lambda named: time_limit(1 + len(named.case.schedule.steps)),
+    seconds=lambda named: time_limit(1 + len(named.case.schedule.steps) + len(named.case.history)),
 )
 """How many cases are replayed: those of a trial by one process, if possible."""

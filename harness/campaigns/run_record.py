@@ -156,6 +156,10 @@ def _finding(result: Result, cases: Path, shown: str) -> schema.Finding | None:
         explanation=finding.explanation,
         error=finding.error,
         case=schema.CaseHead(data["format"], data["version"], data["target"], data["seed"]),
+        history=tuple(
+            from_json(schema.Schedule, schedule, "a schedule of the history")
+            for schedule in data.get("history", ())
+        ),
     )
 
 
@@ -170,4 +174,11 @@ def case_name(task: Task) -> str:
 
 def case_of(task: Task, finding: Finding) -> Case:
     """Return the case of a task's finding."""
-    return Case(task.trial, finding.schedule, task.target, task.seed, finding.violations)
+    return Case(
+        trial=task.trial,
+        schedule=finding.schedule,
+        target=task.target,
+        seed=task.seed,
+        violations=finding.violations,
+        history=finding.history,
+    )

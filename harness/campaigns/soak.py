@@ -10,7 +10,9 @@ from typing import Any
 
 from rich.progress import Progress
 
+from harness.campaigns.confirm import confirmed
 from harness.campaigns.executor import Campaign, Ended, execute, processes_for
+from harness.campaigns.fresh import play_fresh
 from harness.campaigns.hunt import hunt, play_all, time_limit, without_error
 from harness.checks.expectations import affected_runners, detected_by
 from harness.checks.play import DeviceLostError, Lockstep
@@ -24,7 +26,13 @@ from subjects.runners import ONE_PER_ENGINE, RUNNERS
 from subjects.toggles import LocationScheme
 
 EXAMPLES = 50
-"""Schedules within which every bug must be caught, whatever the seed; and of one clean hunt."""
+"""Schedules of one clean hunt."""
+
+HUNT_EXAMPLES = 100
+"""Schedules within which every bug must be caught, whatever the seed."""
+
+MEDIAN = 8
+"""Schedules within which every bug must be caught by half of the seeds."""
 
 KEPT = 60
 """Locksteps that a process keeps: all clean trials, or those of a bug."""
@@ -34,6 +42,11 @@ CHUNK_STEPS = 2000
 
 MOST_SCHEDULES = 500
 """More schedules than a piece of work plays, alarms and their shrinking included."""
+
+
+NOT_SEEN_AGAIN = (
+    "it depends on state that no one declared: the same schedules did not show it again"
+)
 
 
 @dataclass(frozen=True)
@@ -64,15 +77,21 @@ class CleanSteps:
         return self.device_lost
 
     def alarm(
-        self, trial: TrialConfig, seed: int, violated: Counter[str], shrunk: Schedule | None
+        self,
+        trial: TrialConfig,
+        seed: int,
+        violated: Counter[str],
+        shrunk: Schedule | None,
+        undeclared: str | None = None,
     ) -> None:
-        """Take note of a false alarm."""
+        """Take note of a false alarm; `undeclared` says so of one that no fresh process shows."""
         self.alarms.append(
             {
                 "trial": trial.to_json(),
                 "seed": seed,
                 "violated": dict(violated),
                 "shrunk": repr(shrunk),
+                "undeclared": undeclared,
             }
         )
 
@@ -138,6 +157,7 @@ def soak(
         seconds = time.perf_counter() - started
         execute(HUNTS, hunts, processes, on_hunts)
     return _figures(
+        device,
         [cleans[chunk] for chunk in chunks],
         [detections[by_seed] for by_seed in hunts],
         len(seeds),
@@ -147,6 +167,7 @@ def soak(
 
 
 def _figures(
+    device: str,
     cleans: Sequence[Ended[Chunk, CleanSteps]],
     detections: Sequence[Ended[SeededHunts, Detections]],
     seeds: int,
@@ -154,7 +175,6 @@ def _figures(
     seconds: float,
 ) -> dict[str, Any]:
     """Return the figures of a soak: its `seconds` are those of the clean steps."""
-    device = cleans[0].task.device
     played = [ended.result for ended in cleans if ended.result is not None]
     counts = sum((clean.counts for clean in played), Counter[str]())
     alarms = [alarm for clean in played for alarm in clean.alarms]
@@ -162,14 +182,15 @@ def _figures(
     ends = [(ended.task.label, ended.error) for ended in cleans]
     ends += [(ended.task.label, ended.error) for ended in detections]
     errors = [{"task": label, "error": error} for label, error in ends if error is not None]
-    unreplayed = [event for event in required_replays() if not counts[event]]
+    unreplayed = [event for event in required_replays() if cleans and not counts[event]]
     missed = [f"{row['bug']}@{row['runner']}" for row in bugs if row["caught"] < row["seeds"]]
+    late = [f"{row['bug']}@{row['runner']}" for row in bugs if (row["median"] or 0) > MEDIAN]
     return {
         "clean": {
             **dict(sorted(counts.items())),
             "properties": sorted(STEP_PROPERTIES),
             "trials": [trial.to_json() for trial in trials(device)],
-            "seeds": [cleans[0].task.seed, cleans[-1].task.seed],
+            "seeds": [cleans[0].task.seed, cleans[-1].task.seed] if cleans else [],
             "workers": workers,
             "false_alarms": len(alarms),
             "alarms": alarms,
@@ -178,13 +199,14 @@ def _figures(
         },
         "bugs": bugs,
         "errors": errors,
-        "only_errors": bool(errors) and not alarms and not missed,
-        "as_hoped": not (alarms or missed or unreplayed or errors),
+        "only_errors": bool(errors) and not (alarms or missed or late),
+        "as_hoped": not (alarms or missed or late or unreplayed or errors),
         "message": (
             f"{counts['steps']} clean steps in {workers} processes, {len(STEP_PROPERTIES)}"
             f" properties checked at each: {len(alarms)} false alarms;"
-            f" missed within {EXAMPLES} schedules by some of {seeds} seeds:"
+            f" missed within {HUNT_EXAMPLES} schedules by some of {seeds} seeds:"
             f" {', '.join(missed) or 'none'};"
+            f" in the median later than schedule {MEDIAN}: {', '.join(late) or 'none'};"
             f" never counted: {', '.join(unreplayed) or 'none'}"
             + "".join(f"; {error['task']} failed: {headline(error['error'])}" for error in errors)
         ),
@@ -239,8 +261,13 @@ def _play_clean(clean: CleanSteps, trial: TrialConfig, seed: int) -> None:
         {event: count for event, count in hunt_result.events.items() if event.endswith("replay")}
     )
     if hunt_result.violated:
-        shrunk = without_error(hunt(lockstep, None, seed, EXAMPLES)).schedule
-        clean.alarm(trial, seed, hunt_result.violated, shrunk)
+        found = without_error(hunt(lockstep, None, seed, EXAMPLES))
+        if found.schedule is None:
+            clean.alarm(trial, seed, hunt_result.violated, None, NOT_SEEN_AGAIN)
+            return
+        shown = confirmed(trial, found, None, STEP_PROPERTIES, play_fresh)
+        undeclared = shown.undeclared.message if shown.undeclared is not None else None
+        clean.alarm(trial, seed, hunt_result.violated, shown.schedule, undeclared)
 
 
 def hunt_by_seed(hunts: SeededHunts) -> Detections:
@@ -255,7 +282,9 @@ def hunt_by_seed(hunts: SeededHunts) -> Detections:
     for seed in hunts.seeds:
         lockstep = lockstep_of(varied[seed % len(varied)])
         try:
-            hunt_result = hunt(lockstep, detected_by(bug), seed, EXAMPLES, shrinks=False)
+            hunt_result = hunt(
+                lockstep, detected_by(bug, hunts.runner), seed, HUNT_EXAMPLES, shrinks=False
+            )
         except DeviceLostError:
             return Detections(len(varied), tuple(needed), device_lost=True)
         if without_error(hunt_result).schedule is not None:
@@ -269,7 +298,7 @@ def _bug_row(hunts: SeededHunts, detections: Detections) -> dict[str, Any]:
     return {
         "bug": hunts.bug,
         "runner": hunts.runner,
-        "property": detected_by(BUGS[hunts.bug]),
+        "property": detected_by(BUGS[hunts.bug], hunts.runner),
         "trials": detections.trials,
         "seeds": len(hunts.seeds),
         "caught": len(needed),
@@ -287,6 +316,6 @@ CLEAN = Campaign(
 HUNTS = Campaign(
     hunt_by_seed,
     shared=lambda hunts: hunts,
-    seconds=lambda hunts: time_limit(EXAMPLES * len(hunts.seeds)),
+    seconds=lambda hunts: time_limit(HUNT_EXAMPLES * len(hunts.seeds)),
 )
 """How the two kinds of work are run."""

@@ -11,7 +11,9 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from harness.campaigns.confirm import Confirmed, confirmed
 from harness.campaigns.executor import Ended
+from harness.campaigns.fresh import PlayFresh, play_fresh
 from harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
@@ -49,8 +51,8 @@ class Source(StrEnum):
 class Status(StrEnum):
     """How a task ended. GREEN, UNAFFECTED and CAUGHT are as they should be.
 
-    After DEVICE_LOST its process can use its device no more. FAILED is an error of ours, and
-    no verdict on the trial.
+    UNDECLARED_STATE is a finding that no fresh process shows. After DEVICE_LOST its process can
+    use its device no more. FAILED is an error of ours, and no verdict on the trial.
     """
 
     GREEN = "green"
@@ -63,6 +65,7 @@ class Status(StrEnum):
     CLEAN_IS_RED = "clean is red too"
     VACUOUS = "vacuous"
     NOT_REPRODUCED = "not reproduced"
+    UNDECLARED_STATE = "undeclared state"
     CAPTURE_WARNED = "warned at capture"
     DEVICE_LOST = "device lost"
     FAILED = "failed"
@@ -121,7 +124,8 @@ class Finding:
     """A shrunk schedule that violates something, and every violation with all properties on.
 
     `explanation` is the root cause, where one was found; `error` is the traceback of an
-    explainer that failed.
+    explainer that failed. Of one that no fresh process shows, which is `undeclared`, `schedule`
+    is as it was drawn, and `history` what must be played before it.
     """
 
     schedule: Schedule
@@ -129,6 +133,8 @@ class Finding:
     timeline: tuple[TimelineEntry, ...]
     explanation: Explanation | None = None
     error: str | None = None
+    undeclared: bool = False
+    history: tuple[Schedule, ...] = ()
 
     @classmethod
     def of(
@@ -141,6 +147,12 @@ class Finding:
         """Return the finding of one playing."""
         violations = tuple(violation.to_json() for violation in outcome.violations)
         return cls(schedule, violations, tuple(timeline), found.explanation, found.error)
+
+    @classmethod
+    def of_undeclared_state(cls, confirmed: Confirmed) -> "Finding":
+        """Return the finding that no fresh process shows: nothing of it can be explained."""
+        violations = tuple(violation.to_json() for violation in confirmed.violations)
+        return cls(confirmed.schedule, violations, (), undeclared=True, history=confirmed.history)
 
 
 @dataclass(frozen=True)
@@ -194,17 +206,26 @@ def run_in_turn(task: Task) -> Result:
         return replace(result, status=Status.FAILED, error=traceback_of(error))
 
 
-def run_task(task: Task, lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep) -> Result:
-    """Run one task. The clean build is checked for every property, a broken one at each step."""
+def run_task(
+    task: Task,
+    lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep,
+    play: PlayFresh = play_fresh,
+) -> Result:
+    """Run one task. The clean build is checked for every property, a broken one at each step.
+
+    What it finds is played again by `play`, in a fresh process.
+    """
     started = time.monotonic()
     lockstep = lockstep_of(task.trial)
-    lockstep.watch(PROPERTIES if task.bug is None else STEP_PROPERTIES)
+    watched = frozenset(PROPERTIES) if task.bug is None else STEP_PROPERTIES
+    lockstep.watch(watched)
     hunt_result, finding, error = HuntResult(), None, None
     try:
         hunt_result = _search(task, lockstep)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
-            finding = _finding(task, lockstep, hunt_result.schedule)
+            shown = confirmed(task.trial, hunt_result, task.target, watched, play)
+            finding = _finding(task, lockstep, shown)
             error = finding.error
         warnings = len(lockstep.capture_warnings)
         status = Status.FAILED
@@ -234,12 +255,15 @@ def _search(task: Task, lockstep: Lockstep) -> HuntResult:
     return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), task.target)
 
 
-def _finding(task: Task, lockstep: Lockstep, schedule: Schedule) -> Finding:
-    """Play a shrunk schedule with every property on, and explain it.
+def _finding(task: Task, lockstep: Lockstep, shown: Confirmed) -> Finding:
+    """Play a schedule that a fresh process shows with every property on, and explain it.
 
     Raises PlayingFailedError for a playing that failed. An explainer that fails leaves its
     traceback in the finding.
     """
+    if shown.undeclared is not None:
+        return Finding.of_undeclared_state(shown)
+    schedule = shown.schedule
     lockstep.watch(PROPERTIES)
     outcome, timeline = observe(lockstep, schedule)
     whole(outcome)
@@ -285,10 +309,8 @@ def judge_task(
     held nothing against the oracle. Nor does a trial of overlapping steps of which none did.
     """
     target = task.target
-    if finding is not None and target is not None:
-        return _judge_found(task, finding, target, lockstep_of)
     if finding is not None:
-        return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
+        return _judge_found(task, finding, lockstep_of)
     if target is not None:
         return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
     judged = task.bug is not None or hunt_result.events["held against the oracle"]
@@ -301,9 +323,14 @@ def judge_task(
 
 
 def _judge_found(
-    task: Task, finding: Finding, target: str, lockstep_of: Callable[[TrialConfig], Lockstep]
+    task: Task, finding: Finding, lockstep_of: Callable[[TrialConfig], Lockstep]
 ) -> Status:
-    """Say whether a shrunk schedule shows the bug, and the bug alone."""
+    """Say whether a finding is what was hunted, and a shrunk schedule shows the bug alone."""
+    target = task.target
+    if finding.undeclared:
+        return Status.UNDECLARED_STATE
+    if target is None:
+        return Status.RED if task.bug is None else Status.AFFECTED_AFTER_ALL
     if target not in {violation["property"] for violation in finding.violations}:
         return Status.NOT_REPRODUCED
     clean = lockstep_of(task.clean_trial)

@@ -5,8 +5,14 @@ from typing import Any
 from torch import Tensor
 
 from harness.lockstep.bits import bits, first_index, form, hex_bits
+from harness.lockstep.observation import Snapshot
+from reference.config import Kind
 from reference.model import Output
 from reference.pool import KVLayout
+from reference.state_pool import Section
+
+PLACE_NAMES = {Section.RECURRENT: "recurrent state slot", Section.DRAFT_TABLE: "draft table row"}
+"""What a place of each section of state beside KV is called."""
 
 
 def first_kv_difference(
@@ -14,8 +20,9 @@ def first_kv_difference(
 ) -> dict[str, Any]:
     """Say where two storages of a layout first differ, in execution order, slot 0 apart.
 
-    The target before the draft, layers in model order, K before V, slots ascending. `mask`,
-    bool in the storage's layout, limits where to look. Raises ValueError if they do not differ.
+    The target before the draft, layers in model order, K before V, slots ascending; then the
+    state beside KV. `mask`, bool in the storage's layout, limits where to look. Raises
+    ValueError if they do not differ.
     """
     flat = (left, right) if mask is None else (left, right, mask)
     views = [
@@ -41,6 +48,31 @@ def first_kv_difference(
                 "eager_bits": hex_bits(pair[0][plane, slot, head, element]),
                 "graph_bits": hex_bits(pair[1][plane, slot, head, element]),
             }
+    return _first_state_difference(layout, left, right, mask)
+
+
+def _first_state_difference(
+    layout: KVLayout, left: Tensor, right: Tensor, mask: Tensor | None
+) -> dict[str, Any]:
+    """Say where the state beside KV of two storages first differs, place 0 apart."""
+    ones, others = layout.sections_of(left), layout.sections_of(right)
+    for section, one in ones.items():
+        other = others[section]
+        different = bits(one) != bits(other)
+        different[0] = False
+        if mask is not None:
+            different &= layout.sections_of(mask)[section]
+        if different.any():
+            place, row, element = first_index(different)
+            return {
+                "section": str(section),
+                "place": place,
+                "row": row,
+                "element": element,
+                "differing_places": sorted({int(index) for index in different.nonzero()[:, 0]}),
+                "eager_bits": hex_bits(one[place, row, element]),
+                "graph_bits": hex_bits(other[place, row, element]),
+            }
     raise ValueError("the two storages do not differ")
 
 
@@ -65,8 +97,19 @@ def first_output_difference(left: Output, right: Output) -> dict[str, Any]:
     raise ValueError("the two outputs do not differ")
 
 
+def owner_at(where: dict[str, Any], world: Snapshot) -> str:
+    """Say in words whose the place is that `first_kv_difference` found."""
+    if "section" in where:
+        return world.owner_of_place(Section(where["section"]), where["place"])
+    return world.owner_of(Kind(where["kind"]), where["slot"])
+
+
 def describe_slot(where: dict[str, Any]) -> str:
-    """Return a place in a pool, in words."""
+    """Return a place in a pool, or in the state beside KV, in words."""
+    if "section" in where:
+        node = f", draft node {where['row'] - 1}" if where["row"] else ""
+        name = PLACE_NAMES[Section(where["section"])]
+        return f"{name} {where['place']} of {where['owner']}{node}, element {where['element']}:"
     return (
         f"{where['model']} layer {where['layer']} ({where['kind']}), {where['tensor']},"
         f" slot {where['slot']} of {where['owner']}, head {where['head']},"

@@ -5,7 +5,7 @@ runner of a kind needs no edit here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reference.batch import Mode
 from subjects.bugs.bug import Bug
@@ -39,12 +39,14 @@ class Expectation:
 class Row:
     """One bug: the property that must see it on the kinds it affects, and why the others are not.
 
-    A pair of a bug and a runner that lacks what it is about needs no cell.
+    A pair of a bug and a runner that lacks what it is about needs no cell. `instead` names the
+    property on kinds where it is another one.
     """
 
     detected_by: str | None
     affected: frozenset[RunnerKind]
     unaffected: Mapping[RunnerKind, str]
+    instead: Mapping[RunnerKind, str] = field(default_factory=dict)
 
 
 DECODE = RunnerKind(Mode.DECODE)
@@ -62,10 +64,17 @@ IN_FLIGHT = tuple(kind for kind in KINDS if kind.captures)
 
 
 def _seen(
-    detected_by: str, *affected: RunnerKind, but: Mapping[RunnerKind, str] | None = None
+    detected_by: str,
+    *affected: RunnerKind,
+    but: Mapping[RunnerKind, str] | None = None,
+    instead: Mapping[RunnerKind, str] | None = None,
 ) -> Row:
-    """Return the row of a bug that shows on the kinds `affected`, and not on those of `but`."""
-    return Row(detected_by, frozenset(affected), but or {})
+    """Return the row of a bug that shows on the kinds `affected`, and not on those of `but`.
+
+    On the kinds of `instead` it shows too, and another property must see it.
+    """
+    others = instead or {}
+    return Row(detected_by, frozenset((*affected, *others)), but or {}, others)
 
 
 def _masked(reason: str) -> Row:
@@ -83,11 +92,8 @@ TABLE: dict[str, Row] = {
         "kv_parity",
         DECODE,
         VERIFY,
-        but={
-            PREFILL: (
-                "attention is narrowed to the real tokens: nobody reads the padded locations"
-            ),
-        },
+        # Attention is narrowed to the real tokens there: the padded locations are wrong, unread.
+        instead={PREFILL: "live_inputs"},
     ),
     "swa_int64": _seen("index_contract", DECODE, VERIFY, PREFILL),
     "req_pool_pad": _seen("hermetic_replay", DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND),
@@ -175,7 +181,7 @@ def expectation(bug: Bug, runner: str) -> Expectation:
         return Expectation(None, lacks)
     kind = RunnerKind(RUNNERS[runner].mode, RUNNERS[runner].captures)
     if kind in row.affected:
-        return Expectation(row.detected_by, None)
+        return Expectation(row.instead.get(kind, row.detected_by), None)
     if kind in row.unaffected:
         return Expectation(None, row.unaffected[kind])
     raise KeyError(f"whether {bug.name} can affect {runner} is not decided: add it to its row")
@@ -191,12 +197,13 @@ def affected_runners(bug: Bug) -> tuple[str, ...]:
     return tuple(name for name in RUNNERS if unaffected_reason(bug, name) is None)
 
 
-def detected_by(bug: Bug) -> str | None:
-    """Return the property that must see `bug` wherever it can be seen, None if nowhere.
+def detected_by(bug: Bug, runner: str | None = None) -> str | None:
+    """Return the property that must see `bug` on a runner, None if none can.
 
-    Raises KeyError for a bug without a row.
+    Without a runner it is that of most runners, None if nothing shows it on any. Raises KeyError
+    for a bug without a row, and with a runner as `expectation` does.
     """
-    return _row(bug).detected_by
+    return _row(bug).detected_by if runner is None else expectation(bug, runner).detected_by
 
 
 def _row(bug: Bug) -> Row:

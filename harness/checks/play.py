@@ -5,7 +5,7 @@ and nothing more is credited. What leaves both worlds equal is reported once, an
 goes on.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -72,6 +72,9 @@ class DeviceLostError(BaseException):
         return type(self), (self.schedule, self.outcome)
 
 
+HISTORY = 250
+"""How many of the schedules that it has played a lockstep remembers."""
+
 NO_EXTRA_RUNS: Mapping[str, ExtraRun] = {}
 
 Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
@@ -108,7 +111,8 @@ class Lockstep:
     With `records_ops`, what a forward did inside can be explained. `engines` builds the
     engines under test, our own unless given. `refused` says why ours cannot be captured with
     the trial's bugs, if it cannot: the pair is then that of the clean build. `unasked` says
-    which properties the engine cannot be asked, and why.
+    which properties the engine cannot be asked, and why. `history` are the last schedules
+    played.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class Lockstep:
     ) -> None:
         self.trial = trial
         self.refused: str | None = None
+        self.history: deque[Schedule] = deque(maxlen=HISTORY)
         try:
             self.pair = Pair(trial, records_ops=records_ops, engines=engines)
         except SharedBufferError as error:
@@ -161,6 +166,7 @@ class Lockstep:
         forward.
         """
         outcome, judged = Outcome(), Judged()
+        self.history.append(schedule)
         with torch.inference_mode():
             try:
                 if self.refused is not None:
@@ -251,6 +257,7 @@ class Lockstep:
             first = self._playback(judged.outputs)
             again = self._play_again(schedule, steps)
             pair.graph.events = events
+        asks = any(rule.after_reset for rule in rules)
         playing = Playing(
             place=judged.place,
             eager_tokens=tokens[0],
@@ -260,6 +267,7 @@ class Lockstep:
             compared=pair.compared,
             first=first,
             again=again,
+            undeclared=pair.undeclared() if asks else (),
         )
         return [violation for rule in rules if rule.at_end for violation in rule.at_end(playing)]
 

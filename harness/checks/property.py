@@ -4,7 +4,7 @@ Each has a flag, cheap and on the device where it can be, and a description, ask
 if the flag is raised. Flags on the device are read by the host together, once a step.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.explain.cause import CauseFinder
 from harness.lockstep.observation import Observation, Sample, StepEnd
 from harness.lockstep.pair import ExtraRun
+from harness.lockstep.python_state import Change
 from reference.config import Role
 from reference.model import Model
 from subjects.protocol import Offer
@@ -53,8 +54,9 @@ class Playing:
     """What the steps of a schedule left, for the properties that judge it as a whole.
 
     `place` is that of the last step played. Tokens are int64 [token rows, max_context] of each
-    world. `samples` are each request's latest, the target's and the draft model's. `first` and
-    `again` are two playings of the same steps, None unless a property asks for them.
+    world. `samples` are all logits of the requests' own, the target's and the draft model's.
+    `first` and `again` are two playings of the same steps, None unless a property asks for them.
+    `undeclared` is what the engines hold after a reset and did not when just captured.
     """
 
     place: int
@@ -65,6 +67,7 @@ class Playing:
     compared: Tensor
     first: Playback | None = None
     again: Playback | None = None
+    undeclared: Sequence[Change] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ class Property:
     `every_step` says that it is cheap enough for every step of every schedule; `worlds_diverge`
     that once it is violated both worlds differ, so that nothing later is credited.
     `extra_run` is a further run of each step that it judges; `samples` and `plays_again` ask
-    for what requests sampled, and for a second playing. `needs` is what an engine must offer
+    for what requests sampled, and for a second playing, `after_reset` for what a reset then
+    leaves. `needs` is what an engine must offer
     for it to be asked. `cause` finds why it was violated, where one forward tells.
     """
 
@@ -100,6 +104,7 @@ class Property:
     extra_run: ExtraRun | None = None
     samples: bool = False
     plays_again: bool = False
+    after_reset: bool = False
     cause: CauseFinder | None = None
 
     def __post_init__(self) -> None:

@@ -195,7 +195,7 @@ METADATA = frozenset(
     {
         *("kv_indptr", "kv_indices", "window_kv_indptr", "window_kv_indices"),
         *("key_begin", "key_end", "window_key_begin", "window_key_end"),
-        *("swa_page_table", "window_kv_offsets", "mask_indptr"),
+        *("swa_page_table", "window_kv_offsets", "mask_indptr", "tree_parents"),
     }
 )
 """Static buffers of index lists, which are judged by what is read by them."""

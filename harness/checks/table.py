@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
 from harness.checks.of_schedules.determinism import DETERMINISM
 from harness.checks.of_schedules.token_trajectory import TOKEN_TRAJECTORY
@@ -14,6 +15,7 @@ from harness.checks.of_steps.kv_parity import KV_PARITY
 from harness.checks.of_steps.live_inputs import LIVE_INPUTS
 from harness.checks.of_steps.log_hygiene import LOG_HYGIENE
 from harness.checks.of_steps.logits_parity import LOGITS_PARITY
+from harness.checks.of_steps.padded_reads import PADDED_READS
 from harness.checks.of_steps.padding_noninterference import PADDING_NONINTERFERENCE
 from harness.checks.of_steps.read_frame import READ_FRAME
 from harness.checks.of_steps.slot_ownership import SLOT_OWNERSHIP
@@ -29,6 +31,7 @@ _ORDER = (
     HERMETIC_REPLAY,
     PADDING_NONINTERFERENCE,
     READ_FRAME,
+    PADDED_READS,
     LIVE_INPUTS,
     SLOT_OWNERSHIP,
     INDEX_CONTRACT,
@@ -38,6 +41,7 @@ _ORDER = (
     BATCH_INVARIANCE,
     DENSE_AGREEMENT,
     TOKEN_TRAJECTORY,
+    DECLARED_STATE,
 )
 
 PROPERTIES: Mapping[str, Property] = {rule.id: rule for rule in _ORDER}

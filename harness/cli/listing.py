@@ -24,7 +24,7 @@ def run_list(options: argparse.Namespace) -> int:
             name: (runner.__doc__ or "").splitlines()[0] for name, runner in RUNNERS.items()
         },
         "bugs on runners": {
-            f"{name}@{runner}": described(unaffected_reason(bug, runner), detected_by(bug))
+            f"{name}@{runner}": described(unaffected_reason(bug, runner), detected_by(bug, runner))
             for name, bug in BUGS.items()
             for runner in RUNNERS
         },

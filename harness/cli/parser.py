@@ -194,11 +194,13 @@ def add_soak(commands: Commands) -> None:
     """Add the measurement of endurance."""
     summary = "Count false alarms over many clean steps, and bugs by seed"
     soak = commands.add("soak", run_soak, summary)
-    soak.add_argument("--steps", type=count, default=20_000, help="Clean steps (20000)")
+    soak.add_argument("--steps", type=count_or_none, default=20_000, help="Clean steps (20000)")
     soak.add_argument("--seeds", type=count_or_none, default=20, help="Hunter seeds per bug (20)")
     add_workers(soak)
     soak.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
     soak.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
+    table = "Where the table of schedules that each bug needed goes, as Markdown"
+    soak.add_argument("--table", type=Path, help=table)
     add_device(soak)
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from harness.campaigns.confirm import DEPENDS
 from harness.campaigns.executor import Ended, execute, processes_for
 from harness.campaigns.hunt import whole
 from harness.campaigns.replay import (
@@ -15,12 +16,12 @@ from harness.campaigns.replay import (
     Replayed,
     files_of,
     load_here,
+    lockstep_of,
     replayed,
     vacuous,
 )
-from harness.checks.explanation import explained, observe
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES
+from harness.checks.explanation import NOT_EXPLAINED, explained, observe
+from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.cli.display import print_errors
 from harness.cli.engines import replay_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
@@ -45,13 +46,20 @@ def replay_one(options: argparse.Namespace) -> int:
     """Replay a case file; print its violations and why the first of them came about."""
     path = options.case[0]
     case = load_here(path, options.device)
-    lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
+    lockstep = lockstep_of(case)
     outcome, timeline = observe(lockstep, case.schedule)
     if vacuous(whole(outcome)):
         raise CannotRunError(f"{path.name} runs no forward, so it proves nothing")
+    undeclared = [one["message"] for one in case.violations if one["property"] == DECLARED_STATE.id]
+    if undeclared and not outcome.violations:
+        raise CannotRunError(f"{path.name} shows nothing here: {undeclared[0]}")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
-    found = explained(lockstep, case.schedule, outcome, timeline, case.target)
+    found = NOT_EXPLAINED
+    if case.history:
+        print(f"  {DEPENDS}; {len(case.history)} others were played before it")
+    else:
+        found = explained(lockstep, case.schedule, outcome, timeline, case.target)
     if found.error is not None:
         print("  not explained: the explainer failed")
         print(found.error, end="", file=sys.stderr)

@@ -12,6 +12,7 @@ from harness.lockstep.pair import Engines, Pair
 from harness.lockstep.requests import Owner
 from reference.batch import Mode
 from reference.model import Model
+from reference.state_pool import StatePool
 from subjects.engines.sglang import graphs
 from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
 from subjects.engines.sglang.engine import (
@@ -52,9 +53,11 @@ def host_of(engine: Engine, trial: TrialConfig, asked: set[str]) -> Host:
     return Host(engine, settings, trial.device, asked)
 
 
-def pool_of(engine: Engine, model: Model, trial: TrialConfig) -> SglangPool:
-    """Return a new pool of the engine, of a trial's sizes."""
-    return SglangPool(engine, model.config, trial.sizes, DTYPES[trial.dtype], trial.device)
+def pool_of(
+    engine: Engine, model: Model, trial: TrialConfig, states: StatePool | None = None
+) -> SglangPool:
+    """Return a new pool of the engine, of a trial's sizes, with the states of a world, if any."""
+    return SglangPool(engine, model.config, trial.sizes, DTYPES[trial.dtype], trial.device, states)
 
 
 def owners_of(pair: Pair) -> Callable[[], Sequence[Owner]]:
@@ -82,7 +85,8 @@ class DecodingEngines:
         """Build both over the graph world of a pair."""
         # Its modules bind what stands around it as they are imported: that comes first.
         host = host_of(self.engine, pair.trial, self.asked)
-        pool = pool_of(self.engine, pair.model, pair.trial)
+        states = pair.graph_pools.state
+        pool = pool_of(self.engine, pair.model, pair.trial, states)
         mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
         subject = self._build(pair, mirror, host)
         if self.own_kernels:
@@ -117,7 +121,8 @@ class PrefillEngines:
     def __call__(self, pair: Pair) -> Engines:
         """Build it over the graph world of a pair."""
         host = host_of(self.engine, pair.trial, self.asked)
-        pool = pool_of(self.engine, pair.model, pair.trial)
+        states = pair.graph_pools.state
+        pool = pool_of(self.engine, pair.model, pair.trial, states)
         mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
         if not self.shares:
             host.forget_shared_buffers()

@@ -161,7 +161,8 @@ def live_difference(observation: Observation, disturbed: Disturbed) -> str | Non
         where: Mapping[str, Any] = first_kv_difference(
             observation.layout, *storages, observation.compared
         )
-        return f"KV of layer {where['layer']} changed outside slot 0"
+        changed = where.get("section") or f"KV of layer {where['layer']}"
+        return f"{changed} changed outside slot 0"
     return None
 
 

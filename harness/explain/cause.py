@@ -16,8 +16,10 @@ from harness.explain.first_difference import Difference, Side, first_difference
 from harness.explain.recorded import RecordedForward, Run
 from harness.explain.static_origin import captured_origin, element_read, origin
 from harness.lockstep.bits import bits, form
+from harness.lockstep.requests import owner_of_place
 from reference.config import Kind, Role
 from reference.model import Output
+from reference.state_pool import Section
 
 CauseFinder = Callable[[RecordedForward], Cause | None]
 
@@ -68,7 +70,7 @@ def _difference_cause(
     return Cause(
         blame=blame,
         uncaptured_run=uncaptured,
-        difference=_first(difference, len(recorded.forward_id.rows)),
+        difference=_first(difference, _live_rows(recorded, difference)),
         index=found,
         slot=_slot(recorded, difference),
     )
@@ -103,14 +105,32 @@ def _agrees(recorded: RecordedForward, run: Run, storage: Tensor, output: Output
     )
 
 
+STATE_NAMES: Final = {
+    Section.RECURRENT: (Role.TARGET, "recurrent state"),
+    Section.DRAFT_TABLE: (Role.DRAFT, "table"),
+}
+"""Whose each section of state beside KV is, and what kind of slot a place of it is called."""
+
+
+def _live_rows(recorded: RecordedForward, difference: Difference) -> int:
+    """Return how many rows of a difference's op are live: drafting stores one a request."""
+    by_request = difference.section is Section.DRAFT_TABLE
+    turn = recorded.forward_id
+    return len(turn.requests if by_request else turn.rows)
+
+
 def _first(difference: Difference, live_rows: int) -> FirstDifference:
     """Return a difference as plain data; the first `live_rows` rows of its op are live."""
     row = difference.index.row if difference.index is not None else difference.row
+    model, kind = _name(difference.model), _name(difference.kind)
+    if difference.section is not None:
+        role, kind = STATE_NAMES[difference.section]
+        model = str(role)
     return FirstDifference(
         op=difference.op,
-        model=_name(difference.model),
+        model=model,
         layer=difference.layer,
-        kind=_name(difference.kind),
+        kind=kind,
         tensor=difference.tensor,
         row=row,
         live=row is not None and row < live_rows,
@@ -130,14 +150,24 @@ def _slot(recorded: RecordedForward, difference: Difference) -> Slot | None:
     """Return the slot that a difference is about: the one changed, or the one read wrongly."""
     index = difference.index
     slot = difference.slot if difference.slot is not None else index.value if index else None
-    if slot is None or difference.model is None or difference.kind is None:
+    if slot is None:
         return None
-    write = recorded.written.of(difference.model, difference.kind, slot)
+    role: Role
+    if difference.section is not None:
+        role, kind = STATE_NAMES[difference.section]
+        write = recorded.written.of_place(difference.section, slot)
+        owner = owner_of_place(difference.section, slot, recorded.owners)
+    elif difference.model is not None and difference.kind is not None:
+        role, kind = difference.model, str(difference.kind)
+        write = recorded.written.of(difference.model, difference.kind, slot)
+        owner = recorded.owner_of(difference.kind, slot)
+    else:
+        return None
     return Slot(
-        model=str(difference.model),
-        kind=str(difference.kind),
+        model=str(role),
+        kind=kind,
         slot=slot,
-        owner=recorded.owner_of(difference.kind, slot),
+        owner=owner,
         written_by=None
         if write is None
         else Writer(write.forward_id.step, write.forward_id.runner, write.row, write.request),

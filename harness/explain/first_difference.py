@@ -1,7 +1,7 @@
 """The first difference between two runs of one forward, op by op, in execution order.
 
 Ops are paired by name and by how often that name came before: both worlds run one model.
-Stores are compared by what the caches hold after them, all other ops by the rows they give.
+Stores are compared by what the pools hold after them, all other ops by the rows they give.
 """
 
 from collections import Counter
@@ -11,11 +11,19 @@ from itertools import compress
 
 from torch import Tensor
 
-from harness.explain.provenance import Store, layers_by_address, store_of
+from harness.explain.provenance import (
+    PLACE_ROWS,
+    RowStore,
+    Store,
+    layers_by_address,
+    row_store_of,
+    store_of,
+)
 from harness.lockstep.bits import bits, first_index, hex_bits
 from reference.config import Kind, Role
 from reference.ops import OpCall
 from reference.pool import KVPools
+from reference.state_pool import Section
 
 ROWS_SECOND = frozenset({"rotary"})
 """Ops whose result has its rows along the second axis."""
@@ -26,7 +34,8 @@ class Index:
     """An index that was read: `value`, where the other run read `right`.
 
     By op `call` of the forward, for its row `row`; `key` is the place in that row's list of
-    keys, None for a location to store at. `right` is None where the other run has no such row.
+    keys, None where an op has one index a row: a location to store at, or a recurrent state.
+    `right` is None where the other run has no such row.
     """
 
     call: int
@@ -41,7 +50,8 @@ class Difference:
     """The first bits that differ, and the index that led there, if one did.
 
     `row` is the op's, None where no row wrote the slot; `slot` is None for what lies in no
-    cache, `head` for what has none.
+    cache, `head` for what has none. Of state beside KV `section` says which, and `slot` the
+    place.
     """
 
     op: str
@@ -56,15 +66,18 @@ class Difference:
     left_bits: str
     right_bits: str
     index: Index | None
+    section: Section | None = None
 
 
 class Caches:
-    """All KV of one run as the stores of a forward leave it, one after the other."""
+    """KV and other state of one run as the stores of a forward leave it, one after the other."""
 
     def __init__(self, pools: KVPools, storage: Tensor) -> None:
         self.pools = pools
-        self.arenas = {
-            (role, kind): arena for role, kind, arena in pools.arenas_of(storage.clone())
+        kept = storage.clone()
+        self.arenas = {(role, kind): arena for role, kind, arena in pools.arenas_of(kept)}
+        self.rows = {
+            section: places.flatten(0, 1) for section, places in pools.sections_of(kept).items()
         }
 
     def cache(self, role: Role, layer: int) -> Tensor:
@@ -79,6 +92,13 @@ class Caches:
         cache = self.cache(store.role, store.layer)
         for row, slot in enumerate(store.slots):
             cache[0, slot], cache[1, slot] = store.key[row], store.value[row]
+        return store
+
+    def store_rows(self, call: OpCall) -> RowStore:
+        """Carry out a store beside KV, value by value: the highest wins."""
+        store = row_store_of(call, self.pools)
+        for number, row in enumerate(store.rows):
+            self.rows[store.section][row] = store.values[number]
         return store
 
 
@@ -100,6 +120,8 @@ def first_difference(left: Side, right: Side) -> Difference | None:
     for number, one, other in paired(left.calls, right.calls):
         if other.name == "store_kv":
             found = _stored(number, one, other, caches)
+        elif other.name == "store_rows":
+            found = _stored_rows(number, one, other, caches)
         else:
             found = None if one is None else _gave(number, one, other, right.pools)
         if found is not None:
@@ -155,6 +177,54 @@ def _stored(
     )
 
 
+def _stored_rows(
+    number: int, left: OpCall | None, right: OpCall, caches: tuple[Caches, Caches]
+) -> Difference | None:
+    """Compare what a section of state beside KV holds after a store, its place 0 apart."""
+    expected = caches[0].store_rows(left) if left is not None else None
+    found = caches[1].store_rows(right)
+    section, rows = found.section, expected.rows if expected is not None else []
+    first = PLACE_ROWS[section]
+    touched = sorted(row for row in {*rows, *found.rows} if row >= first)
+    one, other = (kept.rows[section][touched] for kept in caches)
+    different = bits(one) != bits(other)
+    if not different.any():
+        return None
+    place, element = first_index(different)
+    row = touched[place]
+    return Difference(
+        op="store_rows",
+        model=None,
+        layer=None,
+        kind=None,
+        tensor="value",
+        row=_last(found.rows, row),
+        slot=row // first,
+        head=None,
+        element=element,
+        left_bits=hex_bits(one[place, element]),
+        right_bits=hex_bits(other[place, element]),
+        index=_place(_location(number, rows, found.rows, row), first),
+        section=section,
+    )
+
+
+def _place(index: Index | None, rows: int) -> Index | None:
+    """Return an index of rows as one of places, `rows` of which are one; None if all agree."""
+    if index is None:
+        return None
+    value, right = index.value // rows, None if index.right is None else index.right // rows
+    return None if value == right else Index(index.call, index.row, None, value, right)
+
+
+def _source(number: int, row: int, left: OpCall, right: OpCall) -> Index | None:
+    """Return the state that two scans began one row's path with, if it is another."""
+    sources = [int(call.inputs[1][row]) for call in (right, left)]
+    if sources[0] == sources[1]:
+        return None
+    return _place(Index(number, row, None, *sources), PLACE_ROWS[Section.RECURRENT])
+
+
 def _location(number: int, left: list[int], right: list[int], slot: int) -> Index | None:
     """Return the location that made two stores differ in `slot`; None if both wrote it alike."""
     wrote, should = _last(right, slot), _last(left, slot)
@@ -180,7 +250,9 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
             place = first_index(different)
             row = place[0]
             role, layer, kind = None, None, None
-            index = None
+            index, section = None, None
+            if right.name == "scan_states":
+                section, index = Section.RECURRENT, _source(number, row, left, right)
             if right.name == "attention":
                 role, layer, kind = layers_by_address(pools)[right.inputs[1].data_ptr()]
                 index = _key(number, row, keys_of(left, row), keys_of(right, row))
@@ -199,6 +271,7 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
                 left_bits=hex_bits(one[place]),
                 right_bits=hex_bits(other[place]),
                 index=index,
+                section=section,
             )
     return None
 
@@ -239,6 +312,10 @@ def _key(number: int, row: int, left: list[int], right: list[int]) -> Index | No
 def read_again(index: Index, calls: Sequence[OpCall], pools: KVPools) -> int | None:
     """Return what another run of the same forward read where `index` was read."""
     call = calls[index.call]
+    if call.name == "store_rows":
+        return row_store_of(call, pools).places[index.row]
+    if call.name == "scan_states":
+        return int(call.inputs[1][index.row]) // PLACE_ROWS[Section.RECURRENT]
     if index.key is None:
         return store_of(call, pools).slots[index.row]
     keys = keys_of(call, index.row)

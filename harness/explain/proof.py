@@ -83,6 +83,8 @@ def _then(at: Situation, difference: FirstDifference, index: IndexOrigin | None)
     where = "" if difference.layer is None else f" in layer {difference.layer}"
     if index is None:
         return f"{what} of {difference.op}{where} differs."
+    if difference.op == "scan_states":
+        return f"{what} continues the state in slot {index.read}."
     if index.key is None:
         return f"{what} stores{where} at slot {index.read}."
     return f"{what} reads{where}, as key {index.key}, slot {index.read}."

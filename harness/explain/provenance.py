@@ -14,6 +14,7 @@ from reference.batch import ForwardBatch
 from reference.config import SPECULATION, Kind, Role
 from reference.ops import OpCall
 from reference.pool import KVPools
+from reference.state_pool import STATE_ROWS, Section
 from subjects.graphs.dispatch import UncompiledMode
 
 RESETS = frozenset({"aten::zero_", "aten::fill_", "aten::_foreach_zero_"})
@@ -120,6 +121,31 @@ def store_of(call: OpCall, pools: KVPools) -> Store:
     return Store(*layers_by_address(pools)[cache.data_ptr()], slots, key, value)
 
 
+PLACE_ROWS = {Section.RECURRENT: STATE_ROWS, Section.DRAFT_TABLE: 1}
+"""How many rows of an op's table one place of each section of state beside KV has."""
+
+
+@dataclass(frozen=True)
+class RowStore:
+    """One `store_rows` call: which section, and the row that each of its values was written to."""
+
+    section: Section
+    rows: list[int]
+    values: Tensor
+
+    @property
+    def places(self) -> list[int]:
+        """The place that each value was written to."""
+        return [row // PLACE_ROWS[self.section] for row in self.rows]
+
+
+def row_store_of(call: OpCall, pools: KVPools) -> RowStore:
+    """Return what a `store_rows` call did."""
+    table, rows, values = call.inputs
+    sections = {view.data_ptr(): section for section, view in pools.state.sections.items()}
+    return RowStore(sections[table.data_ptr()], rows.tolist(), values)
+
+
 @dataclass(frozen=True)
 class SlotWrite:
     """What wrote a slot last: a row of a forward, live for a request or padding."""
@@ -130,11 +156,12 @@ class SlotWrite:
 
 
 class SlotLedger:
-    """Who wrote each slot of the graph world's pools last."""
+    """Who wrote each slot of the graph world's pools, and each place beside KV, last."""
 
     def __init__(self, pools: KVPools) -> None:
         self.pools = pools
         self._writes: dict[tuple[Role, Kind, int], SlotWrite] = {}
+        self._places: dict[tuple[Section, int], SlotWrite] = {}
 
     def follow(self, forward_id: ForwardId, calls: Iterable[OpCall]) -> None:
         """Follow the stores of a forward."""
@@ -144,10 +171,22 @@ class SlotLedger:
                 for row, slot in enumerate(store.slots):
                     request = forward_id.rows[row] if row < len(forward_id.rows) else None
                     self._writes[store.role, store.kind, slot] = SlotWrite(forward_id, row, request)
+            elif call.name == "store_rows":
+                stored = row_store_of(call, self.pools)
+                # Drafting stores a row for each request, other forwards one for each token.
+                in_table = stored.section is Section.DRAFT_TABLE
+                owners = forward_id.requests if in_table else forward_id.rows
+                for row, place in enumerate(stored.places):
+                    request = owners[row] if row < len(owners) else None
+                    self._places[stored.section, place] = SlotWrite(forward_id, row, request)
 
     def of(self, role: Role, kind: Kind, slot: int) -> SlotWrite | None:
         """Return what wrote a slot last, or None if nothing did."""
         return self._writes.get((role, kind, slot))
+
+    def of_place(self, section: Section, place: int) -> SlotWrite | None:
+        """Return what wrote a place beside KV last, or None if nothing did."""
+        return self._places.get((section, place))
 
 
 def row_requests(batch: ForwardBatch, serials: Sequence[int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.schedule import is_count
 from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, SPECULATION
@@ -23,8 +24,6 @@ from subjects.toggles import LocationScheme
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICES = ("cpu", "cuda")
-BUCKETS = (2, 4, 8)
-TOKEN_BUCKETS = (4, 12, 24)
 
 
 class CannotRunError(Exception):

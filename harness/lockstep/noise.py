@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from harness.lockstep.scheduler import Scheduler
-from reference.batch import ENCODER_ROWS, TRACK_ROWS, ForwardBatch
+from reference.batch import ENCODER_ROWS, ForwardBatch
 from reference.config import SPECULATION, Kind, ModelConfig
 from reference.pool import KVPools, PoolSizes
+from reference.state_pool import Section
 
 
 def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
@@ -29,7 +30,7 @@ def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
         "seq_lens_cpu": config.window,
         "out_cache_loc": sizes.slots(Kind.FULL),
         "out_cache_loc_swa": sizes.slots(Kind.SWA),
-        "mamba_track_indices": TRACK_ROWS,
+        "mamba_track_indices": sizes.rows + 1,
         "mamba_track_mask": 2,
         "encoder_lens": ENCODER_ROWS,
         "kv_indices": sizes.slots(Kind.FULL),
@@ -62,6 +63,11 @@ class Noise:
             slots[Kind.SWA] += [*swa, *span.swa_slots]
         for _, kind, arena in self.pools.arenas_of(mask):
             arena[:, :, slots[kind]] = True
+        spans = batch.spans if batch is not None else ()
+        sections = self.pools.sections_of(mask)
+        # The reserved slot is all that an engine without states is given.
+        sections[Section.RECURRENT][[span.track_index for span in spans if span.track_index]] = True
+        sections[Section.DRAFT_TABLE][[span.row for span in spans]] = True
         return mask
 
     def fill_buffers(self, buffers: Mapping[str, Tensor], seed: int) -> None:

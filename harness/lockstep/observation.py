@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from harness.lockstep.requests import Owner, Ownership, owner_of, serial_at
+from harness.lockstep.requests import Owner, Ownership, owner_of, owner_of_place, serial_at
 from harness.schedules.schedule import Step
-from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode, Span
+from reference.batch import ForwardBatch, Mode, Span
 from reference.config import Kind
 from reference.model import Output
 from reference.pool import KVLayout, PoolSizes
+from reference.state_pool import Section
 from subjects.protocol import KeyLists, OwnArithmetic, Replay, ReplayFacts
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One world around its forward: all KV before and after it, its tables, and what it gave.
+    """One world around its forward: all KV and other state before and after it, its tables.
 
     `mapping` and `req_to_token` are as the forward found them. `batch` and `output`, that of
     live rows, are None for an idle step. `owners` are the running requests.
@@ -49,13 +49,17 @@ class Snapshot:
         """Say in words whose slot it is, what is being written included."""
         return owner_of(kind, slot, self.spans, self.owners)
 
+    def owner_of_place(self, section: Section, place: int) -> str:
+        """Say in words whose place of a section of state beside KV it is."""
+        return owner_of_place(section, place, self.owners)
+
 
 @dataclass(frozen=True)
 class Sample:
     """The logits [vocab] after a request's first tokens, int64 [L], which were in the pool.
 
     Of a draft model, the tokens run one ahead and `hidden_states` [L, H] go with them.
-    `tracked` int64 [L] is each token's state-tracking row, -1 where none is tracked.
+    `tracked` says whether its recurrent state enters its input.
     `arithmetic` is that of the engine that gave the logits, None for the eager world's.
     The first `prefilled` tokens were prefilled. `place` is that of the step in its schedule.
     """
@@ -63,7 +67,7 @@ class Sample:
     serial: int
     tokens: Tensor
     logits: Tensor
-    tracked: Tensor
+    tracked: bool
     mrope_delta: int
     encoder_len: int
     prefilled: int
@@ -75,13 +79,6 @@ class Sample:
     def of_draft(self) -> bool:
         """Whether the draft model gave the logits."""
         return self.hidden_states is not None
-
-
-def tracked_rows(length: int, track_index: int, *, tracked: bool) -> Tensor:
-    """Return each token's state-tracking row, int64 [length]: -1 but at the ends of intervals."""
-    position = torch.arange(length)
-    ends_interval = position % TRACK_INTERVAL == TRACK_INTERVAL - 1
-    return torch.where(ends_interval & tracked, track_index, -1)
 
 
 @dataclass(frozen=True)

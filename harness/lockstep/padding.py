@@ -58,7 +58,7 @@ def _values_of(world: Scheduler, request: Request) -> Mapping[str, int]:
         "mrope_positions": position,
         "out_cache_loc": full,
         "out_cache_loc_swa": swa,
-        "mamba_track_indices": request.track_index,
+        "mamba_track_indices": request.allocation.state_slot,
         "mamba_track_mask": 1,
         "encoder_lens": request.encoder_len,
         **dict.fromkeys((*ONE, *COUNTS), 1),

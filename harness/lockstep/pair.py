@@ -16,9 +16,10 @@ from torch import Tensor
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
-from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd, tracked_rows
+from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from harness.lockstep.overlapped import OverlappedScheduler
 from harness.lockstep.padding import padding_values, spoil
+from harness.lockstep.python_state import Change, Held, changes, held
 from harness.lockstep.requests import Owner, PlannedForward, Request
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Step
@@ -33,7 +34,7 @@ from subjects.captured import CapturedEngine
 from subjects.engine import Subject
 from subjects.overlap import Overlap
 from subjects.parts import Part
-from subjects.protocol import EngineUnderTest, Forward
+from subjects.protocol import EngineUnderTest, Forward, Offer, PythonObjects
 
 DRAFT_SEED = 1
 
@@ -120,7 +121,7 @@ class Pair:
     With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
     a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
     engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built.
+    cannot be built. `just_captured` is what their Python objects held then.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Pair:
         self.log = LogTrap()
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
+            self.just_captured = self.python_state().copied()
         self.capture_warnings = self.log.take()
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
@@ -170,6 +172,8 @@ class Pair:
         self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
         for _, _, arena in self.layout.arenas_of(self.compared):
             arena[:, :, 0] = False  # The reserved slot is compared nowhere.
+        for places in self.layout.sections_of(self.compared).values():
+            places[0] = False  # Nor is the reserved place beside KV.
         self.forwards = 0
         self._consumed: Output = {}
         self._snapshots = [torch.empty_like(self.eager_pools.storage) for _ in range(4)]
@@ -187,6 +191,24 @@ class Pair:
         self.eager.reset(seed)
         self.graph.reset(seed)
         self.subject.reset()
+
+    def undeclared(self) -> list[Change]:
+        """Reset both engines; return what they hold and did not when they were just captured."""
+        return changes(self.just_captured, self.python_state(self.just_captured.modules))
+
+    def python_state(self, modules: frozenset[str] | None = None) -> Held:
+        """Reset both engines; return what the objects hold of those that can show theirs.
+
+        Of their modules, all that are loaded, or those given.
+        """
+        objects: dict[str, PythonObjects] = {}
+        if Offer.PYTHON_STATE not in self.subject.missing:
+            self.subject.reset()
+            objects["engine"] = self.subject.python_objects()
+        if Offer.PYTHON_STATE not in self.fresh_engine.missing:
+            self.fresh_engine.recapture()
+            objects["fresh engine"] = self.fresh_engine.python_objects()
+        return held(objects, modules)
 
     def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
         """Plan a step in both worlds; None if it asks for no forward.
@@ -264,7 +286,7 @@ class Pair:
                 end=self.end(place),
                 keys=forward.keys,
                 static=self.subject.static_buffers(planned.mode) if replay is not None else {},
-                payload=self.decoder.payload(batch) if batch and batch.extends else None,
+                payload=self.decoder.payload if batch and batch.extends else None,
                 extra=extra,
                 warnings=warnings,
                 samples=samples,
@@ -423,7 +445,7 @@ def sample_of(
         serial=request.serial,
         tokens=tokens[draft : length + draft].clone(),
         logits=logits.clone(),
-        tracked=tracked_rows(length, request.track_index, tracked=world.tracked(request)),
+        tracked=world.tracked(request),
         mrope_delta=request.mrope_delta,
         encoder_len=world.encoder_len(request),
         prefilled=request.prefilled,
@@ -437,20 +459,31 @@ def cloned(output: Output) -> Output:
 
 
 def captured_engines(pair: Pair) -> Engines:
-    """Return our own engine, captured twice over the graph world's pools."""
+    """Return our own engine, captured twice: no Python object of the one is the other's."""
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
+    fresh = captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
+    subject.count_allocations()
+    return subject, fresh
+
+
+def subject_alone(pair: Pair) -> Engines:
+    """Return our own engine in both places, for what asks for no fresh engine."""
     subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
     subject.count_allocations()
-    return subject, captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
+    return subject, subject
 
 
 def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> CapturedEngine:
-    """Return our own engine with some subject, captured over the graph world's pools."""
+    """Return our own engine with some subject, captured over the graph world's KV and tables.
+
+    It shares these tensors and those of weights with the pair, and no object of the pair's.
+    """
     trial = pair.trial
     ops = subject.parts.of(Part.OPS, type(trial.ops()))
     return CapturedEngine(
         ops(),
-        pair.models,
-        pair.graph_pools,
+        {role: model.alike() for role, model in pair.models.items()},
+        pair.graph_pools.alike(),
         subject,
         trial.buckets,
         trial.token_buckets,

@@ -151,13 +151,13 @@ class RequestBook:
             full_slots=self.allocator.full_slots(allocation, begin, end),
             swa_slots=self.allocator.swa_slots(allocation, begin, end),
             mrope_delta=request.mrope_delta,
-            track_index=request.track_index,
+            track_index=0 if Offer.TRACKED_STATE in self.lacks else allocation.state_slot,
             tracked=self.tracked(request),
             encoder_len=self.encoder_len(request),
         )
 
     def tracked(self, request: Request) -> bool:
-        """Whether the engine tracks the state of `request`."""
+        """Whether the recurrent state of `request` enters its input in this engine."""
         return request.tracked and Offer.TRACKED_STATE not in self.lacks
 
     def encoder_len(self, request: Request) -> int:

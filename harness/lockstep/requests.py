@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from reference.allocator import PageAllocation
-from reference.batch import ENCODER_ROWS, TRACK_ROWS, DraftState, ForwardBatch, Mode, Span
+from reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
 from reference.config import Kind
 from reference.speculative import Tree
+from reference.state_pool import Section
 
 
 @dataclass
@@ -39,13 +40,8 @@ class Request:
         return self.serial % 5
 
     @property
-    def track_index(self) -> int:
-        """The state-tracking row of this request."""
-        return self.serial % TRACK_ROWS
-
-    @property
     def tracked(self) -> bool:
-        """Whether this request's state is tracked."""
+        """Whether this request's recurrent state enters its input."""
         return self.serial % 4 != 3
 
     @property
@@ -56,13 +52,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Owner:
-    """A running request and the pages that it owned during a forward.
+    """A running request, and the pages and the state slot that it owned during a forward.
 
     `length` tokens have their KV in the pool; a SWA page that left the window is None.
     """
 
     serial: int
     row: int
+    state_slot: int
     length: int
     page_size: int
     full_pages: tuple[int, ...]
@@ -76,6 +73,7 @@ class Owner:
         return cls(
             request.serial,
             allocation.row,
+            allocation.state_slot,
             request.length,
             page_size,
             tuple(allocation.full_pages),
@@ -86,6 +84,10 @@ class Owner:
         """Return the slot of one token; 0 if its page left the window."""
         page = (self.full_pages if kind is Kind.FULL else self.swa_pages)[column // self.page_size]
         return 0 if page is None else page * self.page_size + column % self.page_size
+
+    def place(self, section: Section) -> int:
+        """Return the place of a section of state beside KV that is this request's."""
+        return self.state_slot if section is Section.RECURRENT else self.row
 
     def slots(self, kind: Kind) -> list[int]:
         """Return the slots of one sub-pool that hold a token of this request."""
@@ -141,3 +143,9 @@ def owner_of(kind: Kind, slot: int, spans: Iterable[Span], owners: Sequence[Owne
         if slot in owner.slots(kind):
             return f"request {owner.serial}"
     return "nobody"
+
+
+def owner_of_place(section: Section, place: int, owners: Iterable[Owner]) -> str:
+    """Say in words whose place of a section of state beside KV it is."""
+    found = (owner.serial for owner in owners if owner.place(section) == place)
+    return next((f"request {serial}" for serial in found), "nobody")

@@ -65,7 +65,7 @@ def draft_extend(book: RequestBook, picks: Sequence[int]) -> PlannedForward | No
 
 
 def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
-    """Keep each request's accepted path: its tokens, its KV moved up, the other slots freed.
+    """Keep each request's accepted path: its tokens, KV moved up, state; free the other slots.
 
     Returns the row of the logits that say each request's next token.
     """
@@ -76,6 +76,8 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
         request, first = book.request_of(span.row), place * drafts
         path = accepted_path(span.tree, greedy[first : first + drafts], span.accept)
         _move_kv(book, span, path)
+        if span.track_index:  # The reserved slot is kept by nobody.
+            book.pools.state.accept(span.track_index, path[-1])
         known = [span.tree[node][0] for node in path] + [greedy[first + path[-1]]]
         end = span.begin + len(path)
         row = book.tokens[request.token_row]

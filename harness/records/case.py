@@ -15,6 +15,9 @@ RENAMED = {"sought": "target", "era": "scheme", "told": "message"}
 """What keys of version 3 are called since version 4."""
 
 KEYS = frozenset({"format", "version", "trial", "schedule", "target", "seed", "violations"})
+OPTIONAL = frozenset({"history"})
+"""What a case need not have."""
+
 MOST_SLOTS = 2**16
 MOST_ROWS = 2**10
 """What a case may ask for, so that a wrong digit does not take all memory of the machine."""
@@ -24,7 +27,9 @@ MOST_ROWS = 2**10
 class Case:
     """A schedule, the trial it fails in, and what it violated when it was found.
 
-    `target` is the property the hunt was for, None for any; `seed` is the hunter's.
+    `target` is the property the hunt was for, None for any; `seed` is the hunter's. `history`
+    are schedules to be played first, without which it shows nothing: it depends on state that
+    no one declared.
     """
 
     trial: TrialConfig
@@ -32,6 +37,7 @@ class Case:
     target: str | None
     seed: int
     violations: tuple[dict[str, Any], ...]
+    history: tuple[Schedule, ...] = ()
 
     @property
     def expected(self) -> frozenset[str]:
@@ -50,7 +56,7 @@ class Case:
             "target": self.target,
             "seed": self.seed,
             "violations": list(self.violations),
-        }
+        } | ({"history": [to_json(one) for one in self.history]} if self.history else {})
 
 
 def dump_json(data: Any) -> str:
@@ -92,7 +98,7 @@ def load_case(path: Path) -> Case:
     data = load_json(path, FORMAT, VERSION, 3)
     if data["version"] == 3:
         data = from_version_3(data)
-    if data.keys() != KEYS:
+    if data.keys() - OPTIONAL != KEYS:
         raise ValueError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
     return case_from_json(data, path.name)
 
@@ -102,7 +108,9 @@ def case_from_json(data: Any, name: str) -> Case:
 
     Format and version are not read. Raises as `load_case` does.
     """
-    if not isinstance(data, dict) or not KEYS - {"format", "version"} <= data.keys() <= KEYS:
+    if not isinstance(data, dict) or not (
+        KEYS - {"format", "version"} <= data.keys() <= KEYS | OPTIONAL
+    ):
         raise ValueError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
     target, seed, violations = data["target"], data["seed"], data["violations"]
     if type(seed) is not int:
@@ -115,9 +123,13 @@ def case_from_json(data: Any, name: str) -> Case:
         raise ValueError(f"{name}: the target cannot be {target!r}")
     if target is not None:
         known("property", target, PROPERTIES)
+    history = data.get("history", [])
+    if not isinstance(history, list):
+        raise ValueError(f"{name}: the history of a case is a list of schedules")
     trial = trial_from_json(data["trial"])
     check_sizes(trial)
-    return Case(trial, from_json(data["schedule"]), target, seed, tuple(violations))
+    before = tuple(from_json(one) for one in history)
+    return Case(trial, from_json(data["schedule"]), target, seed, tuple(violations), before)
 
 
 def from_version_3(data: Any) -> Any:

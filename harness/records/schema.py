@@ -3,17 +3,20 @@
 Plain data, without torch. A record names no host, no user and no absolute path.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.explain.facts import Explanation, Reach, TimelineEntry
+from harness.records.typed_json import LATER
 
 FORMAT = "paritybit-run"
 VERSION = 4
 
 Verdict = Literal["green", "red", "interrupted"]
 
-CleanStatus = Literal["green", "red", "vacuous", "warned at capture", "device lost", "failed"]
+CleanStatus = Literal[
+    "green", "red", "undeclared state", "vacuous", "warned at capture", "device lost", "failed"
+]
 """How a clean trial ended."""
 
 HuntStatus = Literal[
@@ -25,6 +28,7 @@ HuntStatus = Literal[
     "clean is red too",
     "vacuous",
     "not reproduced",
+    "undeclared state",
     "device lost",
     "failed",
 ]
@@ -108,6 +112,7 @@ class Finding:
     """One counterexample. `violations` is empty if playing it again showed nothing.
 
     `error` is the traceback of an error of the explainer, which then explained nothing.
+    `history` are schedules without which a fresh process does not show it.
     """
 
     violations: tuple[Violation, ...]
@@ -118,6 +123,7 @@ class Finding:
     explanation: Explanation | None
     error: str | None
     case: CaseHead
+    history: tuple[Schedule, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,16 @@ Knows dataclasses of str, int, float, bool, None, Any, Literal, unions, tuples o
 dictionaries by str. Does not know what the data is of, and reads no file.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Data = TypeVar("Data")
+
+LATER: Mapping[str, bool] = {"later": True}
+"""The metadata of a field that older records lack: they have its default."""
 
 LONGEST_VALUE = 200
 """Characters of a wrong value that a message repeats."""
@@ -48,18 +52,19 @@ def _value(kind: Any, data: Any, place: str) -> Any:
 
 
 def _record(kind: Any, data: Any, place: str) -> Any:
-    """Return the dataclass of an object that has exactly its fields."""
+    """Return the dataclass of an object that has exactly its fields, apart from LATER ones."""
     if not isinstance(data, dict):
         raise _wrong(place, data, "an object")
     kinds = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
-    missing = [name for name in names if name not in data]
+    needed = [field.name for field in fields(kind) if field.metadata != LATER]
+    missing = [name for name in needed if name not in data]
     if missing:
         raise ValueError(f"{place} lacks {', '.join(missing)}")
     unknown = [key for key in data if key not in names]
     if unknown:
         raise ValueError(f"{place} has {_shown(unknown[0])}, which it cannot have")
-    return kind(**{name: _value(kinds[name], data[name], f"{place}.{name}") for name in names})
+    return kind(**{name: _value(kinds[name], data[name], f"{place}.{name}") for name in data})
 
 
 def _one_of(kinds: tuple[Any, ...], data: Any, place: str) -> Any:

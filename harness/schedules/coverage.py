@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from harness.schedules.buckets import BUCKETS, FILLINGS, TOKEN_BUCKETS, filling, fillings
 from reference.batch import Mode
 from subjects.protocol import Replay
 from subjects.runners import RUNNERS, engine_runners
@@ -56,14 +57,24 @@ OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT)
 def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[str, ...]:
     """Return what the schedules of trials of some runners must reach, taken together.
 
-    With `overlap`, steps overlap in some of them.
+    The runners on trial must have replayed each of their buckets full, one short of it, and
+    padded right after it was full. The other runners of their engines must have replayed. With
+    `overlap`, steps overlap in some of the trials.
     """
-    engines = [other for runner in runners for other in engine_runners(runner)]
+    on_trial = [RUNNERS[runner] for runner in dict.fromkeys(runners)]
+    engines = [other for runner in on_trial for other in engine_runners(runner.name)]
     names = [name for name in RUNNERS if name in {runner.name for runner in engines}]
     speculates = any(runner.mode is Mode.TARGET_VERIFY for runner in engines)
     replays = [f"{name}: {what}" for name in names for what in ("replay", "padded replay")]
+    filled = [
+        filling(runner.name, bucket, how)
+        for runner in on_trial
+        for bucket in (TOKEN_BUCKETS if runner.token_buckets else BUCKETS)
+        for how in FILLINGS
+    ]
     speculation = SPECULATION_REQUIRED if speculates else ()
-    return (*ALWAYS_REQUIRED, *speculation, *(OVERLAP_REQUIRED if overlap else ()), *replays)
+    overlapped = OVERLAP_REQUIRED if overlap else ()
+    return (*ALWAYS_REQUIRED, *speculation, *overlapped, *replays, *filled)
 
 
 class Coverage:
@@ -71,13 +82,14 @@ class Coverage:
 
     def __init__(self, events: Counter[str]) -> None:
         self.events = events
-        self.last: dict[str, tuple[int, int]] = {}
+        self.last: dict[str, Replay] = {}
         self.last_runner: str | None = None
 
     def see(self, replay: Replay, requests: int) -> None:
         """Count what the replay of a batch of so many requests reached."""
         runner, bucket, live_size = replay.runner, replay.bucket, replay.live_size
-        last_bucket, last_size = self.last.get(runner, (bucket, live_size))
+        last = self.last.get(runner)
+        last_bucket, last_size = (last.bucket, last.live_size) if last else (bucket, live_size)
         same = bucket == last_bucket
         seen = {
             f"{runner}: bucket {bucket}": True,
@@ -94,6 +106,8 @@ class Coverage:
             "larger bucket after a smaller": bucket > last_bucket,
             "runner after another": self.last_runner not in {None, runner},
         }
+        for how, reached in fillings(replay, last).items():
+            seen[filling(runner, bucket, how)] = reached
         self.events.update(event for event, reached in seen.items() if reached)
-        self.last[runner] = bucket, live_size
+        self.last[runner] = replay
         self.last_runner = runner

@@ -3,11 +3,12 @@
 Weights only steer towards deep states; coverage is counted elsewhere, and asserted.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
 from hypothesis import strategies as st
 
+from harness.schedules.fill import LEAVING, apart, sweeps
 from harness.schedules.schedule import (
     Admit,
     Decode,
@@ -31,6 +32,9 @@ from reference.config import SPECULATION, ModelConfig
 LONGEST = 40
 """Most steps of a generated schedule after its opening admissions."""
 
+FEW = 8
+"""Most steps of a generated schedule before a sweep."""
+
 SEEDS = 8
 """Schedule seeds drawn from: prompts, payloads, slot order and initial bytes follow from one."""
 
@@ -43,20 +47,34 @@ SPECULATIVE = frozenset(Mode) - {Mode.EXTEND, Mode.DECODE}
 
 
 def schedules(
-    config: ModelConfig, max_bs: int, modes: Collection[Mode], under_test: Mode
+    config: ModelConfig,
+    buckets: Sequence[int],
+    token_buckets: Sequence[int],
+    modes: Collection[Mode],
+    under_test: Mode,
 ) -> st.SearchStrategy[Schedule]:
-    """Return a strategy of schedules for `config` with batches of at most `max_bs` requests.
+    """Return a strategy of schedules for `config`, the simplest of which sweeps all buckets.
 
-    The engine on trial has runners for `modes`; `tried` is the mode of the one on trial.
+    The engine on trial has runners for `modes` with these captured sizes; `under_test` is the
+    mode of the one on trial.
     """
+    max_bs = max(buckets)
     step, admit = _step(config, max_bs, modes, under_test), _admit(config)
-    opening = st.lists(admit, max_size=max_bs)
-    short = st.lists(step, min_size=1, max_size=LONGEST)
-    long = st.lists(step, min_size=LONGEST // 2, max_size=LONGEST)
-    parts = st.tuples(opening, st.one_of(short, long, long))
-    return st.builds(
-        Schedule, parts.map(lambda part: (*part[0], *chain(*part[1]))), st.integers(0, SEEDS - 1)
+    opening = st.lists(admit, max_size=max_bs).map(tuple)
+    few, short, long = (
+        st.lists(step, min_size=least, max_size=most).map(_flat)
+        for least, most in ((1, FEW), (1, LONGEST), (LONGEST // 2, LONGEST))
     )
+    sweep = sweeps(under_test, token_buckets if under_test is Mode.EXTEND else buckets)
+    later = st.builds(apart, st.tuples(few, sweep), LEAVING)
+    swept = st.tuples(st.one_of(sweep, later), st.one_of(short, long)).map(_flat)
+    free = st.tuples(opening, st.one_of(short, long, long)).map(_flat)
+    return st.builds(Schedule, st.one_of(swept, free, free), st.integers(0, SEEDS - 1))
+
+
+def _flat(parts: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
+    """Return the steps of all parts, one after another."""
+    return tuple(chain(*parts))
 
 
 def _admit(config: ModelConfig) -> st.SearchStrategy[Step]:
@@ -100,7 +118,7 @@ def _step(
         (1, st.builds(Finish, pick)),
         (2, st.builds(Idle, pick)),
         *([(FAVOUR, st.just(Idle(idle.index(under_test))))] if under_test in idle else []),
-        (1, st.builds(Evict, pick)),
+        (2, st.builds(Evict, pick)),
         (2, st.builds(Retract, pick)),
         (3, st.builds(Resume, pick)),
     ]

@@ -278,3 +278,17 @@ def test_the_build_imports_no_test_and_no_conftest() -> None:
         assert not {name for name in named if name.split(".")[0] in {"properties", "conftest"}}, (
             module
         )
+
+
+def test_what_is_pinned_twice_is_pinned_alike() -> None:
+    """An engine on trial finds the main environment's packages before its own."""
+    pins = [
+        dict(line.lower().split("==") for line in lines if "==" in line)
+        for lines in (
+            (ROOT / name).read_text().splitlines()
+            for name in ("constraints.txt", "engine-dependencies.txt")
+        )
+    ]
+    shared = pins[0].keys() & pins[1].keys()
+    assert shared
+    assert {name: pins[0][name] for name in shared} == {name: pins[1][name] for name in shared}

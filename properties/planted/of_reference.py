@@ -115,4 +115,16 @@ OF_REFERENCE: tuple[Fault, ...] = (
         ),
         why="The oracle's window is one key wider than the definition.",
     ),
+    Fault(
+        name="oracle-rope-in-float32",
+        file="reference/oracle.py",
+        old="torch.arange(dim // 2, dtype=torch.float64)",
+        new="torch.arange(dim // 2)",
+        tests=(
+            "properties/reference/test_oracle.py",
+            "-k",
+            "second_time",
+        ),
+        why="The oracle's RoPE frequencies are float32.",
+    ),
 )

@@ -145,6 +145,7 @@ class Ledger:
             list(self.allocator.free_full),
             list(self.allocator.free_swa),
             list(self.allocator.free_rows),
+            list(self.allocator.free_states),
             [
                 (list(request.allocation.full_pages), list(request.allocation.swa_pages))
                 for request in self.requests
@@ -170,7 +171,7 @@ def owned_pages(ledger: Ledger, kind: Kind) -> list[int]:
 
 
 def check_ownership(ledger: Ledger) -> None:
-    """Every page and row but the reserved ones is owned by one request, or free, and not both."""
+    """Every page, row and state slot but the reserved ones has one owner, or is free."""
     allocator = ledger.allocator
     full_pages, swa_pages = FULL_SLOTS // allocator.page_size, SWA_SLOTS // allocator.page_size
     owned_full, owned_swa = owned_pages(ledger, Kind.FULL), owned_pages(ledger, Kind.SWA)
@@ -178,6 +179,8 @@ def check_ownership(ledger: Ledger) -> None:
     assert sorted(owned_swa + allocator.free_swa) == list(range(1, swa_pages + 1))
     rows = [request.allocation.row for request in ledger.requests]
     assert sorted(rows + allocator.free_rows) == list(range(1, ROWS + 1))
+    states = [request.allocation.state_slot for request in ledger.requests]
+    assert sorted(states + allocator.free_states) == list(range(1, ROWS + 1))
 
 
 def check_slots(ledger: Ledger) -> None:
@@ -372,7 +375,7 @@ def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -
     size, orders = ledger.allocator.page_size, set()
     for seed in range(8):
         ledger.allocator.clear(seed)
-        request = Request(PageAllocation(row=1))
+        request = Request(PageAllocation(row=1, state_slot=1))
         assert ledger.extend(request, SWA_SLOTS)
         full = ledger.allocator.full_slots(request.allocation, 0, SWA_SLOTS)
         swa = ledger.allocator.swa_slots(request.allocation, 0, SWA_SLOTS)
@@ -382,6 +385,20 @@ def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -
         assert full != swa
         orders.add((tuple(full), tuple(swa)))
     assert len(orders) == 8
+
+
+def test_a_freed_state_slot_is_the_next_to_be_owned_and_is_no_row_s_number(device: str) -> None:
+    """A stale state index soon hits another request, and a row taken for a slot shows."""
+    ledger = Ledger.of(1, device)
+    requests = [ledger.admit() for _ in range(ROWS)]
+    held = [request.allocation for request in requests if request is not None]
+    assert [one.row for one in held] != [one.state_slot for one in held]
+    first = requests[0]
+    assert first is not None
+    slot = first.allocation.state_slot
+    ledger.free(first)
+    again = ledger.admit()
+    assert again is not None and again.allocation.state_slot == slot
 
 
 def test_the_same_seed_gives_the_same_order(device: str) -> None:

@@ -17,13 +17,14 @@ from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import DRAFT_SEED
 from properties.support.subjects.trees import SHAPES, parents_of, path_to
 from reference.allocator import Allocator, PageAllocation
-from reference.batch import TRACK_INTERVAL, DraftState, Mode, Span, prepare
+from reference.batch import DraftState, Mode, Span, prepare
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.eager import EagerDecoder, frozen_layers
 from reference.model import Model, Output
 from reference.oracle import dense_draft_logits, dense_logits, visible
 from reference.pool import KVPools
 from reference.speculative import Tree, propose
+from reference.state_pool import Section
 
 PAGE_SIZES = (1, 4)
 REQUESTS = 3
@@ -70,13 +71,8 @@ class Request:
         return self.serial + 1
 
     @property
-    def track_index(self) -> int:
-        """The state-tracking row."""
-        return 2 * self.serial + 3
-
-    @property
     def tracked(self) -> bool:
-        """Whether the state is tracked."""
+        """Whether the recurrent state enters the input."""
         return self.serial != 1
 
     @property
@@ -124,7 +120,7 @@ class Bench:
             full_slots=self.allocator.full_slots(request.allocation, begin, end),
             swa_slots=self.allocator.swa_slots(request.allocation, begin, end),
             mrope_delta=request.mrope_delta,
-            track_index=request.track_index,
+            track_index=request.allocation.state_slot,
             tracked=request.tracked,
             encoder_len=request.encoder_len,
         )
@@ -196,12 +192,21 @@ class Bench:
         return pages
 
     def fill_unowned(self, value: float) -> None:
-        """Fill every slot of which no live token is the owner, slot 0 too, in both pools."""
+        """Fill every slot of which no live token is the owner, slot 0 too, and every state."""
         for _, kind, arena in self.pools.arenas_of(self.pools.storage):
             unowned = torch.ones(arena.shape[2], dtype=torch.bool)
             for request in self.requests:
                 unowned[self.slots(request, kind)] = False
             arena[:, :, unowned.to(arena.device)] = value
+        states = self.pools.state.sections[Section.RECURRENT]
+        states[:, 1:] = value
+        for slot in {*range(len(states))} - {r.allocation.state_slot for r in self.requests}:
+            states[slot] = value
+
+    def state(self, serial: int) -> Tensor:
+        """Return the bits of a request's recurrent state, [H]."""
+        slot = self.requests[serial].allocation.state_slot
+        return bits(self.pools.state.sections[Section.RECURRENT][slot, 0])
 
     def slots(self, request: Request, kind: Kind) -> list[int]:
         """Return the slots of a sub-pool that hold a request's tokens, in their order."""
@@ -218,14 +223,13 @@ class Bench:
 
     def dense_of(self, serial: int, tokens: Tensor, model: Model | None = None) -> Tensor:
         """Return the oracle's logits, float64 [L, vocab], of a request of these tokens."""
-        request, position = self.requests[serial], torch.arange(len(tokens))
-        every = position % TRACK_INTERVAL == TRACK_INTERVAL - 1
+        request = self.requests[serial]
         return dense_logits(
             model or self.model,
             tokens.cpu(),
             request.mrope_delta,
-            torch.where(every & request.tracked, request.track_index, -1),
             request.encoder_len,
+            tracked=request.tracked,
         )
 
     def dense(self, serial: int, model: Model | None = None) -> Tensor:
@@ -234,8 +238,11 @@ class Bench:
 
 
 def same_bits(left: Bench, right: Bench, role: Role = Role.TARGET) -> bool:
-    """Whether all requests have the same KV, whatever their slots are."""
+    """Whether all requests have the same KV and state, whatever their slots are."""
     found = [
+        *(torch.equal(left.state(serial), right.state(serial)) for serial in range(REQUESTS)),
+    ]
+    found += [
         torch.equal(left.kv(serial, kind, role), right.kv(serial, kind, role))
         for serial in range(REQUESTS)
         for kind in Kind
@@ -573,15 +580,23 @@ def test_draft_extend_names_the_likeliest_tokens(
 
 
 @of_every_preset
-def test_a_frozen_draft_changes_no_bit_of_any_pool(
+def test_a_frozen_draft_changes_its_own_rows_of_the_draft_table_alone(
     preset: str, dtype: str, page_size: int, device: str
 ) -> None:
     bench = Bench(preset, dtype, page_size, device)
     bench.prefill(*around_the_window(bench))
     spans = bench.drafting(Mode.FROZEN_DRAFT, bench.catch_up())
     before = bits(bench.pools.storage).clone()
-    bench.run(Mode.FROZEN_DRAFT, spans)
-    assert torch.equal(bits(bench.pools.storage), before)
+    output = bench.run(Mode.FROZEN_DRAFT, spans)
+    changed = bits(bench.pools.storage) != before
+    rows = bench.pools.sections_of(changed)[Section.DRAFT_TABLE]
+    own = [request.allocation.row for request in bench.requests]
+    assert bool(rows[own].any(-1).all())
+    rows[own] = False
+    assert not changed.any()
+    kept = bench.pools.state.draft_table[own]
+    said = torch.cat([output["scores"], output["tokens"].float()], 1)
+    assert torch.equal(kept, said.to(kept.dtype))
 
 
 BORROWED = {"gemma3": {0: 4, 1: 5}, "gpt_oss": {0: 2, 1: 3}, "mimo": {0: 3, 1: 4}}

@@ -23,15 +23,16 @@ from properties.support.subjects.op_checks import (
     check_batch_invariance,
     check_conformance,
     check_form_of_lists_changes_no_bit,
+    check_highest_row_of_a_table_wins,
     check_highest_row_wins,
     check_largest,
     check_loc_is_reinterpreted,
     check_only_keys_are_loaded,
     check_row_limit,
     check_rows_without_keys_are_zero,
+    check_states_follow_paths,
     run_checks,
 )
-from reference.batch import TRACK_INTERVAL
 from reference.ops import Ops
 from reference.torch_ops import TorchOps
 
@@ -60,22 +61,55 @@ class ProductsLoseBits(TorchOps):
         return super()._linear_add(inputs.half().to(inputs.dtype), weight, residual)
 
 
-class IntervalIsIgnored(TorchOps):
-    """A payload that tracks at every position."""
+class StateMaskIsIgnored(TorchOps):
+    """A payload that takes up every state."""
 
     def _payload(
-        self,
-        track_table: Tensor,
-        track_indices: Tensor,
-        track_mask: Tensor,
-        positions: Tensor,
-        encoder_table: Tensor,
-        encoder_lens: Tensor,
+        self, states: Tensor, state_mask: Tensor, encoder_table: Tensor, encoder_lens: Tensor
     ) -> Tensor:
-        every = torch.full_like(positions, TRACK_INTERVAL - 1)
-        return super()._payload(
-            track_table, track_indices, track_mask, every, encoder_table, encoder_lens
-        )
+        every = torch.ones_like(state_mask)
+        return super()._payload(states, every, encoder_table, encoder_lens)
+
+
+class ParentsAreIgnored(TorchOps):
+    """A scan whose tokens all begin with what lies in the pool."""
+
+    def _scan_states(
+        self,
+        states: Tensor,
+        sources: Tensor,
+        parents: Tensor,
+        longest: int,
+        table: Tensor,
+        input_ids: Tensor,
+        decay: Tensor,
+    ) -> Tensor:
+        none = torch.full_like(parents, -1)
+        return super()._scan_states(states, sources, none, longest, table, input_ids, decay)
+
+
+class NothingIsMultiplied(TorchOps):
+    """A scan that loads a state where there is none, and gives it the weight zero."""
+
+    def _scan_states(
+        self,
+        states: Tensor,
+        sources: Tensor,
+        parents: Tensor,
+        longest: int,
+        table: Tensor,
+        input_ids: Tensor,
+        decay: Tensor,
+    ) -> Tensor:
+        result = super()._scan_states(states, sources, parents, longest, table, input_ids, decay)
+        return result + 0.0 * states.sum()
+
+
+class LowestRowOfTableWins(TorchOps):
+    """A store into a table that resolves duplicates the wrong way round."""
+
+    def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        super()._store_rows(table, rows.flip(0), values.flip(0))
 
 
 class ProbabilitiesAreSmoothed(TorchOps):
@@ -231,7 +265,10 @@ FAULTS: list[tuple[type[Ops], Check]] = [
     (RotaryIsNan, check_conformance),
     (LowestRowWins, check_highest_row_wins),
     (LocIsConverted, check_loc_is_reinterpreted),
-    (IntervalIsIgnored, check_conformance),
+    (StateMaskIsIgnored, check_conformance),
+    (ParentsAreIgnored, check_states_follow_paths),
+    (NothingIsMultiplied, check_states_follow_paths),
+    (LowestRowOfTableWins, check_highest_row_of_a_table_wins),
     (ProbabilitiesAreSmoothed, check_conformance),
     (MaskIsIgnored, check_conformance),
     (UnlistedSlotsAreMultiplied, check_only_keys_are_loaded),

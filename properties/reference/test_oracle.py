@@ -9,11 +9,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference.config import PRESETS, Kind, draft_config
 from reference.model import Model, rotary_frequency
 from reference.oracle import dense_draft_logits, dense_logits
+from subjects.graphs.dispatch import UncompiledMode
 
 BOUND = 1e-12
 """Largest |found - wanted| / (1 + |wanted|) that two ways of float64 arithmetic may differ by."""
@@ -156,11 +156,11 @@ def test_rotary_frequencies_are_powers_of_the_base_in_float64(preset: str, kind:
         assert np.allclose(frequency.numpy(), wanted, rtol=1e-14, atol=0)
 
 
-class NarrowResults(TorchDispatchMode):
+class NarrowResults(UncompiledMode):
     """Notes every op that makes numbers narrower than float64."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.found: list[str] = []
         self.ops = 0
 

@@ -41,7 +41,10 @@ def test_each_model_has_kv_of_its_own_in_one_storage(preset: str, device: str) -
         assert list(seen) == places
         for mark, place in enumerate(places, 1):
             assert bool((seen[place] == mark).all())
-        assert sum(arena.numel() for arena in seen.values()) == pools.storage.numel()
+        beside = pools.sections_of(pools.storage)
+        assert not any(part.any() for part in beside.values())
+        parts = [*seen.values(), *beside.values()]
+        assert sum(part.numel() for part in parts) == pools.storage.numel()
 
 
 def test_both_models_share_the_index_tables(device: str) -> None:

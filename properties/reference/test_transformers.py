@@ -106,7 +106,8 @@ def test_the_oracle_agrees_with_cached_decoding(
     config, tokens = model.config, drawn(model.config)
     counts = begin_with(config.window)
     counts += [1] * (config.max_context - sum(counts))
-    cache_of_keys, found = None, []
+    cache_of_keys: Any = None
+    found = []
     with InFloat64():
         for part in tokens.split(counts, dim=1):
             output = theirs(name)(input_ids=part, past_key_values=cache_of_keys, use_cache=True)

@@ -97,7 +97,7 @@ def test_an_error_of_the_explainer_fails_the_task_and_keeps_the_violations(
     monkeypatch.setitem(cast(dict[str, Property], PROPERTIES), "kv_parity", broken)
     monkeypatch.setattr(
         "harness.campaigns.task._search",
-        lambda *_: HuntResult(schedules=1, replays=1, schedule=SCHEDULE),
+        lambda *_: HuntResult(schedules=1, replays=1, schedule=SCHEDULE, drawn=SCHEDULE),
     )
     run = regress.Run(regress.RunConfig("cpu", hunts=(("swa_pad", "decode"),), examples=1))
     (task,) = (

@@ -159,7 +159,7 @@ def test_a_masked_site_warns_in_no_step(device: str, name: str, data: st.DataObj
     engine = data.draw(st.sampled_from([ENGINE_OF["eagle_draft"], ENGINE_OF["frozen_kv_mtp"]]))
     world = shared_world(trial_of(engine, MEMO, device))
     favoured = data.draw(st.sampled_from([Mode.DECODE, Mode.DRAFT_EXTEND]))
-    schedule = data.draw(schedules(world.config, 4, world.trial.modes, favoured))
+    schedule = data.draw(schedules(world.config, (4,), (12,), world.trial.modes, favoured))
     assert play_without(world, name, world.runners, schedule) == {}
 
 

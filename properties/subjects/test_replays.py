@@ -82,7 +82,9 @@ def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
             rows = slice(None) if runner.attention_captured else slice(replay.live_rows)
             output = {name: value[rows].clone() for name, value in replay.output.items()}
             written = storage.clone()
-            storage.copy_(before)
+            # A prefill scans the recurrent states before its graphs run.
+            kept = None if runner.attention_captured else sum(world.pools.layout.counts)
+            storage[:kept] = before[:kept]
             eager = run_eagerly(runner, replay.bucket)
             assert eager.keys() == output.keys() != set()
             for name, value in output.items():

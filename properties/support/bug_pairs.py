@@ -31,9 +31,9 @@ MOST_REQUESTS = 3
 """Two, and one more: the smallest batch that a CPU graph pads after it held more is of three."""
 
 
-def detecting(bug: str) -> str:
-    """Return the property that must see a bug that affects a runner."""
-    found = detected_by(BUGS[bug])
+def detecting(bug: str, runner: str) -> str:
+    """Return the property that must see a bug on a runner that it affects."""
+    found = detected_by(BUGS[bug], runner)
     assert found is not None
     return found
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from harness.campaigns.confirm import confirmed
+from harness.campaigns.fresh import play_fresh
 from harness.campaigns.hunt import HuntResult, draw, first_failure, hunt
 from harness.checks.explanation import explanation, observe
 from harness.checks.play import Lockstep
@@ -139,17 +141,24 @@ def failure(survey: Survey, property_id: str, seed: int, artifacts: Path) -> str
     if hunt_result.schedule is None:
         hunt_result = first_failure(lockstep, traffic_of(trial, seed), property_id)
     if hunt_result.schedule is None:
-        return f"{property_id} was violated at first, but not when hunted: is it flaky?"
-    lockstep.watch(PROPERTIES)
-    outcome, timeline = observe(lockstep, hunt_result.schedule)
-    cause = explanation(lockstep, hunt_result.schedule, outcome, timeline, property_id)
-    proof = "".join(f"{sentence}\n" for sentence in cause.proof) if cause is not None else ""
-    violations = tuple(violation.to_json() for violation in outcome.violations)
+        return (
+            f"{property_id} was violated at first, but not when hunted anew: it is flaky, or"
+            " depends on state that no one declared"
+        )
+    shown = confirmed(trial, hunt_result, property_id, (), play_fresh)
+    violations, proof = shown.violations, f"{shown.undeclared and shown.undeclared.message}\n"
+    if shown.undeclared is None:
+        lockstep.watch(PROPERTIES)
+        outcome, timeline = observe(lockstep, shown.schedule)
+        cause = explanation(lockstep, shown.schedule, outcome, timeline, property_id)
+        proof = "".join(f"{sentence}\n" for sentence in cause.proof) if cause is not None else ""
+        violations = outcome.violations
     path = artifacts / f"{property_id}-{name(trial)}.json"
-    write_case(Case(trial, hunt_result.schedule, property_id, seed, violations), path)
-    found = next(one for one in outcome.violations if one.property == property_id)
+    told = tuple(violation.to_json() for violation in violations)
+    write_case(Case(trial, shown.schedule, property_id, seed, told, shown.history), path)
+    found = next(one for one in violations if one.property == property_id)
     return (
-        f"{property_id}: step {found.step} of {len(hunt_result.schedule.steps)}: {found.message}\n"
+        f"{property_id}: step {found.step} of {len(shown.schedule.steps)}: {found.message}\n"
         f"{proof}case: {path.name}, to be found in reports/out/pytest/cases;"
         f" replay with: paritybit replay reports/out/pytest/cases/{path.name}"
     )

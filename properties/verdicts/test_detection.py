@@ -56,7 +56,7 @@ def test_a_bug_is_detected_and_shrinks_and_what_shows_it_is_green_without_it(
 
     And in recorded traffic, where traffic reaches what shows it.
     """
-    lockstep, target = Lockstep(trial), detecting(pair[0])
+    lockstep, target = Lockstep(trial), detecting(*pair)
     schedule = hunt(lockstep, target, hunter_seed, EXAMPLES).schedule
     assert schedule is not None
     assert len(schedule.steps) <= most_steps(pair[0])
@@ -156,7 +156,7 @@ def test_a_bug_of_one_runner_leaves_the_others_of_its_engine_right(device: str) 
 
 
 def test_every_property_that_must_detect_a_bug_is_checked_at_every_step() -> None:
-    assert {detecting(name) for name, _ in AFFECTED} <= STEP_PROPERTIES
+    assert {detecting(*pair) for pair in AFFECTED} <= STEP_PROPERTIES
 
 
 def test_the_runners_of_an_engine_replay_on_one_pool_of_static_buffers(device: str) -> None:

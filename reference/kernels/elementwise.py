@@ -1,23 +1,54 @@
-"""Kernels that work element by element: payload, embedding and rotary positions."""
+"""Kernels that work element by element: states, payload, embedding and rotary positions."""
 
 # mypy: disable-error-code="no-untyped-def"
 # The line above is for the kernels: Triton's values have no Python types.
 
 import triton.language as tl
 
-from reference.batch import TRACK_INTERVAL
 from reference.kernels.launch import Kernel
+from reference.ops import STATE_GAIN
 
-INTERVAL = tl.constexpr(TRACK_INTERVAL)
+GAIN = tl.constexpr(STATE_GAIN)
+
+
+@Kernel
+def scan_states_kernel(
+    output,
+    states,
+    sources,
+    parents,
+    table,
+    input_ids,
+    decay,
+    tokens,
+    HIDDEN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = column < HIDDEN
+    kept = tl.load(decay + column, mask=inside, other=0.0)
+    first = tl.program_id(0).to(tl.int64) * tokens
+    for turn in range(0, tokens):
+        row = first + turn
+        source = tl.load(sources + row).to(tl.int64)
+        parent = tl.load(parents + row).to(tl.int64)
+        follows = inside & (parent >= 0)
+        begins = inside & (parent < 0) & (source >= 0)
+        before = tl.load(output + parent * HIDDEN + column, mask=follows, other=0.0).to(tl.float32)
+        before += tl.load(states + source * HIDDEN + column, mask=begins, other=0.0).to(tl.float32)
+        token = tl.load(input_ids + row).to(tl.int64) * HIDDEN + column
+        added = tl.load(table + token, mask=inside, other=0.0).to(tl.float32) * GAIN
+        after = (added + kept * before).to(output.dtype.element_ty)
+        tl.store(output + row * HIDDEN + column, after, mask=inside)
+        # What a token left must be seen by all threads before the next one loads it.
+        tl.debug_barrier()
 
 
 @Kernel
 def payload_kernel(
     output,
-    track_table,
-    track_indices,
-    track_mask,
-    positions,
+    states,
+    state_mask,
     encoder_table,
     encoder_lens,
     HIDDEN: tl.constexpr,
@@ -26,11 +57,9 @@ def payload_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < HIDDEN
-    ends = tl.load(positions + row) % INTERVAL == INTERVAL - 1
-    tracked = inside & tl.load(track_mask + row) & ends
-    track = tl.load(track_indices + row).to(tl.int64) * HIDDEN + column
+    taken = inside & tl.load(state_mask + row)
     encoder = tl.load(encoder_lens + row).to(tl.int64) * HIDDEN + column
-    total = tl.load(track_table + track, mask=tracked, other=0.0).to(tl.float32)
+    total = tl.load(states + row * HIDDEN + column, mask=taken, other=0.0).to(tl.float32)
     total += tl.load(encoder_table + encoder, mask=inside, other=0.0).to(tl.float32)
     tl.store(output + row * HIDDEN + column, total, mask=inside)
 

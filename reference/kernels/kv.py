@@ -1,4 +1,4 @@
-"""Kernels that reach the KV cache: store and attention."""
+"""Kernels that reach the KV cache and the tables beside it: stores and attention."""
 
 # mypy: disable-error-code="no-untyped-def"
 # The line above is for the kernels: Triton's values have no Python types.
@@ -39,6 +39,29 @@ def store_kv_kernel(
     tl.store(target, tl.load(key + row * key_stride + element, mask=wins), mask=wins)
     entry = tl.load(value + row * value_stride + element, mask=wins)
     tl.store(target + plane, entry, mask=wins)
+
+
+@Kernel
+def store_rows_kernel(
+    table,
+    rows,
+    count,
+    values,
+    values_stride,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + place).to(tl.int64)
+    highest = tl.full((STEP,), -1, tl.int32)
+    for start in range(0, count, STEP):
+        other = start + tl.arange(0, STEP)
+        named = tl.load(rows + other, mask=other < count, other=0).to(tl.int64)
+        highest = tl.where((other < count) & (named == row), other, highest)
+    element = tl.arange(0, TILE)
+    wins = (element < WIDTH) & (tl.max(highest, 0) == place)
+    entry = tl.load(values + place * values_stride + element, mask=wins)
+    tl.store(table + row * WIDTH + element, entry, mask=wins)
 
 
 @jit

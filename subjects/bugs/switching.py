@@ -9,7 +9,6 @@ from subjects.engine import Subject, contract
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme, Toggles
 
-
 NO_FLIGHT = "it launches nothing, so that no forward is in flight while the host goes on"
 
 

@@ -17,6 +17,7 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind, Role
 from reference.model import Model, Output
 from reference.ops import Ops
+from reference.state_pool import StatePool
 from subjects.access import ListedKV
 from subjects.buffers import BufferPool, Conversions, StaticInputs
 from subjects.contracts import Axis, Contract, Extents
@@ -41,6 +42,7 @@ class RunnerSpec:
     ops: Ops
     models: Mapping[Role, Model]
     pools: Mapping[Role, SubjectPool]
+    states: StatePool
     contract: Contract
     toggles: Toggles
     buckets: tuple[int, ...]
@@ -75,6 +77,7 @@ class GraphRunner(ABC):
         self.target = spec.models[Role.TARGET]
         self.draft = spec.models[Role.DRAFT]
         self.pool = spec.pools[self.kv_role]
+        self.states = spec.states
         self.toggles = spec.toggles
         self.buckets = tuple(sorted(spec.buckets))
         self.memory_pool = spec.memory_pool
@@ -104,7 +107,7 @@ class GraphRunner(ABC):
         """Return the static metadata buffers, name to (elements, dtype), of a bucket."""
 
     @abstractmethod
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the live values of the static inputs that a batch refreshes, by name."""
 
     @abstractmethod
@@ -174,7 +177,7 @@ class GraphRunner(ABC):
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
         """Bring the static inputs up to date."""
-        self.inputs.populate(self.live_inputs(batch, bucket), padded=padded)
+        self.inputs.populate(self.live_values(batch, bucket), padded=padded)
 
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
         """Run the bucket's graph and return its static output.

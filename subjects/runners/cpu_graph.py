@@ -17,6 +17,7 @@ from subjects.graphs.protocol import Graph
 from subjects.key_lists import row_keys, row_lists
 from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
+from subjects.states import decode_paths
 
 
 class CpuGraphRunner(GraphRunner):
@@ -50,7 +51,7 @@ class CpuGraphRunner(GraphRunner):
         """Return the fresh key lists of the last forward."""
         return self.listed
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
         return {} if batch is None else self.batch_inputs(batch)
 
@@ -119,14 +120,14 @@ class CpuGraphRunner(GraphRunner):
             self.ops.log = None
 
     def _payload(self, batch: ForwardBatch | None, bucket: int) -> Tensor:
-        """Return the live rows' payload, and none in padded rows."""
+        """Return the live rows' payload, their states advanced, and none in padded rows."""
         payload = torch.zeros((bucket, self.target.config.hidden), device=self.target.device)
         if batch is not None:
+            paths = decode_paths(batch.mamba_track_indices)
+            states = self.target.advance_states(
+                self.ops, self.states.recurrent, paths, batch.input_ids
+            )
             payload[: batch.live_requests] = self.target.payload(
-                self.ops,
-                batch.positions,
-                batch.mamba_track_indices,
-                batch.mamba_track_mask,
-                batch.encoder_lens,
+                self.ops, states, batch.mamba_track_mask, batch.encoder_lens
             )
         return payload

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output, TokenInputs
+from reference.state_pool import StatePaths
 from subjects.contracts import (
     ENCODER_LEN_FILL_VALUE,
     SEQ_LEN_FILL_VALUE,
@@ -22,6 +23,7 @@ from subjects.contracts import (
 from subjects.key_lists import row_keys, row_lists, row_sizes
 from subjects.protocol import KeyLists
 from subjects.runners.base import GraphRunner, request_extents
+from subjects.states import decode_paths
 from subjects.toggles import LocationScheme
 
 ROWS: Contract = (
@@ -66,7 +68,7 @@ class DecodeRunner(GraphRunner):
         config = self.target.config
         return row_sizes(bucket, config.max_context, config.window)
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors and the two token counts."""
         if batch is None:
             found = {"num_token_non_padded": self.scalar(0)}
@@ -82,6 +84,10 @@ class DecodeRunner(GraphRunner):
         """Return the static key lists that a bucket's graph reads."""
         return row_keys(self.metadata.buffers, 0, bucket)
 
+    def state_paths(self, bucket: int) -> StatePaths:
+        """Return where the recurrent states of a bucket's tokens come from and go to."""
+        return decode_paths(self.view("mamba_track_indices", bucket))
+
     def live_rows(self, live_size: int) -> int:
         """Return the live tokens."""
         return live_size * self.tokens_per_request
@@ -95,17 +101,16 @@ class DecodeRunner(GraphRunner):
                 return values
             return values[:, None].expand(-1, self.tokens_per_request).reshape(-1)
 
-        positions = self.view("positions", bucket)
+        input_ids = self.view("input_ids", bucket)
+        states = self.target.advance_states(
+            self.ops, self.states.recurrent, self.state_paths(bucket), input_ids
+        )
         tokens = TokenInputs(
-            input_ids=self.view("input_ids", bucket),
+            input_ids=input_ids,
             payload=self.target.payload(
-                self.ops,
-                positions,
-                per_token("mamba_track_indices"),
-                per_token("mamba_track_mask"),
-                per_token("encoder_lens"),
+                self.ops, states, per_token("mamba_track_mask"), per_token("encoder_lens")
             ),
-            positions=positions,
+            positions=self.view("positions", bucket),
             mrope_positions=self.view("mrope_positions", bucket),
             live_tokens=self.view("num_token_non_padded", bucket),
             token_count=self.view("global_num_tokens", bucket),

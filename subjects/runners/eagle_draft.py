@@ -11,7 +11,7 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Role
 from reference.eager import draft_inputs
 from reference.model import Output
-from reference.speculative import propose
+from reference.speculative import keep_candidates, propose
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import draft_lists, row_keys, row_sizes
 from subjects.protocol import KeyLists
@@ -51,7 +51,7 @@ class EagleDraftRunner(GraphRunner):
         rows = SPECULATION.forwards * SPECULATION.topk * bucket
         return row_sizes(rows, config.max_context, config.window)
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return those of the batch's tensors that this runner ever populates."""
         found = {} if batch is None else self.batch_inputs(batch)
         return {name: found[name] for name in found if name not in self.never_populated}
@@ -66,7 +66,10 @@ class EagleDraftRunner(GraphRunner):
         return row_keys(self.metadata.buffers, 0, rows)
 
     def forward(self, bucket: int) -> Output:
-        """Return every candidate of every request: `scores`, `tokens` and `chosen`."""
+        """Return every candidate of every request: `scores`, `tokens` and `chosen`.
+
+        Scores and tokens are scattered into the requests' rows of the draft table as well.
+        """
         rows = bucket * SPECULATION.topk
         positions = self.view("positions", bucket)
         slots = self.view("out_cache_loc", bucket).view(rows, SPECULATION.steps)
@@ -82,10 +85,13 @@ class EagleDraftRunner(GraphRunner):
             )
             return self.draft.forward(self.ops, tokens, access)
 
-        return propose(
+        output = propose(
             self.ops,
             self.view("topk_p", bucket),
             self.view("topk_index", bucket),
             self.view("hidden_states", bucket),
             run,
         )
+        requests = self.view("req_pool_indices", bucket)
+        keep_candidates(self.ops, self.states.draft_table, requests, output)
+        return output

@@ -61,10 +61,10 @@ class EagleDraftExtendRunner(GraphRunner):
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
         """Bring the static inputs up to date; host ones are reset only for padded requests."""
         on_host = batch is None or batch.live_requests != bucket
-        live_inputs = self.live_inputs(batch, bucket)
-        self.inputs.populate(live_inputs, padded=padded, padded_on_host=on_host)
+        live_values = self.live_values(batch, bucket)
+        self.inputs.populate(live_values, padded=padded, padded_on_host=on_host)
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors and the token counts on the host."""
         if batch is None:
             return {}

@@ -11,7 +11,7 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION
 from reference.eager import draft_inputs, frozen_layers
 from reference.model import Output
-from reference.speculative import propose
+from reference.speculative import keep_candidates, propose
 from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
 from subjects.key_lists import row_keys, row_lists, row_sizes
 from subjects.protocol import KeyLists
@@ -46,7 +46,7 @@ class FrozenKvMtpRunner(GraphRunner):
         config = self.target.config
         return row_sizes(bucket * SPECULATION.topk, config.max_context, config.window)
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors, those per request repeated for every branch."""
         found = {} if batch is None else self.batch_inputs(batch)
         return {
@@ -65,7 +65,10 @@ class FrozenKvMtpRunner(GraphRunner):
         return row_keys(self.metadata.buffers, 0, bucket * SPECULATION.topk)
 
     def forward(self, bucket: int) -> Output:
-        """Return every candidate of every request: `scores`, `tokens` and `chosen`."""
+        """Return every candidate of every request: `scores`, `tokens` and `chosen`.
+
+        Scores and tokens are scattered into the requests' rows of the draft table as well.
+        """
         rows = bucket * SPECULATION.topk
         borrowed = frozen_layers(self.target, self.draft)
         access = self.listed_kv(self.ops, self.draft, self.pool, None, self.keys(bucket), borrowed)
@@ -82,10 +85,14 @@ class FrozenKvMtpRunner(GraphRunner):
             )
             return self.draft.forward(self.ops, tokens, access)
 
-        return propose(
+        output = propose(
             self.ops,
             self.view("topk_p", bucket),
             self.view("topk_index", bucket),
             self.view("hidden_states", bucket),
             run,
         )
+        of_branches = self.view("req_pool_indices", bucket).view(bucket, SPECULATION.topk)
+        requests = of_branches[:, 0].contiguous()
+        keep_candidates(self.ops, self.states.draft_table, requests, output)
+        return output

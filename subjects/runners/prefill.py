@@ -21,6 +21,7 @@ from subjects.graphs.capture import Capture
 from subjects.key_lists import fresh_span_keys
 from subjects.protocol import KeyLists, Overrides, Replay
 from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
+from subjects.states import extend_paths
 from subjects.toggles import LocationScheme
 
 MOST_REQUESTS = 8
@@ -53,6 +54,7 @@ class PrefillRunner(GraphRunner):
     attention_captured = False
     rows = ROWS
     access: ListedKV | None
+    tokens: int
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of tokens."""
@@ -69,19 +71,26 @@ class PrefillRunner(GraphRunner):
         """Return the fresh key lists of the live tokens; padded ones do not attend."""
         return None if self.access is None else self.access.lists
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors."""
         return {} if batch is None else self.batch_inputs(batch)
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date; the payload goes in as input embeddings."""
+        """Bring the static inputs up to date; the payload goes in as input embeddings.
+
+        The recurrent states are scanned here, before the graphs.
+        """
         super().populate(batch, bucket, padded=padded)
         if batch is not None:
             requests = batch.token_requests
+            slots = self.inputs.buffers["mamba_track_indices"]
+            paths = extend_paths(slots, requests, batch.positions, batch.longest)
+            states = self.target.advance_states(
+                self.ops, self.states.recurrent, paths, batch.input_ids
+            )
             payload = self.target.payload(
                 self.ops,
-                batch.positions,
-                self.inputs.buffers["mamba_track_indices"][requests],
+                states,
                 self.inputs.buffers["mamba_track_mask"][requests],
                 batch.encoder_lens[requests],
             )
@@ -91,7 +100,6 @@ class PrefillRunner(GraphRunner):
         """Run the bucket's graphs, and attention between them."""
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
-        self.access, self.tokens = None, 0
         if batch is not None:
             self.tokens = batch.live_tokens
             self.access = self.listed_kv(
@@ -101,7 +109,10 @@ class PrefillRunner(GraphRunner):
                 self.view("out_cache_loc", bucket)[: self.tokens],
                 fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets),
             )
-        return super().launch(batch, bucket, captured=captured)
+        try:
+            return super().launch(batch, bucket, captured=captured)
+        finally:
+            self.access, self.tokens = None, 0
 
     def replay(
         self,
@@ -138,7 +149,7 @@ class PrefillRunner(GraphRunner):
 
     def capture_all(self) -> None:
         """Capture every bucket, largest first, with no token live."""
-        self.access = None
+        self.access, self.tokens = None, 0
         self.mixed: list[Tensor] = []
         self.capturing = False
         for bucket in reversed(self.buckets):

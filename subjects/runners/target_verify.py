@@ -5,10 +5,12 @@ from torch import Tensor
 
 from reference.batch import Mode
 from reference.config import SPECULATION
+from reference.state_pool import StatePaths
 from subjects.contracts import Axis, Extents, keep
 from subjects.key_lists import verify_keys, verify_lists, verify_sizes
 from subjects.protocol import KeyLists
 from subjects.runners.decode import ROWS, DecodeRunner
+from subjects.states import parents_in_tree, verify_paths
 
 
 class TargetVerifyRunner(DecodeRunner):
@@ -25,23 +27,32 @@ class TargetVerifyRunner(DecodeRunner):
         return {**super().extents(bucket), Axis.MASK: bucket * bits}
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the buffers of the key lists, the window's page table and offsets."""
+        """Return the buffers of the key lists, the page table and offsets, and the trees."""
         config = self.target.config
-        return verify_sizes(bucket, config.max_context, config.window)
+        parents = (bucket * SPECULATION.draft_tokens, torch.int64)
+        sizes = verify_sizes(bucket, config.max_context, config.window)
+        return {**sizes, "tree_parents": parents}
 
     def plan(self, bucket: int) -> None:
-        """List the keys of every row, drafts included."""
-        self.metadata.write(
-            verify_lists(
-                self.view("req_pool_indices", bucket),
-                self.view("seq_lens", bucket),
-                self.view("seq_lens_cpu", bucket),
-                self.view("positions", bucket),
-                self.window,
-                self.pool,
-                self.toggles,
-            )
+        """List the keys of every row, drafts included, and the parent of every draft."""
+        lists = verify_lists(
+            self.view("req_pool_indices", bucket),
+            self.view("seq_lens", bucket),
+            self.view("seq_lens_cpu", bucket),
+            self.view("positions", bucket),
+            self.window,
+            self.pool,
+            self.toggles,
         )
+        parents = parents_in_tree(
+            self.view("custom_mask", bucket), lists["mask_indptr"], self.view("seq_lens", bucket)
+        )
+        self.metadata.write({**lists, "tree_parents": parents})
+
+    def state_paths(self, bucket: int) -> StatePaths:
+        """Return where the recurrent states of a bucket's draft tokens come from and go to."""
+        parents = self.metadata.buffers["tree_parents"][: self.live_rows(bucket)]
+        return verify_paths(self.view("mamba_track_indices", bucket), parents)
 
     def keys(self, bucket: int) -> KeyLists:
         """Return the static keys and mask that a bucket's graph reads."""

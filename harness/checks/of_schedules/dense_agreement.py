@@ -55,9 +55,8 @@ class _Inputs:
     `windows` are those of the tokens, None where they are all the model's.
     """
 
-    of_request: tuple[int, bool, int, int]
+    of_request: tuple[int, bool, int, int, bool]
     tokens: Tensor
-    tracked: Tensor
     windows: Tensor | None
     hidden_states: Tensor | None
 
@@ -66,9 +65,14 @@ class _Inputs:
         """Return what a dense forward reads of a sample's request."""
         states = sample.hidden_states
         return cls(
-            (sample.serial, sample.of_draft, sample.mrope_delta, sample.encoder_len),
+            (
+                sample.serial,
+                sample.of_draft,
+                sample.mrope_delta,
+                sample.encoder_len,
+                sample.tracked,
+            ),
             sample.tokens.cpu(),
-            sample.tracked.cpu(),
             own_windows(sample),
             states.cpu() if states is not None else None,
         )
@@ -80,7 +84,6 @@ class _Inputs:
             theirs is None if mine is None else theirs is not None and mine[:length].equal(theirs)
             for mine, theirs in (
                 (self.tokens, other.tokens),
-                (self.tracked, other.tracked),
                 (self.windows, other.windows),
                 (self.hidden_states, other.hidden_states),
             )
@@ -127,14 +130,14 @@ def _dense_rows(models: Mapping[Role, Model], inputs: _Inputs) -> Tensor:
     """Return the oracle's logits, float64 [L, vocab], after each of a request's tokens."""
     if inputs.hidden_states is not None:
         return dense_draft_logits(models[Role.DRAFT], inputs.tokens, inputs.hidden_states)
-    _, _, mrope_delta, encoder_len = inputs.of_request
+    _, _, mrope_delta, encoder_len, tracked = inputs.of_request
     return dense_logits(
         models[Role.TARGET],
         inputs.tokens,
         mrope_delta,
-        inputs.tracked,
         encoder_len,
         inputs.windows,
+        tracked=tracked,
     )
 
 

@@ -2,17 +2,16 @@
 
 from torch import Tensor
 
-from harness.checks.differences import describe_slot, first_kv_difference
+from harness.checks.differences import describe_slot, first_kv_difference, owner_at
 from harness.checks.property import Description, Property
 from harness.explain.cause import diverged_cause
 from harness.lockstep.bits import any_set, bits
 from harness.lockstep.observation import Observation
-from reference.config import Kind
 from subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> Tensor:
-    """Whether any bit that is compared differs between the worlds' KV."""
+    """Whether any bit that is compared differs between the worlds' KV and other state."""
     different = bits(observation.eager.after) != bits(observation.graph.after)
     return any_set(different & observation.compared)
 
@@ -21,14 +20,15 @@ def describe(observation: Observation) -> Description:
     """Name the first slot that differs, its owner and both bit patterns."""
     storages = observation.eager.after, observation.graph.after
     where = first_kv_difference(observation.layout, *storages, observation.compared)
-    where["owner"] = observation.graph.owner_of(Kind(where["kind"]), where["slot"])
+    where["owner"] = owner_at(where, observation.graph)
     bit_patterns = f" eager {where['eager_bits']}, graph {where['graph_bits']}"
     return describe_slot(where) + bit_patterns, where
 
 
 KV_PARITY = Property(
     id="kv_parity",
-    statement="every slot of both models' pools, K and V, all layers: graph bits = eager bits",
+    statement="every slot of both models' KV, every recurrent state and draft table row:"
+    " graph bits = eager bits",
     needs=frozenset({Offer.ARITHMETIC, Offer.KV}),
     flag=flag,
     describe=describe,

@@ -8,13 +8,13 @@ from harness.checks.differences import (
     describe_slot,
     first_kv_difference,
     first_output_difference,
+    owner_at,
 )
 from harness.checks.property import Description, Property
 from harness.lockstep.bits import any_set, bits, outputs_differ
 from harness.lockstep.noise import Noise
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair, PlannedStep, cloned, subject_runs
-from reference.config import Kind
 from reference.model import Output
 from subjects.protocol import Offer
 
@@ -54,7 +54,7 @@ def run_noisy(pair: Pair, planned: PlannedStep) -> NoisyRun:
 
 
 def flag(observation: Observation) -> Tensor | bool:
-    """Whether noise changed a live output, or KV that the batch owns."""
+    """Whether noise changed a live output, or KV or state that the batch owns."""
     noisy, output = observation.extra.get("padding_noninterference"), observation.graph.output
     if noisy is None or output is None:
         return False
@@ -69,7 +69,7 @@ def describe(observation: Observation) -> Description:
     assert output is not None
     if ((bits(noisy.storage) != bits(storage)) & noisy.owned).any():
         where = first_kv_difference(observation.layout, storage, noisy.storage, noisy.owned)
-        where["owner"] = observation.graph.owner_of(Kind(where["kind"]), where["slot"])
+        where["owner"] = owner_at(where, observation.graph)
         return "noise in bytes nobody owns changed " + describe_slot(
             where
         ) + " it was written", where

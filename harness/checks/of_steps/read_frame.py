@@ -73,28 +73,28 @@ def live_reads(observation: Observation, kind: Kind) -> list[list[Slots]]:
         slots = pages[columns // size] * size + columns % size
         slots[slots < 0] = layout.sizes.slots(kind)
         rows = [slots[read] for read in columns_read(observation.mode, span, window)]
-        for forward, reads in enumerate(found):
-            reads += rows[forward * len(rows) // forwards : (forward + 1) * len(rows) // forwards]
+        each = len(rows) // forwards
+        for forward in range(forwards):
+            found[forward] += rows[forward * each : (forward + 1) * each]
     return found
 
 
-def allowed(observation: Observation, kind: Kind, rows: int) -> tuple[Numbers, int]:
+def allowed(observation: Observation, kind: Kind, rows: int) -> Numbers:
     """Return how often each of `rows` rows must read each slot, [rows, slots + 1].
 
-    -1 says that it may read it as often as it likes: slot 0, where the row is padded. Also
-    return how many of the rows are live.
+    -1 says that it may read it as often as it likes: slot 0, where the row is padded. Where
+    there are fewer rows than live ones, further ones follow, which somebody should read by.
     """
     by_forward = live_reads(observation, kind)
-    counts = np.zeros((rows, observation.layout.sizes.slots(kind) + 1), dtype=np.int32)
-    each = rows // len(by_forward)
-    live = 0
+    each = max(rows // len(by_forward), len(by_forward[0]))
+    slots = observation.layout.sizes.slots(kind) + 1
+    counts = np.zeros((len(by_forward) * each, slots), dtype=np.int32)
     for forward, reads in enumerate(by_forward):
         first = forward * each
         counts[first + len(reads) : first + each, 0] = -1
-        for row, slots in enumerate(reads[:each]):
-            counts[first + row, slots] = 1
-        live += len(reads)
-    return counts, live
+        for row, read in enumerate(reads, first):
+            counts[row, read] = 1
+    return counts
 
 
 def counted(keys: Keys, mask: Tensor | None, slots: int, most: int) -> Tensor:
@@ -129,8 +129,9 @@ def reads_of(observation: Observation, kind: Kind) -> tuple[Tensor | None, Tenso
         read = torch.from_numpy(_counted_on_host(replay.reads[kind], slots))
     else:
         return None, None
-    right, _ = allowed(observation, kind, read.shape[0])
-    return read, on_device(right, read.device)
+    right = on_device(allowed(observation, kind, read.shape[0]), read.device)
+    lacking = right.shape[0] - read.shape[0]
+    return torch.nn.functional.pad(read, (0, 0, 0, lacking)) if lacking else read, right
 
 
 def _of_kind(keys: KeyLists, kind: Kind) -> Keys:

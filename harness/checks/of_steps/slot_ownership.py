@@ -16,7 +16,7 @@ from reference.pool import PoolSizes
 from subjects.protocol import Offer
 
 RIGHT, ALSO, KNOWN = range(3)
-"""Of each cell of the tables: what it holds, what it may hold instead, and whether that is known."""
+"""Of each cell of the tables: what it holds, what it may hold instead, if that is known."""
 
 
 def misheld(world: Ownership, sizes: PoolSizes) -> list[str]:

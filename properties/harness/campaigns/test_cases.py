@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from harness.lockstep.config import TrialConfig, UnknownNameError
 from harness.lockstep.scheduler import Scheduler
 from harness.records.case import VERSION, Case, dump_json, load_case, write_case
+from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import (
     REPEAT_LIMIT,
@@ -86,7 +87,11 @@ def test_wild_schedules_have_every_kind_of_step() -> None:
     assert drawn == set(STEPS.values())
 
 
-@given(st.one_of(schedules(CONFIG, ROWS, frozenset(Mode), Mode.DECODE), WILD_SCHEDULES))
+@given(
+    st.one_of(
+        schedules(CONFIG, BUCKETS, TOKEN_BUCKETS, frozenset(Mode), Mode.DECODE), WILD_SCHEDULES
+    )
+)
 def test_a_schedule_reads_back_from_its_json_text(schedule: Schedule) -> None:
     assert from_json(json.loads(dump_json(to_json(schedule)))) == schedule
 

@@ -34,7 +34,7 @@ def test_the_corpus_has_a_case_of_every_bug_on_every_runner_it_affects() -> None
     for name, case in CASES.items():
         assert name == f"{case.trial.bug}@{case.trial.runner}"
         assert case.trial.bug is not None
-        assert case.target == detected_by(BUGS[case.trial.bug])
+        assert case.target == detected_by(BUGS[case.trial.bug], case.trial.runner)
         assert (case.trial.device, case.seed) == ("cpu", 0)
         assert len(case.schedule.steps) <= most_steps(case.trial.bug)
 

@@ -84,7 +84,7 @@ def test_a_bug_is_where_it_can_live_and_must_be_seen_there_or_is_hidden() -> Non
         assert point.scheme in BUGS[bug].schemes
         assert not lacking(BUGS[bug], runner)
         assert unaffected_reason(BUGS[bug], runner) is None
-        detecting = detected_by(BUGS[bug])
+        detecting = detected_by(BUGS[bug], runner)
         assert detecting is not None
         seen = [*point.red.get(detecting, ()), *point.hidden.get(detecting, ())]
         assert runner in seen, (point.name, bug, runner)
@@ -92,7 +92,7 @@ def test_a_bug_is_where_it_can_live_and_must_be_seen_there_or_is_hidden() -> Non
 
 def test_nothing_must_be_red_or_is_hidden_without_a_bug_behind_it() -> None:
     """An int64 location is read wrongly by the store: what it stores differs, too."""
-    wanted = {(point.name, detected_by(BUGS[bug]), runner) for point, bug, runner in PAIRS}
+    wanted = {(point.name, detected_by(BUGS[bug], runner), runner) for point, bug, runner in PAIRS}
     wanted |= {(point.name, "kv_parity", runner) for point, bug, runner in PAIRS if "64" in bug}
     assert wanted == {
         (point.name, name, runner)

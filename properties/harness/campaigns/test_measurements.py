@@ -57,6 +57,27 @@ SOAK = ["soak", "--seeds", "1", "--workers", "1", "--device", "cpu"]
 
 
 @pytest.mark.usefixtures("short_soak")
+def test_hunts_alone_leave_a_table_of_what_each_bug_needed(tmp_path: Path) -> None:
+    """Without a clean step; a median that is late is not as hoped."""
+    record, table = tmp_path / "soak.json", tmp_path / "table.md"
+    asked = [*SOAK, "--steps", "0", "--record", str(record), "--table", str(table)]
+    assert main(asked) == OK
+    rows = table.read_text().splitlines()
+    assert rows[2] == "| `swa_int64` | `breakable` | `index_contract` | 1 | 1 | 1 | 1 |"
+    assert evidence(record, "soak")["clean"]["false_alarms"] == 0
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_bug_that_half_of_the_seeds_find_late_is_not_as_hoped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(soaking, "MEDIAN", 0)
+    figures = soaking.soak("cpu", 0, range(1), 0, 1)
+    assert not figures["as_hoped"]
+    assert "later than schedule 0: swa_int64@breakable" in figures["message"]
+
+
+@pytest.mark.usefixtures("short_soak")
 def test_a_soak_records_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three trials, one of each engine, in which every runner must replay."""
     path = tmp_path / "new" / "soak.json"

@@ -11,11 +11,12 @@ import pytest
 from harness.campaigns import task as tasks
 from harness.campaigns.bisect import Bisection, hunted_case, with_goal
 from harness.campaigns.executor import Ended
+from harness.campaigns.fresh import FreshPlaying, PlayFresh
 from harness.campaigns.history import HISTORY, Point, play_history
 from harness.campaigns.hunt import HuntResult, PlayingFailedError, hunt, play_all
 from harness.campaigns.regress import Run, RunConfig
 from harness.campaigns.replay import Named, Replayed, judged, replayed
-from harness.campaigns.task import Finding, Result, Source, Status, Task, result_of, run_task
+from harness.campaigns.task import GOOD, Finding, Result, Source, Status, Task, result_of, run_task
 from harness.checks.explanation import Explained
 from harness.checks.play import DeviceLostError, Outcome
 from harness.lockstep.config import TrialConfig
@@ -52,9 +53,16 @@ def locksteps(
     return build
 
 
-def ended(script: Callable[[Scripted, Schedule], Outcome], **others: Any) -> Result:
-    """Return how a hunt of a bug ends."""
-    return run_task(Task(BROKEN, Source.GENERATED, 0, 3), locksteps(script, **others))
+def showing(playing: FreshPlaying) -> Outcome:
+    """Show in a fresh process whatever was looked for there."""
+    return violating(*(playing.until or playing.properties))
+
+
+def ended(
+    script: Callable[[Scripted, Schedule], Outcome], play: PlayFresh = showing, **others: Any
+) -> Result:
+    """Return how a hunt of a bug ends, of which a fresh process shows what is found."""
+    return run_task(Task(BROKEN, Source.GENERATED, 0, 3), locksteps(script, **others), play)
 
 
 def test_a_bug_that_is_seen_alone_is_caught() -> None:
@@ -169,7 +177,7 @@ ENDS: dict[str, tuple[TrialConfig, Outcome, Outcome, Status]] = {
 def test_the_status_of_a_task_follows_from_its_playings(which: str) -> None:
     trial, outcome, of_clean, status = ENDS[which]
     build = locksteps(lambda *_: outcome, of_clean if trial.bugs else outcome)
-    assert run_task(Task(trial, Source.GENERATED, 0, 3), build).status is status
+    assert run_task(Task(trial, Source.GENERATED, 0, 3), build, showing).status is status
 
 
 def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced() -> None:
@@ -177,6 +185,34 @@ def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced() ->
         return violating(TARGET if lockstep.played < 3 else "log_hygiene")
 
     assert ended(script, of_clean=clean()).status is Status.NOT_REPRODUCED
+
+
+@pytest.mark.parametrize("trial", [TRIAL, BROKEN, HARMLESS], ids=["clean", "broken", "harmless"])
+def test_a_finding_that_no_fresh_process_shows_is_undeclared_state(trial: TrialConfig) -> None:
+    """Whatever is on trial; what was drawn is kept with what was played before it."""
+
+    def script(lockstep: Scripted, _: Schedule) -> Outcome:
+        return violating(TARGET) if lockstep.played > 2 else clean()
+
+    task = Task(trial, Source.GENERATED, 0, 9)
+    result = run_task(task, locksteps(script, of_clean=None), lambda _: clean())
+    assert (result.status, result.error) == (Status.UNDECLARED_STATE, None)
+    assert result.status not in GOOD
+    finding = result.finding
+    assert finding is not None and finding.undeclared
+    assert finding.schedule == result.hunt_result.drawn
+    assert finding.history == result.hunt_result.before
+    assert len(finding.history) == 2
+    seen = [violation["property"] for violation in finding.violations]
+    assert seen == [TARGET, "declared_state"]
+
+
+def test_a_fresh_process_that_gives_no_outcome_is_a_failure() -> None:
+    def play(_: FreshPlaying) -> Outcome:
+        raise PlayingFailedError(ERROR)
+
+    result = ended(lambda *_: violating(TARGET), play)
+    assert (result.status, result.error) == (Status.FAILED, ERROR)
 
 
 def test_a_clean_build_that_warned_while_it_was_captured_is_not_green() -> None:

@@ -1,5 +1,6 @@
 """Extra runs of a step leave no trace in either world, and noise reaches whatever nobody owns."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,10 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.bits import bits
 from harness.lockstep.noise import Noise
 from harness.lockstep.pair import ExtraRun, Pair, PlannedStep
+from harness.lockstep.scheduler import Scheduler
 from properties.support.harness.planting import SCHEDULE, captured, shared
-from reference.batch import ForwardBatch, Mode
+from reference.allocator import PageAllocation
+from reference.batch import DraftState, ForwardBatch, Mode
 from reference.pool import KVPools
 from subjects.captured import CapturedEngine
 from subjects.protocol import Forward
@@ -31,6 +34,34 @@ def bytes_of_world(pools: KVPools) -> dict[str, Tensor]:
         "full_to_swa_index_mapping": pools.tables.full_to_swa_index_mapping,
     }
     return {name: values.clone() for name, values in found.items()}
+
+
+def state_of(world: Scheduler) -> dict[str, object]:
+    """Return a copy of all that a scheduler keeps beside its pools, tokens included."""
+    allocator = world.allocator
+    free = (list(allocator.free_full), list(allocator.free_swa), list(allocator.free_rows))
+    return {
+        "tokens": world.tokens.tolist(),
+        "hidden_states": bits(world.hidden_states).tolist(),
+        "requests": [
+            {
+                name: vars(held).copy() if isinstance(held, PageAllocation | DraftState) else held
+                for name, held in vars(request).items()
+            }
+            for request in (*world.running, *world.retracted)
+        ],
+        "free": (*free, list(world.free_token_rows)),
+        "counts": (world.admitted, set(world.freed_slots), Counter(world.events)),
+    }
+
+
+def states_of(pair: Pair) -> dict[str, str]:
+    """Return both schedulers' states, in words that can be compared."""
+    return {
+        f"{name}: {part}": repr(held)
+        for name, world in (("eager", pair.eager), ("graph", pair.graph))
+        for part, held in state_of(world).items()
+    }
 
 
 def buffers_of(engine: CapturedEngine) -> dict[str, Tensor]:
@@ -65,9 +96,10 @@ def traces(lockstep: Lockstep, run: ExtraRun, pair: Pair, planned: PlannedStep) 
     subject, fresh = captured(lockstep)
     fresh.recapture()
     before = bytes_of(pair, subject), bytes_of(pair, fresh)
-    state = subject.state()
+    state, schedulers = subject.state(), states_of(pair)
     run(pair, planned)
     found = changed_since(before[0], bytes_of(pair, subject))
+    found |= {name for name, held in states_of(pair).items() if held != schedulers[name]}
     found |= {"the subject's state"} if subject.state() != state else set()
     fresh.recapture()
     return found | changed_since(before[1], bytes_of(pair, fresh))
@@ -117,9 +149,21 @@ def leaves_padding_written(pair: Pair, planned: PlannedStep) -> None:
             buffer.zero_()
 
 
+def leaves_a_token_written(pair: Pair, planned: PlannedStep) -> None:
+    """A token of a request that is another afterwards."""
+    pair.eager.tokens[0, 0] += 1
+
+
+def leaves_a_request_advanced(pair: Pair, planned: PlannedStep) -> None:
+    """A request that holds a token more afterwards."""
+    pair.graph.running[0].drafted += 1
+
+
 @pytest.mark.parametrize(
     ("run", "trace"),
     [
+        (leaves_a_token_written, "eager: tokens"),
+        (leaves_a_request_advanced, "graph: requests"),
         (leaves_a_table_written, "eager: req_to_token"),
         (leaves_kv_written, "graph: storage"),
         (leaves_padding_written, "cpu_graph: positions"),
@@ -169,7 +213,7 @@ def test_extra_runs_that_write_tables_leave_them_as_they_were(
 LENGTHS = (
     *("num_token_non_padded", "global_num_tokens", "kv_indptr", "window_kv_indptr"),
     *("key_begin", "key_end", "window_key_begin", "window_key_end"),
-    *("mask_indptr", "window_mask_indptr", "window_kv_offsets"),
+    *("mask_indptr", "window_mask_indptr", "window_kv_offsets", "tree_parents"),
 )
 """Static buffers of places in lists and the like, for which no noise is valid."""
 

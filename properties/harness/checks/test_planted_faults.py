@@ -17,7 +17,6 @@ from harness.lockstep.pair import Pair
 from harness.schedules.schedule import Step
 from properties.support.harness.faults import (
     FAULTS,
-    LASTING,
     failing_replay,
     moved_buffer,
     moved_output,
@@ -68,7 +67,7 @@ def test_the_schedule_is_clean_without_a_fault(engine: str, device: str) -> None
 def test_a_planted_fault_is_seen_by_one_property(
     property_id: str, runner: str, plant: Plant, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, outcome = play(device, runner, plant, monkeypatch, lasting=plant in LASTING)
+    _, outcome = play(device, runner, plant, monkeypatch)
     assert outcome.violated == {property_id}
 
 

@@ -2,23 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from harness.checks.of_schedules import dense_agreement
 from harness.checks.of_schedules.dense_agreement import (
     DENSE_BOUND,
-    DENSE_REQUESTS,
-    held_against_oracle,
     oracle_logits,
+    sample_error,
+    sample_errors,
 )
 from harness.checks.property import Playback, Playing, Violation
 from harness.checks.table import PROPERTIES
-from harness.lockstep.observation import Sample, tracked_rows
+from harness.lockstep.observation import Sample
 from properties.support.harness.tensors import flip
+from reference.batch import Mode
 from reference.config import PRESETS, Role, draft_config
 from reference.model import Model
+from subjects.protocol import OwnArithmetic
 
 CONFIG = PRESETS["gemma3"].tiny
 CPU = torch.device("cpu")
@@ -43,11 +47,12 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
         serial=serial,
         tokens=torch.randint(CONFIG.vocab, (length,), generator=generator),
         logits=torch.zeros(CONFIG.vocab),
-        tracked=tracked_rows(length, 1, tracked=True),
+        tracked=True,
         mrope_delta=serial % 5,
         encoder_len=serial % 4,
         prefilled=length,
         hidden_states=hidden if draft else None,
+        place=4,
     )
 
 
@@ -182,7 +187,7 @@ def test_logits_off_the_oracle_violate_agreement(by: float, draft: bool, playing
     samples = list(playing.samples)
     samples[draft] = replace(samples[draft], logits=moved(samples[draft].logits, by))
     (found,) = violations(replace(playing, samples=tuple(samples)))
-    assert (found.property, found.step) == ("dense_agreement", 9)
+    assert (found.property, found.step) == ("dense_agreement", 4)
     length = len(samples[draft].tokens)
     what = "draft logits" if draft else "logits"
     start = f"request 3 of {length} tokens: eager {what} are off the dense oracle by "
@@ -200,7 +205,7 @@ def test_logits_within_the_bound_agree(playing: Playing) -> None:
     "change",
     [
         lambda one: replace(one, tokens=one.tokens.roll(1)),
-        lambda one: replace(one, tracked=torch.full_like(one.tracked, -1)),
+        lambda one: replace(one, tracked=False),
         lambda one: replace(one, encoder_len=one.encoder_len - 1),
     ],
     ids=["tokens", "tracked", "encoder_len"],
@@ -214,13 +219,123 @@ def test_the_oracle_reads_whatever_a_request_brings(
     assert [found.property for found in violations(wrong)] == ["dense_agreement"]
 
 
-def test_the_longest_requests_of_either_model_are_held_against_the_oracle() -> None:
-    lengths = [4, 20, 9, 20, 7]
-    samples = [
-        unjudged(serial, length, draft=draft)
-        for draft in (True, False)
-        for serial, length in enumerate(lengths)
+def first_tokens(sample: Sample, length: int, place: int = 0) -> Sample:
+    """Return a sample of a request's first tokens, with no logits yet."""
+    states = sample.hidden_states
+    return replace(
+        sample,
+        tokens=sample.tokens[:length],
+        tracked=sample.tracked[:length],
+        hidden_states=None if states is None else states[:length],
+        place=place,
+    )
+
+
+WINDOW = CONFIG.window
+AROUND = (3, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW)
+"""Lengths of a request that passes its window, below it and far beyond it too."""
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["target", "draft"])
+@pytest.mark.parametrize("length", AROUND)
+def test_a_request_is_held_at_every_length_that_had_logits(
+    length: int, draft: bool, playing: Playing
+) -> None:
+    """That it agrees later, beside another that agrees, does not help it."""
+    whole = [unjudged(serial, 3 * WINDOW, draft=draft) for serial in (5, 6)]
+    parts = [
+        first_tokens(one, length, place) for one in whole for place, length in enumerate(AROUND)
     ]
-    chosen = [(one.serial, one.of_draft) for one in held_against_oracle(samples)]
-    assert len(chosen) == 2 * DENSE_REQUESTS
-    assert chosen == [(serial, draft) for draft in (False, True) for serial in (1, 3, 2)]
+    samples = [sampled(dict(playing.models), one) for one in parts]
+    assert violations(replace(playing, samples=tuple(samples))) == []
+    wrong = AROUND.index(length)
+    samples[wrong] = replace(samples[wrong], logits=moved(samples[wrong].logits, 1e-3))
+    (found,) = violations(replace(playing, samples=tuple(samples)))
+    assert (found.property, found.step, found.where["owner"]) == (
+        dense_agreement.ID,
+        wrong,
+        "request 5",
+    )
+    assert f"of {length} tokens" in found.message
+
+
+def test_the_first_step_of_a_request_that_is_off_is_reported(playing: Playing) -> None:
+    """Of either model apart, in the order of the steps, however long the request was then."""
+    parts = [
+        first_tokens(unjudged(serial, 3 * WINDOW, draft=draft), length, place)
+        for serial, draft, length, place in (
+            (5, False, 20, 8),
+            (5, False, 14, 6),
+            (5, False, 16, 3),
+            (5, True, 16, 4),
+            (6, False, 13, 2),
+        )
+    ]
+    wrong = [replace(one, logits=torch.zeros(CONFIG.vocab)) for one in parts]
+    found = violations(replace(playing, samples=tuple(wrong)))
+    assert [(one.step, one.where["owner"]) for one in found] == [
+        (2, "request 6"),
+        (3, "request 5"),
+        (4, "request 5"),
+    ]
+
+
+def other_at(name: str, place: int) -> Callable[[Sample], Sample]:
+    """Return a change of one element of what a dense forward reads of a request."""
+
+    def change(sample: Sample) -> Sample:
+        values = getattr(sample, name).clone()
+        values[place] += 1
+        return replace(sample, **{name: values})
+
+    change.__name__ = name
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "draft", "forwards"),
+    [
+        (lambda one: one, False, 1),
+        (lambda one: one, True, 1),
+        (other_at("tokens", 4), False, 2),
+        (other_at("tokens", 20), False, 1),
+        (other_at("tracked", 5), False, 2),
+        (other_at("hidden_states", 4), True, 2),
+        (lambda one: replace(one, mrope_delta=one.mrope_delta + 1), False, 2),
+        (lambda one: replace(one, encoder_len=one.encoder_len - 1), False, 2),
+        (lambda one: replace(one, serial=one.serial + 1), False, 2),
+        (
+            lambda one: replace(
+                one, arithmetic=OwnArithmetic({Mode.EXTEND: 9, Mode.DECODE: 9}, 1e-2)
+            ),
+            False,
+            2,
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_one_dense_forward_answers_for_all_that_begins_as_it_does(
+    change: Callable[[Sample], Sample],
+    draft: bool,
+    forwards: int,
+    models: dict[Role, Model],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And for nothing that it does not: the errors are those of samples asked for one by one."""
+    whole = unjudged(5, 21, draft=draft)
+    samples = [whole, *(first_tokens(change(whole), length) for length in (8, 15))]
+    wanted = {len(one.tokens): sample_error(models, one) for one in samples}
+    ran: list[int] = []
+    for name in ("dense_logits", "dense_draft_logits"):
+        dense = getattr(dense_agreement, name)
+
+        def counted(model: Model, tokens: Tensor, *rest: object, dense: Any = dense) -> Tensor:
+            ran.append(len(tokens))
+            rows: Tensor = dense(model, tokens, *rest)
+            return rows
+
+        monkeypatch.setattr(dense_agreement, name, counted)
+    found = sample_errors(models, samples)
+    assert ran == [21, 15][:forwards]
+    errors = {len(sample.tokens): error for sample, error in found}
+    assert errors == pytest.approx(wanted, rel=1e-9)

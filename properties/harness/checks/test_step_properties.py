@@ -16,7 +16,14 @@ from harness.checks.of_steps.hermetic_replay import FreshReplay
 from harness.checks.property import Description, Playing, Property, Violation, judge
 from harness.checks.table import PROPERTIES
 from harness.lockstep.observation import Observation
-from properties.support.harness.observations import FREE, OWNERS, arena_of, idle, observation
+from properties.support.harness.observations import (
+    BUCKET,
+    FREE,
+    OWNERS,
+    arena_of,
+    idle,
+    observation,
+)
 from properties.support.harness.tensors import first_of, flip
 from reference.batch import Mode
 from reference.config import Kind, Role
@@ -112,6 +119,56 @@ def kv_that_noise_changed(observed: Observation) -> None:
     noisy = replace(observed.graph, after=observed.extra["padding_noninterference"].storage)
     slot = observed.graph.spans[1].swa_slots[0]
     flip(arena_of(noisy, Role.TARGET, Kind.SWA), 0, 1, slot, 0, 0)
+
+
+def padded_row_that_reads_a_live_slot(observed: Observation) -> None:
+    """The padded row is told to read a slot of a live request, whatever the history."""
+    assert observed.keys is not None
+    observed.keys.full.slots[-1] = OWNERS[0].full_pages[0]
+
+
+def live_row_that_reads_one_key_less(observed: Observation) -> None:
+    """The first row's list ends one key early."""
+    assert observed.keys is not None
+    observed.keys.swa.end[0] -= 1
+
+
+def output_that_poison_changed(observed: Observation) -> None:
+    """A padded row that reads KV of nobody in the batch, by no list that is seen."""
+    first_of(observed.extra["padded_reads"].defined)[-1, 0] = float("nan")
+
+
+def input_that_is_not_refreshed(observed: Observation) -> None:
+    """The live part of a static input that no kernel of the step reads."""
+    observed.static["seq_lens"][1] -= 1
+
+
+def tail_that_is_not_reset(observed: Observation) -> None:
+    """The last row of a bucket, where padding has another value."""
+    observed.static["req_pool_indices"][BUCKET - 1] = 1
+
+
+def page_that_nobody_holds(observed: Observation) -> Observation:
+    """A page that is neither held nor free: no byte differs."""
+    assert observed.end is not None
+    graph = replace(observed.end.graph, free_full=observed.end.graph.free_full[1:])
+    return replace(observed, end=replace(observed.end, graph=graph))
+
+
+def page_freed_twice(observed: Observation) -> Observation:
+    """A page that is free twice, in both worlds alike."""
+    assert observed.end is not None
+    eager, graph = (
+        replace(world, free_swa=(*world.free_swa, world.free_swa[0]))
+        for world in (observed.end.eager, observed.end.graph)
+    )
+    return replace(observed, end=replace(observed.end, eager=eager, graph=graph))
+
+
+def mapping_of_a_free_slot(observed: Observation) -> None:
+    """A free slot that is still mapped."""
+    assert observed.end is not None
+    observed.end.graph.mapping[FREE] = 2
 
 
 def moved_buffer(observed: Observation) -> Observation:
@@ -217,6 +274,14 @@ FAULTS: list[tuple[str, Spoil]] = [
     ("hermetic_replay", list_of_reads_with_a_history),
     ("padding_noninterference", output_that_noise_changed),
     ("padding_noninterference", kv_that_noise_changed),
+    ("read_frame", padded_row_that_reads_a_live_slot),
+    ("read_frame", live_row_that_reads_one_key_less),
+    ("padded_reads", output_that_poison_changed),
+    ("live_inputs", input_that_is_not_refreshed),
+    ("live_inputs", tail_that_is_not_reset),
+    ("slot_ownership", page_that_nobody_holds),
+    ("slot_ownership", page_freed_twice),
+    ("slot_ownership", mapping_of_a_free_slot),
     ("index_contract", moved_buffer),
     ("index_contract", retyped_buffer),
     ("index_contract", locations_of_another_dtype),
@@ -445,7 +510,7 @@ def test_what_is_undefined_in_a_static_output_is_not_compared() -> None:
     fresh = FreshReplay(
         {name: values.clone() for name, values in live.live_output.items()}, live.reads
     )
-    observed = with_extra(replace(right, replay=live), "hermetic_replay", fresh)
+    observed = replace(right, replay=live, extra={"hermetic_replay": fresh})
     live.output["hidden"][-1] += 1
     assert violated(observed) == set()
     live.output["hidden"][0] += 1
@@ -612,6 +677,7 @@ def test_an_engine_that_lacks_what_a_property_needs_is_not_asked_it_with_the_rea
     missing = {Offer.NOISE: "its KV is not ours to write", Offer.LOG: "it logs elsewhere"}
     reasons = {name: rule.not_asked(missing) for name, rule in PROPERTIES.items()}
     assert {name: reason for name, reason in reasons.items() if reason is not None} == {
+        "padded_reads": "its KV is not ours to write",
         "padding_noninterference": "its KV is not ours to write",
         "log_hygiene": "it logs elsewhere",
     }

@@ -4,7 +4,7 @@ from harness.lockstep.requests import Owner, owner_of
 from reference.batch import Span
 from reference.config import Kind
 
-OWNER = Owner(serial=7, row=2, length=3, page_size=4, full_pages=(5,), swa_pages=(6,))
+OWNER = Owner(serial=7, row=2, state_slot=3, length=3, page_size=4, full_pages=(5,), swa_pages=(6,))
 SPAN = Span(
     row=2,
     token_row=2,

@@ -37,13 +37,14 @@ from harness.schedules.schedule import (
 )
 from properties.support.harness.wild_steps import WILD_STEPS, made_up
 from properties.support.subjects.trees import SHAPES, path_to
-from reference.batch import TRACK_INTERVAL, ForwardBatch, Mode
+from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
 from reference.oracle import dense_draft_logits, dense_logits
 from reference.pool import KVPools, PoolSizes
 from reference.speculative import Tree, accepted_path
+from reference.state_pool import Section
 
 TOPK, NODES = SPECULATION.topk, SPECULATION.draft_tokens
 EAGLE = frozenset(Mode) - {Mode.FROZEN_DRAFT}
@@ -123,7 +124,10 @@ class Play:
         return self.pools[role].arena[kind][:, :, full if kind is Kind.FULL else swa]
 
     def poison(self) -> None:
-        """Fill every slot with NaN in which the pool's model has no KV of a request's token."""
+        """Fill every slot with NaN in which the pool's model has no KV of a request's token.
+
+        Every state that is no running request's, too, and those of the last trees.
+        """
         for role, kind, arena in self.pools.arenas_of(self.pools.storage):
             free = torch.ones(arena.shape[2], dtype=torch.bool)
             for request in self.world.running:
@@ -132,17 +136,20 @@ class Play:
                 lost = len(full) - len(swa)
                 free[full[:run] if kind is Kind.FULL else swa[: max(0, run - lost)]] = False
             arena[:, :, free.to(arena.device)] = torch.nan
+        states = self.pools.state.sections[Section.RECURRENT]
+        states[:, 1:] = torch.nan
+        owned = {r.allocation.state_slot for r in self.world.running if r.allocation is not None}
+        for slot in {*range(len(states))} - owned:
+            states[slot] = torch.nan
 
     def dense(self, request: Request) -> Tensor:
         """Return the oracle's logits after the request's last token in the pool."""
-        position = torch.arange(request.length)
-        every = position % TRACK_INTERVAL == TRACK_INTERVAL - 1
         return dense_logits(
             self.model,
             torch.tensor(self.tokens(request)[: request.length]),
             request.mrope_delta,
-            torch.where(every & request.tracked, request.track_index, -1),
             request.encoder_len,
+            tracked=request.tracked,
         )[-1]
 
     def dense_draft(self, request: Request) -> Tensor:

@@ -12,6 +12,7 @@ from harness.campaigns.regress import Run, RunConfig, all_hunts, one_size, unrea
 from harness.campaigns.task import Source, Task, run_task
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
+from harness.schedules.buckets import BUCKETS, FILLINGS, fillings
 from harness.schedules.coverage import Coverage, required_events
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import (
@@ -23,18 +24,24 @@ from harness.schedules.schedule import (
     Verify,
     idle_modes,
 )
+from properties.support.harness.planned import Planned
 from reference.batch import Mode
 from reference.config import PRESETS
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 DRAWN = 30
 
+OFTEN = 4
+"""Schedules of forty in which each bucket is filled in each way at least."""
+
 
 def drawn(runner: str, seed: int, count: int = DRAWN) -> list[Schedule]:
     """Return what one seed draws for the trial of a runner."""
     trial = TrialConfig(runner)
     config = PRESETS[trial.preset].tiny
-    strategy = schedules(config, max(trial.buckets), trial.modes, RUNNERS[runner].mode)
+    strategy = schedules(
+        config, trial.buckets, trial.token_buckets, trial.modes, RUNNERS[runner].mode
+    )
     found: list[Schedule] = []
     for_each_drawn(strategy, found.append, seed, count)
     return found
@@ -78,12 +85,23 @@ def test_one_runner_of_each_engine_stands_for_all() -> None:
     assert len(set(engines)) == len(engines)
 
 
-REPLAYS: tuple[tuple[tuple[int, int], int, set[str]], ...] = (
-    ((4, 2), 2, {"padded replay", "several padded rows", "batch of several rows"}),
-    ((4, 4), 1, {"replay without padding", "batch grew again in its bucket"}),
-    ((2, 1), 1, {"padded replay", "smaller bucket after a larger"}),
-    ((4, 3), 3, {"padded replay", "larger bucket after a smaller", "batch of several rows"}),
-    ((4, 0), 0, {"padded replay", "several padded rows", "idle replay"}),
+REPLAYS: tuple[tuple[tuple[int, int], int, set[str], set[str]], ...] = (
+    ((4, 2), 2, {"padded replay", "several padded rows", "batch of several rows"}, set()),
+    ((4, 4), 1, {"replay without padding", "batch grew again in its bucket"}, {"full"}),
+    ((2, 1), 1, {"padded replay", "smaller bucket after a larger"}, {"one short"}),
+    (
+        (4, 3),
+        3,
+        {"padded replay", "larger bucket after a smaller", "batch of several rows"},
+        {"one short"},
+    ),
+    ((4, 4), 1, {"replay without padding", "batch grew again in its bucket"}, {"full"}),
+    (
+        (4, 0),
+        0,
+        {"padded replay", "several padded rows", "idle replay"},
+        {"padded after full"},
+    ),
 )
 """Buckets and live sizes of replays in a row, the requests of each, and what each reaches."""
 
@@ -97,16 +115,46 @@ def replay(runner: str, bucket: int, live_size: int) -> Any:
 def test_what_a_replay_reaches_is_counted() -> None:
     events: Counter[str] = Counter()
     coverage = Coverage(events)
-    for (bucket, live_size), requests, reached in REPLAYS:
+    for (bucket, live_size), requests, reached, filled_as in REPLAYS:
         events.clear()
         coverage.see(replay("decode", bucket, live_size), requests)
         shrank = {"batch shrank in its bucket"} if live_size == 0 else set()
         assert {event for event in events if ":" not in event} == reached | shrank
         padded = {"decode: padded replay"} if bucket > live_size else set()
+        filled = {f"decode: bucket {bucket} {how}" for how in filled_as}
         named = {event for event in events if ":" in event}
-        assert named == {f"decode: bucket {bucket}", "decode: replay"} | padded
+        assert named == {f"decode: bucket {bucket}", "decode: replay"} | padded | filled
     coverage.see(replay("cpu_graph", 2, 2), 1)
     assert events["runner after another"] == 1
+
+
+def test_all_requests_with_too_few_tokens_are_one_short() -> None:
+    """Where a request brings several tokens."""
+    short = SimpleNamespace(bucket=4, live_size=4, padded=True)
+    assert fillings(short, None) == {"full": False, "one short": True, "padded after full": False}
+
+
+def filled(runner: str) -> list[str]:
+    """Return how every bucket of a runner must have been filled."""
+    return [event for event in required_events([runner]) if ": bucket " in event]
+
+
+def planned_events(runner: str, schedules: list[Schedule], page_size: int) -> Counter[str]:
+    """Return in how many of some schedules each event is reached, by what they plan alone."""
+    world = Planned(TrialConfig(runner, page_size=page_size))
+    return Counter(event for schedule in schedules for event in world.play(schedule))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_every_bucket_is_full_one_short_and_padded_after_it_was_full(runner: str) -> None:
+    """In the first schedule of any seed, the simplest, and in some of those after it."""
+    first, *others = drawn(runner, 0, 41)
+    for page_size in (1, 4):
+        reached = planned_events(runner, [first], page_size)
+        assert [event for event in filled(runner) if not reached[event]] == []
+    often = planned_events(runner, others, page_size)
+    assert [event for event in filled(runner) if often[event] < OFTEN] == []
+    assert len(filled(runner)) == len(BUCKETS) * len(FILLINGS)
 
 
 @pytest.mark.parametrize("runner", ONE_PER_ENGINE)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import (
     STEPS,
@@ -29,11 +30,12 @@ from harness.schedules.shrink import Fails, cut, shrink, simpler_steps, simplify
 from reference.batch import Mode
 from reference.config import PRESETS
 
-MOST_ROWS = 8
 MOST_PLAYED = 200
 """Schedules that shrinking one of 40 steps may play; what was caught has about as many."""
 
-DRAWN = schedules(PRESETS["gpt_oss"].tiny, MOST_ROWS, frozenset(Mode), Mode.TARGET_VERIFY)
+DRAWN = schedules(
+    PRESETS["gpt_oss"].tiny, BUCKETS, TOKEN_BUCKETS, frozenset(Mode), Mode.TARGET_VERIFY
+)
 
 
 def wide_decode_of_a_long_prompt(schedule: Schedule) -> bool:

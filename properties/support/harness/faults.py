@@ -4,8 +4,9 @@ Each is one wrong byte, path or message, in one or in both worlds; the schedule 
 clean without it. A fault planted in both worlds alike must not be seen by parity.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +23,16 @@ from properties.support.harness.planting import (
 )
 from properties.support.harness.tensors import first_of, flip
 from reference import oracle
+from reference.allocator import Allocator, PageAllocation
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, Role
 from reference.eager import EagerDecoder
 from reference.model import Output
 from reference.pool import Tables
+from subjects.buffers import StaticInputs
 from subjects.protocol import Forward, Replay
 from subjects.runners import RUNNERS
+from subjects.runners.base import GraphRunner
 
 
 def free_slot(lockstep: Lockstep) -> int:
@@ -103,18 +107,111 @@ def reads_free_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monkey
     def change(batch: ForwardBatch | None, replay: Replay) -> None:
         if batch is not None:
             slot = free_slot(lockstep)
-            read = sum(pools[role].arena[Kind.FULL][:, :, slot].sum() for role in Role)
+            held = [pools[role].arena[Kind.FULL][:, :, slot] for role in Role]
+            read = sum(values.nan_to_num(0, 0, 0).sum() for values in held)
             first_of(replay.live_output)[-1] += 1e-30 * read
 
     on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
 
+def foreign_key(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A padded row that reads a valid slot of the batch, in every engine: both runs agree.
+
+    The lists are those of a row's keys, and the last row's begin where its list does.
+    """
+    for under_test in runners_named(lockstep, runner):
+        monkeypatch.setattr(under_test, "plan", planning_a_foreign_key(under_test))
+
+
+def planning_a_foreign_key(under_test: GraphRunner) -> Callable[[int], None]:
+    """Return a runner's `plan` after which its last row, if padded, reads the first row's key."""
+    plan = under_test.plan
+
+    def changed(bucket: int) -> None:
+        plan(bucket)
+        rows, lists = under_test.view("req_pool_indices", bucket), under_test.metadata.buffers
+        if not rows[-1] and rows[0]:
+            lists["kv_indices"][lists["kv_indptr"][bucket - 1]] = lists["kv_indices"][0]
+
+    return changed
+
+
+def foreign_bytes(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A padded output that takes up KV of a request that is parked, by no list that is seen."""
+    pair = lockstep.pair
+    arena = pair.graph_pools[Role.TARGET].arena[Kind.FULL]
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        rows = {span.row for span in batch.spans} if batch is not None else set()
+        parked = [owner for owner in pair.graph.owners() if owner.row not in rows]
+        if parked and replay.padded:
+            first_of(replay.output)[-1] += arena[:, :, parked[0].full_pages[0]].sum()
+
+    on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
+
+
+def wrong_fill(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded rows at position 1 instead of 0 in every engine: both runs agree."""
+    for under_test in runners_named(lockstep, runner):
+        refill(under_test.inputs, "positions", 1, monkeypatch)
+
+
+def refill(inputs: StaticInputs, name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let padding fill a static input with another value."""
+    buffer, fill = inputs.buffers[name], inputs.populate
+
+    def populate(live: dict[str, Tensor], **padded: bool) -> None:
+        fill(live, **padded)
+        count = live[name].shape[0] if name in live else 0
+        if any(padded.values()):
+            buffer[count:] = value
+
+    monkeypatch.setattr(inputs, "populate", populate)
+
+
+def leaked_page(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One page that is freed in neither world: nothing that is computed differs."""
+    for world in (lockstep.pair.eager, lockstep.pair.graph):
+        leak(world.allocator, monkeypatch)
+
+
+def leak(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an allocator forget the first page that it frees after each clearing."""
+    truncate, clear = allocator.truncate, allocator.clear
+    leaked: list[int] = []
+
+    def forgetful(allocation: PageAllocation, tokens: int) -> None:
+        held = len(allocation.full_pages)
+        truncate(allocation, tokens)
+        if held > len(allocation.full_pages) and not leaked:
+            leaked.append(allocator.free_full.pop())
+
+    def cleared(seed: int) -> None:
+        leaked.clear()
+        clear(seed)
+
+    monkeypatch.setattr(allocator, "truncate", forgetful)
+    monkeypatch.setattr(allocator, "clear", cleared)
+
+
 def moved_buffer(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A static buffer that no graph reads replaced by an equal one elsewhere, after capture."""
+    """A static buffer that no graph reads replaced by an equal one elsewhere, after capture.
+
+    A reset brings it back like any other.
+    """
     buffers = runners_named(lockstep, runner)[0].inputs.buffers
     # A prefill and the CPU graph runner read these from Python too.
     name = next(n for n in ("seq_lens_cpu", "mamba_track_mask", "seq_lens") if n in buffers)
-    monkeypatch.setitem(buffers, name, buffers[name].clone())
+    original, moved = buffers[name], buffers[name].clone()
+    monkeypatch.setitem(buffers, name, moved)
+    subject, _ = captured(lockstep)
+    recapture = subject.recapture
+
+    def recapture_both() -> None:
+        recapture()
+        moved.copy_(original)
+
+    monkeypatch.setattr(subject, "recapture", recapture_both)
 
 
 def unlisted_conversion(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,13 +277,15 @@ def warning(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def drifting(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, shared by both worlds, that drift from one playing to the next."""
+    """Bytes that nobody wrote yet, in both worlds, other ones at each playing."""
     pair = lockstep.pair
-    reset = pair.reset
+    reset, playings = pair.reset, count()
 
     def drift(seed: int) -> None:
         reset(seed)
-        pair.model.head.mul_(1 + 2**-20)  # Far below what the oracle must agree to.
+        playing = next(playings)
+        for pools in (pair.eager_pools, pair.graph_pools):
+            pools.storage[-1] = playing
 
     monkeypatch.setattr(pair, "reset", drift)
 
@@ -211,6 +310,34 @@ def window_off_by_one(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         oracle, "visible", lambda kind, window, length: visible(kind, window + 1, length)
     )
+
+
+def wrong_after_five_tokens(
+    lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An oracle with other logits after five tokens: both worlds' are wrong there, in passing."""
+    at = "harness.checks.of_schedules.dense_agreement.dense_logits"
+
+    def other(*arguments: Any) -> Tensor:
+        logits = oracle.dense_logits(*arguments)
+        logits[4:5] += 0.01
+        return logits
+
+    monkeypatch.setattr(at, other)
+
+
+def draft_wrong_after_three_tokens(
+    lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise of the draft model, after three."""
+    at = "harness.checks.of_schedules.dense_agreement.dense_draft_logits"
+
+    def other(*arguments: Any) -> Tensor:
+        logits = oracle.dense_draft_logits(*arguments)
+        logits[2:3] += 0.01
+        return logits
+
+    monkeypatch.setattr(at, other)
 
 
 def hidden_states_off_by_one(
@@ -238,6 +365,16 @@ def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(world, "commit", unlikely)
 
 
+def last_batch_kept(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much the runner last ran, kept as an attribute of it that nothing reads."""
+    subject, _ = runners_named(lockstep, runner)
+
+    def change(_: ForwardBatch | None, replay: Replay) -> None:
+        monkeypatch.setattr(subject, "last_size", replay.live_size, raising=False)
+
+    on_replay(lockstep, runner, monkeypatch, change)
+
+
 FAULTS: list[tuple[str, str, Plant]] = [
     ("logits_parity", "decode", wrong_output),
     ("kv_parity", "decode", wrong_kv),
@@ -245,6 +382,10 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("frozen_kv", "frozen_kv_mtp", frozen_kv_written),
     ("hermetic_replay", "decode", padded_history),
     ("padding_noninterference", "decode", reads_free_bytes),
+    ("read_frame", "decode", foreign_key),
+    ("padded_reads", "decode", foreign_bytes),
+    ("live_inputs", "decode", wrong_fill),
+    ("slot_ownership", "decode", leaked_page),
     ("index_contract", "decode", moved_buffer),
     ("index_contract", "decode", unlisted_conversion),
     ("captured_path", "decode", eager_fallback),
@@ -254,10 +395,10 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("determinism", "cpu_graph", drifting),
     ("batch_invariance", "decode", other_bits_alone),
     ("dense_agreement", "decode", window_off_by_one),
+    ("dense_agreement", "target_verify", wrong_after_five_tokens),
+    ("dense_agreement", "eagle_draft_extend", draft_wrong_after_three_tokens),
     ("dense_agreement", "eagle_draft_extend", hidden_states_off_by_one),
     ("token_trajectory", "decode", wrong_token),
+    ("declared_state", "decode", last_batch_kept),
 ]
 """Faults that exactly one property sees: the others have nothing to do with them."""
-
-LASTING = frozenset({drifting})
-"""Faults that taking the patches back does not mend."""

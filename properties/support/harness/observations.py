@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.checks.of_steps.batch_invariance import Variant
 from harness.checks.of_steps.hermetic_replay import FreshReplay
+from harness.checks.of_steps.padded_reads import PoisonedRun
 from harness.checks.of_steps.padding_noninterference import NoisyRun
 from harness.lockstep.observation import Observation, Snapshot
 from harness.lockstep.requests import Owner
@@ -28,6 +29,7 @@ from reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.model import Output
 from reference.pool import LOC_DTYPE, KVLayout, PoolSizes, Tables
+from reference.state_pool import Section
 from subjects.protocol import BufferFacts, GraphFacts, LocationDtypes, Replay, ReplayFacts
 
 CONFIG = PRESETS["gemma3"].tiny
@@ -36,8 +38,8 @@ LAYOUT = KVLayout({Role.TARGET: CONFIG, Role.DRAFT: draft_config(CONFIG)}, SIZES
 CPU = torch.device("cpu")
 
 OWNERS = (
-    Owner(7, 2, 5, SIZES.page_size, (3, 9, 1, 12, 7), (2, 8, 5, 11, 6)),
-    Owner(4, 1, 3, SIZES.page_size, (4, 10, 14), (1, 9, 13)),
+    Owner(7, 2, 3, 5, SIZES.page_size, (3, 9, 1, 12, 7), (2, 8, 5, 11, 6)),
+    Owner(4, 1, 2, 3, SIZES.page_size, (4, 10, 14), (1, 9, 13)),
 )
 """The requests, 7 before 4, with the slots of their tokens."""
 
@@ -103,9 +105,13 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     if mode.written is not None:
         for _, _, arena in LAYOUT.arenas_of(graph.after):
             arena[:, :, 0] = 9.5
+    for section in sections_written(mode):
+        LAYOUT.sections_of(graph.after)[section][0] = 9.5
     compared = torch.ones_like(before, dtype=torch.bool)
     for _, _, arena in LAYOUT.arenas_of(compared):
         arena[:, :, 0] = False
+    for places in LAYOUT.sections_of(compared).values():
+        places[0] = False
     reads = {"full": [slots_of(owner, Kind.FULL) for owner in OWNERS] + [[PADDED_SLOT]]}
     rows = len(next(iter(output.values())))
     live_size = batch.live_tokens if mode is Mode.EXTEND else batch.live_requests
@@ -174,7 +180,7 @@ def span(mode: Mode, request: int, count: int) -> Span:
         full_slots=NEW_FULL[request][:count],
         swa_slots=NEW_SWA[request][:count],
         mrope_delta=0,
-        track_index=request,
+        track_index=owner.state_slot,
         tracked=True,
         encoder_len=1,
         tree=((1, -1), (2, 0), (3, 0), (4, 1)) if mode is Mode.TARGET_VERIFY else (),
@@ -184,7 +190,7 @@ def span(mode: Mode, request: int, count: int) -> Span:
 
 def storages(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
     """Return all KV before a batch, with a NaN and a -0.0 in it, and after it."""
-    before = torch.randn(sum(LAYOUT.counts), generator=torch.Generator().manual_seed(1))
+    before = torch.randn(LAYOUT.elements, generator=torch.Generator().manual_seed(1))
     for _, _, arena in LAYOUT.arenas_of(before):
         arena[:, 0, FREE, 0, 0], arena[:, 0, FREE, 0, 1] = float("nan"), -0.0
     after = before.clone()
@@ -196,7 +202,20 @@ def storages(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
                 for slot in (span.full_slots if kind is Kind.FULL else span.swa_slots)
             ]
             arena[:, :, slots] += 1.0
+    for section in sections_written(batch.mode):
+        places = LAYOUT.sections_of(after)[section]
+        nodes = slice(1, None) if batch.mode is Mode.TARGET_VERIFY else slice(1)
+        for one in batch.spans:
+            place = one.track_index if section is Section.RECURRENT else one.row
+            places[place, nodes] += 1.0
     return before, after
+
+
+def sections_written(mode: Mode) -> list[Section]:
+    """Return the sections of state beside KV that a forward of a mode writes."""
+    if mode.drafts:
+        return [Section.DRAFT_TABLE]
+    return [] if mode is Mode.DRAFT_EXTEND else [Section.RECURRENT]
 
 
 def output_of(batch: ForwardBatch) -> Output:
@@ -242,12 +261,15 @@ def extra_results(found: Observation, batch: ForwardBatch) -> dict[str, object]:
             arena[:, :, owner.slots(kind)] = True
         for one in batch.spans:
             arena[:, :, list(one.full_slots if kind is Kind.FULL else one.swa_slots)] = True
+    for section, places in LAYOUT.sections_of(owned).items():
+        places[[owner.place(section) for owner in OWNERS]] = True
     noise = torch.full_like(found.graph.after, 77.0)
     defined = {name: values.clone() for name, values in replay.defined.items()}
     return {
         "hermetic_replay": FreshReplay(
             defined, {kind: list(x) for kind, x in replay.reads.items()}
         ),
+        "padded_reads": PoisonedRun({name: values.clone() for name, values in defined.items()}),
         "padding_noninterference": NoisyRun(
             {name: values.clone() for name, values in output.items()},
             torch.where(owned, found.graph.after, noise),

@@ -89,21 +89,21 @@ def play(
     plant: Plant | None,
     monkeypatch: pytest.MonkeyPatch,
     properties: Sequence[str] = tuple(PROPERTIES),
-    *,
-    lasting: bool = False,
 ) -> tuple[Lockstep, Outcome]:
     """Play the schedule with a fault planted in a runner, or without one.
 
-    A fault that taking the patches back does not mend is `lasting`.
+    What planting changed of the engine's Python objects is as if captured so.
 
     Raises AssertionError, with the traceback, where the playing itself failed.
     """
     engine = engine_of(runner)
-    lockstep = build(device, engine) if lasting else shared(device, engine)
+    lockstep = shared(device, engine)
     lockstep.watch(properties)
     with torch.inference_mode():
         if plant is not None:
             plant(lockstep, runner, monkeypatch)
+            as_planted = lockstep.pair.python_state().copied()
+            monkeypatch.setattr(lockstep.pair, "just_captured", as_planted)
         outcome = lockstep.play(SCHEDULE)
     assert outcome.error is None, outcome.error
     return lockstep, outcome

@@ -29,6 +29,7 @@ class Scripted:
         self.properties: frozenset[str] = frozenset()
         self.pair = SimpleNamespace(config=PRESETS[trial.preset].tiny, modes=trial.modes)
         self.played = 0
+        self.history: list[Schedule] = []
 
     def watch(self, properties: Collection[str]) -> None:
         """Take note of what is checked from now on."""
@@ -37,6 +38,7 @@ class Scripted:
     def play(self, schedule: Schedule, observer: Any = None, until: Any = ()) -> Outcome:
         """Return what the script says of a schedule."""
         self.played += 1
+        self.history.append(schedule)
         return self.script(self, schedule)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from properties.support.subjects.ready_forward import REQUESTS, ReadyForward
-from reference.batch import MROPE_SECTIONS, TRACK_INTERVAL
+from reference.batch import MROPE_SECTIONS
 from reference.config import PRESETS, Kind
 
 Change = Callable[[ReadyForward, int], None]
@@ -37,16 +37,10 @@ def the_last_if_long(planned: ReadyForward, request: int) -> set[int]:
     return {REQUESTS - 1} if request == 1 else set()
 
 
-def at_interval(planned: ReadyForward, request: int) -> set[int]:
-    """Return the request if one of its tokens ends an interval of state tracking."""
-    mine = planned.batch.positions[planned.batch.token_requests == request].tolist()
-    ends = any(position % TRACK_INTERVAL == TRACK_INTERVAL - 1 for position in mine)
-    return {request} if ends else set()
-
-
-def tracked(planned: ReadyForward, request: int) -> set[int]:
-    """Return the request if its state is tracked in this step: no other reads its index."""
-    return at_interval(planned, request) if bool(planned.batch.mamba_track_mask[request]) else set()
+def stateful(planned: ReadyForward, request: int) -> set[int]:
+    """Return the request if it continues a recurrent state that enters its input."""
+    continues = planned.batch.spans[request].begin > 0
+    return {request} if continues and bool(planned.batch.mamba_track_mask[request]) else set()
 
 
 def beside(planned: ReadyForward, request: int) -> set[int]:
@@ -122,6 +116,11 @@ def shorten(buffer: str, by: int) -> Change:
         planned.buffer(buffer)[planned.at(buffer, request)] -= by
 
     return change
+
+
+def begin_anew(planned: ReadyForward, request: int) -> None:
+    """Let the last draft of a request continue the request's state, and not its parent's."""
+    planned.buffer("tree_parents")[planned.last(request)] = -1
 
 
 def stop_at(buffer: str) -> Change:

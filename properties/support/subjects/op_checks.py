@@ -15,9 +15,8 @@ from itertools import accumulate, compress, product
 import torch
 from torch import Tensor
 
-from reference.batch import TRACK_INTERVAL
 from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
-from reference.ops import Ops
+from reference.ops import STATE_GAIN, Ops
 
 MAX_ROWS = 16
 FEW_ROWS = 4  # one with each kind of list: see `key_lists`
@@ -101,29 +100,38 @@ class Case:
 
 
 def payload_case(trial: OpTrial) -> Case:
-    """Return payloads of rows with and without a mask, at the end of an interval and not.
-
-    Those that are not tracked point at a row of NaN.
-    """
+    """Return payloads of rows with and without a mask; without it their state is NaN."""
     config, rows = trial.config, trial.rows
-    track_table, encoder_table = (
-        trial.random(config.vocab, config.hidden, seed=seed) for seed in range(2)
-    )
-    track_table[0] = torch.nan
+    encoder_table = trial.random(config.vocab, config.hidden, seed=1)
+    states = trial.random(rows, config.hidden)
     lengths = trial.integers(config.vocab, rows, seed=2).to(torch.int32)
-    row = torch.arange(rows, device=trial.device)
-    mask, ends = row % 2 == 1, row // 2 % 2 == 1
-    positions = TRACK_INTERVAL * trial.integers(9, rows, seed=3) + ends * (TRACK_INTERVAL - 1)
-    tracked = mask & ends
-    tracks = torch.where(tracked, 1 + trial.integers(config.vocab - 1, rows, seed=5), 0)
+    mask = torch.arange(rows, device=trial.device) % 2 == 1
+    states[~mask] = torch.nan
 
     def run(part: slice) -> Tensor:
-        return trial.ops.payload(
-            track_table, tracks[part], mask[part], positions[part], encoder_table, lengths[part]
-        )
+        return trial.ops.payload(states[part], mask[part], encoder_table, lengths[part])
 
-    terms = torch.stack([track_table[tracks], encoder_table[lengths.long()]]).double()
-    terms[0, ~tracked] = 0
+    terms = torch.stack([states, encoder_table[lengths.long()]]).double()
+    terms[0, ~mask] = 0
+    return Case(run, terms.sum(0), terms.abs().sum(0))
+
+
+def scan_states_case(trial: OpTrial) -> Case:
+    """Return states of rows that follow no other; every third begins with none, where NaN lies."""
+    config, rows = trial.config, trial.rows
+    table = trial.random(config.vocab, config.hidden)
+    states = trial.random(rows, config.hidden, seed=1)
+    sources = trial.integers(rows, rows, seed=2)
+    sources[::3] = -1
+    states[[row for row in range(rows) if row not in sources.tolist()]] = torch.nan
+    ids, none = trial.integers(config.vocab, rows, seed=3), torch.full_like(sources, -1)
+    decay = trial.random(config.hidden, seed=4).float()
+
+    def run(part: slice) -> Tensor:
+        return trial.ops.scan_states(states, sources[part], none[part], 1, table, ids[part], decay)
+
+    before = torch.where((sources >= 0)[:, None], states[sources.clamp(min=0)], 0.0)
+    terms = torch.stack([decay.double() * before.double(), STATE_GAIN * table[ids].double()])
     return Case(run, terms.sum(0), terms.abs().sum(0))
 
 
@@ -414,6 +422,7 @@ def cases(trial: OpTrial) -> dict[str, Case]:
     """Return every op at the trial's widths, for every shape of its attention."""
     found = {
         "payload": payload_case(trial),
+        "scan_states": scan_states_case(trial),
         "embed": embed_case(trial),
         "norm_linear": norm_linear_case(trial),
         "gated_linear_add": gated_linear_add_case(trial),
@@ -561,6 +570,46 @@ def check_row_limit(trial: OpTrial) -> None:
     _require(_same_bits(limited[:limit], gate_up[:limit]), "a row before the limit changed")
 
 
+def check_states_follow_paths(trial: OpTrial) -> None:
+    """Check that a row has the state it would have if its path were run alone, row by row.
+
+    The paths are chains and trees among one another; what they do not begin with is NaN.
+    """
+    config, rows = trial.config, 12
+    table = trial.random(config.vocab, config.hidden)
+    ids = trial.integers(config.vocab, rows, seed=1)
+    decay = trial.random(config.hidden, seed=2).float()
+    states = torch.full((6, config.hidden), torch.nan, dtype=table.dtype, device=trial.device)
+    states[[1, 4]] = trial.random(2, config.hidden, seed=3)
+    parents = torch.tensor([-1, 0, 1, 2, -1, 4, 4, 6, -1, -1, 8, 9], device=trial.device)
+    sources = torch.tensor([-1, 5, 5, 5, 4, 5, 5, 5, 1, 4, 5, 5], device=trial.device)
+    kept = states.clone()
+    found = trial.ops.scan_states(states, sources, parents, 4, table, ids, decay)
+    _require(_same_bits(states, kept), "a scan wrote the pool")
+    for row, parent in enumerate(parents.tolist()):
+        pool, source = (states, sources[row : row + 1])
+        if parent >= 0:
+            pool, source = found, parents[row : row + 1]
+        none = torch.full_like(source, -1)
+        alone = trial.ops.scan_states(pool, source, none, 1, table, ids[row : row + 1], decay)
+        _require(_same_bits(found[row : row + 1], alone), f"row {row} does not follow its path")
+    _require(bool(found.isfinite().all()), "a state that no path begins with was loaded")
+
+
+def check_highest_row_of_a_table_wins(trial: OpTrial) -> None:
+    """Check which of the values that name one row is stored, in more of them than a tile has."""
+    count, rows, width = 70, 24, trial.config.hidden
+    table, wide = trial.random(rows, width), trial.random(count, width + 3, seed=1)
+    named, values = trial.integers(rows, count, seed=2), wide[:, 3:]
+    named[-2:] = named[0]
+    expected = table.clone()
+    for place, row in enumerate(named.tolist()):
+        if row not in named[place + 1 :].tolist():
+            expected[row] = values[place]
+    trial.ops.store_rows(table, named, values)
+    _require(_same_bits(table, expected), "a row does not hold the highest value that names it")
+
+
 Check = Callable[[OpTrial], None]
 CHECKS: tuple[Check, ...] = (
     check_conformance,
@@ -572,6 +621,8 @@ CHECKS: tuple[Check, ...] = (
     check_form_of_lists_changes_no_bit,
     check_largest,
     check_row_limit,
+    check_states_follow_paths,
+    check_highest_row_of_a_table_wins,
 )
 
 

@@ -19,6 +19,7 @@ from properties.support.subjects.graph_world import GraphWorld
 from properties.support.subjects.static_inputs import ExpectedInput
 from reference.batch import ForwardBatch, Mode, Span
 from reference.config import SPECULATION, Kind, Role
+from reference.eager import state_paths
 from subjects.contracts import Axis
 from subjects.protocol import Forward
 
@@ -239,13 +240,14 @@ def live_values(planned: ReadyForward, tokens_per_request: int) -> dict[str, Ten
     named["out_cache_loc_swa"] = torch.tensor(swa_slots)
     named["extend_seq_lens_cpu"] = torch.tensor(planned.counts())
     named["global_num_tokens"] = torch.tensor([bucket * tokens_per_request])
-    named["input_embeds"] = planned.world.model.payload(
-        planned.runner.ops,
-        batch.positions,
-        batch.mamba_track_indices[requests],
-        batch.mamba_track_mask[requests],
-        batch.encoder_lens[requests],
-    )
+    if "input_embeds" in planned.inputs:
+        world, ops = planned.world, planned.runner.ops
+        states = world.model.advance_states(
+            ops, world.pools.state.recurrent.clone(), state_paths(batch), batch.input_ids
+        )
+        named["input_embeds"] = world.model.payload(
+            ops, states, batch.mamba_track_mask[requests], batch.encoder_lens[requests]
+        )
     found = {name: named[name] for name, row in planned.inputs.items() if row.populated}
     if batch.mode is Mode.FROZEN_DRAFT:  # What is per request has a row for each branch.
         for name, row in planned.inputs.items():

@@ -16,7 +16,7 @@ from properties.support.subjects.flips import (
     VOCAB,
     Flip,
     Flips,
-    at_interval,
+    begin_anew,
     beside,
     bump,
     follow_another,
@@ -30,16 +30,16 @@ from properties.support.subjects.flips import (
     scale,
     see_one_key_less,
     shorten,
+    stateful,
     stop_at,
     the_last,
     the_last_if_long,
-    tracked,
     write_elsewhere,
 )
 from properties.support.subjects.graph_world import GraphWorld
 from properties.support.subjects.ready_forward import REQUESTS, ReadyForward
 from properties.support.subjects.static_inputs import ExpectedInput
-from reference.batch import ENCODER_ROWS, TRACK_ROWS, Mode
+from reference.batch import ENCODER_ROWS, Mode
 from reference.config import SPECULATION, Kind
 from subjects.contracts import HIDDEN, Axis
 from subjects.toggles import LocationScheme
@@ -51,6 +51,9 @@ MODEL = None
 
 K, TOPK, STEPS, MASK_BITS = 4, 2, 3, 4 * 48
 """Draft tokens of a verify, and of a draft-extend; branches and steps of a draft; mask bits."""
+
+STATE_SLOTS = 17
+"""State slots of the tests' worlds: one for each request row, and the reserved one."""
 
 PER_LAYER, PRESET, MEMO = LocationScheme
 
@@ -165,8 +168,8 @@ POOL_ROWS = Flip("req_pool_indices", follow_another, early=True)
 LENGTHS = Flip("seq_lens", see_one_key_less, early=True)
 HIDDEN_STATES = Flip("hidden_states", scale("hidden_states"))
 TRACK = named(
-    Flip("mamba_track_indices", bump("mamba_track_indices", TRACK_ROWS), tracked),
-    Flip("mamba_track_mask", negate("mamba_track_mask"), at_interval),
+    Flip("mamba_track_indices", bump("mamba_track_indices", STATE_SLOTS), stateful),
+    Flip("mamba_track_mask", negate("mamba_track_mask")),
 )
 DRAFT_STATE = named(
     Flip("topk_p", scale("topk_p")), Flip("topk_index", bump("topk_index", VOCAB)), HIDDEN_STATES
@@ -278,6 +281,7 @@ EXPECTED: Mapping[str, ExpectedRunner] = {
                 ),
                 Flip("mask_indptr", nudge("mask_indptr", 1)),
                 Flip("window_kv_offsets", bump("window_kv_offsets", 64)),
+                Flip("tree_parents", begin_anew, stateful),
             ),
         },
         conversions=LENGTHS_CONVERTED | FULL_LIST_CONVERTED | ENCODER_LENS_CONVERTED,

@@ -10,19 +10,25 @@ from torch import Tensor
 from reference.config import Kind
 from reference.model import Heads, Model, TokenInputs
 from reference.ops import Ops
+from reference.state_pool import StatePaths, StatePool
 from subjects.engines.sglang.loading import Engine
+from subjects.states import decode_paths, extend_paths
 
 
 class Decoder(torch.nn.Module):
     """The engine calls `forward` as it does any model's. `window` is that of SWA layers.
 
-    `entering` is called with the number of a layer before it attends.
+    `entering` is called with the number of a layer before it attends. Recurrent states are in
+    `states`, where the engine's state indices say; without it there are none.
     """
 
     shared_experts_config = None
 
-    def __init__(self, engine: Engine, model: Model, ops: Ops, window: int) -> None:
+    def __init__(
+        self, engine: Engine, model: Model, ops: Ops, window: int, states: StatePool | None
+    ) -> None:
         super().__init__()
+        self.states = states
         self.decoder = model
         self.ops = ops
         self.output = engine.part("srt.layers.logits_processor:LogitsProcessorOutput")
@@ -58,7 +64,7 @@ class Decoder(torch.nn.Module):
         model, ops = self.decoder, self.ops
         tokens = TokenInputs(
             input_ids=input_ids,
-            payload=self._payload(positions, forward_batch),
+            payload=self._payload(input_ids, positions, forward_batch),
             positions=positions,
             mrope_positions=forward_batch.mrope_positions,
             live_tokens=torch.full_like(input_ids[:1], input_ids.shape[0], dtype=torch.int32),
@@ -69,16 +75,26 @@ class Decoder(torch.nn.Module):
             last = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
         return self.output(next_token_logits=model.logits(ops, last), hidden_states=hidden)
 
-    def _payload(self, positions: Tensor, batch: Any) -> Tensor:
+    def _payload(self, input_ids: Tensor, positions: Tensor, batch: Any) -> Tensor:
+        model, ops = self.decoder, self.ops
         index, mask = batch.mamba_track_indices, batch.mamba_track_mask
-        if index is None:
-            index, mask = torch.zeros_like(positions), torch.zeros_like(positions).bool()
-            return self.decoder.payload(self.ops, positions, index, mask, index)
+        nothing = torch.zeros_like(positions)
+        if self.states is None or index is None:
+            return model.payload(ops, model.embedding[nothing], nothing.bool(), nothing)
+        paths = decode_paths(index)
         if batch.forward_mode.is_extend():
-            lengths = batch.extend_seq_lens
-            index, mask = (values.repeat_interleave(lengths) for values in (index, mask))
-        nothing = torch.zeros_like(index)
-        return self.decoder.payload(self.ops, positions, index, mask, nothing)
+            paths, mask = self._extended(index, mask, positions, batch)
+        states = model.advance_states(ops, self.states.recurrent, paths, input_ids)
+        return model.payload(ops, states, mask, nothing)
+
+    def _extended(
+        self, index: Tensor, mask: Tensor, positions: Tensor, batch: Any
+    ) -> tuple[StatePaths, Tensor]:
+        """Return the paths of a prefill's tokens, and the mask of each."""
+        lengths = batch.extend_seq_lens
+        requests = torch.arange(index.shape[0], device=index.device).repeat_interleave(lengths)
+        longest = max(batch.extend_seq_lens_cpu)
+        return extend_paths(index, requests, positions, longest), mask[requests]
 
 
 class Access:

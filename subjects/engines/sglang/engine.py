@@ -29,6 +29,7 @@ NOT_OFFERED = {
     Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",
     Offer.NOISE: "noise has no way into the engine's own request table and slot map;"
     " the tails of its static inputs are overwritten one by one instead",
+    Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
     Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
     Offer.ALLOCATOR: "the harness plans who holds which slot; the engine's own allocator follows,"
     " and is not read",
@@ -163,6 +164,10 @@ class SglangEngine(Generic[Runner]):
             if name in self._captured:
                 buffer.copy_(self._captured[name])
         self._preset = self._captured_preset
+
+    def python_objects(self) -> NoReturn:
+        """Raise RuntimeError: see `missing`."""
+        raise RuntimeError(self.missing[Offer.PYTHON_STATE])
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
         """Do nothing: of an output live rows alone are compared."""

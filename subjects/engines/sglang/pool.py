@@ -8,11 +8,16 @@ from torch import Tensor
 
 from reference.config import Kind, ModelConfig
 from reference.pool import PoolSizes
+from reference.state_pool import StatePool
 from subjects.engines.sglang.loading import Engine, named
 
 
 class SglangPool:
-    """The engine's `SWAKVPool`, its allocator and its `ReqToTokenPool`, for one model."""
+    """The engine's `SWAKVPool`, its allocator and its `ReqToTokenPool`, for one model.
+
+    `states` are the world's, which our arithmetic reaches by the engine's state indices; None
+    where no request has any.
+    """
 
     def __init__(
         self,
@@ -21,8 +26,10 @@ class SglangPool:
         sizes: PoolSizes,
         dtype: torch.dtype,
         device: str,
+        states: StatePool | None = None,
     ) -> None:
         self.config = config
+        self.states = states
         self.sizes = sizes
         self.device = device
         shapes = {kind: config.shape(kind) for kind in Kind}

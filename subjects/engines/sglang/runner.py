@@ -39,7 +39,7 @@ class SglangRunner:
         self.batches = engine.part("srt.model_executor.forward_batch_info:ForwardBatch")
         self.modes = engine.part("srt.model_executor.forward_batch_info:ForwardMode")
         self.hidden_modes = engine.part("srt.model_executor.forward_batch_info:CaptureHiddenMode")
-        self.model = Decoder(engine, model, ops, window)
+        self.model = Decoder(engine, model, ops, window, pool.states)
         self.model_runner = host.model_runner(
             model,
             {

@@ -1,0 +1,89 @@
+"""Whether a finding shows in a fresh process, or depends on state that no one declared."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from harness.campaigns.fresh import FreshPlaying, PlayFresh
+from harness.campaigns.hunt import HuntResult, failed, whole
+from harness.checks.of_schedules.declared_state import ID
+from harness.checks.property import Violation
+from harness.checks.table import STATE_PROPERTIES
+from harness.lockstep.config import TrialConfig
+from harness.schedules.schedule import Schedule
+from harness.schedules.shrink import shrink
+
+DEPENDS = "it depends on state that no one declared: a fresh process does not show it"
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What of a hunt's finding shows in a fresh process.
+
+    Where `undeclared` is None, `schedule` does. Otherwise it is what was drawn, unshrunk;
+    `history` are schedules that must be played before it in one process, `seen` what it
+    violated then, and `undeclared` with it.
+    """
+
+    schedule: Schedule
+    history: tuple[Schedule, ...] = ()
+    seen: tuple[Violation, ...] = ()
+    undeclared: Violation | None = None
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """What was seen of a finding that a fresh process does not show."""
+        return self.seen if self.undeclared is None else (*self.seen, self.undeclared)
+
+
+def confirmed(
+    trial: TrialConfig,
+    hunt_result: HuntResult,
+    target: str | None,
+    watched: Iterable[str],
+    play: PlayFresh,
+) -> Confirmed:
+    """Return a schedule that shows the target in a fresh process; None is any of `watched`.
+
+    That is the shrunk one, else the drawn one, shrunk in fresh processes. Raises
+    PlayingFailedError for a playing that an error of ours ended.
+    """
+    until = frozenset() if target is None else frozenset({target})
+    properties = frozenset(watched) if target is None else STATE_PROPERTIES | until
+    drawn, shrunk = hunt_result.drawn, hunt_result.schedule
+    assert drawn is not None and shrunk is not None
+
+    def shows(schedule: Schedule, history: tuple[Schedule, ...] = ()) -> bool:
+        playing = FreshPlaying(trial, properties, until, (*history, schedule))
+        return failed(whole(play(playing)), target)
+
+    if shows(shrunk):
+        return Confirmed(shrunk)
+    if shows(drawn):
+        return Confirmed(shrink(drawn, shows))
+    before = hunt_result.before
+    history = next((latest for latest in ever_more(before) if shows(drawn, latest)), None)
+    return Confirmed(
+        drawn, before if history is None else history, hunt_result.seen, told(hunt_result, history)
+    )
+
+
+def ever_more(schedules: tuple[Schedule, ...]) -> Iterator[tuple[Schedule, ...]]:
+    """Yield the last one, two, four … of some schedules, at last all of them."""
+    count = 1
+    while count < len(schedules):
+        yield schedules[-count:]
+        count *= 2
+    if schedules:
+        yield schedules
+
+
+def told(hunt_result: HuntResult, history: tuple[Schedule, ...] | None) -> Violation:
+    """Return the violation of a finding that shows after `history` alone, if even then."""
+    count = len(hunt_result.before) if history is None else len(history)
+    if history is None:
+        ending = f"not even after the {count} schedules that were played before it"
+    else:
+        ending = f"it shows after {count} other{'s' * (count > 1)} played before it"
+    place = max((violation.step for violation in hunt_result.seen), default=0)
+    where = {"history": count, "shows_after_history": history is not None}
+    return Violation(ID, place, f"{DEPENDS}; {ending}", where)

@@ -1,0 +1,1 @@
+"""Contract mutants: each static buffer got wrong in each way, hunted and told."""

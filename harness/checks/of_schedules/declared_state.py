@@ -1,0 +1,30 @@
+"""declared_state: what a reset leaves behind, and what a schedule then depends on."""
+
+from harness.checks.property import Playing, Property, Violation
+from subjects.protocol import Offer
+
+ID = "declared_state"
+
+
+def at_end(playing: Playing) -> list[Violation]:
+    """Say what the engines hold, once reset, that they did not hold when just captured."""
+    if not playing.undeclared:
+        return []
+    first, *others = playing.undeclared
+    more = f", and {len(others)} more differ" if others else ""
+    message = f"{first.name} is {first.now} where it was {first.captured} when just captured{more}"
+    where = {"path": first.path, "captured": first.captured, "now": first.now}
+    return [Violation(ID, playing.place, message, where)]
+
+
+DECLARED_STATE = Property(
+    id=ID,
+    statement=(
+        "a finding shows in a fresh process too, and a reset engine holds nothing that it did"
+        " not hold when just captured"
+    ),
+    needs=frozenset({Offer.PYTHON_STATE}),
+    at_end=at_end,
+    every_step=False,
+    after_reset=True,
+)

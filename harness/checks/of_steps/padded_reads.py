@@ -1,0 +1,81 @@
+"""padded_reads: rows that read what is nobody's business of theirs, whatever lists they have."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.checks.property import Description, Property
+from harness.lockstep.bits import any_set, first_index
+from harness.lockstep.noise import Noise
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair, PlannedStep, cloned
+from reference.model import Output
+from subjects.protocol import Offer
+
+
+@dataclass(frozen=True)
+class PoisonedRun:
+    """What a replay gave, as far as it is defined, with all KV NaN that no row of it may read."""
+
+    defined: Output
+
+
+def run_poisoned(pair: Pair, planned: PlannedStep) -> PoisonedRun:
+    """Replay the step on the fresh engine with all KV NaN but the reserved page and the batch's."""
+    pools = pair.graph_pools
+    kept = Noise(pair.config, pools).owned(pair.graph, planned.graph.batch)
+    for _, _, arena in pools.arenas_of(kept):
+        arena[:, :, : pools.sizes.page_size] = True
+    pools.storage.masked_fill_(~kept, math.nan)
+    replay = pair.run_fresh(planned).replay
+    assert replay is not None
+    poisoned = PoisonedRun(cloned(replay.defined))
+    pair.restore_graph()
+    return poisoned
+
+
+def turned(observation: Observation) -> Iterator[tuple[str, Tensor]]:
+    """Yield, of each output of floats, which elements the poison turned to NaN, by name."""
+    poisoned, replay = observation.extra.get("padded_reads"), observation.replay
+    if poisoned is None or replay is None:
+        return
+    for name, values in replay.defined.items():
+        if values.is_floating_point():
+            yield name, poisoned.defined[name].isnan() & ~values.isnan()
+
+
+def flag(observation: Observation) -> Tensor | bool:
+    """Whether any row has NaN, a padded one too, that it has not without the poison."""
+    found = [any_set(mask.contiguous()) for _, mask in turned(observation)]
+    return torch.stack(found).any() if found else False
+
+
+def describe(observation: Observation) -> Description:
+    """Name the first row that has NaN."""
+    replay = observation.replay
+    assert replay is not None
+    for name, mask in turned(observation):
+        if mask.any():
+            row, element = first_index(mask)
+            live = row < replay.live_rows
+            where = {"tensor": name, "row": row, "element": element, "live": live}
+            return (
+                f"{replay.runner}, {'live' if live else 'padded'} row {row}, {name} {element}: NaN"
+                " once all KV is NaN that no row of the batch may read",
+                where,
+            )
+    raise ValueError("no row has NaN")
+
+
+PADDED_READS = Property(
+    id="padded_reads",
+    statement="with all KV NaN but slot 0 and the batch's own, no row turns NaN",
+    needs=frozenset({Offer.FRESH_ENGINE, Offer.NOISE}),
+    flag=flag,
+    describe=describe,
+    every_step=False,
+    extra_run=run_poisoned,
+)

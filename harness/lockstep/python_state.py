@@ -1,0 +1,263 @@
+"""What an engine's Python objects hold, and how that differs from what they once held.
+
+Followed from the engine: attributes, items, closures and default arguments, the attributes of
+the classes met, and the variables of its modules. An object, a class or a function that is not
+of the engine's packages is taken by its text; what the engine declares to change is left out.
+"""
+
+import logging
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subjects.protocol import PythonObjects
+
+PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
+"""What holds nothing but itself."""
+
+FOREIGN = (ModuleType, BuiltinFunctionType, logging.Logger, logging.Handler)
+"""What is never an engine's own."""
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is held and was not: by what holds it, and by the whole path to it."""
+
+    name: str
+    path: str
+    captured: str
+    now: str
+
+
+@dataclass
+class Held:
+    """What was found, by path: the text of what is plain, and tensors; and what each is called."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    modules: frozenset[str] = frozenset()
+
+    def copied(self) -> "Held":
+        """Return the same with tensors that nobody changes."""
+        tensors = {path: tensor.clone() for path, tensor in self.tensors.items()}
+        return Held(self.texts, tensors, self.names, self.modules)
+
+
+NOTHING = "nothing"
+"""How the text of what was not there is told."""
+
+
+def changes(captured: Held, now: Held) -> list[Change]:
+    """Return what differs, reading the device once."""
+    paths = dict.fromkeys((*captured.texts, *now.texts))
+    found = [
+        Change(now.names.get(path) or captured.names[path], path, before, after)
+        for path in paths
+        if (before := captured.texts.get(path, NOTHING)) != (after := now.texts.get(path, NOTHING))
+    ]
+    alike = [
+        path
+        for path, tensor in now.tensors.items()
+        if captured.texts.get(path) == now.texts[path] and tensor.numel()
+    ]
+    if not alike:
+        return found
+    flags = [differ(captured.tensors[path], now.tensors[path]) for path in alike]
+    device = max((flag.device for flag in flags), key=str)  # CUDA's, if any is there.
+    flags = [flag.to(device) for flag in flags]
+    return found + [
+        Change(now.names[path], path, "other values", now.texts[path])
+        for path, flag in zip(alike, torch.stack(flags).tolist(), strict=True)
+        if flag
+    ]
+
+
+def differ(one: Tensor, other: Tensor) -> Tensor:
+    """Return whether two tensors of one shape and dtype have other bits, bool []."""
+    left, right = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
+    return (left != right).any()
+
+
+def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = None) -> Held:
+    """Return what the objects of engines hold; of their modules, all loaded or those given."""
+    walk, found = _Walk(), set[str]()
+    for who, objects in engines.items():
+        walk.declared.update(objects.declared)
+        walk.packages.update(objects.packages)
+        walk.changing.update(address_of(tensor) for tensor in objects.changing)
+        walk.visit(objects.root, who, who)
+        found.update(name for name in sys.modules if name.partition(".")[0] in objects.packages)
+    walk.found.modules = frozenset(found) if modules is None else modules
+    for name in sorted(found & walk.found.modules - walk.declared.keys()):
+        walk.module(name)
+    return walk.found
+
+
+class _Walk:
+    """Follows objects, each once, so that what two engines share is taken note of once."""
+
+    def __init__(self) -> None:
+        self.declared: dict[str, str] = {}
+        self.packages: set[str] = set()
+        self.changing: set[int] = set()
+        self.found = Held()
+        self.seen: dict[int, Any] = {}
+
+    def visit(self, value: Any, path: str, name: str) -> None:
+        """Take note of a value and of what it holds. `name` says what holds it, briefly."""
+        if isinstance(value, PLAIN):
+            self._note(path, name, repr(value))
+            return
+        if id(value) in self.seen or isinstance(value, FOREIGN):
+            return
+        self.seen[id(value)] = value
+        for kind, follow in self.FOLLOWED.items():
+            if isinstance(value, kind):
+                follow(self, value, path, name)
+                return
+        self._object(value, path, name)
+
+    def module(self, name: str) -> None:
+        """Follow the variables of a module, and what it defines."""
+        for key, value in tuple(vars(sys.modules[name]).items()):
+            own = getattr(value, "__module__", name) == name
+            if not key.startswith("__") and (own or not isinstance(value, FunctionType | type)):
+                self.visit(value, f"{name}.{key}", f"{name}.{key}")
+
+    def _own(self, value: Any) -> bool:
+        """Whether a class or a function is of the engine's packages."""
+        return str(value.__module__).partition(".")[0] in self.packages
+
+    def _note(self, path: str, name: str, text: str) -> None:
+        self.found.texts[path] = text
+        self.found.names[path] = name
+
+    def _tensor(self, tensor: Tensor, path: str, name: str) -> None:
+        if address_of(tensor) in self.changing:
+            return
+        shape = "×".join(map(str, tensor.shape)) or "one value"
+        self._note(path, name, f"a tensor of {str(tensor.dtype).removeprefix('torch.')} [{shape}]")
+        self.found.tensors[path] = tensor.detach()
+
+    def _generator(self, generator: torch.Generator, path: str, name: str) -> None:
+        self._tensor(generator.get_state(), path, name)
+
+    def _sequence(self, items: Any, path: str, name: str) -> None:
+        self._note(path, name, f"a {type(items).__name__} of {len(items)}")
+        for place, item in enumerate(tuple(items)):
+            self.visit(item, f"{path}[{place}]", f"{name}[{place}]")
+
+    def _set(self, items: Any, path: str, name: str) -> None:
+        texts = sorted(text_of(item) for item in items)
+        self._note(path, name, f"a {type(items).__name__} of {', '.join(texts) or 'nothing'}")
+
+    def _mapping(self, items: Mapping[Any, Any], path: str, name: str) -> None:
+        self._note(path, name, f"a {type(items).__name__} of {len(items)}")
+        for place, (key, item) in enumerate(tuple(items.items())):
+            label = text_of(key) if isinstance(key, (*PLAIN, tuple)) else str(place)
+            self.visit(item, f"{path}[{label}]", f"{name}[{label}]")
+
+    def _function(self, function: FunctionType, path: str, name: str) -> None:
+        if not self._own(function):
+            return
+        for place, cell in enumerate(function.__closure__ or ()):
+            self.visit(contents(cell), f"{path}.closure[{place}]", f"{name}'s closure")
+        own = (function.__defaults__, function.__kwdefaults__, vars(function))
+        for what, value in zip(("defaults", "keyword defaults", "attributes"), own, strict=True):
+            if value:
+                self.visit(value, f"{path}.{what}", f"{name}'s {what}")
+
+    def _method(self, method: MethodType, path: str, name: str) -> None:
+        self.visit(method.__self__, f"{path}.self", name)
+        self.visit(method.__func__, path, name)
+
+    def _partial(self, function: "partial[Any]", path: str, name: str) -> None:
+        for what in ("func", "args", "keywords"):
+            self.visit(getattr(function, what), f"{path}.{what}", name)
+
+    def _wrapped(self, method: Any, path: str, name: str) -> None:
+        self.visit(method.__func__, path, name)
+
+    def _class(self, kind: type, path: str, name: str) -> None:
+        if not self._own(kind) or issubclass(kind, Enum):
+            return
+        for base in kind.__mro__[1:]:
+            if base is not object:
+                self.visit(base, path_of(base), base.__qualname__)
+        for key, value in tuple(vars(kind).items()):
+            if not key.startswith(("__", "_abc_")) and not isinstance(value, property):
+                self._attribute(kind.__qualname__, key, value, path)
+
+    def _object(self, value: Any, path: str, name: str) -> None:
+        kind = type(value)
+        if kind.__name__ in self.declared:
+            return
+        if not self._own(kind):
+            self._note(path, name, text_of(value))
+            return
+        self._note(path, name, f"a {kind.__name__}")
+        for key, item in attributes_of(value):
+            self._attribute(kind.__name__, key, item, path)
+        self.visit(kind, path_of(kind), kind.__qualname__)
+
+    def _attribute(self, owner: str, key: str, value: Any, path: str) -> None:
+        if f"{owner}.{key}" not in self.declared:
+            self.visit(value, f"{path}.{key}", f"{owner}.{key}")
+
+    FOLLOWED: Mapping[Any, Callable[["_Walk", Any, str, str], None]] = {
+        Tensor: _tensor,
+        torch.Generator: _generator,
+        Mapping: _mapping,
+        (list, tuple, deque): _sequence,
+        (set, frozenset): _set,
+        FunctionType: _function,
+        MethodType: _method,
+        partial: _partial,
+        (classmethod, staticmethod): _wrapped,
+        type: _class,
+    }
+
+
+def path_of(kind: type) -> str:
+    """Return the path of a class's own attributes, wherever it is met."""
+    return f"class {kind.__module__}.{kind.__qualname__}"
+
+
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object, those in slots too."""
+    yield from tuple(getattr(value, "__dict__", {}).items())
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def contents(cell: Any) -> Any:
+    """Return what a closure's cell holds, None if nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a value, without its address."""
+    return value.name if isinstance(value, Enum) else ADDRESS.sub("", repr(value))
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return where a tensor's storage begins."""
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,31 @@
+"""The captured sizes of trials, and how far a bucket of them can be filled."""
+
+from subjects.protocol import Replay
+
+BUCKETS = (2, 4, 8)
+"""In requests; those of a trial unless it names others."""
+
+TOKEN_BUCKETS = (4, 12, 24)
+"""In tokens; those of a trial unless it names others."""
+
+FILLINGS = ("full", "one short", "padded after full")
+"""What every bucket of every runner must have been."""
+
+
+def filling(runner: str, bucket: int, how: str) -> str:
+    """Return what it is called that a bucket of a runner was replayed full, or how else."""
+    return f"{runner}: bucket {bucket} {how}"
+
+
+def fillings(replay: Replay, last: Replay | None) -> dict[str, bool]:
+    """Return which of FILLINGS a replay is, `last` being the one of the same runner before it.
+
+    One short is all requests, or tokens, but one. Where a request brings several tokens, it is
+    also all requests with too few tokens.
+    """
+    after_full = last is not None and not last.padded and last.bucket == replay.bucket
+    return {
+        "full": not replay.padded,
+        "one short": replay.padded and replay.live_size >= replay.bucket - 1,
+        "padded after full": replay.padded and after_full,
+    }

@@ -1,0 +1,290 @@
+"""State that no one declared: a finding shows in a fresh process, or is told to depend on it."""
+
+import gc
+import json
+import logging
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.__main__ import main
+from harness.campaigns.confirm import confirmed, ever_more
+from harness.campaigns.fresh import FreshPlaying, PlayFresh, built, play_fresh
+from harness.campaigns.hunt import HuntResult, PlayingFailedError, hunt
+from harness.campaigns.replay import Named, judged, lockstep_of
+from harness.campaigns.run_record import case_of
+from harness.campaigns.task import Source, Status, Task, run_task
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.table import STEP_PROPERTIES
+from harness.lockstep.config import TrialConfig
+from harness.records.case import Case, load_case, write_case
+from harness.schedules.schedule import Admit, Decode, Idle, Schedule
+from properties.support.harness.planting import SCHEDULE, captured, shared
+from properties.support.harness.scripted import ERROR, clean, violating
+from properties.support.harness.undeclared import (
+    PLACES,
+    TRIAL,
+    Memory,
+    after_a_larger,
+    after_many,
+    forget,
+    keeping,
+    of_a_module,
+    of_a_runner,
+)
+from subjects.captured import CapturedEngine
+from subjects.runners import ONE_PER_ENGINE
+
+HARMLESS = TRIAL.with_bug("loc_memo_warning.entry")
+"""A bug that affects no runner: whatever is found is of something else."""
+
+DRAWN = Schedule((Admit(1, 1), Admit(2, 2), Decode((0, 1))), seed=1)
+SHRUNK = Schedule((Idle(0),), seed=1)
+OTHERS = tuple(Schedule((Idle(0),) * count) for count in range(1, 6))
+
+Place = Callable[[CapturedEngine], Memory]
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Leave nothing on classes and modules."""
+    yield
+    forget()
+
+
+def found_by(fresh: Callable[[tuple[Schedule, ...]], Outcome]) -> Any:
+    """Return what is confirmed of a hunt's finding, and all that fresh processes played."""
+    played: list[tuple[Schedule, ...]] = []
+
+    def play(asked: FreshPlaying) -> Outcome:
+        played.append(asked.schedules)
+        return fresh(asked.schedules)
+
+    seen = violating("kv_parity").violations
+    hunted = HuntResult(schedule=SHRUNK, drawn=DRAWN, seen=seen, before=OTHERS)
+    return confirmed(TRIAL, hunted, "kv_parity", (), play), played
+
+
+def shown_if(shows: Callable[[tuple[Schedule, ...]], bool]) -> Callable[..., Outcome]:
+    """Return a script: the target is violated by some schedules played in turn."""
+    return lambda schedules: violating("kv_parity") if shows(schedules) else clean()
+
+
+def test_a_shrunk_schedule_that_a_fresh_process_shows_is_kept() -> None:
+    found, played = found_by(shown_if(lambda _: True))
+    assert (found.schedule, found.undeclared) == (SHRUNK, None)
+    assert played == [(SHRUNK,)]
+
+
+def test_one_that_none_shows_is_shrunk_again_in_fresh_processes() -> None:
+    """From what was drawn, which shows by itself as long as both requests are decoded."""
+    decoding = shown_if(lambda schedules: any(len(s.steps) > 1 for s in schedules))
+    found, _ = found_by(decoding)
+    assert found.undeclared is None
+    assert len(found.schedule.steps) == 2
+
+
+@pytest.mark.parametrize(("needed", "kept"), [(1, 1), (2, 2), (3, 4), (5, 5)])
+def test_one_that_shows_after_others_alone_is_told_as_undeclared_state(
+    needed: int, kept: int
+) -> None:
+    """The unshrunk schedule is kept, with as many before it as it takes, or twice that."""
+    found, _ = found_by(shown_if(lambda schedules: len(schedules) > needed))
+    assert (found.schedule, found.history) == (DRAWN, OTHERS[-kept:])
+    assert [one.property for one in found.violations] == ["kv_parity", "declared_state"]
+    assert "depends on state that no one declared" in found.undeclared.message
+    assert f"it shows after {kept} other" in found.undeclared.message
+
+
+def test_one_that_nothing_shows_again_is_told_as_undeclared_state_too() -> None:
+    found, _ = found_by(shown_if(lambda _: False))
+    assert (found.schedule, found.history) == (DRAWN, OTHERS)
+    assert "not even after the 5 schedules" in found.undeclared.message
+
+
+def test_an_error_of_ours_in_a_fresh_process_is_no_verdict() -> None:
+    with pytest.raises(PlayingFailedError):
+        found_by(lambda _: violating(error=ERROR))
+
+
+def test_ever_more_of_a_history_ends_with_all_of_it() -> None:
+    assert [len(latest) for latest in ever_more(OTHERS)] == [1, 2, 4, 5]
+    assert [len(latest) for latest in ever_more(OTHERS[:1])] == [1]
+    assert list(ever_more(())) == []
+
+
+def playing(*schedules: Schedule, trial: TrialConfig = HARMLESS) -> FreshPlaying:
+    """Return what is to be played in a fresh process, judged at every step."""
+    return FreshPlaying(trial, STEP_PROPERTIES, frozenset(), schedules)
+
+
+def planted(place: Place, wrong: Callable[[Memory, int], bool], trial: TrialConfig) -> Any:
+    """Return how a hunt ends on engines that remember, and what plays in fresh processes."""
+    build = partial(keeping, place, wrong)
+    play: PlayFresh = partial(play_fresh, build=build)
+    result = run_task(Task(trial, Source.GENERATED, 0, 40), build, play)
+    return result, play
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_only_other_schedules_bring_about_is_undeclared_state(
+    place: Place, tmp_path: Path
+) -> None:
+    """Neither caught nor green, and its case shows it again with the schedules before it."""
+    result, play = planted(place, after_many, HARMLESS)
+    assert result.status is Status.UNDECLARED_STATE
+    finding = result.finding
+    assert finding is not None and finding.history
+    assert finding.schedule == result.hunt_result.drawn
+    assert finding.violations[-1]["property"] == "declared_state"
+    path = tmp_path / "case.json"
+    write_case(case_of(result.task, finding), path)
+    case = load_case(path)
+    again = play(playing(*case.history, case.schedule))
+    assert "logits_parity" in again.violated
+    assert play(playing(case.schedule)).violated == set()
+
+
+@pytest.mark.parametrize("place", [of_a_runner, of_a_module])
+def test_what_a_schedule_brings_about_by_itself_is_shrunk_to_what_does(place: Place) -> None:
+    """The shrinker does not shrink onto what other schedules left behind."""
+    result, play = planted(place, after_a_larger, HARMLESS)
+    assert result.status is Status.AFFECTED_AFTER_ALL
+    assert result.finding is not None and not result.finding.history
+    alone = play(playing(result.finding.schedule))
+    assert "logits_parity" in alone.violated
+
+
+NAMES = {
+    "on_the_engine": "Engine",
+    "of_a_pool": "HybridKVPool",
+    "of_a_runner": "CpuGraphRunner",
+    "of_a_class": "CpuGraphRunner",
+    "of_a_module": "subjects.pool",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_reset_leaves_is_named(place: Place) -> None:
+    """Though nothing comes of it: no request of the schedule follows a larger batch."""
+    lockstep = keeping(place, after_a_larger, TRIAL, ("declared_state",))
+    (found,) = lockstep.play(Schedule((Admit(3, 3), Decode((0,))))).violations
+    assert found.property == "declared_state"
+    assert found.message.startswith(
+        f"{NAMES[place.__name__]}.remembered is a dict of 1 where it was a dict of 0 when just"
+        " captured, and "
+    )
+
+
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
+def test_a_reset_engine_holds_what_it_held(engine: str, device: str) -> None:
+    lockstep = shared(device, engine)
+    lockstep.watch(["declared_state"])
+    outcome = lockstep.play(SCHEDULE)
+    assert (outcome.error, outcome.violations) == (None, ())
+
+
+def test_a_fresh_process_shows_a_catalogued_bug_and_not_what_is_not_there() -> None:
+    broken = TRIAL.with_bug("req_pool_pad")
+    schedule = hunt(Lockstep(broken), "hermetic_replay", 0, 50).schedule
+    assert schedule is not None
+    assert "hermetic_replay" in play_fresh(playing(schedule, trial=broken)).violated
+    assert play_fresh(playing(schedule, trial=TRIAL)).violations == ()
+
+
+def dying(trial: TrialConfig, properties: Any) -> Lockstep:
+    """Build what ends its process when it plays."""
+    lockstep = built(trial, properties)
+    lockstep.pair.reset = lambda _: (_ for _ in ()).throw(SystemExit(3))  # type: ignore[method-assign]
+    return lockstep
+
+
+def unbuilt(trial: TrialConfig, properties: Any) -> Lockstep:
+    """Build nothing."""
+    raise LookupError("nothing to build")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"), [(dying, "a fresh process died"), (unbuilt, "nothing to build")]
+)
+def test_a_fresh_process_that_gives_no_outcome_is_a_failure(build: Any, message: str) -> None:
+    with pytest.raises(PlayingFailedError, match=message):
+        play_fresh(playing(DRAWN), build)
+
+
+def test_a_case_with_a_history_plays_it_first_and_reads_back(tmp_path: Path) -> None:
+    case = Case(TRIAL, DRAWN, None, 0, (), OTHERS)
+    write_case(case, tmp_path / "case.json")
+    assert load_case(tmp_path / "case.json") == case
+    assert tuple(lockstep_of(case).history) == OTHERS
+    data = json.loads((tmp_path / "case.json").read_text())
+    (tmp_path / "case.json").write_text(json.dumps({**data, "history": 3}))
+    with pytest.raises(ValueError, match="a list of schedules"):
+        load_case(tmp_path / "case.json")
+
+
+def test_a_case_of_undeclared_state_that_shows_after_its_history_is_as_it_says() -> None:
+    violations = tuple(one.to_json() for one in violating("kv_parity", "declared_state").violations)
+    named = Named(0, "case", Case(TRIAL, DRAWN, None, 0, violations, OTHERS))
+    assert judged(named, violating("kv_parity")).as_said
+    assert not judged(named, clean()).as_said
+
+
+def test_a_case_of_undeclared_state_that_shows_nothing_is_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    violations = tuple(one.to_json() for one in violating("declared_state").violations)
+    write_case(Case(TRIAL, DRAWN, "kv_parity", 0, violations), tmp_path / "case.json")
+    assert main(["replay", str(tmp_path / "case.json")]) == 125
+    assert "shows nothing here: declared_state does not hold" in capsys.readouterr().err
+
+
+IMMUTABLE = (
+    str, int, float, bool, bytes, type(None), frozenset, torch.Size, torch.dtype, torch.device,
+    Enum, type, ModuleType, BuiltinFunctionType, logging.Logger, torch._ops.OpOverload,
+)  # fmt: skip
+"""What two engines may share, as nobody can keep anything in it; and what a process has once."""
+
+VALUES = {"ModelConfig", "AttentionShape", "PoolSizes", "StaticInput", "tuple"}
+"""Frozen dataclasses that both engines have, and tuples, whose items are followed."""
+
+
+def reachable(root: object) -> dict[int, object]:
+    """Return every object that can be reached from one, what is immutable left out."""
+    found: dict[int, object] = {}
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in found or isinstance(value, IMMUTABLE):
+            continue
+        found[id(value)] = value
+        if isinstance(value, Tensor):
+            continue
+        if isinstance(value, FunctionType):
+            waiting += [cell.cell_contents for cell in value.__closure__ or ()]
+            waiting += [value.__defaults__, value.__kwdefaults__, vars(value)]
+        elif type(value).__name__ in VALUES - {"tuple"}:
+            waiting += vars(value).values()
+        else:
+            waiting += gc.get_referents(value)
+    return found
+
+
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
+def test_the_two_engines_share_no_python_object_but_values(engine: str, device: str) -> None:
+    """The tensors they share are KV, tables and weights."""
+    lockstep = shared(device, engine)
+    subject, fresh = (reachable(one) for one in captured(lockstep))
+    both = [subject[key] for key in subject.keys() & fresh.keys()]
+    others = {type(value).__name__ for value in both if not isinstance(value, Tensor)}
+    assert others <= VALUES
+    pair = lockstep.pair
+    known = reachable([pair.graph_pools, pair.model, pair.draft])
+    assert all(id(value) in known for value in both if isinstance(value, Tensor))

@@ -1,0 +1,310 @@
+"""State beside KV is seen like KV: recurrent states by their index, the draft table by its rows.
+
+Faults of our own runners are planted in their contracts; what a check says is also asked on
+observations made by hand.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.property import Violation
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.explain.explanation import explain
+from harness.lockstep.bits import bits
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.observation import Observation, Snapshot
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Extend,
+    Finish,
+    Idle,
+    Resume,
+    Retract,
+    Schedule,
+    Step,
+    Verify,
+)
+from properties.support.harness.observations import LAYOUT, OWNERS, idle, observation
+from properties.support.harness.planting import on_replay
+from reference.batch import ForwardBatch, Mode
+from reference.state_pool import Section
+from subjects.contracts import Policy, override
+from subjects.engine import Subject
+from subjects.protocol import Replay
+
+ADMITTED: tuple[Step, ...] = tuple(Admit(prompt, 99) for prompt in (5, 3, 9))
+ALL = (0, 1, 2)
+
+STALE: dict[str, tuple[str, tuple[Step, ...], Section]] = {
+    "decode": ("mamba_track_indices", (Decode(ALL), Decode((0,)), Idle(0)), Section.RECURRENT),
+    "target_verify": (
+        "mamba_track_indices",
+        (Verify(ALL, 1), Verify((0,), 0), Idle(1)),
+        Section.RECURRENT,
+    ),
+    "eagle_draft": (
+        "req_pool_indices",
+        (DraftExtend(ALL), Draft(ALL), Draft((0,)), Idle(2)),
+        Section.DRAFT_TABLE,
+    ),
+    "frozen_kv_mtp": (
+        "req_pool_indices",
+        (DraftExtend(ALL), Draft(ALL), Draft((0,)), Idle(2)),
+        Section.DRAFT_TABLE,
+    ),
+}
+"""Of a runner: an index whose tail is left stale, what leaves it so, and the state it reaches."""
+
+
+def trial_of(runner: str, device: str) -> TrialConfig:
+    """Return the trial of a runner in sizes that are just enough."""
+    return TrialConfig(runner, device=device, rows=4, buckets=(2, 4), token_buckets=(4, 12))
+
+
+def build(
+    runner: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+    stale: str | None = None,
+    *,
+    records_ops: bool = False,
+) -> Lockstep:
+    """Return a lockstep of a runner whose padded rows keep one index, or a clean one."""
+    right = TrialConfig.subject
+
+    def subject(trial: TrialConfig) -> Subject:
+        found = right(trial)
+        changes = {stale: {"policy": Policy.KEEP}} if stale is not None else {}
+        return replace(found, contract=override(found.contract, changes))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialConfig, "subject", subject)
+        return Lockstep(trial_of(runner, device), STEP_PROPERTIES, records_ops=records_ops)
+
+
+def played(lockstep: Lockstep, *steps: Step) -> Outcome:
+    """Play steps after three requests were admitted."""
+    outcome = lockstep.play(Schedule((*ADMITTED, *steps), seed=3))
+    assert outcome.error is None, outcome.error
+    return outcome
+
+
+@pytest.mark.parametrize("runner", STALE)
+def test_a_stale_index_of_padded_rows_is_seen_in_the_state_it_reaches(
+    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By parity and by the frame, in the very step; the right contract violates nothing."""
+    stale, steps, section = STALE[runner]
+    assert not played(build(runner, device, monkeypatch), *steps).violations
+    outcome = played(build(runner, device, monkeypatch, stale), *steps)
+    found = {violation.property: violation for violation in outcome.violations}
+    assert {"kv_parity", "write_frame"} <= found.keys()
+    for name in ("kv_parity", "write_frame"):
+        assert found[name].where["section"] == section
+        assert found[name].where["place"] != 0
+        assert found[name].where["owner"].startswith("request ")
+    assert ("frozen_kv" in found) == (runner == "frozen_kv_mtp")
+
+
+@pytest.mark.parametrize("runner", STALE)
+def test_a_stale_state_index_is_explained_by_its_element(
+    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The op that stored through it, the request whose place that is, and who left it."""
+    stale, steps, section = STALE[runner]
+    lockstep = build(runner, device, monkeypatch, stale, records_ops=True)
+    outcome = played(lockstep, *steps)
+    seen = next(v for v in outcome.violations if v.property == "kv_parity")
+    forward = outcome.steps - 1
+    cause_of = PROPERTIES["kv_parity"].cause
+    assert cause_of is not None
+    schedule = Schedule((*ADMITTED, *steps), seed=3)
+    told = explain(lockstep.pair, schedule, forward, "kv_parity", cause_of)
+    assert told is not None and told.cause.difference is not None
+    assert (told.cause.difference.op, told.cause.difference.live) == ("store_rows", False)
+    index, slot = told.cause.index, told.cause.slot
+    assert index is not None and slot is not None
+    assert (index.buffer, index.stale, told.cause.blame) == (stale, True, "inputs")
+    assert index.read == slot.slot == seen.where["place"]
+    assert slot.owner == seen.where["owner"]
+    named = {"recurrent state": "target recurrent state", "draft table": "draft table"}[section]
+    assert told.proof[0].startswith(f"Let {named} slot {slot.slot} be of {slot.owner}")
+
+
+def test_a_scatter_into_the_row_of_a_parked_request_is_seen(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of a draft that go through a stale map, where no static input says so.
+
+    Nothing that is live reads them: without the table's comparison nobody would know.
+    """
+    lockstep = build("eagle_draft", device, monkeypatch)
+    world = lockstep.pair.graph
+    table = lockstep.pair.graph_pools.state.draft_table
+
+    def scatter(batch: ForwardBatch | None, replay: Replay) -> None:
+        if batch is not None and batch.live_requests == 1:
+            parked = world.running[-1].allocation
+            assert parked is not None
+            table[parked.row, 0] += 1.0
+
+    on_replay(lockstep, "eagle_draft", monkeypatch, scatter)
+    outcome = played(lockstep, DraftExtend(ALL), Draft(ALL), Draft((0,)))
+    found = {violation.property: violation for violation in outcome.violations}
+    assert found.keys() == {"kv_parity", "write_frame"}
+    row = found["kv_parity"].where["place"]
+    assert found["kv_parity"].message.startswith(
+        f"draft table row {row} of request 2, element 0: eager "
+    )
+    assert found["write_frame"].message == (
+        f"the graph world changed draft table row {row} of request 2, which is not the step's to"
+        " change"
+    )
+
+
+WAYS: dict[str, tuple[Step, ...]] = {
+    "in chunks": (Admit(11, 4), Extend(0, 3), Extend(0, 99), Decode((0, 1, 2, 3))),
+    "resumed": (Decode(ALL), Retract(1), Finish(0), Admit(7, 99), Resume(0), Decode(ALL)),
+    "verified": (Verify(ALL, 3), Verify((2, 0), 0), Decode(ALL), Verify(ALL, 1), Decode(ALL)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("runner", ["decode", "target_verify", "piecewise", "breakable"])
+def test_a_state_is_what_its_request_s_tokens_make_of_none(
+    runner: str, way: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they came in: both worlds hold the bits of one scan over all of them."""
+    lockstep = build(runner, device, monkeypatch)
+    pair = lockstep.pair
+    if way == "verified" and Mode.TARGET_VERIFY not in pair.modes:
+        return
+    assert not played(lockstep, *WAYS[way]).violations
+    with torch.inference_mode():
+        for world in (pair.eager, pair.graph):
+            states = world.pools.state.sections[Section.RECURRENT]
+            for request in world.running:
+                assert request.allocation is not None
+                tokens = world.tokens[request.token_row, : request.length]
+                alone = torch.arange(-1, len(tokens) - 1, device=tokens.device)
+                expected = pair.decoder.ops.scan_states(
+                    states[:, 0],
+                    torch.full_like(alone, -1),
+                    alone,
+                    len(tokens),
+                    pair.model.embedding,
+                    tokens,
+                    pair.model.decay,
+                )[-1]
+                found = states[request.allocation.state_slot, 0]
+                assert torch.equal(bits(found), bits(expected)), request.serial
+
+
+def place_of(world: Snapshot, section: Section) -> Tensor:
+    """Return a section of one world after the step."""
+    return LAYOUT.sections_of(world.after)[section]
+
+
+def said(name: str, found: Observation) -> Violation | None:
+    """Return what a property of steps says of an observation."""
+    rule = PROPERTIES[name]
+    assert rule.flag is not None and rule.describe is not None
+    if not bool(rule.flag(found)):
+        return None
+    return Violation(name, found.place, *rule.describe(found))
+
+
+@pytest.mark.parametrize("make", [observation, idle])
+@pytest.mark.parametrize("section", Section)
+@pytest.mark.parametrize("mode", Mode)
+def test_state_of_a_parked_request_may_not_change_in_either_world(
+    mode: Mode, section: Section, make: Callable[[Mode], Observation]
+) -> None:
+    """Alike in both worlds, which parity forgives."""
+    found = make(mode)
+    batch = {span.row for span in found.graph.spans}
+    parked = next((owner for owner in OWNERS if owner.row not in batch), None)
+    place = parked.place(section) if parked is not None else 4
+    for world in (found.eager, found.graph):
+        place_of(world, section)[place, 0, 2] += 1.0
+    assert said("kv_parity", found) is None
+    stray = said("write_frame", found)
+    assert stray is not None
+    owner = f"request {parked.serial}" if parked is not None else "nobody"
+    assert stray.where == {"world": "graph", "section": section, "place": place, "owner": owner}
+    frozen = said("frozen_kv", found)
+    assert (frozen is not None) == (mode is Mode.FROZEN_DRAFT)
+
+
+FRAMES = {
+    Mode.EXTEND: (Section.RECURRENT, 0),
+    Mode.DECODE: (Section.RECURRENT, 0),
+    Mode.TARGET_VERIFY: (Section.RECURRENT, 1),
+    Mode.DRAFT: (Section.DRAFT_TABLE, 0),
+    Mode.FROZEN_DRAFT: (Section.DRAFT_TABLE, 0),
+}
+"""What a forward of a mode may write of its own requests: a section, and a row of the place."""
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("section", Section)
+@pytest.mark.parametrize("mode", Mode)
+def test_a_step_writes_the_state_of_its_own_requests_that_its_mode_writes(
+    mode: Mode, section: Section, row: int
+) -> None:
+    """A verify the states of a tree's nodes, not the request's own; a decode the other way."""
+    if section is Section.DRAFT_TABLE and row:
+        return
+    found = observation(mode)
+    serial = found.graph.serial_at(found.graph.spans[0].row)
+    place = next(owner.place(section) for owner in OWNERS if owner.serial == serial)
+    for world in (found.eager, found.graph):
+        place_of(world, section)[place, row] = 3.5
+    assert (said("write_frame", found) is None) == (FRAMES.get(mode) == (section, row))
+
+
+@pytest.mark.parametrize(
+    ("section", "row", "words"),
+    [
+        (Section.RECURRENT, 0, "recurrent state slot 2 of request 4, element 3: eager 0x"),
+        (
+            Section.RECURRENT,
+            2,
+            "recurrent state slot 2 of request 4, draft node 1, element 3: eager 0x",
+        ),
+        (Section.DRAFT_TABLE, 0, "draft table row 1 of request 4, element 3: eager 0x"),
+    ],
+)
+def test_state_that_differs_is_named_with_its_owner(section: Section, row: int, words: str) -> None:
+    found = observation()
+    place = OWNERS[1].place(section)
+    place_of(found.graph, section)[place, row, 3] += 1.0
+    seen = said("kv_parity", found)
+    assert seen is not None and seen.message.startswith(words)
+    assert seen.where["differing_places"] == [place]
+    assert said("logits_parity", found) is None
+
+
+@pytest.mark.parametrize("section", Section)
+def test_the_reserved_place_is_compared_nowhere(section: Section) -> None:
+    found = observation()
+    place_of(found.graph, section)[0] = 7.5
+    assert said("kv_parity", found) is None and said("write_frame", found) is None
+
+
+def test_noise_that_reaches_an_owned_state_is_named() -> None:
+    found = observation()
+    noisy = found.extra["padding_noninterference"]
+    place = OWNERS[0].place(Section.RECURRENT)
+    LAYOUT.sections_of(noisy.storage)[Section.RECURRENT][place, 0, 0] += 1.0
+    seen = said("padding_noninterference", found)
+    assert seen is not None
+    assert f"recurrent state slot {place} of request 7" in seen.message

@@ -1,0 +1,542 @@
+"""What no bit of KV or logits shows yet: leaks, wrong fills, inputs that nobody refreshes, views.
+
+Each was missed once: both runs that were compared agreed, or nothing looked.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.checks.of_steps.live_inputs import describe as describe_inputs
+from harness.checks.of_steps.live_inputs import flag as inputs_flag
+from harness.checks.of_steps.live_inputs import parts
+from harness.checks.of_steps.read_frame import flag as reads_flag
+from harness.checks.of_steps.slot_ownership import describe as describe_end
+from harness.checks.of_steps.slot_ownership import flag as end_flag
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.static_inputs import INPUTS
+from harness.checks.table import STEP_PROPERTIES
+from harness.explain.recorded import record_forward
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.observation import Observation, StepEnd
+from harness.lockstep.requests import Ownership
+from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
+from properties.support.harness.faults import refill
+from properties.support.harness.observations import BUCKET, FREE, OWNERS, idle, observation
+from properties.support.harness.planting import (
+    SCHEDULE,
+    Plant,
+    captured,
+    play,
+    runners_named,
+    shared,
+)
+from properties.support.subjects.runners import EXPECTED
+from reference.allocator import PageAllocation
+from reference.batch import DraftState, ForwardBatch, Mode
+from reference.model import Output
+from subjects.contracts import Axis, Policy
+from subjects.protocol import Keys
+from subjects.runners import ONE_PER_ENGINE, RUNNERS
+
+PER_STEP = tuple(STEP_PROPERTIES)
+
+
+def filled_with(name: str, value: int) -> Plant:
+    """Return a fault of every engine: padding fills a static input of a runner with a value."""
+
+    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for under_test in runners_named(lockstep, runner):
+            refill(under_test.inputs, name, value, monkeypatch)
+
+    return plant
+
+
+def resetting(name: str) -> list[str]:
+    """Return the runners whose padding resets a static input."""
+    return [
+        runner
+        for runner, row in EXPECTED.items()
+        if name in row.inputs and row.inputs[name].tail is not None
+    ]
+
+
+@pytest.mark.parametrize("runner", resetting("req_pool_indices"))
+def test_padded_rows_that_always_read_a_live_request_are_seen(
+    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 1 instead of 0: the runner just captured reads it too, so that hermetic_replay agrees."""
+    _, outcome = play(device, runner, filled_with("req_pool_indices", 1), monkeypatch, PER_STEP)
+    assert outcome.violated == {"read_frame", "live_inputs"}
+
+
+@pytest.mark.parametrize("runner", resetting("positions"))
+def test_padded_rows_at_another_position_are_seen(
+    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Position 1 instead of 0, always."""
+    _, outcome = play(device, runner, filled_with("positions", 1), monkeypatch, PER_STEP)
+    assert outcome.violated == {"live_inputs"}
+
+
+def unrefreshed(name: str) -> Plant:
+    """Return a fault: a static input that nothing reads any more keeps what it first held."""
+
+    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        under_test = runners_named(lockstep, runner)[0]
+        launch = under_test.launch
+        held = under_test.inputs.buffers[name].clone()
+
+        def launched(batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
+            output = launch(batch, bucket, captured=captured)
+            under_test.inputs.buffers[name].copy_(held)
+            return output
+
+        monkeypatch.setattr(under_test, "launch", launched)
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("runner", "name"),
+    [
+        ("decode", "seq_lens"),
+        ("decode", "seq_lens_cpu"),
+        ("decode", "mrope_positions"),
+        ("target_verify", "encoder_lens"),
+        ("target_verify", "global_num_tokens"),
+        ("cpu_graph", "seq_lens"),
+        ("eagle_draft", "topk_p"),
+        ("eagle_draft_extend", "extend_seq_lens_cpu"),
+        ("frozen_kv_mtp", "req_pool_indices"),
+        ("frozen_kv_mtp", "hidden_states"),
+        ("piecewise", "input_embeds"),
+        ("breakable", "out_cache_loc_swa"),
+    ],
+)
+def test_an_input_that_is_never_refreshed_and_never_read_is_seen(
+    runner: str, name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that the replay gives is right: no other property has anything to see."""
+    _, outcome = play(device, runner, unrefreshed(name), monkeypatch, PER_STEP)
+    assert outcome.violated == {"live_inputs"}
+    (violation,) = outcome.violations
+    assert violation.where["input"] == name
+
+
+@pytest.mark.parametrize(
+    ("runner", "name"),
+    [("decode", "out_cache_loc"), ("eagle_draft_extend", "out_cache_loc")],
+)
+def test_an_index_that_the_right_contract_itself_keeps_is_seen(
+    runner: str, name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the subject, the fresh engine and what the harness levels, all by that contract."""
+    rows = RUNNERS[runner].rows
+    kept = tuple(replace(row, policy=Policy.KEEP) if row.name == name else row for row in rows)
+    monkeypatch.setattr(RUNNERS[runner], "rows", kept)
+    trial = TrialConfig(runner, device=device, buckets=(2, 4), token_buckets=(4, 12))
+    replays: list[Step] = [Decode((0, 1, 2))] * 3 if runner == "decode" else []
+    steps = *SCHEDULE.steps[:3], *replays, *SCHEDULE.steps[3:]
+    outcome = Lockstep(trial).play(Schedule(steps, SCHEDULE.seed))
+    assert outcome.error is None
+    assert {"live_inputs", "write_frame"} <= outcome.violated
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_what_is_expected_of_static_inputs_is_what_the_tests_know_of_the_runner(
+    runner: str,
+) -> None:
+    """Two tables by hand, neither made of the contracts."""
+    rows = INPUTS[runner].rows
+    counts = {"num_token_non_padded", "global_num_tokens"}
+    known = {name: row for name, row in EXPECTED[runner].inputs.items() if name not in counts}
+    assert {name: row.fill for name, row in rows.items()} == {
+        name: row.tail for name, row in known.items()
+    }
+    assert {name for name, row in rows.items() if row.live is None} == {
+        name for name, row in known.items() if not row.populated
+    }
+    extents = EXPECTED[runner].extents(1) | {Axis.MROPE: EXPECTED[runner].extents(1)[Axis.TOKEN]}
+    for name, row in rows.items():
+        if row.fill is not None:
+            assert row.per_bucket == extents[known[name].axis]
+
+
+@pytest.mark.parametrize("make", [observation, idle])
+@pytest.mark.parametrize("mode", Mode)
+def test_any_element_that_is_judged_is_seen_and_named_where_it_is_wrong(
+    mode: Mode, make: Callable[[Mode], Observation]
+) -> None:
+    """The first and the last element of each live part, and of each tail."""
+    judged = [(part.name, part.live) for part in parts(make(mode))]
+    assert judged
+    for place, (name, live) in enumerate(judged):
+        for corner in (0, -1):
+            spoiled = make(mode)
+            held = list(parts(spoiled))[place].held
+            if not held.numel():
+                continue
+            index = (corner,) * held.dim()
+            held[index] = ~held[index] if held.dtype is torch.bool else held[index] + 1
+            assert inputs_flag(spoiled)
+            message, where = describe_inputs(spoiled)
+            assert (where["input"], where["live"]) == (name, live)
+            assert f"{name}[" in message
+
+
+def test_a_tail_that_is_kept_and_a_buffer_beyond_its_bucket_may_hold_anything() -> None:
+    right = observation()
+    right.static["input_ids"][2:] = 77
+    right.static["req_pool_indices"][BUCKET:] = 3
+    assert not inputs_flag(right)
+
+
+def test_a_static_input_that_nobody_expects_and_one_that_is_lacking_are_seen() -> None:
+    right = observation()
+    further = replace(right, static={**right.static, "lora_ids": torch.zeros(4)})
+    lacking = replace(right, static={k: v for k, v in right.static.items() if k != "positions"})
+    for spoiled, words in (
+        (further, "nothing is said of what static input lora_ids must hold"),
+        (lacking, "there is no static input positions"),
+    ):
+        assert inputs_flag(spoiled)
+        assert describe_inputs(spoiled)[0] == f"decode: {words}"
+
+
+def test_a_runner_of_which_nothing_is_said_cannot_be_judged() -> None:
+    right = observation()
+    assert right.replay is not None
+    with pytest.raises(KeyError, match="add an entry to harness/checks/static_inputs"):
+        inputs_flag(replace(right, replay=replace(right.replay, runner="new")))
+
+
+# What rows read.
+
+
+def spoiled_keys(observed: Observation, **changes: Tensor) -> Observation:
+    """Return an observation whose lists of full layers are changed."""
+    assert observed.keys is not None
+    return replace(
+        observed, keys=replace(observed.keys, full=replace(observed.keys.full, **changes))
+    )
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_key_more_or_less_of_any_row_is_seen_in_any_mode(mode: Mode) -> None:
+    """Of a live row; of a padded one, whatever is not slot 0."""
+    right = observation(mode)
+    assert right.keys is not None
+    full = right.keys.full
+    for row in range(len(full.begin)):
+        padded = int(full.slots[full.begin[row]]) == 0
+        last = int(full.end[row] - full.begin[row]) - 1
+        mask = right.keys.mask
+        unseen = mask is not None and not mask[full.mask_start[row] + last]
+        less, more, other = full.end.clone(), full.end.clone(), full.slots.clone()
+        less[row] -= 1
+        more[row] += 1 if row + 1 < len(full.begin) else 0
+        other[full.begin[row]] = FREE
+        assert bool(reads_flag(spoiled_keys(right, end=less))) == (not padded and not unseen)
+        assert reads_flag(spoiled_keys(right, slots=other))
+        if row + 1 < len(full.begin):
+            assert bool(reads_flag(spoiled_keys(right, end=more))) == (
+                not padded or int(full.slots[full.end[row]]) != 0
+            )
+
+
+def test_a_mask_bit_of_a_tree_that_is_wrong_is_seen() -> None:
+    """A verified token that sees a sibling, and one that does not see its parent."""
+    for place in range(8):
+        right = observation(Mode.TARGET_VERIFY)
+        assert right.keys is not None and right.keys.mask is not None
+        right.keys.mask[place] = ~right.keys.mask[place]
+        assert reads_flag(right)
+
+
+def test_the_same_slot_twice_and_a_slot_that_is_none_are_seen() -> None:
+    for slot in (OWNERS[0].full_pages[1], -1, 10_000):
+        right = observation()
+        assert right.keys is not None
+        right.keys.full.slots[0] = slot
+        assert reads_flag(right)
+
+
+def test_lists_of_an_engine_that_has_them_on_the_host_are_judged_alike() -> None:
+    right = observation()
+    assert right.replay is not None
+    reads = {"full": [[*owner.full_pages, 5 if owner.row == 2 else 16] for owner in OWNERS] + [[0]]}
+    on_host = replace(right, keys=None, replay=replace(right.replay, reads=reads))
+    assert not reads_flag(on_host)
+    reads["full"][1].append(3)
+    assert reads_flag(on_host)
+
+
+def test_too_few_rows_are_seen() -> None:
+    right = observation()
+    assert right.keys is not None
+    keys = [
+        Keys(one.begin[:1], one.end[:1], one.slots) for one in (right.keys.full, right.keys.swa)
+    ]
+    assert reads_flag(replace(right, keys=replace(right.keys, full=keys[0], swa=keys[1])))
+
+
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
+def test_the_lists_of_every_forward_are_seen_but_those_of_an_idle_prefill(
+    engine: str, device: str
+) -> None:
+    lockstep = shared(device, engine)
+    unseen: list[Observation] = []
+
+    def observer(
+        place: int, step: Step, observed: Observation | None, violated: frozenset[str]
+    ) -> None:
+        if observed is not None and observed.keys is None:
+            unseen.append(observed)
+
+    lockstep.watch(PER_STEP)
+    assert lockstep.play(SCHEDULE, observer).violations == ()
+    assert all(one.graph.batch is None and one.mode is Mode.EXTEND for one in unseen)
+
+
+# Who holds what.
+
+
+def right_end() -> StepEnd:
+    """Return what a right step left."""
+    end = observation().end
+    assert end is not None
+    return end
+
+
+def first(world: Ownership, **changes: object) -> tuple[object, ...]:
+    """Return the holders with the first one changed."""
+    return (replace(world.holders[0], **changes), *world.holders[1:])  # type: ignore[arg-type]
+
+
+WRONG_HOLDINGS: list[tuple[str, Callable[[Ownership], Ownership]]] = [
+    (
+        "full page 2 is held by nobody and is 0 times free",
+        lambda w: replace(w, free_full=tuple(p for p in w.free_full if p != 2)),
+    ),
+    (
+        "full page 2 is held by nobody and is 2 times free",
+        lambda w: replace(w, free_full=(*w.free_full, 2)),
+    ),
+    (
+        "full page 3 is held by request 7 and is 1 times free",
+        lambda w: replace(w, free_full=(*w.free_full, 3)),
+    ),
+    (
+        "swa page 0 is held by nobody and is 1 times free",
+        lambda w: replace(w, free_swa=(*w.free_swa, 0)),
+    ),
+    (
+        "swa page 1 is held by request 7, request 4 and is 0 times free",
+        lambda w: replace(
+            w, holders=first(w, swa_pages=(1, 8, 5, 11, 6)), free_swa=(*w.free_swa, 2)
+        ),
+    ),
+    (
+        "full page 99 is held by nobody and is 1 times free",
+        lambda w: replace(w, free_full=(*w.free_full, 99)),
+    ),
+    (
+        "row 0 is held by nobody and is 1 times free",
+        lambda w: replace(w, free_rows=(*w.free_rows, 0)),
+    ),
+    (
+        "row 1 is held by request 7, request 4 and is 0 times free",
+        lambda w: replace(w, holders=first(w, row=1), free_rows=(*w.free_rows, 2)),
+    ),
+    (
+        "request 7 has 5 full pages for 4 tokens",
+        lambda w: replace(w, holders=first(w, length=4)),
+    ),
+]
+
+
+@pytest.mark.parametrize("world", ["eager", "graph"])
+@pytest.mark.parametrize(("words", "change"), WRONG_HOLDINGS)
+def test_what_is_held_or_free_wrongly_is_named_with_its_world(
+    words: str, change: Callable[[Ownership], Ownership], world: str
+) -> None:
+    end = right_end()
+    spoiled = replace(end, **{world: change(getattr(end, world))})
+    assert end_flag(spoiled)
+    message, where = describe_end(spoiled)
+    assert message == f"in the {world} world {words}"
+    assert where["world"] == world
+
+
+WRONG_CELLS: list[tuple[str, Callable[[Ownership], None]]] = [
+    ("full slot 3 is mapped to SWA slot 4, not 2", lambda w: w.mapping[3:4].fill_(4)),
+    ("full slot 3 is mapped to SWA slot 0, not 2", lambda w: w.mapping[3:4].fill_(0)),
+    ("full slot 23 is mapped to SWA slot 1, not 0", lambda w: w.mapping[FREE : FREE + 1].fill_(1)),
+    ("full slot 0 is mapped to SWA slot 1, not 0", lambda w: w.mapping[:1].fill_(1)),
+    ("full slot 25 is mapped to SWA slot 0, not -1", lambda w: w.mapping[-1:].fill_(0)),
+    (
+        "row 2, column 1 of req_to_token is full slot 3, not 9",
+        lambda w: w.req_to_token[2, 1:2].fill_(3),
+    ),
+    (
+        "row 0, column 4 of req_to_token is full slot 3, not 0",
+        lambda w: w.req_to_token[0, 4:5].fill_(3),
+    ),
+]
+
+
+@pytest.mark.parametrize("world", ["eager", "graph"])
+@pytest.mark.parametrize(("words", "spoil"), WRONG_CELLS)
+def test_a_table_that_does_not_say_what_is_held_is_named(
+    words: str, spoil: Callable[[Ownership], object], world: str
+) -> None:
+    end = right_end()
+    spoil(getattr(end, world))
+    assert end_flag(end)
+    assert describe_end(end)[0] == f"in the {world} world {words}"
+
+
+def test_what_left_the_window_is_mapped_to_0_and_unused_cells_hold_anything() -> None:
+    end = right_end()
+    for world in (end.eager, end.graph):
+        world.req_to_token[2, 5:] = 9
+        world.req_to_token[3] = 9
+    assert not end_flag(end)
+    gone = {}
+    for name, world in (("eager", end.eager), ("graph", end.graph)):
+        held = first(world, swa_pages=(None, 8, 5, 11, 6))
+        gone[name] = replace(world, holders=held, free_swa=(*world.free_swa, 2))
+    evicted = replace(end, **gone)  # type: ignore[arg-type]
+    assert end_flag(evicted)
+    for world in (evicted.eager, evicted.graph):
+        world.mapping[3] = 0
+    assert not end_flag(evicted)
+
+
+def over_freed(allocator: object) -> Callable[[PageAllocation], None]:
+    """Return an allocator's `free` that gives the last page back twice."""
+    free = allocator.free  # type: ignore[attr-defined]
+
+    def twice(allocation: PageAllocation) -> None:
+        free(allocation)
+        allocator.free_full.append(allocator.free_full[-1])  # type: ignore[attr-defined]
+
+    return twice
+
+
+def test_a_page_freed_twice_is_seen_at_the_very_step_though_that_runs_no_forward(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In both worlds alike: no bit differs, now or later in this schedule."""
+    lockstep = shared(device, "cpu_graph")
+    lockstep.watch(PER_STEP)
+    for world in (lockstep.pair.eager, lockstep.pair.graph):
+        monkeypatch.setattr(world.allocator, "free", over_freed(world.allocator))
+    outcome = lockstep.play(Schedule((Admit(3, 99), Admit(2, 99), Finish(0), Admit(1, 9))))
+    found = [(violation.property, violation.step) for violation in outcome.violations]
+    assert found == [("slot_ownership", 2)]
+
+
+def test_an_eviction_that_does_not_unmap_is_seen_at_once(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lockstep = shared(device, "cpu_graph")
+    lockstep.watch(PER_STEP)
+    allocator = lockstep.pair.graph.allocator
+    evict, mapping = allocator.evict, lockstep.pair.graph_pools.tables.full_to_swa_index_mapping
+
+    def mapped(allocation: PageAllocation, tokens: int) -> int:
+        before = mapping.clone()
+        pages = evict(allocation, tokens)
+        mapping.copy_(before)
+        return pages
+
+    monkeypatch.setattr(allocator, "evict", mapped)
+    outcome = lockstep.play(Schedule((Admit(20, 99), Evict(0))))
+    assert [(one.property, one.step) for one in outcome.violations] == [("slot_ownership", 1)]
+
+
+# Outputs that are kept, and tails that padding keeps.
+
+
+def keeping_views(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the graph world's scheduler keep views of what a draft-extend gave."""
+    world = lockstep.pair.graph
+    commit = world.commit
+
+    def kept(batch: ForwardBatch, output: Output) -> list[int]:
+        said = commit(batch, output)
+        if batch.mode is Mode.DRAFT_EXTEND:
+            for place, span in enumerate(batch.spans):
+                request = world.request_of(span.row)
+                if request.state is not None:
+                    views = (output[name][place] for name in ("topk_p", "topk_index", "hidden"))
+                    request.state = DraftState(*views)
+        return said
+
+    monkeypatch.setattr(world, "commit", kept)
+
+
+def played_with_views(
+    device: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Lockstep, Outcome]:
+    """Play the schedule with views of outputs kept where copies should be."""
+    lockstep = shared(device, engine)
+    lockstep.watch(PER_STEP)
+    keeping_views(lockstep, monkeypatch)
+    return lockstep, lockstep.play(SCHEDULE)
+
+
+@pytest.mark.parametrize("engine", ["decode", "breakable"])
+def test_a_view_of_an_output_that_is_kept_shows_in_the_next_step_that_uses_it(
+    engine: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft right after the draft-extends, whose output is NaN by then."""
+    _, outcome = played_with_views(device, engine, monkeypatch)
+    assert "logits_parity" in outcome.violated
+    assert {violation.step for violation in outcome.violations} == {6}
+
+
+def test_a_forward_that_is_recorded_has_the_views_that_were_kept(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recording clones no output that the caller got a view of, so that the fault is there."""
+    lockstep, _ = played_with_views(device, "decode", monkeypatch)
+    recorded = record_forward(lockstep.pair, SCHEDULE, 6)
+    batch = recorded.planned.graph.batch
+    assert batch is not None
+    assert batch.spec_info["topk_p"].isnan().all()
+    assert recorded.run.output["scores"].isnan().any()
+
+
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
+def test_the_tails_that_padding_keeps_are_level_or_a_live_request_s(
+    engine: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alike on the subject and the fresh engine, and both occur."""
+    lockstep = shared(device, engine)
+    lockstep.watch(PER_STEP)
+    given: dict[int, list[dict[str, int]]] = {}
+    for engine_, place in zip(captured(lockstep), range(2), strict=True):
+        equalize = engine_.equalize_padding
+
+        def noted(
+            mode: Mode,
+            values: dict[str, int],
+            equalize: Callable[..., None] = equalize,
+            place: int = place,
+        ) -> None:
+            given.setdefault(place, []).append(dict(values))
+            equalize(mode, values)
+
+        monkeypatch.setattr(engine_, "equalize_padding", noted)
+    assert lockstep.play(SCHEDULE).violations == ()
+    subject, fresh = given[0], given[1]
+    assert all(values in subject for values in fresh)
+    assert {len(values) > 1 for values in subject} == {True, False}
+    rows = [values["req_pool_indices"] for values in subject if len(values) > 1]
+    assert all(rows)

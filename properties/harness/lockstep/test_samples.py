@@ -1,0 +1,93 @@
+"""What is held against the oracle: all logits that are a request's own, at every length."""
+
+import pytest
+
+from harness.checks.play import Lockstep
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.observation import Observation
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Extend,
+    Resume,
+    Retract,
+    Schedule,
+    Step,
+    Verify,
+)
+
+SCHEDULE = Schedule(
+    (
+        Admit(6, 2),
+        Admit(4, 99),
+        Extend(0, 99),
+        Decode((0, 1)),
+        DraftExtend((0,)),
+        Verify((0, 1), 2),
+        DraftExtend((0, 1)),
+        Draft((0, 1)),
+        Verify((0, 1), 3),
+        Retract(0),
+        Decode((0,)),
+        Resume(0),
+        Decode((0, 1)),
+        DraftExtend((0, 1)),
+    ),
+    seed=5,
+)
+"""Two requests that pass a window of 8 in forwards of every kind that gives logits."""
+
+TRIAL = TrialConfig("target_verify", preset="gpt_oss")
+
+
+def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
+    """A chunk's end, a decoded token, each token of an accepted path, what a draft caught up to."""
+    lockstep = Lockstep(TRIAL)
+    pair, lengths = lockstep.pair, dict[int, int]()
+    pair.reset(SCHEDULE.seed)
+    modes = set()
+    for place, step in SCHEDULE.flat():
+        observation = pair.step(step, place, sampling=True)
+        if observation is None:
+            continue
+        wanted = set()
+        for span in observation.eager.spans:
+            request = pair.eager.request_of(span.row)
+            if isinstance(step, DraftExtend):
+                wanted.add((request.serial, True, request.drafted))
+            elif isinstance(step, Verify):
+                reached = range(lengths[request.serial] + 1, request.length + 1)
+                wanted |= {(request.serial, False, length) for length in reached}
+                assert len(reached) > 1
+            elif not isinstance(step, Draft):
+                wanted.add((request.serial, False, request.length))
+            lengths[request.serial] = request.length
+        found = [(one.serial, one.of_draft, len(one.tokens)) for one in observation.samples]
+        assert len(found) == len(set(found))
+        assert set(found) == wanted
+        assert {one.place for one in observation.samples} <= {place}
+        modes.add(observation.mode)
+    assert modes == TRIAL.modes
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_all_that_is_sampled_is_held_and_agrees(page_size: int) -> None:
+    """Around the window and at the end, of the target and of the draft model."""
+    trial = TrialConfig("target_verify", preset="gpt_oss", page_size=page_size)
+    lockstep = Lockstep(trial, {"dense_agreement"})
+    window = lockstep.pair.config.window
+    held: list[tuple[bool, int]] = []
+
+    def observer(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        if observation is not None:
+            held.extend((one.of_draft, len(one.tokens)) for one in observation.samples)
+
+    outcome = lockstep.play(SCHEDULE, observer)
+    assert (outcome.error, outcome.violations) == (None, ())
+    assert outcome.events["held against the oracle"] == len(held)
+    assert {(False, window + off) for off in (-1, 0, 1)} <= set(held)
+    assert {draft for draft, length in held if length > window} == {False, True}

@@ -1,0 +1,91 @@
+"""Schedules planned by one scheduler over made-up outputs: what batches they ask for, fast.
+
+No model runs. What the real forwards decide (which drafts are accepted) is decided by a seed.
+"""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.requests import PlannedForward
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.coverage import Coverage
+from harness.schedules.schedule import Schedule
+from reference.batch import ForwardBatch, Mode
+from reference.config import PRESETS, SPECULATION, draft_config
+from reference.model import Output
+from reference.pool import KVPools
+from subjects.runners import engine_runners
+
+
+class Planned:
+    """Plays schedules of a trial on one scheduler, and counts what `Coverage` counts."""
+
+    def __init__(self, trial: TrialConfig) -> None:
+        self.trial = trial
+        self.config = PRESETS[trial.preset].tiny
+        pools = KVPools(
+            self.config, draft_config(self.config), trial.sizes, torch.float32, torch.device("cpu")
+        )
+        self.scheduler = Scheduler(self.config, pools, max(trial.buckets), trial.modes)
+        self.runners = {runner.mode: runner for runner in engine_runners(trial.runner)}
+
+    def play(self, schedule: Schedule) -> Counter[str]:
+        """Return the events of a schedule."""
+        events: Counter[str] = Counter()
+        coverage = Coverage(events)
+        made_up = torch.Generator().manual_seed(schedule.seed)
+        self.scheduler.reset(schedule.seed)
+        for _, step in schedule.flat():
+            planned = self.scheduler.plan(step)
+            if planned is None:
+                continue
+            replay = self.replay(planned)
+            if replay is not None:
+                requests = 0 if planned.batch is None else planned.batch.live_requests
+                coverage.see(replay, requests)
+            if planned.batch is not None:
+                self.scheduler.commit(planned.batch, self.output(planned.batch, made_up))
+        events.update(self.scheduler.events)
+        return events
+
+    def replay(self, planned: PlannedForward) -> Any:
+        """Return what is counted of a forward; None where no graph can run it."""
+        runner, batch = self.runners.get(planned.mode), planned.batch
+        if runner is None or (batch is not None and not self.trial.expects_graph(batch)):
+            return None
+        buckets = self.trial.token_buckets if runner.token_buckets else self.trial.buckets
+        size = tokens = 0
+        if batch is not None:
+            tokens = batch.live_tokens
+            size = tokens if runner.token_buckets else batch.live_requests
+        bucket = min(bucket for bucket in buckets if bucket >= size)
+        padded = size != bucket
+        if planned.mode is Mode.DRAFT_EXTEND:
+            padded = tokens != bucket * SPECULATION.extend_tokens
+        return SimpleNamespace(runner=runner.name, bucket=bucket, live_size=size, padded=padded)
+
+    def output(self, batch: ForwardBatch, made_up: torch.Generator) -> Output:
+        """Return an output of a batch that a seed makes up."""
+        requests, vocab = batch.live_requests, self.config.vocab
+        rows = batch.live_tokens if batch.mode is Mode.TARGET_VERIFY else requests
+        wide = SPECULATION.candidates
+        branches = SPECULATION.forwards * SPECULATION.topk
+        hidden = requests if batch.mode is Mode.DRAFT_EXTEND else batch.live_tokens
+
+        def draw(*shape: int) -> Tensor:
+            return torch.rand(shape, generator=made_up)
+
+        return {
+            "logits": draw(rows, vocab),
+            "hidden": draw(hidden, self.config.hidden),
+            "scores": draw(requests, wide),
+            "tokens": torch.randint(vocab, (requests, wide), generator=made_up),
+            "chosen": torch.randint(SPECULATION.topk**2, (requests, branches), generator=made_up),
+            "topk_p": draw(requests, SPECULATION.topk),
+            "topk_index": torch.randint(vocab, (requests, SPECULATION.topk), generator=made_up),
+        }

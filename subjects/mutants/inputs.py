@@ -1,0 +1,138 @@
+"""Mistakes with one static input: classes that come before the right `StaticInputs`.
+
+Each lets the right populate run, then makes of the buffer what the mistake would have. What the
+buffer held before is remembered by the runner's own difference, since a runner may populate in
+two calls.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from reference.batch import ForwardBatch
+from subjects.buffers import StaticInputs
+from subjects.contracts import Axis, Policy, StaticInput
+from subjects.runners.base import GraphRunner
+
+
+class MistakenInputs(StaticInputs):
+    """Gets the static input `mutated` wrong. `before` is what it held before this replay."""
+
+    mutated: ClassVar[str]
+    before: Tensor
+    was_reset = False
+
+    def begin(self) -> None:
+        """Remember what the buffer holds before a replay populates it."""
+        self.before = self.buffers[self.mutated].clone()
+        self.was_reset = False
+
+    def populate(
+        self, live_inputs: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
+    ) -> None:
+        """Populate as is right, then make the mistake."""
+        super().populate(live_inputs, padded=padded, padded_on_host=padded_on_host)
+        row, buffer = self.rows[self.mutated], self.buffers[self.mutated]
+        branch = padded_on_host if row.host and padded_on_host is not None else padded
+        self.was_reset |= branch and row.policy is Policy.RESET
+        values = live_inputs.get(self.mutated)
+        self.spoil(row, buffer, values, 0 if values is None else row.length(values))
+
+    def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
+        """Make of a populated buffer, whose first `live` elements are `values`, what is wrong."""
+
+    def put_back(self, row: StaticInput, buffer: Tensor, place: int) -> None:
+        """Give one element, or row, what it held before this replay."""
+        if 0 <= place < row.length(buffer):
+            held, before = (row.head(values, place + 1) for values in (buffer, self.before))
+            wide = row.axis is Axis.MROPE
+            (held[:, place] if wide else held[place]).copy_(
+                before[:, place] if wide else before[place]
+            )
+
+    def blank(self, row: StaticInput, buffer: Tensor) -> None:
+        """Make the buffer what it is before anything live is copied."""
+        if self.was_reset:
+            buffer.fill_(row.value)
+        else:
+            buffer.copy_(self.before)
+
+
+class FirstPaddedNotReset(MistakenInputs):
+    """Resets all but the first padded element."""
+
+    def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
+        """Put the first padded element back."""
+        if self.was_reset:
+            self.put_back(row, buffer, live)
+
+
+class LastNotReset(MistakenInputs):
+    """Resets all but the last element."""
+
+    def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
+        """Put the last element back, unless it is live."""
+        last = row.length(buffer) - 1
+        if self.was_reset and live <= last:
+            self.put_back(row, buffer, last)
+
+
+class ResetAfterCopy(MistakenInputs):
+    """Copies the live values, then resets."""
+
+    def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
+        """Reset."""
+        if self.was_reset:
+            buffer.fill_(row.value)
+
+
+class CopiedOneShort(MistakenInputs):
+    """Copies all live values but the last."""
+
+    def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
+        """Make the buffer blank and copy one value too few."""
+        if values is not None:
+            self.blank(row, buffer)
+            row.head(buffer, live - 1).copy_(row.head(values, live - 1))
+
+
+class LateByOne(MistakenInputs):
+    """Copies what the replay before should have had."""
+
+    latest: Tensor | None = None
+
+    def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
+        """Make the buffer blank and copy the last replay's values."""
+        if values is not None:
+            late, self.latest = self.latest, values.clone()
+            self.blank(row, buffer)
+            if late is not None:
+                row.head(buffer, row.length(late)).copy_(late)
+
+
+class FrozenAtCapture(MistakenInputs):
+    """Is neither reset nor copied into."""
+
+    def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
+        """Put everything back."""
+        buffer.copy_(self.before)
+
+
+class AddressRebound(MistakenInputs):
+    """Is a new tensor in every replay."""
+
+    def begin(self) -> None:
+        """Take a new tensor."""
+        super().begin()
+        self.buffers[self.mutated] = self.before.clone()
+
+
+class BeginsPopulating(GraphRunner):
+    """Tells its mistaken inputs when a replay begins."""
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Begin, then populate as is right."""
+        assert isinstance(self.inputs, MistakenInputs)
+        self.inputs.begin()
+        super().populate(batch, bucket, padded=padded)
