@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from reference.config import PRESETS
-from subjects.contracts import Policy, StaticInput, override
 from subjects.bugs.switching import clean_subject
+from subjects.contracts import Policy, StaticInput, override
 from subjects.engine import Subject, contract
 from subjects.mutants import inputs, lists
 from subjects.mutants.lists import OTHER_DTYPES

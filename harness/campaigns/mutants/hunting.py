@@ -1,10 +1,9 @@
 """Hunting mutants: schedules are drawn until one violates a property."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.campaigns.executor import Campaign
-from harness.campaigns.hunt import PlayingFailedError, draw, time_limit, whole
+from harness.campaigns.hunt import draw, time_limit, whole
 from harness.campaigns.regress import SHAPES
 from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.checks.play import DeviceLostError, Lockstep, Outcome

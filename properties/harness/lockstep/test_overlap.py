@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.campaigns.hunt import HuntResult, for_each_drawn
+from harness.campaigns.hunt import HuntResult, draw
 from harness.campaigns.regress import OVERLAPPING, RunConfig, all_hunts, clean_tasks
 from harness.campaigns.task import Source, Status, Task, judge_task
 from harness.checks.explanation import explained, observe
@@ -18,12 +18,10 @@ from harness.lockstep.config import TrialConfig, trial_from_json
 from harness.lockstep.overlapped import FORWARDS_LAG, TURN
 from harness.lockstep.pair import Pair
 from harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
-from harness.schedules.generate import schedules
 from harness.schedules.schedule import Admit, Decode, Evict, Finish, Idle, Schedule, Step, Verify
 from subjects.bugs.catalogue import BUGS
 from subjects.overlap import Overlap
 from subjects.parts import Part
-from subjects.runners import RUNNERS
 
 RACES = [name for name, bug in BUGS.items() if bug.overlap]
 
@@ -43,7 +41,7 @@ SHOWN_BY = {
 }
 """A short schedule that shows each race."""
 
-SEEN_BY = {name: "logits_parity" for name in SHOWN_BY} | {"pinned_slots_reused": "kv_parity"}
+SEEN_BY = dict.fromkeys(SHOWN_BY, "logits_parity") | {"pinned_slots_reused": "kv_parity"}
 
 MENDED_BY = {
     name: "Overlap.stage" if name.startswith("pinned") else "Overlap.write" for name in SHOWN_BY
@@ -83,7 +81,8 @@ def played(pair: Pair, schedule: Schedule) -> list[Tensor]:
 def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str, device: str) -> None:
     """Outputs, tokens and all KV of the graph world, over drawn schedules."""
     trial = TrialConfig(runner, device=device, page_size=4, **SIZES)
-    in_order, overlapped = Pair(trial), Pair(replace(trial, overlap=True))
+    lockstep = Lockstep(trial)
+    in_order, overlapped = lockstep.pair, Pair(replace(trial, overlap=True))
     counted = 0
 
     def compare(schedule: Schedule) -> None:
@@ -93,8 +92,7 @@ def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str, device
         assert all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
         counted += overlapped.graph.events[OVERLAPPED]
 
-    drawn = schedules(in_order.config, 2, in_order.modes, RUNNERS[runner].mode)
-    for_each_drawn(drawn, compare, 3, 5)
+    draw(lockstep, compare, 3, 5)
     assert counted > 0
 
 
