@@ -32,6 +32,7 @@ STAGED_IN_FLIGHT = Schedule((Admit(2, 2), Admit(3, 3)))
 EVICTED_IN_FLIGHT = Schedule((Admit(40, 40), Decode((0,)), Evict(0)))
 
 SHOWN_BY = {
+    "table_writes_unfenced": LEAVES_IN_FLIGHT,
     "barrier_before_launch": LEAVES_IN_FLIGHT,
     "freed_row_rewritten": LEAVES_IN_FLIGHT,
     "evicted_in_flight": EVICTED_IN_FLIGHT,
