@@ -160,6 +160,7 @@ TABLE: dict[str, Row] = {
     ),
     "spec_page_table_untranslated": _seen("logits_parity", VERIFY),
     "shared_buffer_dtype": _seen("index_contract", *KINDS),
+    "table_writes_unfenced": _seen("logits_parity", *IN_FLIGHT),
     "barrier_before_launch": _seen("logits_parity", *IN_FLIGHT),
     "freed_row_rewritten": _seen("logits_parity", *IN_FLIGHT),
     "evicted_in_flight": _seen("logits_parity", *IN_FLIGHT),
