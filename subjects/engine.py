@@ -31,7 +31,7 @@ class Subject:
     """The runner under test: its contract and its toggles. The other runners have no bug.
 
     `shared` replaces fields of rows in all runners that share static buffers with it. `parts`
-    are the classes that it is built from.
+    are the classes that it is built from. `model` is added to fields of the models it runs.
     """
 
     runner: str
@@ -39,6 +39,7 @@ class Subject:
     toggles: Toggles
     shared: Changes = field(default_factory=dict)
     parts: Parts = RIGHT_PARTS
+    model: Mapping[str, int] = field(default_factory=dict)
 
 
 def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:

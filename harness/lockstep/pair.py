@@ -93,11 +93,19 @@ class Pair:
         self.draft = Model(draft, dtype, device, DRAFT_SEED)
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
         self.on_trial = config.subject()
+        self.run_models = {
+            role: run_with(model, self.on_trial.model) for role, model in self.models.items()
+        }
         parts = self.on_trial.parts
         tables = parts.of(Part.TABLES, Tables)
         self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
-        self.decoder = EagerDecoder(config.ops(), self.model, self.draft, self.eager_pools)
+        self.decoder = EagerDecoder(
+            config.ops(),
+            self.run_models[Role.TARGET],
+            self.run_models[Role.DRAFT],
+            self.eager_pools,
+        )
         self.log = LogTrap()
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
@@ -127,7 +135,7 @@ class Pair:
 
     @property
     def models(self) -> Mapping[Role, Model]:
-        """The target and the draft model, which both worlds share."""
+        """The target and the draft model as they are; `run_models` is how both worlds run them."""
         return {Role.TARGET: self.model, Role.DRAFT: self.draft}
 
     def reset(self, seed: int) -> None:
@@ -360,6 +368,13 @@ class Pair:
         return tuple(replace(sample, place=planned.place) for sample in samples)
 
 
+def run_with(model: Model, changes: Mapping[str, int]) -> Model:
+    """Return a model whose forwards follow a configuration to which `changes` are added."""
+    config = model.config
+    added = {name: getattr(config, name) + change for name, change in changes.items()}
+    return model.run_as(replace(config, **added)) if added else model
+
+
 def cloned(output: Output) -> Output:
     """Return an output that later replays leave alone."""
     return {name: values.clone() for name, values in output.items()}
@@ -389,7 +404,7 @@ def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> Cap
     ops = subject.parts.of(Part.OPS, type(trial.ops()))
     return CapturedEngine(
         ops(),
-        {role: model.alike() for role, model in pair.models.items()},
+        {role: model.alike() for role, model in pair.run_models.items()},
         pair.graph_pools.alike(),
         subject,
         trial.buckets,
