@@ -23,6 +23,7 @@ from harness.checks.expected import (
     seen,
 )
 from harness.checks.expected_of_catalogue import CATALOGUE
+from harness.checks.expected_of_graphs import GRAPHS
 from subjects.bugs.bug import Bug
 from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
@@ -120,6 +121,7 @@ TABLE: dict[str, Row] = {
     "pinned_slots_reused": seen("kv_parity", *IN_FLIGHT),
     "done_before_reading": seen("logits_parity", *IN_FLIGHT),
     **CATALOGUE,
+    **GRAPHS,
 }
 """The committed table, by the name of the bug."""
 

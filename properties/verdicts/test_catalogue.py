@@ -21,7 +21,10 @@ EXAMPLES = 50
 SMALL = TrialConfig(buckets=(4,), token_buckets=(12,))
 """What a catalogued bug is tried on unless it needs anything else."""
 
-NEEDED: dict[str, dict[str, object]] = {}
+NEEDED: dict[str, dict[str, object]] = {
+    "workspace_regrown_by_capture": {"buckets": (2, 4)},
+    "workspace_freed_with_graph": {"buckets": (2, 4)},
+}
 """What a bug needs of its trial to show at all, by its name."""
 
 

@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 
 from subjects.bugs import (
+    caches,
+    captured_state,
     index_dtype,
     memo,
     padding_maths,
     races,
     slot_space,
-    slow_path,
     stale_input,
     window,
+    workspace,
 )
 from subjects.bugs.bug import Bug
 
@@ -18,11 +20,13 @@ _FAMILIES = (
     stale_input,
     index_dtype,
     memo,
-    slow_path,
     slot_space,
     races,
     padding_maths,
     window,
+    captured_state,
+    workspace,
+    caches,
 )
 
 FIRST = (
