@@ -8,8 +8,8 @@ from reference.batch import Mode
 from reference.config import Kind
 from subjects.access import ListedKV
 from subjects.bugs.bug import Bug, pull
-from subjects.protocol import KeyLists, Keys
 from subjects.parts import Part
+from subjects.protocol import KeyLists, Keys
 from subjects.toggles import LocationScheme
 
 FAMILY = "sliding window"
