@@ -8,10 +8,9 @@ behind them. Imported on CUDA alone: importing Triton decides whether its interp
 import time
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from reference.kernels.gate import gate_kernel
 from subjects.streams import Event, Work
 
 MOST_SPINS = 200_000
@@ -23,14 +22,6 @@ time, and no more.
 
 PASSING_SECONDS = 0.0005
 """How long the other stream is given to go on, each time that a piece of the one that lags ran."""
-
-
-@triton.jit(do_not_specialize=["ticket"])
-def gate_kernel(opened, ticket, most_spins):  # type: ignore[no-untyped-def]  # as Triton has it
-    """Spin until `opened` [1], int32 in host memory, is at least `ticket`."""
-    spins = 0
-    while (tl.load(opened, volatile=True) < ticket) & (spins < most_spins):
-        spins += 1
 
 
 class CudaEvent:

@@ -113,6 +113,7 @@ TABLE: dict[str, Row] = {
     ),
     "spec_page_table_untranslated": seen("logits_parity", VERIFY),
     "shared_buffer_dtype": seen("index_contract", *KINDS),
+    "table_writes_unfenced": seen("logits_parity", *IN_FLIGHT),
     "barrier_before_launch": seen("logits_parity", *IN_FLIGHT),
     "freed_row_rewritten": seen("logits_parity", *IN_FLIGHT),
     "evicted_in_flight": seen("logits_parity", *IN_FLIGHT),

@@ -16,8 +16,8 @@ from harness.checks.property import Playback, Playing, Property, Violation, judg
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, not_asked
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
-from harness.lockstep.pair import Engines, ExtraRun, Pair, SubjectFailedError
-from harness.lockstep.tracebacks import headline, traceback_of
+from harness.lockstep.pair import Engines, ExtraRun, Pair
+from harness.lockstep.tracebacks import SubjectFailedError, headline, traceback_of
 from harness.schedules.coverage import Coverage
 from harness.schedules.schedule import Schedule, Step
 from subjects.buffers import SharedBufferError

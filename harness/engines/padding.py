@@ -16,7 +16,9 @@ from harness.checks.differences import first_kv_difference
 from harness.lockstep.bits import any_set, bits, outputs_differ
 from harness.lockstep.noise import index_bounds
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, PlannedStep, cloned, subject_runs
+from harness.lockstep.pair import Pair, cloned
+from harness.lockstep.requests import PlannedStep
+from harness.lockstep.tracebacks import subject_runs
 from reference.model import Output
 from subjects.engines.sglang.engine import KEPT, RESET, DecodingEngine
 

@@ -5,7 +5,8 @@ An engine's own convention must not be mistaken for a fault, so it is measured f
 
 import torch
 
-from harness.lockstep.pair import Pair, PlannedStep
+from harness.lockstep.pair import Pair
+from harness.lockstep.requests import PlannedStep
 from harness.schedules.schedule import Admit, Decode, Extend, Step
 from reference.batch import Mode
 from reference.config import Kind, Role

@@ -15,7 +15,9 @@ from harness.explain.facts import Reach
 from harness.lockstep.bits import bits, outputs_differ
 from harness.lockstep.config import FRESH_LOGGER
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, PlannedStep, SubjectFailedError, captured_engine, cloned
+from harness.lockstep.pair import Pair, captured_engine, cloned
+from harness.lockstep.requests import PlannedStep
+from harness.lockstep.tracebacks import SubjectFailedError
 from harness.schedules.schedule import Schedule
 from reference.batch import Mode
 from reference.model import Output

@@ -18,8 +18,9 @@ from torch import Tensor
 from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
 from harness.lockstep.config import SUBJECT_LOGGER
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, PlannedStep, Recorder, SubjectFailedError, cloned
-from harness.lockstep.requests import Owner, owner_of, serial_at
+from harness.lockstep.pair import Pair, Recorder, cloned
+from harness.lockstep.requests import Owner, PlannedStep, owner_of, serial_at
+from harness.lockstep.tracebacks import SubjectFailedError
 from harness.schedules.schedule import Schedule
 from reference.batch import Span
 from reference.config import Kind

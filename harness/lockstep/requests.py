@@ -129,6 +129,25 @@ class PlannedForward:
         return self.batch.spans if self.batch is not None else ()
 
 
+@dataclass(frozen=True)
+class PlannedStep:
+    """One step as both worlds planned it. `expected_graph`: a captured graph must run it.
+
+    `forwards` counts the schedule's forwards before it.
+    """
+
+    place: int
+    forwards: int
+    eager: PlannedForward
+    graph: PlannedForward
+    expected_graph: bool
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the forward."""
+        return self.graph.mode
+
+
 def serial_at(row: int, owners: Iterable[Owner]) -> int:
     """Return the request at `row` of req_to_token. Raises StopIteration if nobody is."""
     return next(owner.serial for owner in owners if owner.row == row)

@@ -8,7 +8,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from harness.lockstep import speculation
+from harness.lockstep.observation import Sample
 from harness.lockstep.request_book import RequestBook
 from harness.lockstep.requests import PlannedForward, Request
 from harness.schedules.schedule import (
@@ -28,6 +31,8 @@ from harness.schedules.schedule import (
 )
 from reference.batch import ForwardBatch, Mode, Span
 from reference.model import Output
+from reference.order import Arrived
+from reference.speculative import path_to
 from subjects.protocol import Offer
 
 COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = {
@@ -83,7 +88,11 @@ class Scheduler(RequestBook):
         draw = random.Random(self.seed * 100_003 + request.serial)
         tokens = [draw.randrange(self.config.vocab) for _ in range(prompt)]
         row = self.tokens[request.token_row, :prompt]
-        self.order.write({"token": tokens}, lambda arrived: row.copy_(arrived["token"]))
+
+        def write(arrived: Arrived) -> None:
+            row.copy_(arrived["token"])
+
+        self.order.write({"token": tokens}, write)
         self.events["prompt of one token"] += prompt == 1
         self.events["prompt beyond the window"] += prompt > self.config.window
         self.events["prompt in chunks"] += step.chunk < prompt
@@ -186,3 +195,48 @@ def keep_sampled(book: RequestBook, batch: ForwardBatch, output: Output, *, samp
         last = slice(-1, None) if batch.mode is Mode.EXTEND else slice(None)
         rows, positions = batch.token_rows[last], batch.positions[last] + 1
         book.tokens[rows, positions] = output["logits"].argmax(-1)
+
+
+def samples_of(
+    world: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
+) -> list[Sample]:
+    """Return what `output` gave the requests of a batch, wherever it has logits of their own.
+
+    They are those of each request's last token and, if a tree was verified, of all tokens of
+    the path accepted, of which `rows` has the last; of no draft, which says no token.
+    """
+    if batch.mode.drafts:
+        return []
+    draft = batch.mode is Mode.DRAFT_EXTEND
+    found = []
+    for place, span in enumerate(batch.spans):
+        request = world.request_of(span.row)
+        if span.tree:
+            first = place * len(span.tree)
+            nodes = path_to(span.tree, rows[place] - first)
+            logits = {span.begin + i + 1: first + node for i, node in enumerate(nodes)}
+        else:
+            logits = {span.end: place}
+        found += [
+            sample_of(world, request, length, output["logits"][row], draft=draft)
+            for length, row in logits.items()
+        ]
+    return found
+
+
+def sample_of(
+    world: Scheduler, request: Request, length: int, logits: Tensor, *, draft: bool
+) -> Sample:
+    """Return the logits that the target, or its draft, gave after the first `length` tokens."""
+    tokens = world.tokens[request.token_row]
+    hidden = world.hidden_states[request.token_row, :length]
+    return Sample(
+        serial=request.serial,
+        tokens=tokens[draft : length + draft].clone(),
+        logits=logits.clone(),
+        tracked=world.tracked(request),
+        mrope_delta=request.mrope_delta,
+        encoder_len=world.encoder_len(request),
+        prefilled=request.prefilled,
+        hidden_states=hidden.clone() if draft else None,
+    )

@@ -1,12 +1,30 @@
-"""Errors of ours as text that a record may hold: whole, with no absolute path."""
+"""Errors: the subject's are told from ours, and ours are text that a record may hold.
+
+That is whole, with no absolute path.
+"""
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE_PARTS = 3
 """Last parts that stay of the path of a source file outside this tree."""
+
+
+class SubjectFailedError(Exception):
+    """The subject, or the fresh engine, could not run a step."""
+
+
+@contextmanager
+def subject_runs() -> Iterator[None]:
+    """Turn an error of what runs in here into SubjectFailedError: it is the subject's."""
+    try:
+        yield
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise SubjectFailedError(str(error).splitlines()[0]) from error
 
 
 def traceback_of(error: BaseException) -> str:

@@ -11,6 +11,8 @@ STEPPER = "harness/lockstep/pair.py"
 
 ELSEWHERE = {
     ("harness/checks/play.py", "self.pair.plan"): "a build that cannot be captured runs nothing",
+    ("harness/lockstep/overlapped.py", "super().plan"): "the stepper's own call, or what it asks",
+    ("harness/lockstep/overlapped.py", "super().commit"): "the stepper's own call",
     ("harness/checks/of_steps/batch_invariance.py", "pair.decoder.forward"): "its extra run",
     (
         "harness/engines/windows.py",

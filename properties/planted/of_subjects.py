@@ -433,6 +433,18 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
+        name="draft-is-its-own-parent",
+        file="subjects/states.py",
+        old="(node < (place % drafts)[:, None])",
+        new="(node <= (place % drafts)[:, None])",
+        tests=(
+            "properties/harness/checks/test_state_beside_kv.py",
+            "-k",
+            "make_of_none",
+        ),
+        why="A draft token to verify continues its own state instead of its parent's.",
+    ),
+    Fault(
         name="payload-resets-the-prefill",
         file="subjects/runners/prefill.py",
         old='self.inputs.populate({"input_embeds": payload}, padded=False)',

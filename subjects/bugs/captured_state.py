@@ -96,10 +96,10 @@ class RecreatesCounts(StaticInputs):
     """Inputs some of which are made anew for every batch: the tensors that graphs read stay."""
 
     def populate(
-        self, live_inputs: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
+        self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
     ) -> None:
         """Copy the live values of the other inputs."""
-        copied = {name: values for name, values in live_inputs.items() if name not in RECREATED}
+        copied = {name: values for name, values in live_values.items() if name not in RECREATED}
         super().populate(copied, padded=padded, padded_on_host=padded_on_host)
 
 

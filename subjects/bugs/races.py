@@ -17,7 +17,17 @@ FAMILY = "order of device work"
 Result = TypeVar("Result")
 
 
-class BarrierBeforeLaunch(Overlap):
+class Unfenced(Overlap):
+    """Nothing that the host frees waits for the forward in flight."""
+
+    def freeing(self) -> None:
+        """Wait for nothing."""
+
+    def evicting(self) -> None:
+        """Wait for nothing."""
+
+
+class BarrierBeforeLaunch(Unfenced):
     """The forward in flight is waited for before the next launch, and not after it."""
 
     def launch(
@@ -31,12 +41,6 @@ class BarrierBeforeLaunch(Overlap):
         """Wait for the forward before this one, once for all that is freed until the next."""
         self.wait_for_forward()
         return super().launch(staged, forward, follow, asks=asks)
-
-    def freeing(self) -> None:
-        """Wait for nothing: the barrier was before."""
-
-    def evicting(self) -> None:
-        """Wait for nothing: the barrier was before."""
 
 
 class FreedAtOnce(Overlap):
@@ -92,6 +96,19 @@ class DoneBeforeReading(Overlap):
 
 
 BUGS = (
+    Bug(
+        name="table_writes_unfenced",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(26380),
+        mechanism=(
+            "The schedule's stream has no barrier at all: the mapping to SWA slots is written,"
+            " upon retracting and evicting, while the forward in flight reads it."
+        ),
+        parts={Part.OVERLAP: Unfenced},
+        overlap=True,
+        also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
+    ),
     Bug(
         name="barrier_before_launch",
         family=FAMILY,

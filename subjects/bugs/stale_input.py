@@ -48,9 +48,9 @@ def draft_extend_bug(
 class CopiesImagePositionsAlone(DecodeRunner):
     """A runner to which a batch without images brings no mrope positions: none are copied."""
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors that it has."""
-        found = super().live_inputs(batch, bucket)
+        found = super().live_values(batch, bucket)
         if batch is not None and not any(span.mrope_delta for span in batch.spans):
             del found["mrope_positions"]
         return found
@@ -77,9 +77,9 @@ class CountsTokensAtCapture(DecodeRunner):
         self.inputs.populate({"num_token_non_padded": self.scalar(tokens)}, padded=False)
         super().capture_all()
 
-    def live_inputs(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors without that count."""
-        found = super().live_inputs(batch, bucket)
+        found = super().live_values(batch, bucket)
         del found["num_token_non_padded"]
         return found
 

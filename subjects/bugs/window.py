@@ -8,8 +8,8 @@ from reference.batch import Mode
 from reference.config import Kind
 from subjects.access import ListedKV
 from subjects.bugs.bug import Bug, pull
-from subjects.key_lists import KeyLists, Keys
 from subjects.parts import Part
+from subjects.protocol import KeyLists, Keys
 from subjects.toggles import LocationScheme
 
 FAMILY = "sliding window"
@@ -62,7 +62,7 @@ class AttendsByFullLists(ListedKV):
 
 
 class EvictsByChunk(Allocator):
-    """An allocator that keeps the SWA pages of the last chunk, where it should those of a window."""
+    """An allocator that keeps the SWA pages of the last chunk, not those of a window."""
 
     def evict(self, allocation: PageAllocation, tokens: int) -> int:
         """Free the SWA pages that lie wholly before the last chunk."""

@@ -9,7 +9,8 @@ from harness.checks.property import Description, Property
 from harness.explain.cause import history_cause
 from harness.lockstep.bits import outputs_differ
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, PlannedStep, cloned
+from harness.lockstep.pair import Pair, cloned
+from harness.lockstep.requests import PlannedStep
 from reference.model import Output
 from subjects.protocol import Offer, Reads
 

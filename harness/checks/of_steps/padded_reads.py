@@ -11,7 +11,8 @@ from harness.checks.property import Description, Property
 from harness.lockstep.bits import any_set, first_index
 from harness.lockstep.noise import Noise
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, PlannedStep, cloned
+from harness.lockstep.pair import Pair, cloned
+from harness.lockstep.requests import PlannedStep
 from reference.model import Output
 from subjects.protocol import Offer
 

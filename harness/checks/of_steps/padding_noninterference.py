@@ -14,7 +14,9 @@ from harness.checks.property import Description, Property
 from harness.lockstep.bits import any_set, bits, outputs_differ
 from harness.lockstep.noise import Noise
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, PlannedStep, cloned, subject_runs
+from harness.lockstep.pair import Pair, cloned
+from harness.lockstep.requests import PlannedStep
+from harness.lockstep.tracebacks import subject_runs
 from reference.model import Output
 from subjects.protocol import Offer
 

@@ -1,5 +1,6 @@
 """What a run plans: the clean trials first, every runner, scheme and preset, then every hunt."""
 
+from dataclasses import replace
 from itertools import product
 
 from harness.campaigns.hunt import hunt
@@ -28,7 +29,8 @@ def test_a_run_plans_every_runner_scheme_and_preset() -> None:
     tasks = plan(RunConfig("cpu"))
     clean = [task for task in tasks if task.bug is None]
     assert tasks[: len(clean)] == clean
-    generated = [task.trial for task in clean if task.source is Source.GENERATED]
+    in_order = [task for task in clean if not task.trial.overlap]
+    generated = [task.trial for task in in_order if task.source is Source.GENERATED]
     assert sorted((trial.runner, trial.scheme) for trial in generated) == sorted(
         product(RUNNERS, LocationScheme)
     )
@@ -58,7 +60,7 @@ def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> No
         (alone, 50, CLEAN_SCHEDULES // len(LocationScheme)),
     ):
         settings = RunConfig("cpu", hunts, examples=asked)
-        tasks = [task for task in plan(settings) if task.bug is None]
+        tasks = [task for task in plan(settings) if task.bug is None and not task.trial.overlap]
         generated = [task for task in tasks if task.source is Source.GENERATED]
         assert {task.examples for task in generated} == {played}
         assert len({task.seed for task in generated}) == len(generated)
@@ -68,13 +70,17 @@ def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
     """What a hunt is held against was itself tried, with nothing but the bug changed."""
     tasks = plan(RunConfig("cpu"))
     clean = {
-        (task.trial.runner, task.trial.scheme): task.trial for task in tasks if task.bug is None
+        (task.trial.runner, task.trial.scheme): task.trial
+        for task in tasks
+        if task.bug is None and not task.trial.overlap
     }
     hunts = [task for task in tasks if task.bug is not None]
     assert hunts
     for task in hunts:
         assert task.bug is not None
-        assert task.clean_trial == clean[task.trial.runner, task.bug.scheme]
+        in_order = replace(task.clean_trial, overlap=False)
+        assert in_order == clean[task.trial.runner, task.bug.scheme]
+        assert task.trial.overlap is task.bug.overlap
     traffic = [
         (task.bug.name, task.trial.runner)
         for task in hunts

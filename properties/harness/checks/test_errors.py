@@ -12,7 +12,8 @@ from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.property import Violation
 from harness.checks.table import PROPERTIES
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, PlannedStep
+from harness.lockstep.pair import Pair
+from harness.lockstep.requests import PlannedStep
 from harness.schedules.schedule import Admit, Decode, Schedule, Step
 from properties.support.harness.planting import captured, shared
 from reference.batch import ForwardBatch

@@ -13,7 +13,8 @@ from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
 from harness.lockstep.bits import bits
 from harness.lockstep.noise import Noise
-from harness.lockstep.pair import ExtraRun, Pair, PlannedStep
+from harness.lockstep.pair import ExtraRun, Pair
+from harness.lockstep.requests import PlannedStep
 from harness.lockstep.scheduler import Scheduler
 from properties.support.harness.planting import SCHEDULE, captured, shared
 from reference.allocator import PageAllocation
