@@ -81,11 +81,14 @@ class SplitLogits(DecodeRunner):
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
         """Run the graph, then sample from its logits."""
         output = super().launch(batch, bucket, captured=captured)
-        logits = output["logits"].flatten()
-        scratch = self.blocks.take(logits.numel())
-        scratch[: logits.numel()] = logits
-        self.blocks.give(scratch)
+        self.sample(output["logits"], bucket)
         return output
+
+    def sample(self, logits: Tensor, bucket: int) -> None:
+        """Use a block that is large enough for a bucket, and give it back."""
+        scratch = self.blocks.take(self.elements(bucket))
+        scratch[: logits.numel()] = logits.flatten()
+        self.blocks.give(scratch)
 
     @property
     def state(self) -> Any:
@@ -129,11 +132,17 @@ class EagerWorkspace(Engine):
         idle: Mode = Mode.DECODE,
         overrides: Overrides = NOTHING_OVERRIDDEN,
     ) -> Forward:
-        """Run one forward; a prefill's product first asks for a workspace of its size."""
+        """Run one forward; a prefill's product first asks for a workspace of its size.
+
+        Its sampler takes what that of the largest bucket does.
+        """
         shared = self.under_test
-        if batch is not None and batch.mode is Mode.EXTEND and isinstance(shared, SplitLogits):
-            shared.reserved(EAGER_SPLIT * batch.live_tokens * shared.target.config.vocab)
-        return super().forward(batch, idle, overrides)
+        if batch is None or batch.mode is not Mode.EXTEND or not isinstance(shared, SplitLogits):
+            return super().forward(batch, idle, overrides)
+        shared.reserved(EAGER_SPLIT * batch.live_tokens * shared.target.config.vocab)
+        forward = super().forward(batch, idle, overrides)
+        shared.sample(forward.output["logits"], shared.buckets[-1])
+        return forward
 
 
 class FreedWithFirstGraph(SplitLogits):
