@@ -188,7 +188,7 @@ def test_what_is_not_as_the_table_says_is_named(
 def test_a_consequence_may_be_red_where_its_cause_must_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hunt_result = seen(index_contract=9, kv_parity=9, **dict.fromkeys(CONSEQUENCES, 1))
+    hunt_result = seen(index_contract=9, kv_parity=9, **dict.fromkeys(CONSEQUENCES["kv_parity"], 1))
     monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
     figures = play_history("cpu", 1, [alone(POINTS["after 24743"], "breakable")])
     assert figures["as_hoped"], figures["points"][0]["odd"]
@@ -214,7 +214,10 @@ def test_a_timeline_is_shown_and_recorded(
     message = capsys.readouterr().out
     assert "2 points; not as the reports say: none; " in message
     figures = load_json(path, "paritybit-timeline", VERSION)["figures"]
-    assert [point["red"].keys() for point in figures["points"]] == [{"hermetic_replay"}, set()]
+    assert [point["red"].keys() for point in figures["points"]] == [
+        {"hermetic_replay", "read_frame", "live_inputs"},
+        set(),
+    ]
     assert set(figures["properties"]) == STEP_PROPERTIES
 
 
@@ -236,7 +239,7 @@ def test_the_table_has_a_letter_for_each_runner_that_was_red(device: str) -> Non
     figures["points"][0]["hidden"] = {"hermetic_replay": ["decode"]}
     shown = StringIO()
     Console(file=shown, width=100).print(history_table(figures))
-    assert re.search(r"^after 26152 memo +Ca +✓$", shown.getvalue(), re.M)
+    assert re.search(r"^after 26152 memo +Ca +C +C +✓$", shown.getvalue(), re.M)
     assert "C cpu_graph" in " ".join(shown.getvalue().split())
 
 
