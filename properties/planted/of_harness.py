@@ -476,8 +476,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="consequence-without-cause",
         file="harness/campaigns/history.py",
-        old='allowed = wanted | CONSEQUENCES if "kv_parity" in wanted else wanted',
-        new="allowed = wanted | CONSEQUENCES",
+        old="allowed = wanted.union(*(CONSEQUENCES.get(name, ()) for name in wanted))",
+        new="allowed = wanted.union(*CONSEQUENCES.values())",
         tests=(
             "properties/harness/campaigns/test_history.py",
             "-k",
