@@ -209,7 +209,7 @@ def playing(history: Sequence[Point]) -> Callable[[str, int], dict[str, Any]]:
 def test_a_timeline_is_shown_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.cli.timeline.play_history", playing(short(HISTORY[-2:])))
+    monkeypatch.setattr("harness.cli.measure.play_history", playing(short(HISTORY[-2:])))
     path = tmp_path / "timeline.json"
     words = ["timeline", "--device", "cpu", "--workers", "1", "--record", str(path)]
     assert main(words) == OK
@@ -227,7 +227,7 @@ def test_a_timeline_that_is_not_as_said_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = replace(alone(HISTORY[-1], "cpu_graph"), red={"log_hygiene": ["cpu_graph"]})
-    monkeypatch.setattr("harness.cli.timeline.play_history", playing([wrong]))
+    monkeypatch.setattr("harness.cli.measure.play_history", playing([wrong]))
     assert main(["timeline", "--device", "cpu", "--workers", "1"]) == FINDING
     message = capsys.readouterr().out
     assert "after 26292: cpu_graph: log_hygiene is not red" in message
@@ -249,7 +249,7 @@ def test_a_timeline_that_an_error_of_ours_ends_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its traceback is shown; a lost device, which a trial shows, is a finding of its own."""
-    monkeypatch.setattr("harness.cli.timeline.play_history", playing(short(HISTORY[-1:])))
+    monkeypatch.setattr("harness.cli.measure.play_history", playing(short(HISTORY[-1:])))
     monkeypatch.setattr("harness.campaigns.history.watch", lambda _: HuntResult(error=ERROR))
     assert main(["timeline", "--device", "cpu", "--workers", "1"]) == CANNOT_RUN
     captured = capsys.readouterr()
