@@ -5,8 +5,9 @@ decided by the `KVAccess` it is given: that is where the two worlds differ. A dr
 model is a decoder that adds a projection of the target's hidden state to its input.
 """
 
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -129,10 +130,13 @@ class Model:
         other.frequency, other.section = dict(self.frequency), dict(self.section)
         return other
 
-    def run_as(self, config: ModelConfig) -> "Model":
-        """Return a model of the same weights whose forwards follow another configuration."""
+    def run_with(self, changes: Mapping[str, int]) -> "Model":
+        """Return this model, or one whose forwards follow a configuration with `changes` added."""
+        if not changes:
+            return self
+        added = {name: getattr(self.config, name) + change for name, change in changes.items()}
         other = self.alike()
-        other.config = config
+        other.config = replace(self.config, **added)
         return other
 
     def advance_states(

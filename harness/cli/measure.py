@@ -1,12 +1,15 @@
-"""Measuring endurance and speed."""
+"""Measuring endurance and speed, and playing the upstream history."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+
 from harness.campaigns.bench import bench
+from harness.campaigns.history import play_history
 from harness.campaigns.soak import soak
-from harness.cli.display import print_errors
+from harness.cli.display import history_table, print_errors
 from harness.cli.exit_codes import OK, code_of
 from harness.cli.folders import default_workers
 from harness.lockstep.config import resolve_device
@@ -54,3 +57,20 @@ def run_bench(options: argparse.Namespace) -> int:
     if options.record is not None:
         run_record.write_evidence("bench", device, figures, options.record)
     return OK
+
+
+def run_timeline(options: argparse.Namespace) -> int:
+    """Play the upstream history and show what was red at each point."""
+    device = resolve_device(options.device or "auto")
+    if options.record is not None:
+        run_record.require_writable(options.record)
+    figures = play_history(device, options.workers or default_workers(device))
+    Console().print(history_table(figures))
+    for point in figures["points"]:
+        for odd in point["odd"]:
+            print(f"{point['name']}: {odd}")
+    print(f"{figures['message']}; {figures['seconds']:.0f} s")
+    print_errors(failure["error"] for failure in figures["errors"])
+    if options.record is not None:
+        run_record.write_evidence("timeline", device, figures, options.record)
+    return code_of(figures)

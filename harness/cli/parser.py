@@ -11,12 +11,11 @@ from harness.cli.corpus import run_corpus
 from harness.cli.engines import RELEASES, run_engine, run_releases
 from harness.cli.folders import OUT
 from harness.cli.listing import run_list
-from harness.cli.measure import run_bench, run_soak
+from harness.cli.measure import run_bench, run_soak, run_timeline
 from harness.cli.mutants import run_mutants
 from harness.cli.pages import run_compare, run_report, run_summary
 from harness.cli.regress import run_regress
 from harness.cli.replay import run_replay
-from harness.cli.timeline import run_timeline
 
 RECORD = OUT / "latest" / "run.json"
 """The record that a command about one reads, if nothing else is said."""

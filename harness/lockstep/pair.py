@@ -94,7 +94,7 @@ class Pair:
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
         self.on_trial = config.subject()
         self.run_models = {
-            role: run_with(model, self.on_trial.model) for role, model in self.models.items()
+            role: model.run_with(self.on_trial.model) for role, model in self.models.items()
         }
         parts = self.on_trial.parts
         tables = parts.of(Part.TABLES, Tables)
@@ -366,13 +366,6 @@ class Pair:
             own = samples_of(self.graph, planned.graph.batch, forward.output, graph_rows)
             samples += [replace(one, arithmetic=self.subject.arithmetic) for one in own]
         return tuple(replace(sample, place=planned.place) for sample in samples)
-
-
-def run_with(model: Model, changes: Mapping[str, int]) -> Model:
-    """Return a model whose forwards follow a configuration to which `changes` are added."""
-    config = model.config
-    added = {name: getattr(config, name) + change for name, change in changes.items()}
-    return model.run_as(replace(config, **added)) if added else model
 
 
 def cloned(output: Output) -> Output:

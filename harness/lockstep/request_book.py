@@ -96,6 +96,7 @@ class RequestBook:
             free_full=tuple(free.free_full),
             free_swa=tuple(free.free_swa),
             free_rows=tuple(free.free_rows),
+            free_states=tuple(free.free_states),
             mapping=tables.full_to_swa_index_mapping,
             req_to_token=tables.req_to_token,
         )

@@ -112,6 +112,7 @@ class Ownership:
     free_full: tuple[int, ...]
     free_swa: tuple[int, ...]
     free_rows: tuple[int, ...]
+    free_states: tuple[int, ...]
     mapping: Tensor
     req_to_token: Tensor
 

@@ -41,7 +41,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="accepted-path-held-at-its-end",
-        file="harness/lockstep/pair.py",
+        file="harness/lockstep/scheduler.py",
         old="for i, node in enumerate(nodes)}",
         new="for i, node in enumerate(nodes) if node == nodes[-1]}",
         tests=(
@@ -222,7 +222,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="outputs-outlive-their-step",
         file="harness/lockstep/pair.py",
-        old="            spoil(self._consumed)\n",
+        old="        spoil(self._consumed)\n",
         new="",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "view_of_an_output"),
         why="A view of an output that is kept stays right until its bucket is replayed again.",
@@ -298,8 +298,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="speculation-is-not-required",
         file="harness/schedules/coverage.py",
-        old="*(SPECULATION_REQUIRED if speculates else ()), ",
-        new="",
+        old="SPECULATION_REQUIRED if speculates else ()",
+        new="()",
         tests=(
             "properties/harness/schedules/test_generator.py",
             "-k",
@@ -420,8 +420,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="unpadded-trial-is-green",
         file="harness/campaigns/task.py",
-        old="if not (hunt_result.replays and hunt_result.padded_replays and judged):",
-        new="if not (hunt_result.replays and judged):",
+        old="hunt_result.replays and hunt_result.padded_replays and judged and overlapped",
+        new="hunt_result.replays and judged and overlapped",
         tests=(
             "properties/harness/campaigns/test_tasks.py",
             "-k",
@@ -444,8 +444,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="clean-trials-share-a-seed",
         file="harness/campaigns/regress.py",
-        old=("            seed += 1\n    return tasks"),
-        new="    return tasks",
+        old="TRAFFIC, seed, 1))\n            seed += 1",
+        new="TRAFFIC, seed, 1))",
         tests=("properties/harness/campaigns/test_plan.py",),
         why="All clean trials of a run draw from one seed.",
     ),
@@ -476,8 +476,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="consequence-without-cause",
         file="harness/campaigns/history.py",
-        old='allowed = wanted | CONSEQUENCES if "kv_parity" in wanted else wanted',
-        new="allowed = wanted | CONSEQUENCES",
+        old="allowed = wanted.union(*(CONSEQUENCES.get(name, ()) for name in wanted))",
+        new="allowed = wanted.union(*CONSEQUENCES.values())",
         tests=(
             "properties/harness/campaigns/test_history.py",
             "-k",
@@ -488,8 +488,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="soak-forgives-a-runner-left-out",
         file="harness/campaigns/soak.py",
-        old='"as_hoped": not (alarms or missed or unreplayed or errors),',
-        new='"as_hoped": not (alarms or missed or errors),',
+        old='"as_hoped": not (alarms or missed or late or unreplayed or errors),',
+        new='"as_hoped": not (alarms or missed or late or errors),',
         tests=(
             "properties/harness/campaigns/test_measurements.py",
             "-k",

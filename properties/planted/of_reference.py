@@ -17,9 +17,9 @@ OF_REFERENCE: tuple[Fault, ...] = (
         name="eviction-is-not-reported",
         file="reference/allocator.py",
         old=(
-            "            self.pool.full_to_swa_index_mapping[slots] = 0\n        self.on_change()"
+            '            self.order.write({"slot": unmapped}, self._unmap)\n        self.on_change()'
         ),
-        new="            self.pool.full_to_swa_index_mapping[slots] = 0",
+        new='            self.order.write({"slot": unmapped}, self._unmap)',
         tests=("properties/reference/test_allocator.py",),
         why="An eviction changes owners and reports it to nobody.",
     ),

@@ -30,10 +30,12 @@ def misheld(world: Ownership, sizes: PoolSizes) -> list[str]:
         if page is not None
     ]
     rows = [(owner.serial, owner.row) for owner in world.holders]
+    states = [(owner.serial, owner.state_slot) for owner in world.holders]
     return [
         *_misheld("full page", full, world.free_full, sizes.full_slots // size),
         *_misheld("swa page", swa, world.free_swa, sizes.swa_slots // size),
         *_misheld("row", rows, world.free_rows, sizes.rows),
+        *_misheld("state slot", states, world.free_states, sizes.rows),
         *_oversized(world.holders),
     ]
 

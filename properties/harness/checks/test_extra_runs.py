@@ -40,7 +40,12 @@ def bytes_of_world(pools: KVPools) -> dict[str, Tensor]:
 def state_of(world: Scheduler) -> dict[str, object]:
     """Return a copy of all that a scheduler keeps beside its pools, tokens included."""
     allocator = world.allocator
-    free = (list(allocator.free_full), list(allocator.free_swa), list(allocator.free_rows))
+    free = (
+        list(allocator.free_full),
+        list(allocator.free_swa),
+        list(allocator.free_rows),
+        list(allocator.free_states),
+    )
     return {
         "tokens": world.tokens.tolist(),
         "hidden_states": bits(world.hidden_states).tolist(),

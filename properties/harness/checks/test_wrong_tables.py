@@ -354,6 +354,10 @@ WRONG_HOLDINGS: list[tuple[str, Callable[[Ownership], Ownership]]] = [
         lambda w: replace(w, holders=first(w, row=1), free_rows=(*w.free_rows, 2)),
     ),
     (
+        "state slot 0 is held by nobody and is 1 times free",
+        lambda w: replace(w, free_states=(*w.free_states, 0)),
+    ),
+    (
         "request 7 has 5 full pages for 4 tokens",
         lambda w: replace(w, holders=first(w, length=4)),
     ),

@@ -144,6 +144,7 @@ def right_end(owners: Sequence[Owner], sizes: PoolSizes, config: ModelConfig) ->
                 free_full=free([p for o in owners for p in o.full_pages], sizes.full_slots),
                 free_swa=free([p for o in owners for p in o.swa_pages], sizes.swa_slots),
                 free_rows=free([o.row for o in owners], sizes.rows),
+                free_states=free([o.state_slot for o in owners], sizes.rows),
                 mapping=tables.full_to_swa_index_mapping,
                 req_to_token=tables.req_to_token,
             )
