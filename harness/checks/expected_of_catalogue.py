@@ -39,7 +39,7 @@ PADDING_MATHS: dict[str, Row] = {
     "skipped_rows_unwritten": seen("hermetic_replay", DECODE, VERIFY),
     "empty_padded_row": seen("logits_parity", DECODE),
     "padding_clamped_to_a_slot": seen("write_frame", DECODE),
-    "state_slot_zero_issued": seen("kv_parity", DECODE),
+    "state_slot_zero_issued": seen("slot_ownership", DECODE),
     "prompt_taken_for_decode": seen("logits_parity", DECODE),
 }
 
