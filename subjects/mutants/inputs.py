@@ -38,14 +38,14 @@ class MistakenInputs(StaticInputs):
         self.was_reset = False
 
     def populate(
-        self, live_inputs: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
+        self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
     ) -> None:
         """Populate as is right, then make the mistake."""
-        super().populate(live_inputs, padded=padded, padded_on_host=padded_on_host)
+        super().populate(live_values, padded=padded, padded_on_host=padded_on_host)
         row, buffer = self.rows[self.mutated], self.buffers[self.mutated]
         branch = padded_on_host if row.host and padded_on_host is not None else padded
         self.was_reset |= branch and row.policy is Policy.RESET
-        values = live_inputs.get(self.mutated)
+        values = live_values.get(self.mutated)
         right = buffer.clone()
         self.spoil(row, buffer, values, 0 if values is None else row.length(values))
         self.left = buffer.clone()
