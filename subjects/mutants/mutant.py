@@ -130,7 +130,7 @@ def mutated_subject(mutant: Mutant) -> Subject:
     if mutant.mistake in ROW_CHANGES and not overwritten:
         change = {row.name: ROW_CHANGES[mutant.mistake](row)}
         return replace(subject, contract=override(subject.contract, change))
-    before = {
+    before: dict[Part, type] = {
         Part.INPUTS: INPUT_CLASSES[mutant.mistake],
         Part.RUNNER: inputs.BeginsPopulating,
     }
