@@ -11,8 +11,7 @@ from harness.cli.corpus import run_corpus
 from harness.cli.engines import RELEASES, run_engine, run_releases
 from harness.cli.folders import OUT
 from harness.cli.listing import run_list
-from harness.cli.measure import run_bench, run_soak, run_timeline
-from harness.cli.mutants import run_mutants
+from harness.cli.measure import run_bench, run_mutants, run_soak, run_timeline
 from harness.cli.pages import run_compare, run_report, run_summary
 from harness.cli.regress import run_regress
 from harness.cli.replay import run_replay

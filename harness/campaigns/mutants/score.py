@@ -34,7 +34,7 @@ def end_of(ended: MutantEnded) -> str:
     return next(str(end) for end in WORST_FIRST if end in ends)
 
 
-def figures(
+def mutant_figures(
     ends: Sequence[MutantEnded], planned: int, seconds: float, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Return what a campaign came to, as JSON data, survivors and their reasons first."""

@@ -17,11 +17,11 @@ from harness.campaigns.mutants.hunting import (
     hunt_mutant,
     trial_of,
 )
-from harness.campaigns.mutants.score import figures
+from harness.campaigns.mutants.score import mutant_figures
 from harness.campaigns.mutants.survivors import SURVIVORS, survivor
 from harness.checks.play import Lockstep
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, MALFORMED, OK, code_of
-from harness.cli.mutants import score_table
+from harness.cli.measure import score_table
 from subjects.mutants.mutant import Mistake, Mutant, mutants
 from subjects.toggles import LocationScheme
 
@@ -128,19 +128,19 @@ SCORES: dict[str, tuple[list[End | None], int]] = {
 def test_the_exit_code_says_whether_a_mutant_survived(case: str) -> None:
     ends, code = SCORES[case]
     pairs = zip((Mistake.LATE, Mistake.FROZEN), ends, strict=True)
-    found = figures([ended(*pair) for pair in pairs], 2, 3.0, {})
+    found = mutant_figures([ended(*pair) for pair in pairs], 2, 3.0, {})
     assert code_of(found) == code
 
 
 def test_what_was_not_hunted_is_not_as_hoped() -> None:
-    found = figures([ended(Mistake.LATE, End.SEEN)], 2, 3.0, {})
+    found = mutant_figures([ended(Mistake.LATE, End.SEEN)], 2, 3.0, {})
     assert not found["as_hoped"]
     assert "1 of 2 mutants seen" in found["message"]
 
 
 def test_the_score_is_a_table_of_mistakes_and_runners() -> None:
     ends = [ended(Mistake.LATE, End.SEEN), ended(Mistake.LATE, End.CANNOT_MATTER)]
-    table = score_table(figures(ends, 2, 3.0, {})["rows"])
+    table = score_table(mutant_figures(ends, 2, 3.0, {})["rows"])
     cells = [list(column.cells) for column in table.columns]
     late = cells[0].index("late by one replay")
     assert [column[late] for column in cells[1:]] == ["1+1/2", "1+1/2"]
@@ -151,7 +151,7 @@ def test_the_command_hunts_what_is_asked_for(
 ) -> None:
     """And writes the record, interrupted or not."""
     few = [first_of(CHEAP, "positions", mistake) for mistake in (Mistake.LATE, Mistake.REBOUND)]
-    monkeypatch.setattr("harness.cli.mutants.mutants", lambda: [*few, EVERYTHING[0]])
+    monkeypatch.setattr("harness.cli.measure.mutants", lambda: [*few, EVERYTHING[0]])
     record = tmp_path / "mutants.json"
     words = ["mutants", "--runner", CHEAP, "--seeds", "1", "--examples", "5", "--workers", "1"]
     assert main([*words, "--device", "cpu", "--record", str(record)]) == OK

@@ -88,7 +88,7 @@ def test_a_bug_on_a_runner_that_lacks_what_it_is_about_is_refused(refused: Any) 
     assert "unknown bug" in refused(MALFORMED, "regress", "--bug", "nonsense@decode")
 
 
-COMMANDS = "regress replay bisect timeline corpus list report soak bench"
+COMMANDS = "regress replay bisect timeline corpus list report soak bench mutants"
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS.split()])

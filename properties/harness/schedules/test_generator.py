@@ -130,7 +130,7 @@ def test_what_a_replay_reaches_is_counted() -> None:
 
 def test_all_requests_with_too_few_tokens_are_one_short() -> None:
     """Where a request brings several tokens."""
-    short = SimpleNamespace(bucket=4, live_size=4, padded=True)
+    short: Any = SimpleNamespace(bucket=4, live_size=4, padded=True)
     assert fillings(short, None) == {"full": False, "one short": True, "padded after full": False}
 
 
