@@ -163,7 +163,7 @@ TABLE: dict[str, Row] = {
     "table_writes_unfenced": _seen("logits_parity", *IN_FLIGHT),
     "barrier_before_launch": _seen("logits_parity", *IN_FLIGHT),
     "freed_row_rewritten": _seen("logits_parity", *IN_FLIGHT),
-    "evicted_in_flight": _seen("logits_parity", *IN_FLIGHT),
+    "evicted_in_flight": _seen("logits_parity", DECODE, VERIFY, DRAFT, DRAFT_EXTEND),
     "pinned_tokens_reused": _seen("logits_parity", *IN_FLIGHT),
     "pinned_slots_reused": _seen("kv_parity", *IN_FLIGHT),
     "done_before_reading": _seen("logits_parity", *IN_FLIGHT),

@@ -33,6 +33,7 @@ class RequestBook:
         on_change: Callable[[], None] = lambda: None,
         lacks: Collection[Offer] = (),
         allocator: type[Allocator] = Allocator,
+        *,
         order: InOrder | None = None,
     ) -> None:
         self.config = config
