@@ -56,6 +56,9 @@ test: $(SETUP) ## Run the test suite
 planted: $(SETUP) ## Plant the table's faults and see that the suite catches each: ARGS="--jobs 4"
 	@$(RUN) -m properties.planted.run $(ARGS)
 
+mutants: $(SETUP) ## Get every static buffer wrong in each way; a property must see each: ARGS="--workers 60"
+	@$(RUN) -m harness mutants --device $(DEVICE) --examples $(EXAMPLES) $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
+
 code-mutants: $(SETUP) ## Make small mistakes in subjects/ by rule; the harness must see each: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)
 

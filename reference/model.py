@@ -129,6 +129,12 @@ class Model:
         other.frequency, other.section = dict(self.frequency), dict(self.section)
         return other
 
+    def run_as(self, config: ModelConfig) -> "Model":
+        """Return a model of the same weights whose forwards follow another configuration."""
+        other = self.alike()
+        other.config = config
+        return other
+
     def advance_states(
         self, ops: Ops, states: Tensor, paths: StatePaths, input_ids: Tensor
     ) -> Tensor:

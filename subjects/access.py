@@ -8,7 +8,7 @@ from reference.config import Kind
 from reference.model import Model, most_keys
 from reference.ops import Ops
 from subjects.pool import SubjectPool
-from subjects.protocol import KeyLists
+from subjects.protocol import KeyLists, Keys
 
 
 class ListedKV:
@@ -39,8 +39,9 @@ class ListedKV:
         config = self.model.config
         kind = config.layers[layer]
         if self.out_cache_loc is not None:
-            self.pool.set_kv_buffer(layer, self.out_cache_loc, key, value)
-        keys = self.lists.swa if kind is Kind.SWA else self.lists.full
+            self.store(layer, self.out_cache_loc, key, value)
+        keys = self.keys_of(kind)
+        masked = self.lists.mask is not None and not self.pool.state.ragged
         return self.ops.attention(
             query,
             self.pool.pool.cache(self.borrowed.get(layer, layer)),
@@ -49,6 +50,14 @@ class ListedKV:
             keys.slots,
             self.model.layers[layer].sinks,
             most_keys(config, kind, masked=self.lists.mask is not None),
-            self.lists.mask,
-            keys.mask_start,
+            self.lists.mask if masked else None,
+            keys.mask_start if masked else None,
         )
+
+    def store(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value [T, G, D] of `layer` at the full slots `loc`."""
+        self.pool.set_kv_buffer(layer, loc, key, value)
+
+    def keys_of(self, kind: Kind) -> Keys:
+        """Return the keys that layers of one kind read."""
+        return self.lists.swa if kind is Kind.SWA else self.lists.full

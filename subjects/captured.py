@@ -201,13 +201,18 @@ class CapturedEngine:
             buffer.fill_(values.get(name, 0))
 
     def state(self) -> Any:
-        """Return the Python state about write locations of every pool."""
-        return {role: pool.state for role, pool in self.engine.pools.items()}
+        """Return the Python state about write locations of every pool, and every runner's own."""
+        return {
+            "pools": {role: pool.state for role, pool in self.engine.pools.items()},
+            "runners": {mode: runner.state for mode, runner in self.runners.items()},
+        }
 
     def restore(self, state: Any) -> None:
         """Bring back a Python state."""
         for role, pool in self.engine.pools.items():
-            pool.state = state[role]
+            pool.state = state["pools"][role]
+        for mode, runner in self.runners.items():
+            runner.state = state["runners"][mode]
 
     def ownership_changed(self) -> None:
         """Follow a change of slot ownership, as the engine's allocator reports it to the pool."""

@@ -31,7 +31,7 @@ class Subject:
     """The runner under test: its contract and its toggles. The other runners have no bug.
 
     `shared` replaces fields of rows in all runners that share static buffers with it. `parts`
-    are the classes that it is built from.
+    are the classes that it is built from. `model` is added to fields of the models it runs.
     """
 
     runner: str
@@ -39,6 +39,7 @@ class Subject:
     toggles: Toggles
     shared: Changes = field(default_factory=dict)
     parts: Parts = RIGHT_PARTS
+    model: Mapping[str, int] = field(default_factory=dict)
 
 
 def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
@@ -74,7 +75,7 @@ class Engine:
         buffer_pool = subject.parts.of(Part.BUFFERS, BufferPool)
         buffers = buffer_pool(models[Role.TARGET].device)
         self.runners: dict[Mode, GraphRunner] = {}
-        for runner in engine_runners(subject.runner):
+        for runner in self.in_capture_order(engine_runners(subject.runner)):
             under_test = runner.name == subject.runner
             changes = subject.shared if runner.shares_buffers else {}
             parts = subject.parts if under_test else RIGHT_PARTS
@@ -121,6 +122,12 @@ class Engine:
         if batch is None:
             raise LookupError(f"no runner for an idle step of mode {idle}")
         return self._forward_eagerly(batch, toggles)
+
+    def in_capture_order(
+        self, runners: tuple[type[GraphRunner], ...]
+    ) -> tuple[type[GraphRunner], ...]:
+        """Return the runners of the engine as they are captured, one after the other."""
+        return runners
 
     def allocator_changed(self) -> None:
         """React to a change of slot ownership, of which an allocator notifies the target's pool."""

@@ -25,12 +25,16 @@ class LocState:
 
     `cached_source`, the tensor that the key was made of, is held so that its address cannot
     be reused: a chance memo hit would make replays nondeterministic.
+
+    `ragged` is the attention kernel that the engine last chose: a prefill's, whose tokens see
+    all keys that are listed for them and which takes no mask, or the one that takes a mask.
     """
 
     swa_loc: Tensor | None = None
     cached_key: tuple[int, int] | None = None
     cached_source: Tensor | None = None
     cached_loc: Tensor | None = None
+    ragged: bool = False
 
 
 class SubjectPool:
@@ -45,13 +49,17 @@ class SubjectPool:
         self.logger = logger
         self.state = LocState()
 
+    def choose_kernel(self, *, ragged: bool) -> None:
+        """Choose the attention kernel of the forwards to come."""
+        self.state = replace(self.state, ragged=ragged)
+
     def set_swa_loc(self, loc: Tensor | None) -> None:
         """Preset the SWA write location (PRESET). It stays set until it is set again."""
         self.state = replace(self.state, swa_loc=loc)
 
     def invalidate_loc_cache(self) -> None:
         """Forget the memoised translation (MEMO)."""
-        self.state = LocState(swa_loc=self.state.swa_loc)
+        self.state = LocState(swa_loc=self.state.swa_loc, ragged=self.state.ragged)
 
     def translate_loc_from_full_to_swa(self, loc: Tensor) -> Tensor:
         """Return the SWA slots, int32, of full slots `loc`; memoised under MEMO.
@@ -79,10 +87,15 @@ class SubjectPool:
     def set_kv_buffer(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, G, D] of `layer` at full slots `loc` or their SWA slots."""
         kind = self.pool.config.layers[layer]
+        slots = self.location(kind, loc)
+        self.ops.store_kv(self.pool.cache(layer), slots, LOC_DTYPE[kind], key, value)
+
+    def location(self, kind: Kind, loc: Tensor) -> Tensor:
+        """Return the slots of a kind's sub-pool at which full slots `loc` are stored."""
         if kind is Kind.SWA:
             preset = self.state.swa_loc
             loc = preset if preset is not None else self.translate_loc_from_full_to_swa(loc)
-        self.ops.store_kv(self.pool.cache(layer), loc, LOC_DTYPE[kind], key, value)
+        return loc
 
     def _gather(self, loc: Tensor) -> Tensor:
         self.ops.record(TRANSLATE)

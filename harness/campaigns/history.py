@@ -30,8 +30,13 @@ PIECES = 1
 SECONDS = time_limit(SCHEDULES + PIECES)
 """How long one runner at one point may take."""
 
-CONSEQUENCES = frozenset({"write_frame", "logits_parity", "token_trajectory"})
-"""What may be red wherever kv_parity must be: the same wrong bytes, seen from other sides."""
+TOLD_TWICE = frozenset({"read_frame", "live_inputs"})
+
+CONSEQUENCES: Mapping[str, frozenset[str]] = {
+    "kv_parity": TOLD_TWICE | {"write_frame", "logits_parity", "token_trajectory"},
+    "hermetic_replay": TOLD_TWICE,
+}
+"""What may be red wherever a property must be: the same wrong bytes, seen from other sides."""
 
 DECODE = ("decode", "target_verify")
 """One class upstream, which the two share with all its faults."""
@@ -242,6 +247,6 @@ def _odd(point: Point, runner: str, hunt_result: HuntResult) -> str:
     if not hunt_result.padded_replays:
         return "no padded batch was replayed"
     wanted, found = point.expected(runner), frozenset(hunt_result.violated)
-    allowed = wanted | CONSEQUENCES if "kv_parity" in wanted else wanted
+    allowed = wanted.union(*(CONSEQUENCES.get(name, ()) for name in wanted))
     message = [f"{name} is not red" for name in PROPERTIES if name in wanted - found]
     return ", ".join(message + [f"{name} is red" for name in PROPERTIES if name in found - allowed])

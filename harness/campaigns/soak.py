@@ -14,6 +14,7 @@ from harness.campaigns.confirm import confirmed
 from harness.campaigns.executor import Campaign, Ended, execute, processes_for
 from harness.campaigns.fresh import play_fresh
 from harness.campaigns.hunt import hunt, play_all, time_limit, without_error
+from harness.campaigns.task import watched_for
 from harness.checks.expectations import affected_runners, detected_by
 from harness.checks.play import DeviceLostError, Lockstep
 from harness.checks.table import STEP_PROPERTIES
@@ -273,6 +274,7 @@ def _play_clean(clean: CleanSteps, trial: TrialConfig, seed: int) -> None:
 def hunt_by_seed(hunts: SeededHunts) -> Detections:
     """Hunt a bug once for each seed. Raises PlayingFailedError for an error of ours."""
     bug = BUGS[hunts.bug]
+    target = detected_by(bug, hunts.runner)
     varied = [
         replace(trial, runner=hunts.runner, scheme=bug.scheme, bugs=(bug.name,))
         for trial in trials(hunts.device)
@@ -281,10 +283,9 @@ def hunt_by_seed(hunts: SeededHunts) -> Detections:
     needed: list[int] = []
     for seed in hunts.seeds:
         lockstep = lockstep_of(varied[seed % len(varied)])
+        lockstep.watch(watched_for(target))
         try:
-            hunt_result = hunt(
-                lockstep, detected_by(bug, hunts.runner), seed, HUNT_EXAMPLES, shrinks=False
-            )
+            hunt_result = hunt(lockstep, target, seed, HUNT_EXAMPLES, shrinks=False)
         except DeviceLostError:
             return Detections(len(varied), tuple(needed), device_lost=True)
         if without_error(hunt_result).schedule is not None:

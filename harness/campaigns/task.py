@@ -192,6 +192,11 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
     return Lockstep(trial)
 
 
+def watched_for(target: str | None) -> frozenset[str]:
+    """Return the properties that a hunt for `target` checks: those of each step, and that one."""
+    return STEP_PROPERTIES.union(() if target is None else (target,))
+
+
 def run_in_turn(task: Task) -> Result:
     """Run one of many tasks of this process, of which neighbours share their trials.
 
@@ -211,13 +216,13 @@ def run_task(
     lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep,
     play: PlayFresh = play_fresh,
 ) -> Result:
-    """Run one task. The clean build is checked for every property, a broken one at each step.
+    """Run one task. The clean build is checked for every property, a broken one as it is hunted.
 
     What it finds is played again by `play`, in a fresh process.
     """
     started = time.monotonic()
     lockstep = lockstep_of(task.trial)
-    watched = frozenset(PROPERTIES) if task.bug is None else STEP_PROPERTIES
+    watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
     lockstep.watch(watched)
     hunt_result, finding, error = HuntResult(), None, None
     try:
@@ -334,6 +339,6 @@ def _judge_found(
     if target not in {violation["property"] for violation in finding.violations}:
         return Status.NOT_REPRODUCED
     clean = lockstep_of(task.clean_trial)
-    clean.watch(STEP_PROPERTIES)
+    clean.watch(watched_for(target))
     violations = whole(clean.play(finding.schedule)).violations
     return Status.CLEAN_IS_RED if violations else Status.CAUGHT

@@ -4,24 +4,29 @@ The table is written before a bug is hunted. A column is a kind of runner, so th
 runner of a kind needs no edit here.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from reference.batch import Mode
+from harness.checks.expected import (
+    COMPILED,
+    DECODE,
+    DRAFT,
+    DRAFT_EXTEND,
+    FROZEN,
+    IN_FLIGHT,
+    KINDS,
+    PREFILL,
+    VERIFY,
+    Row,
+    RunnerKind,
+    always_replayed,
+    masked,
+    seen,
+)
+from harness.checks.expected_of_catalogue import CATALOGUE
+from harness.checks.expected_of_graphs import GRAPHS
 from subjects.bugs.bug import Bug
 from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
-
-
-@dataclass(frozen=True)
-class RunnerKind:
-    """What runners have in common that a bug affects alike: the mode, and whether it is captured.
-
-    A runner of a mode that captures nothing meets other bugs than one that does.
-    """
-
-    mode: Mode
-    captures: bool = True
 
 
 @dataclass(frozen=True)
@@ -35,83 +40,31 @@ class Expectation:
     unaffected: str | None
 
 
-@dataclass(frozen=True)
-class Row:
-    """One bug: the property that must see it on the kinds it affects, and why the others are not.
-
-    A pair of a bug and a runner that lacks what it is about needs no cell. `instead` names the
-    property on kinds where it is another one.
-    """
-
-    detected_by: str | None
-    affected: frozenset[RunnerKind]
-    unaffected: Mapping[RunnerKind, str]
-    instead: Mapping[RunnerKind, str] = field(default_factory=dict)
-
-
-DECODE = RunnerKind(Mode.DECODE)
-COMPILED = RunnerKind(Mode.DECODE, captures=False)
-VERIFY = RunnerKind(Mode.TARGET_VERIFY)
-DRAFT = RunnerKind(Mode.DRAFT)
-FROZEN = RunnerKind(Mode.FROZEN_DRAFT)
-DRAFT_EXTEND = RunnerKind(Mode.DRAFT_EXTEND)
-PREFILL = RunnerKind(Mode.EXTEND)
-
-KINDS = (DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND, PREFILL)
-
-IN_FLIGHT = tuple(kind for kind in KINDS if kind.captures)
-"""Kinds of an engine that launches its forwards: its streams serve all its runners."""
-
-
-def _seen(
-    detected_by: str,
-    *affected: RunnerKind,
-    but: Mapping[RunnerKind, str] | None = None,
-    instead: Mapping[RunnerKind, str] | None = None,
-) -> Row:
-    """Return the row of a bug that shows on the kinds `affected`, and not on those of `but`.
-
-    On the kinds of `instead` it shows too, and another property must see it.
-    """
-    others = instead or {}
-    return Row(detected_by, frozenset((*affected, *others)), but or {}, others)
-
-
-def _masked(reason: str) -> Row:
-    """Return the row of a bug that shows on no runner, since something else hides it."""
-    return Row(None, frozenset(), dict.fromkeys(KINDS, reason))
-
-
-def _always_replayed(reason: str) -> dict[RunnerKind, str]:
-    """Return one reason for the kinds of which every forward is the replay of one graph."""
-    return dict.fromkeys((DECODE, VERIFY, DRAFT, FROZEN), reason)
-
-
 TABLE: dict[str, Row] = {
-    "swa_pad": _seen(
+    "swa_pad": seen(
         "kv_parity",
         DECODE,
         VERIFY,
         # Attention is narrowed to the real tokens there: the padded locations are wrong, unread.
         instead={PREFILL: "live_inputs"},
     ),
-    "swa_int64": _seen("index_contract", DECODE, VERIFY, PREFILL),
-    "req_pool_pad": _seen("hermetic_replay", DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND),
-    "loc_memo_warning": _seen("log_hygiene", *KINDS),
-    "loc_memo_warning.entry": _masked(
+    "swa_int64": seen("index_contract", DECODE, VERIFY, PREFILL),
+    "req_pool_pad": seen("hermetic_replay", DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND),
+    "loc_memo_warning": seen("log_hygiene", *KINDS),
+    "loc_memo_warning.entry": masked(
         "before_window clears the memo right before the window translation"
     ),
-    "loc_memo_warning.before_window": _masked(
+    "loc_memo_warning.before_window": masked(
         "entry clears the memo, and nothing translates between it and the window"
     ),
-    "loc_memo_warning.after_window": _seen(
+    "loc_memo_warning.after_window": seen(
         "log_hygiene",
         COMPILED,
         DRAFT_EXTEND,
         PREFILL,
-        but=_always_replayed("Python translates nothing after it in a full graph"),
+        but=always_replayed("Python translates nothing after it in a full graph"),
     ),
-    "loc_memo_warning.entry+before_window": _seen(
+    "loc_memo_warning.entry+before_window": seen(
         "log_hygiene",
         DECODE,
         COMPILED,
@@ -121,21 +74,21 @@ TABLE: dict[str, Row] = {
         DRAFT_EXTEND,
         but={PREFILL: "each extend allocates first, and the allocator clears the memo"},
     ),
-    "loc_memo_warning.entry+after_window": _seen(
+    "loc_memo_warning.entry+after_window": seen(
         "log_hygiene",
         COMPILED,
         DRAFT_EXTEND,
         PREFILL,
-        but=_always_replayed("before_window hides what entry leaves"),
+        but=always_replayed("before_window hides what entry leaves"),
     ),
-    "loc_memo_warning.before_window+after_window": _seen(
+    "loc_memo_warning.before_window+after_window": seen(
         "log_hygiene",
         COMPILED,
         DRAFT_EXTEND,
         PREFILL,
-        but=_always_replayed("entry hides what before_window leaves"),
+        but=always_replayed("entry hides what before_window leaves"),
     ),
-    "loc_memo_capture": _seen(
+    "loc_memo_capture": seen(
         "kv_parity",
         DECODE,
         VERIFY,
@@ -150,7 +103,7 @@ TABLE: dict[str, Row] = {
             PREFILL: "KV is stored between the graphs: none of them holds a translation",
         },
     ),
-    "swa_loc_unset": _seen(
+    "swa_loc_unset": seen(
         "captured_path",
         DECODE,
         VERIFY,
@@ -158,15 +111,17 @@ TABLE: dict[str, Row] = {
             PREFILL: "swa_loc is set on each replay: no captured graph could hold the slow path",
         },
     ),
-    "spec_page_table_untranslated": _seen("logits_parity", VERIFY),
-    "shared_buffer_dtype": _seen("index_contract", *KINDS),
-    "table_writes_unfenced": _seen("logits_parity", *IN_FLIGHT),
-    "barrier_before_launch": _seen("logits_parity", *IN_FLIGHT),
-    "freed_row_rewritten": _seen("logits_parity", *IN_FLIGHT),
-    "evicted_in_flight": _seen("logits_parity", DECODE, VERIFY, DRAFT, DRAFT_EXTEND),
-    "pinned_tokens_reused": _seen("logits_parity", *IN_FLIGHT),
-    "pinned_slots_reused": _seen("kv_parity", *IN_FLIGHT),
-    "done_before_reading": _seen("logits_parity", *IN_FLIGHT),
+    "spec_page_table_untranslated": seen("logits_parity", VERIFY),
+    "shared_buffer_dtype": seen("index_contract", *KINDS),
+    "table_writes_unfenced": seen("logits_parity", *IN_FLIGHT),
+    "barrier_before_launch": seen("logits_parity", *IN_FLIGHT),
+    "freed_row_rewritten": seen("logits_parity", *IN_FLIGHT),
+    "evicted_in_flight": seen("logits_parity", DECODE, VERIFY, DRAFT, DRAFT_EXTEND),
+    "pinned_tokens_reused": seen("logits_parity", *IN_FLIGHT),
+    "pinned_slots_reused": seen("kv_parity", *IN_FLIGHT),
+    "done_before_reading": seen("logits_parity", *IN_FLIGHT),
+    **CATALOGUE,
+    **GRAPHS,
 }
 """The committed table, by the name of the bug."""
 

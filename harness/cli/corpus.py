@@ -10,11 +10,12 @@ from harness.cli.display import print_errors, progress
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from harness.cli.folders import default_workers
 from harness.cli.regress import hunts_of
+from subjects.bugs.catalogue import FIRST
 
 
 def run_corpus(options: argparse.Namespace) -> int:
     """Make the regression corpus again."""
-    tasks = corpus_tasks(hunts_of(options.bug, ()))
+    tasks = corpus_tasks(hunts_of(options.bug or FIRST, ()))
     if not tasks:
         raise ValueError(f"none of {', '.join(options.bug)} can harm a runner that was named")
     try:

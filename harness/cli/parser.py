@@ -12,6 +12,7 @@ from harness.cli.engines import RELEASES, run_engine, run_releases
 from harness.cli.folders import OUT
 from harness.cli.listing import run_list
 from harness.cli.measure import run_bench, run_soak
+from harness.cli.mutants import run_mutants
 from harness.cli.pages import run_compare, run_report, run_summary
 from harness.cli.regress import run_regress
 from harness.cli.replay import run_replay
@@ -74,6 +75,7 @@ def parser(description: str) -> argparse.ArgumentParser:
         add_pages,
         add_soak,
         add_bench,
+        add_mutants,
         add_engine,
         add_releases,
     ):
@@ -209,6 +211,19 @@ def add_bench(commands: Commands) -> None:
     bench = commands.add("bench", run_bench, "Measure differential steps per second")
     bench.add_argument("--record", type=Path, help="Where the figures go, as JSON")
     add_device(bench)
+
+
+def add_mutants(commands: Commands) -> None:
+    """Add the hunt of contract mutants."""
+    summary = "Get every static buffer wrong in each way; say which mutants no property sees"
+    mutants = commands.add("mutants", run_mutants, summary)
+    mutants.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")
+    mutants.add_argument("--seeds", type=count, default=5, help="Hunter seeds per mutant (5)")
+    mutants.add_argument("--first-seed", type=count_or_none, default=0, help="First seed (0)")
+    mutants.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
+    add_workers(mutants)
+    mutants.add_argument("--record", type=Path, help="Where the figures go, as JSON")
+    add_device(mutants)
 
 
 def add_engine(commands: Commands) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
+from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig, run_with
 from harness.lockstep.logs import LogTrap
 from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from harness.lockstep.overlapped import OverlappedScheduler, RanForward
@@ -93,11 +93,15 @@ class Pair:
         self.draft = Model(draft, dtype, device, DRAFT_SEED)
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
         self.on_trial = config.subject()
+        self.run_models = {
+            role: run_with(model, self.on_trial.model) for role, model in self.models.items()
+        }
         parts = self.on_trial.parts
         tables = parts.of(Part.TABLES, Tables)
         self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
-        self.decoder = EagerDecoder(config.ops(), self.model, self.draft, self.eager_pools)
+        target, drafting = self.run_models[Role.TARGET], self.run_models[Role.DRAFT]
+        self.decoder = EagerDecoder(config.ops(), target, drafting, self.eager_pools)
         self.log = LogTrap()
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
@@ -127,7 +131,7 @@ class Pair:
 
     @property
     def models(self) -> Mapping[Role, Model]:
-        """The target and the draft model, which both worlds share."""
+        """The target and the draft model as they are; `run_models` is how both worlds run them."""
         return {Role.TARGET: self.model, Role.DRAFT: self.draft}
 
     def reset(self, seed: int) -> None:
@@ -389,7 +393,7 @@ def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> Cap
     ops = subject.parts.of(Part.OPS, type(trial.ops()))
     return CapturedEngine(
         ops(),
-        {role: model.alike() for role, model in pair.models.items()},
+        {role: model.alike() for role, model in pair.run_models.items()},
         pair.graph_pools.alike(),
         subject,
         trial.buckets,

@@ -59,7 +59,7 @@ def test_the_release_that_broke_is_detected_and_the_one_that_mended_is_clean() -
     assert broke["faults"]["swa_pad"] == Verdict.PRESENT
     assert {"write_frame", "kv_parity", "index_contract"} <= set(broke["violated"])
     assert mended["faults"]["swa_pad"] == Verdict.ABSENT
-    assert mended["violated"] == ["hermetic_replay"]
+    assert mended["violated"] == ["hermetic_replay", "read_frame"]
     assert broke["padded"] > 0 < mended["padded"]
 
 
@@ -74,7 +74,10 @@ def test_a_failing_schedule_of_an_engine_is_shrunk_to_two_requests_that_decode_t
 
 def test_what_an_engine_cannot_be_asked_is_said_with_its_reason() -> None:
     unasked = shown(MENDED)["unasked"]
-    assert set(unasked) == {"padding_noninterference", "batch_invariance"}
+    assert set(unasked) == {
+        *("padding_noninterference", "padded_reads", "batch_invariance"),
+        *("live_inputs", "slot_ownership"),
+    }
     assert all(unasked.values())
 
 

@@ -41,8 +41,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="buckets-captured-smallest-first",
         file="subjects/runners/base.py",
-        old="for bucket in reversed(self.buckets):",
-        new="for bucket in self.buckets:",
+        old="return self.buckets[::-1]",
+        new="return self.buckets",
         tests=(
             "properties/subjects/test_locations.py",
             "-k",
@@ -267,8 +267,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="invalidation-drops-the-preset",
         file="subjects/pool.py",
-        old="self.state = LocState(swa_loc=self.state.swa_loc)",
-        new="self.state = LocState()",
+        old="LocState(swa_loc=self.state.swa_loc, ragged=self.state.ragged)",
+        new="LocState(ragged=self.state.ragged)",
         tests=(
             "properties/subjects/test_locations.py",
             "-k",
@@ -431,6 +431,18 @@ OF_SUBJECTS: tuple[Fault, ...] = (
             "A draft-extend of as many requests as its bucket, but of fewer tokens, does"
             " not take the padding branch."
         ),
+    ),
+    Fault(
+        name="draft-is-its-own-parent",
+        file="subjects/states.py",
+        old="(node < (place % drafts)[:, None])",
+        new="(node <= (place % drafts)[:, None])",
+        tests=(
+            "properties/harness/checks/test_state_beside_kv.py",
+            "-k",
+            "make_of_none",
+        ),
+        why="A draft token to verify continues its own state instead of its parent's.",
     ),
     Fault(
         name="payload-resets-the-prefill",

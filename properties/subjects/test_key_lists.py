@@ -21,8 +21,6 @@ from reference.config import PRESETS
 from reference.pool import HybridKVPool, PoolSizes
 from subjects.buffers import BufferPool
 from subjects.key_lists import (
-    KeyLists,
-    Keys,
     StaticLists,
     draft_lists,
     fresh_span_keys,
@@ -37,6 +35,7 @@ from subjects.key_lists import (
     verify_sizes,
 )
 from subjects.pool import SubjectPool
+from subjects.protocol import KeyLists, Keys
 from subjects.toggles import LocationScheme, MemoResets, Toggles
 
 CONFIG = PRESETS["gpt_oss"].tiny

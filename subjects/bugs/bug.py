@@ -12,6 +12,11 @@ from subjects.toggles import LocationScheme
 THREAD = "https://github.com/sgl-project/sglang/pull/{}"
 
 
+def pull(repository: str, number: int) -> str:
+    """Return the address of a pull request of a public repository ("owner/name")."""
+    return f"https://github.com/{repository}/pull/{number}"
+
+
 @dataclass(frozen=True)
 class Bug:
     """One bug: where it was seen, how it works, and how it differs from what is right.
@@ -22,6 +27,7 @@ class Bug:
     What differs: `rows` replaces fields of contract rows, in all runners that share the buffer
     if `in_shared`. `without` drops sites of `MemoResets`. `toggles` replaces further fields of
     `Toggles`. `parts` are classes that come before the right ones, with the methods that differ.
+    `model` is added to fields of the models as both worlds run them, the oracle alone is right.
     `needs` names static inputs, beside those of `rows`, and `modes` the forwards without which a
     runner has nothing that could differ; no modes are all.
 
@@ -39,6 +45,7 @@ class Bug:
     without: tuple[str, ...] = ()
     toggles: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[Part, type] = field(default_factory=dict)
+    model: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     modes: frozenset[Mode] = frozenset()
     overlap: bool = False

@@ -1,13 +1,35 @@
-"""Every historical bug of this build, by name."""
+"""Every bug of this build, by name: this engine's own history, and what others got wrong."""
 
 from collections.abc import Mapping
 
-from subjects.bugs import index_dtype, memo, races, slot_space, slow_path, stale_input
+from subjects.bugs import (
+    caches,
+    captured_state,
+    index_dtype,
+    memo,
+    padding_maths,
+    races,
+    slot_space,
+    stale_input,
+    window,
+    workspace,
+)
 from subjects.bugs.bug import Bug
 
-_FAMILIES = (stale_input, index_dtype, memo, slow_path, slot_space, races)
+_FAMILIES = (
+    stale_input,
+    index_dtype,
+    memo,
+    slot_space,
+    races,
+    padding_maths,
+    window,
+    captured_state,
+    workspace,
+    caches,
+)
 
-_FIRST = (
+FIRST = (
     "swa_pad",
     "swa_int64",
     "req_pool_pad",
@@ -23,11 +45,14 @@ _FIRST = (
     "spec_page_table_untranslated",
     "shared_buffer_dtype",
 )
-"""The order in which case files name several bugs. A bug that is newer comes after these."""
+"""The bugs that have a case file each, in the order in which case files name several.
+
+A bug that is newer comes after these.
+"""
 
 
 def _place(bug: Bug) -> int:
-    return _FIRST.index(bug.name) if bug.name in _FIRST else len(_FIRST)
+    return FIRST.index(bug.name) if bug.name in FIRST else len(FIRST)
 
 
 BUGS: Mapping[str, Bug] = {

@@ -1,11 +1,141 @@
-"""Static inputs of an index whose dtype is not what reads or shares them expects."""
+"""Indices of the wrong width: static inputs, raw pointers, and offsets that overflow 32 bits.
+
+A real pool is so large that the offset of a high slot, counted in elements or bytes, needs more
+than 31 bits. The pools here are tiny and stand for the slots around the first such one: half of
+them lie below it. What a wrapped offset reaches, 2^32 below, is other KV of the large pool: the
+tiny one's slots, counted round, stand for it.
+"""
 
 import torch
+from torch import Tensor
 
-from subjects.bugs.bug import THREAD, Bug
+from reference.batch import Mode
+from reference.config import PRESETS, Kind, ModelConfig
+from reference.ops import Ops
+from reference.pool import LOC_DTYPE
+from subjects.access import ListedKV
+from subjects.bugs.bug import THREAD, Bug, pull
+from subjects.key_lists import Lists, StaticLists
+from subjects.parts import Part
+from subjects.pool import SubjectPool
+from subjects.protocol import Keys
 from subjects.toggles import LocationScheme
 
 FAMILY = "index dtype"
+
+OVERFLOW = "offset that overflows 32 bits"
+
+SIGNED_LIMIT = 2**31
+"""The first offset that a signed number of 32 bits cannot hold."""
+
+MLA_ROW = 576
+"""Elements of a token's row in a pool of compressed keys."""
+
+QUANTISED_ROW = 512
+"""Bytes of a token's quantised keys."""
+
+PAGE_BYTES = 64 * 656
+"""Bytes of a page of 64 tokens, each with its scales."""
+
+
+def real_row(config: ModelConfig) -> int:
+    """Return the elements of a token's K and V in all layers of the model that `config` stands for.
+
+    The layers of a hybrid model share one pool, so that this is the stride of its slots.
+    """
+    real = PRESETS[config.name.removesuffix("-draft")].real
+    shapes = [real.shape(kind) for kind in real.layers]
+    return 2 * sum(shape.kv_heads * shape.head_dim for shape in shapes)
+
+
+def reached(index: Tensor, stride: int, count: int) -> Tensor:
+    """Return which of `count` slots, or pages, a kernel reaches that multiplies in 32 bits.
+
+    `index` is what it should reach, `stride` what it multiplies by. The result is int64.
+    """
+    first = SIGNED_LIMIT // stride - count // 2
+    offset = (index.to(torch.int32) + first) * stride  # It wraps here.
+    return ((offset // stride - first) % count).long()
+
+
+class ReadsPagesIn32Bits(ListedKV):
+    """Decode attention that multiplies the number of a page by the page's stride in 32 bits."""
+
+    def keys_of(self, kind: Kind) -> Keys:
+        """Return the keys that are really read."""
+        keys, sizes = super().keys_of(kind), self.pool.pool.sizes
+        page = keys.slots // sizes.page_size
+        stride = sizes.page_size * real_row(self.model.config)
+        page = reached(page, stride, sizes.slots(kind) // sizes.page_size)
+        slots = page * sizes.page_size + keys.slots % sizes.page_size
+        return Keys(keys.begin, keys.end, slots, keys.mask_start)
+
+
+class ReadsTokensIn32Bits(ListedKV):
+    """Context attention that multiplies a value of `req_to_token` by a row's stride in 32 bits."""
+
+    def keys_of(self, kind: Kind) -> Keys:
+        """Return the keys that are really read; those of SWA layers are listed translated."""
+        keys = super().keys_of(kind)
+        if kind is Kind.SWA:
+            return keys
+        count = self.pool.pool.sizes.slots(kind)
+        slots = reached(keys.slots, real_row(self.model.config), count)
+        return Keys(keys.begin, keys.end, slots, keys.mask_start)
+
+
+class StoresDraftsIn32Bits(ListedKV):
+    """A fused store of the draft model that multiplies the location by a row's stride in 32 bits.
+
+    That of full layers, which other kernels store too.
+    """
+
+    def store(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store at what is really reached."""
+        kind = self.model.config.layers[layer]
+        slots = self.pool.location(kind, loc)
+        if kind is Kind.FULL:
+            slots = reached(slots, MLA_ROW, self.pool.pool.sizes.slots(kind))
+        cache = self.pool.pool.cache(layer)
+        self.ops.store_kv(cache, slots, LOC_DTYPE[kind], key, value)
+
+
+class QuantisesKeysIn32Bits(Ops):
+    """A kernel that quantises keys into the cache by a token number of 32 bits.
+
+    Values are not quantised, and right.
+    """
+
+    def store_kv(
+        self, cache: Tensor, loc: Tensor, loc_dtype: torch.dtype, key: Tensor, value: Tensor
+    ) -> None:
+        """Store values where they belong, and keys at what is really reached."""
+        slots = loc.view(loc_dtype)[: key.shape[0]].long()
+        wrong = reached(slots, QUANTISED_ROW, cache.shape[1])
+        super().store_kv(cache, slots, torch.int64, cache[0][slots], value)
+        super().store_kv(cache, wrong, torch.int64, key, cache[1][wrong])
+
+
+class StoresPagesIn32Bits(SubjectPool):
+    """A store that multiplies the number of a page by its bytes in 32 bits."""
+
+    def location(self, kind: Kind, loc: Tensor) -> Tensor:
+        """Return the slots that are really reached."""
+        slots, sizes = super().location(kind, loc), self.pool.sizes
+        page = slots // sizes.page_size
+        page = reached(page, PAGE_BYTES, sizes.slots(kind) // sizes.page_size)
+        return (page * sizes.page_size + slots % sizes.page_size).to(slots.dtype)
+
+
+class CopiesWindowAsWords(StaticLists):
+    """Metadata whose window indices are int64 where the kernel that copies them reads int32."""
+
+    def write(self, values: Lists) -> None:
+        """Copy every list; of the window's, as many words as it has slots."""
+        window = values["window_kv_indices"]
+        words = window.long().view(torch.int32)[: window.shape[0]]
+        super().write({**values, "window_kv_indices": words})
+
 
 BUGS = (
     Bug(
@@ -31,5 +161,79 @@ BUGS = (
             " that has its buffers to itself converts on every copy instead."
         ),
         rows={"positions": {"dtype": torch.int32}},
+    ),
+    Bug(
+        name="window_indices_width",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(11452),
+        mechanism=(
+            "The window's KV indices have another width than the kernel that copies them takes"
+            " by a raw pointer: every second key is a half-word, the reserved slot."
+        ),
+        parts={Part.METADATA: CopiesWindowAsWords},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="page_offset_int32",
+        family=OVERFLOW,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm", 47671),
+        mechanism=(
+            "Decode attention multiplies an int32 page number by the stride of a page that holds"
+            " all layers: a high page's offset wraps, and other keys are read."
+        ),
+        parts={Part.ACCESS: ReadsPagesIn32Bits},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="token_offset_int32",
+        family=OVERFLOW,
+        scheme=LocationScheme.MEMO,
+        thread=pull("ModelTC/lightllm", 998),
+        mechanism=(
+            "Context attention multiplies an int32 value of req_to_token by the stride of a row:"
+            " with a large pool it wraps, and other keys are read on full layers."
+        ),
+        parts={Part.ACCESS: ReadsTokensIn32Bits},
+        modes=frozenset({Mode.EXTEND}),
+    ),
+    Bug(
+        name="draft_store_int32",
+        family=OVERFLOW,
+        scheme=LocationScheme.MEMO,
+        thread=pull("lightseekorg/tokenspeed", 748),
+        mechanism=(
+            "The fused store of the draft model multiplies an int32 location by the stride of a"
+            " row: its keys go elsewhere, silently, and no draft is accepted."
+        ),
+        parts={Part.ACCESS: StoresDraftsIn32Bits},
+        modes=frozenset({Mode.DRAFT_EXTEND}),
+    ),
+    Bug(
+        name="quantised_keys_int32",
+        family=OVERFLOW,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(30859),
+        mechanism=(
+            "The kernel that quantises keys multiplies an int32 token number by the bytes of a"
+            " row: the keys of high slots go elsewhere, their values do not."
+        ),
+        parts={Part.OPS: QuantisesKeysIn32Bits},
+        modes=frozenset({Mode.TARGET_VERIFY}),
+    ),
+    Bug(
+        name="page_store_int32",
+        family=OVERFLOW,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(39948),
+        mechanism=(
+            "The store multiplies a page number by the bytes of a page in 32 bits: once the"
+            " allocator hands out high pages, their KV goes elsewhere."
+        ),
+        parts={Part.POOL: StoresPagesIn32Bits},
+        modes=frozenset({Mode.DECODE}),
     ),
 )

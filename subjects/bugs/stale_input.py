@@ -1,10 +1,129 @@
 """Static inputs whose padded rows keep what an earlier batch left there."""
 
-from subjects.bugs.bug import THREAD, Bug
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.pool import Tables
+from subjects.bugs.bug import THREAD, Bug, pull
 from subjects.contracts import Policy
+from subjects.key_lists import Lists
+from subjects.parts import Part
+from subjects.runners.base import GraphRunner
+from subjects.runners.decode import DecodeRunner
 from subjects.toggles import LocationScheme
 
 FAMILY = "stale static input in padded rows"
+
+KEPT = {"policy": Policy.KEEP}
+
+DECODING = frozenset({Mode.DECODE, Mode.TARGET_VERIFY})
+
+ON_HOST = ("seq_lens_cpu",)
+"""What a runner needs that plans its metadata ahead: a compiled one has no host copy."""
+
+MULTI_LAYER = pull("sgl-project/sglang", 22958)
+
+
+def draft_extend_bug(
+    name: str,
+    mechanism: str,
+    **rows: dict[str, Any],
+) -> Bug:
+    """Return a bug of one more draft-extend runner, whose author forgot some of its padding."""
+    return Bug(
+        name=name,
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=MULTI_LAYER,
+        mechanism=mechanism,
+        rows=rows,
+        modes=frozenset({Mode.DRAFT_EXTEND}),
+    )
+
+
+class CopiesImagePositionsAlone(DecodeRunner):
+    """A runner to which a batch without images brings no mrope positions: none are copied."""
+
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors that it has."""
+        found = super().live_values(batch, bucket)
+        if batch is not None and not any(span.mrope_delta for span in batch.spans):
+            del found["mrope_positions"]
+        return found
+
+
+class DerivesLocationsBeforeClearing(GraphRunner):
+    """A runner whose backend takes its SWA locations from the slots of a batch that is gone."""
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Translate what the slot buffer holds, then clear it for a dummy run."""
+        slots = self.view("out_cache_loc", bucket)
+        derived = self.pool.translate_loc_from_full_to_swa(slots)
+        super().populate(batch, bucket, padded=padded)
+        if batch is None:
+            self.view("out_cache_loc_swa", bucket).copy_(derived)
+
+
+class CountsTokensAtCapture(DecodeRunner):
+    """A runner that says how many tokens are real when it captures, and then never again."""
+
+    def capture_all(self) -> None:
+        """Count every token of the largest bucket as real, and capture."""
+        tokens = self.buckets[-1] * self.tokens_per_request
+        self.inputs.populate({"num_token_non_padded": self.scalar(tokens)}, padded=False)
+        super().capture_all()
+
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors without that count."""
+        found = super().live_values(batch, bucket)
+        del found["num_token_non_padded"]
+        return found
+
+
+class UnwrittenRequestTable(Tables):
+    """Index tables of which the reserved row holds what the memory held before."""
+
+    def reset(self) -> None:
+        """Forget every index; nobody writes the reserved row."""
+        super().reset()
+        slots = self.full_to_swa_index_mapping.shape[0] - 2
+        columns = torch.arange(self.req_to_token.shape[1], device=self.req_to_token.device)
+        self.req_to_token[0] = columns % slots + 1
+
+
+class PlansLiveRows(GraphRunner):
+    """A runner that describes the rows of the batch, while its graph runs those of the bucket."""
+
+    described: int | None = None
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Bring the static inputs up to date, and keep how many rows there are."""
+        self.described = bucket if batch is None else self.size(batch)
+        super().populate(batch, bucket, padded=padded)
+
+    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
+        """Write the key lists of the described rows."""
+        super().list_rows(bucket if self.described is None else self.described, lists)
+
+
+class PlansOneDummyRow(GraphRunner):
+    """A runner whose dummy run describes one request, whatever the rows of the graph."""
+
+    dummy = False
+
+    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
+        """Bring the static inputs up to date, and keep whether it is a dummy run."""
+        self.dummy = batch is None
+        super().populate(batch, bucket, padded=padded)
+
+    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
+        """Write the key lists of a bucket, of the one request in a dummy run."""
+        super().list_rows(1 if self.dummy else bucket, lists)
+
 
 BUGS = (
     Bug(
@@ -29,5 +148,181 @@ BUGS = (
         ),
         rows={"req_pool_indices": {"policy": Policy.KEEP}},
         also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
+    ),
+    Bug(
+        name="verify_positions_pad",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 24401),
+        mechanism=(
+            "positions are not reset when the batch is padded: padded rows turn their query and"
+            " key by the positions of an earlier, fuller batch."
+        ),
+        rows={"positions": KEPT},
+        needs=ON_HOST,
+        modes=DECODING,
+    ),
+    Bug(
+        name="draft_positions_pad",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 10892),
+        mechanism=(
+            "The drafting runner has a padding branch of its own, and positions are missing in"
+            " it: mending the target's runner mended nothing here."
+        ),
+        rows={"positions": KEPT},
+        modes=frozenset({Mode.DRAFT}),
+    ),
+    draft_extend_bug(
+        "extend_positions_pad",
+        "The copied runner does not reset positions: padded tokens are turned by an earlier"
+        " batch's. No output shows it in a model without sinks, where they see one key at most.",
+        positions=KEPT,
+    ),
+    draft_extend_bug(
+        "extend_seq_lens_pad",
+        "The copied runner does not reset seq_lens: padded requests are as long as earlier ones.",
+        seq_lens=KEPT,
+    ),
+    draft_extend_bug(
+        "extend_locations_pad",
+        "The copied runner does not reset out_cache_loc: padded tokens write where earlier ones"
+        " did, into slots that others own by now.",
+        out_cache_loc=KEPT,
+    ),
+    draft_extend_bug(
+        "extend_accepted_pad",
+        "The copied runner does not reset num_accept_tokens: what padded requests bring is"
+        " placed by an earlier batch's counts.",
+        num_accept_tokens=KEPT,
+    ),
+    draft_extend_bug(
+        "extend_drafts_pad",
+        "The copied runner does not reset num_correct_drafts: the hidden state of a padded"
+        " request is another token's.",
+        num_correct_drafts=KEPT,
+    ),
+    draft_extend_bug(
+        "extend_counts_pad",
+        "The copied runner does not reset extend_seq_lens: the last token of a padded request"
+        " is looked for where an earlier batch had it.",
+        extend_seq_lens=KEPT,
+    ),
+    Bug(
+        name="draft_state_pad",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 18647),
+        mechanism=(
+            "topk_p, topk_index and hidden_states are not reset when the batch is padded: padded"
+            " rows draft on from what finished requests left."
+        ),
+        rows={"topk_p": KEPT, "topk_index": KEPT, "hidden_states": KEPT},
+        modes=frozenset({Mode.DRAFT}),
+    ),
+    Bug(
+        name="block_table_pad",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("InternLM/lmdeploy", 4569),
+        mechanism=(
+            "Padded requests keep the block table of the last step, which says what they read"
+            " and where they write: a fuller batch's blocks get the K and V of padding."
+        ),
+        rows={"req_pool_indices": KEPT, "out_cache_loc": KEPT},
+        needs=ON_HOST,
+        modes=DECODING,
+    ),
+    Bug(
+        name="dummy_run_indptr_pad",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm", 40003),
+        mechanism=(
+            "A dummy run writes the running sums of its one request alone: the rows after it"
+            " read between sums that the last real batch left."
+        ),
+        parts={Part.RUNNER: PlansOneDummyRow},
+        needs=ON_HOST,
+        modes=frozenset({Mode.DECODE, Mode.FROZEN_DRAFT}),
+    ),
+    Bug(
+        name="optional_input_absent",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("NVIDIA/TensorRT-LLM", 18207),
+        mechanism=(
+            "mrope positions are copied if the batch brings any. One without images brings none,"
+            " and live rows are turned by those of the last batch that did."
+        ),
+        parts={Part.RUNNER: CopiesImagePositionsAlone},
+        needs=ON_HOST,
+        modes=DECODING,
+    ),
+    Bug(
+        name="cleared_after_deriving",
+        family=FAMILY,
+        scheme=LocationScheme.PRESET,
+        thread=pull("vllm-project/vllm-ascend", 15417),
+        mechanism=(
+            "A dummy run clears the slots of the last batch only after the backend has taken its"
+            " SWA locations from them: dummy rows write into the SWA slots of that batch."
+        ),
+        parts={Part.RUNNER: DerivesLocationsBeforeClearing},
+        needs=("out_cache_loc_swa",),
+        modes=DECODING,
+        in_traffic=False,
+    ),
+    Bug(
+        name="metadata_of_live_rows",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("jd-opensource/xllm", 1939),
+        mechanism=(
+            "The metadata describes the live rows while the graph runs the bucket: the running"
+            " sums of padded rows are those of an earlier, fuller batch."
+        ),
+        parts={Part.RUNNER: PlansLiveRows},
+        needs=ON_HOST,
+        modes=frozenset({Mode.DECODE, Mode.FROZEN_DRAFT}),
+    ),
+    Bug(
+        name="sum_excludes_padding",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 1789),
+        mechanism=(
+            "The host's sum of lengths leaves padded rows out, and so as many slots too few are"
+            " gathered: padded rows read what an earlier batch left at the end of the list."
+        ),
+        rows={"seq_lens_cpu": {"value": 0}},
+        modes=DECODING,
+    ),
+    Bug(
+        name="count_of_capture",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 39574),
+        mechanism=(
+            "num_token_non_padded is written at capture and not at replay: as many tokens count"
+            " as real as did then, or in the last batch of a runner that shares the count."
+        ),
+        parts={Part.RUNNER: CountsTokensAtCapture},
+        needs=("num_token_non_padded",),
+        modes=DECODING,
+    ),
+    Bug(
+        name="request_table_unwritten",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 1782),
+        mechanism=(
+            "req_to_token is allocated and not zeroed: padded rows follow its reserved row to"
+            " whatever slots the memory names."
+        ),
+        parts={Part.TABLES: UnwrittenRequestTable},
+        needs=ON_HOST,
+        modes=frozenset({Mode.DECODE}),
     ),
 )

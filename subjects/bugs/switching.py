@@ -58,6 +58,7 @@ def switched_on(bug: Bug, subject: Subject) -> Subject:
         ),
         shared=shared_with(bug, subject),
         parts=subject.parts.with_before(bug.parts),
+        model={**subject.model, **bug.model},
     )
 
 

@@ -8,6 +8,7 @@ two calls.
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch
@@ -17,11 +18,19 @@ from subjects.runners.base import GraphRunner
 
 
 class MistakenInputs(StaticInputs):
-    """Gets the static input `mutated` wrong. `before` is what it held before this replay."""
+    """Gets the static input `mutated` wrong.
+
+    `before` is what it held before this replay, `left` what the last one left there: where
+    padding keeps a tail, the harness writes to it between the two.
+    `populated` counts how often it was populated, `differed` how often the mistake made a
+    difference to what it holds.
+    """
 
     mutated: ClassVar[str]
     before: Tensor
+    left: Tensor | None = None
     was_reset = False
+    populated = differed = 0
 
     def begin(self) -> None:
         """Remember what the buffer holds before a replay populates it."""
@@ -29,27 +38,29 @@ class MistakenInputs(StaticInputs):
         self.was_reset = False
 
     def populate(
-        self, live_inputs: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
+        self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
     ) -> None:
         """Populate as is right, then make the mistake."""
-        super().populate(live_inputs, padded=padded, padded_on_host=padded_on_host)
+        super().populate(live_values, padded=padded, padded_on_host=padded_on_host)
         row, buffer = self.rows[self.mutated], self.buffers[self.mutated]
         branch = padded_on_host if row.host and padded_on_host is not None else padded
         self.was_reset |= branch and row.policy is Policy.RESET
-        values = live_inputs.get(self.mutated)
+        values = live_values.get(self.mutated)
+        right = buffer.clone()
         self.spoil(row, buffer, values, 0 if values is None else row.length(values))
+        self.left = buffer.clone()
+        self.populated += 1
+        self.differed += not torch.equal(right, buffer)
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
         """Make of a populated buffer, whose first `live` elements are `values`, what is wrong."""
 
-    def put_back(self, row: StaticInput, buffer: Tensor, place: int) -> None:
-        """Give one element, or row, what it held before this replay."""
-        if 0 <= place < row.length(buffer):
-            held, before = (row.head(values, place + 1) for values in (buffer, self.before))
+    def put(self, row: StaticInput, buffer: Tensor, place: int, other: Tensor) -> None:
+        """Give one element, or row, what it is in another tensor of the buffer's shape."""
+        if place < row.length(buffer):
             wide = row.axis is Axis.MROPE
-            (held[:, place] if wide else held[place]).copy_(
-                before[:, place] if wide else before[place]
-            )
+            held = buffer[:, place] if wide else buffer[place]
+            held.copy_(other[:, place] if wide else other[place])
 
     def blank(self, row: StaticInput, buffer: Tensor) -> None:
         """Make the buffer what it is before anything live is copied."""
@@ -65,7 +76,7 @@ class FirstPaddedNotReset(MistakenInputs):
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
         """Put the first padded element back."""
         if self.was_reset:
-            self.put_back(row, buffer, live)
+            self.put(row, buffer, live, self.before)
 
 
 class LastNotReset(MistakenInputs):
@@ -75,7 +86,7 @@ class LastNotReset(MistakenInputs):
         """Put the last element back, unless it is live."""
         last = row.length(buffer) - 1
         if self.was_reset and live <= last:
-            self.put_back(row, buffer, last)
+            self.put(row, buffer, last, self.before)
 
 
 class ResetAfterCopy(MistakenInputs):
@@ -87,14 +98,24 @@ class ResetAfterCopy(MistakenInputs):
             buffer.fill_(row.value)
 
 
+class WrongTail(MistakenInputs):
+    """Has a wrong value behind the live ones, whatever was written there."""
+
+    def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
+        """Fill the tail with what is one too high."""
+        tail = buffer[:, live:] if row.axis is Axis.MROPE else buffer[live:]
+        tail.fill_(row.value + 1)
+
+
 class CopiedOneShort(MistakenInputs):
     """Copies all live values but the last."""
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
-        """Make the buffer blank and copy one value too few."""
-        if values is not None:
-            self.blank(row, buffer)
-            row.head(buffer, live - 1).copy_(row.head(values, live - 1))
+        """Make the last one what it is where nothing is copied: reset, or left there."""
+        if live and self.was_reset:
+            self.put(row, buffer, live - 1, torch.full_like(buffer, row.value))
+        elif live:
+            self.put(row, buffer, live - 1, self.before if self.left is None else self.left)
 
 
 class LateByOne(MistakenInputs):

@@ -48,18 +48,19 @@ INPUT_CLASSES: Mapping[Mistake, type[inputs.MistakenInputs]] = {
     Mistake.FIRST_NOT_RESET: inputs.FirstPaddedNotReset,
     Mistake.LAST_NOT_RESET: inputs.LastNotReset,
     Mistake.RESET_AFTER_COPY: inputs.ResetAfterCopy,
+    Mistake.WRONG_FILL: inputs.WrongTail,
     Mistake.COPIED_SHORT: inputs.CopiedOneShort,
     Mistake.LATE: inputs.LateByOne,
     Mistake.FROZEN: inputs.FrozenAtCapture,
     Mistake.REBOUND: inputs.AddressRebound,
 }
-"""What does a mistake with a static input, where it is a matter of code."""
+"""What makes a mistake with a static input, where it is a matter of code."""
 
 ROW_CHANGES: Mapping[Mistake, Callable[[StaticInput], Mapping[str, Any]]] = {
     Mistake.NEVER_RESET: lambda row: {"policy": Policy.KEEP},
     Mistake.WRONG_FILL: lambda row: {
         "value": row.value + 1,
-        "allocated": row.value + 1 if row.policy is Policy.FILL_ONCE else allocated(row),
+        "allocated": row.value if row.allocated is None else row.allocated,
     },
     Mistake.WRONG_DTYPE: lambda row: {"dtype": OTHER_DTYPES[row.dtype]},
 }
@@ -72,12 +73,7 @@ LIST_CLASSES: Mapping[Mistake, type[lists.MistakenLists]] = {
     Mistake.WRONG_DTYPE: lists.ListOfWrongDtype,
     Mistake.REBOUND: lists.ListRebound,
 }
-"""What does a mistake with a list of attention metadata, which is written whole."""
-
-
-def allocated(row: StaticInput) -> int:
-    """Return what a row's buffer is filled with at allocation."""
-    return row.value if row.allocated is None else row.allocated
+"""What makes a mistake with a list of attention metadata, which is written whole."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +125,12 @@ def mutated_subject(mutant: Mutant) -> Subject:
     row = next((row for row in subject.contract if row.name == mutant.buffer), None)
     if row is None:
         return with_parts(subject, mutant, {Part.METADATA: LIST_CLASSES[mutant.mistake]})
-    if mutant.mistake in ROW_CHANGES:
+    # What is filled once, the harness overwrites: there a wrong fill is a matter of code.
+    overwritten = mutant.mistake is Mistake.WRONG_FILL and row.policy is Policy.FILL_ONCE
+    if mutant.mistake in ROW_CHANGES and not overwritten:
         change = {row.name: ROW_CHANGES[mutant.mistake](row)}
         return replace(subject, contract=override(subject.contract, change))
-    before = {
+    before: dict[Part, type] = {
         Part.INPUTS: INPUT_CLASSES[mutant.mistake],
         Part.RUNNER: inputs.BeginsPopulating,
     }

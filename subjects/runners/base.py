@@ -59,7 +59,8 @@ class GraphRunner(ABC):
     location schemes. Its buckets are in tokens if `token_buckets`, else in requests. It shares
     static buffers by name with the other runners of the engine if `shares_buffers`.
     `store_count` counts the captured forwards that store KV. `captures` is False where nothing
-    is captured, `attention_captured` is False where attention runs between the graphs.
+    is captured, `ragged` says which attention kernel it takes (see `SubjectPool`),
+    `attention_captured` is False where attention runs between the graphs.
     """
 
     name: ClassVar[str]
@@ -70,6 +71,7 @@ class GraphRunner(ABC):
     shares_buffers: ClassVar[bool] = True
     store_count: ClassVar[int] = 1
     captures: ClassVar[bool] = True
+    ragged: ClassVar[bool] = False
     attention_captured: ClassVar[bool] = True
 
     def __init__(self, spec: RunnerSpec) -> None:
@@ -96,6 +98,7 @@ class GraphRunner(ABC):
         )
         self.captured: dict[int, Capture[Any]] = {}
         self.captured_states: list[LocState] = []
+        self._state: Any = None
         self.capture_all()
 
     @abstractmethod
@@ -160,6 +163,7 @@ class GraphRunner(ABC):
         padded = self.padded(batch, bucket)
         self.populate(batch, bucket, padded=padded)
         overwrite(self.inputs.buffers, overrides)
+        self.choose_kernel()
         self.plan(bucket)
         overwrite(self.metadata.buffers, overrides)
         output = self.launch(batch, bucket, captured=overrides.captured)
@@ -195,6 +199,15 @@ class GraphRunner(ABC):
     def new_capture(self) -> Capture[Any]:
         """Return a capture in this runner's memory pool, of nothing yet."""
         return self.capture_type(self.ops, self.memory_pool)
+
+    @property
+    def state(self) -> Any:
+        """The Python state of its own that replays change, static buffers apart: none."""
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._state = state
 
     @property
     def window(self) -> int:
@@ -264,8 +277,8 @@ class GraphRunner(ABC):
         return torch.full((1,), value, dtype=torch.int32, device=self.target.device)
 
     def capture_all(self) -> None:
-        """Capture every bucket, largest first, all in one memory pool."""
-        for bucket in reversed(self.buckets):
+        """Capture every bucket, all in one memory pool."""
+        for bucket in self.capture_order():
             self.plan(bucket)
             self.preset_location(bucket)
             run_once = partial(self.run_once, bucket)
@@ -277,8 +290,17 @@ class GraphRunner(ABC):
             # freed, the graph would read freed memory, not a stale translation.
             self.captured_states.append(self.pool.state)
 
+    def capture_order(self) -> tuple[int, ...]:
+        """Return the buckets as they are captured: the largest first, whose memory serves all."""
+        return self.buckets[::-1]
+
+    def choose_kernel(self) -> None:
+        """Choose the attention kernel of this runner's forwards."""
+        self.pool.choose_kernel(ragged=self.ragged)
+
     def run_once(self, bucket: int) -> Output:
         """Run what a bucket captures, as its warm-up and its capture do."""
+        self.choose_kernel()
         if self.toggles.memo_resets.run_once:
             self.pool.invalidate_loc_cache()
         return self.forward(bucket)

@@ -92,6 +92,6 @@ class EagleDraftRunner(GraphRunner):
             self.view("hidden_states", bucket),
             run,
         )
-        requests = self.view("req_pool_indices", bucket)
-        keep_candidates(self.ops, self.states.draft_table, requests, output)
+        request_rows = self.view("req_pool_indices", bucket)
+        keep_candidates(self.ops, self.states.draft_table, request_rows, output)
         return output

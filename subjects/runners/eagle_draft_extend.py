@@ -105,10 +105,14 @@ class EagleDraftExtendRunner(GraphRunner):
         access = self.listed_kv(self.ops, self.draft, self.pool, loc, self.keys(bucket))
         hidden = self.draft.run_layers(self.ops, tokens, access)
         counts = self.view("extend_seq_lens", bucket)
-        ends = counts.cumsum(0)
+        ends = self.query_ends(counts)
         accepted = ends - counts + self.view("num_correct_drafts", bucket).clamp(max=K - 1)
         output = {
             "logits": self.draft.logits(self.ops, hidden[ends - 1]),
             "hidden": hidden[accepted],
         }
         return likeliest(self.ops, output)
+
+    def query_ends(self, counts: Tensor) -> Tensor:
+        """Return the row after the last of each request with `counts` rows: they lie packed."""
+        return counts.cumsum(0)

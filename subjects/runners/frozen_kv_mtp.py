@@ -93,6 +93,6 @@ class FrozenKvMtpRunner(GraphRunner):
             run,
         )
         of_branches = self.view("req_pool_indices", bucket).view(bucket, SPECULATION.topk)
-        requests = of_branches[:, 0].contiguous()
-        keep_candidates(self.ops, self.states.draft_table, requests, output)
+        request_rows = of_branches[:, 0].contiguous()
+        keep_candidates(self.ops, self.states.draft_table, request_rows, output)
         return output

@@ -50,6 +50,7 @@ class PrefillRunner(GraphRunner):
 
     mode = Mode.EXTEND
     token_buckets = True
+    ragged = True
     store_count = 0
     attention_captured = False
     rows = ROWS
@@ -107,12 +108,16 @@ class PrefillRunner(GraphRunner):
                 self.target,
                 self.pool,
                 self.view("out_cache_loc", bucket)[: self.tokens],
-                fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets),
+                self.fresh_keys(batch),
             )
         try:
             return super().launch(batch, bucket, captured=captured)
         finally:
             self.access, self.tokens = None, 0
+
+    def fresh_keys(self, batch: ForwardBatch) -> KeyLists:
+        """Return the keys of a batch's tokens."""
+        return fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets)
 
     def replay(
         self,

@@ -1,9 +1,13 @@
-"""Hunting mutants: schedules are drawn until one violates a property."""
+"""Hunting mutants: schedules are drawn until one violates a property that the clean build keeps."""
 
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
 
 from harness.campaigns.executor import Campaign
 from harness.campaigns.hunt import draw, time_limit, whole
+from harness.campaigns.mutants.survivors import CHECKS, survivor
 from harness.campaigns.regress import SHAPES
 from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
@@ -15,10 +19,13 @@ from subjects.engine import Subject
 from subjects.mutants.mutant import Mutant, mutated_subject
 
 JUDGED = STEP_PROPERTIES - {DECLARED_STATE.id}
-"""The properties that must see a mutant. A mutant's own memory is not declared, nor at fault."""
+"""The properties that must see a mutant. Its own memory is not declared, and is no fault of it."""
 
-NOT_BUILT = "capture"
+CAPTURE = "capture"
 """Stands for a property where the mutant could not even be captured."""
+
+KEPT = 8
+"""Clean trials that a process keeps."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +61,24 @@ class MutantHunt:
     mutant: Mutant
     seeds: tuple[int, ...]
     examples: int
-    device: str
+    device: str = "cpu"
+
+
+class End(StrEnum):
+    """How one hunt of a mutant ended. The first two are as they should be."""
+
+    SEEN = "seen"
+    CANNOT_MATTER = "cannot matter"
+    SURVIVED = "survived"
+    CLEAN_IS_RED = "clean is red too"
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """How one seed fared: the properties violated first, after so many schedules.
-
-    No properties: it was not seen.
-    """
+    """How one seed fared: which properties saw the mutant first, after so many schedules."""
 
     seed: int
+    end: End
     schedules: int
     properties: tuple[str, ...] = ()
 
@@ -86,22 +100,36 @@ class _SeenError(Exception):
     """Raised inside a hunt so that no further schedule is drawn."""
 
 
-@dataclass
 class Watch:
     """Plays schedules until one violates a property."""
 
-    lockstep: Lockstep
-    schedules: int = 0
-    seen: frozenset[str] = field(default_factory=frozenset)
+    def __init__(self, lockstep: Lockstep) -> None:
+        self.lockstep = lockstep
+        self.schedules = 0
+        self.latest = Schedule(())
+        self.seen: frozenset[str] = frozenset()
 
     def play(self, schedule: Schedule) -> None:
         """Play one schedule, as far as its first violation. Raises PlayingFailedError."""
         if not self.seen:  # Hypothesis plays the last one again.
+            self.latest = schedule
             outcome: Outcome = whole(self.lockstep.play(schedule, until=JUDGED))
             self.schedules += 1
             self.seen = outcome.violated
         if self.seen:
             raise _SeenError
+
+
+@lru_cache(maxsize=KEPT)
+def clean_lockstep(trial: TrialConfig) -> Lockstep:
+    """Return the lockstep of a clean trial, built once in a process for as long as it is used."""
+    return Lockstep(trial, JUDGED)
+
+
+@lru_cache(maxsize=KEPT)
+def violated_when_clean(trial: TrialConfig, schedule: Schedule) -> frozenset[str]:
+    """Return what a schedule violates on a clean trial. Raises PlayingFailedError."""
+    return whole(clean_lockstep(trial).play(schedule, until=JUDGED)).violated
 
 
 def hunt_mutant(hunt: MutantHunt) -> Hunted:
@@ -111,23 +139,32 @@ def hunt_mutant(hunt: MutantHunt) -> Hunted:
         try:
             sightings.append(sighting(hunt, seed))
         except DeviceLostError as lost:
-            seen = tuple(sorted(lost.outcome.violated)) or (NOT_BUILT,)
-            return Hunted((*sightings, Sighting(seed, 1, seen)), device_lost=True)
+            seen = tuple(sorted(lost.outcome.violated))
+            sightings.append(Sighting(seed, End.SEEN if seen else End.SURVIVED, 1, seen))
+            return Hunted(tuple(sightings), device_lost=True)
     return Hunted(tuple(sightings))
 
 
 def sighting(hunt: MutantHunt, seed: int) -> Sighting:
-    """Hunt a mutant by one seed."""
+    """Hunt a mutant by one seed. What it violates, the clean build must keep."""
+    trial = trial_of(hunt.mutant, seed, hunt.device)
     try:
-        lockstep = Lockstep(trial_of(hunt.mutant, seed, hunt.device), JUDGED)
+        lockstep = Lockstep(trial, JUDGED)
     except (IndexError, RuntimeError, TypeError, ValueError):
-        return Sighting(seed, 0, (NOT_BUILT,))
+        clean_lockstep(trial.clean)
+        return Sighting(seed, End.SEEN, 0, (CAPTURE,))
     watch = Watch(lockstep)
-    try:
+    with suppress(_SeenError):
         draw(lockstep, watch.play, seed, hunt.examples)
-    except _SeenError:
-        pass
-    return Sighting(seed, watch.schedules, tuple(sorted(watch.seen)))
+    end = End.SURVIVED
+    if watch.seen:
+        clean = violated_when_clean(trial.clean, watch.latest)
+        end = End.CLEAN_IS_RED if clean else End.SEEN
+    else:
+        why = survivor(hunt.mutant)
+        if why is not None and CHECKS[why.reason](lockstep):
+            end = End.CANNOT_MATTER
+    return Sighting(seed, end, watch.schedules, tuple(sorted(watch.seen)))
 
 
 MUTANTS = Campaign(

@@ -109,7 +109,7 @@ def counted(keys: Keys, mask: Tensor | None, slots: int, most: int) -> Tensor:
     found = keys.slots[listed.clamp(0, keys.slots.shape[0] - 1)].to(torch.int64)
     if mask is not None and keys.mask_start is not None:
         bit = (keys.mask_start[:, None] + place).clamp(0, mask.shape[0] - 1)
-        read &= mask[bit]
+        read &= mask[bit].to(torch.bool)
     found = torch.where((found < 0) | (found > slots) | (place == most), slots, found)
     counts = torch.zeros((found.shape[0], slots + 1), dtype=torch.int32, device=found.device)
     return counts.scatter_add_(1, found, read.to(torch.int32))

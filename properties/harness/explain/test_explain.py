@@ -56,7 +56,12 @@ def worth_explaining() -> list[Path]:
     return found
 
 
-CASES = {path.stem: load_case(path) for path in worth_explaining()}
+CASES = {
+    path.stem: case
+    for path in worth_explaining()
+    if PROPERTIES[str((case := load_case(path)).target)].cause is not None
+}
+"""Those whose property has a cause that one forward tells."""
 
 Data = dict[str, Any]
 

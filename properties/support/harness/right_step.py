@@ -51,7 +51,8 @@ def right_keys(
 ) -> KeyLists:
     """Return the lists of a right forward: its live rows, then a padded one, per forward."""
     forwards = SPECULATION.forwards if mode is Mode.DRAFT else 1
-    found, masks = {}, []
+    found: dict[Kind, Keys] = {}
+    masks: list[Tensor] = []
     for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
         rows: list[list[tuple[int, bool]]] = []
         for step in range(forwards):

@@ -1,0 +1,80 @@
+"""The score of a campaign of mutants: how many are seen, and which survive without a reason."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harness.campaigns.executor import Ended, execute
+from harness.campaigns.mutants.hunting import MUTANTS, End, Hunted, MutantHunt
+from harness.campaigns.mutants.survivors import survivor
+from harness.lockstep.tracebacks import headline
+
+FAILED = "failed"
+"""How a mutant ended that an error of ours left without a verdict."""
+
+AS_HOPED = frozenset({End.SEEN, End.CANNOT_MATTER})
+
+WORST_FIRST = (FAILED, End.CLEAN_IS_RED, End.SURVIVED, End.CANNOT_MATTER, End.SEEN)
+
+MutantEnded = Ended[MutantHunt, Hunted]
+
+
+def hunt_all(
+    hunts: Sequence[MutantHunt], workers: int, on_end: Callable[[MutantEnded], None]
+) -> None:
+    """Hunt every mutant in `workers` processes, handing on each end as it comes."""
+    execute(MUTANTS, hunts, workers, on_end)
+
+
+def end_of(ended: MutantEnded) -> str:
+    """Return how a mutant ended: as the worst of its seeds."""
+    if ended.result is None:
+        return FAILED
+    ends = {sighting.end for sighting in ended.result.sightings}
+    return next(str(end) for end in WORST_FIRST if end in ends)
+
+
+def figures(
+    ends: Sequence[MutantEnded], planned: int, seconds: float, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what a campaign came to, as JSON data, survivors and their reasons first."""
+    rows = sorted((row_of(ended) for ended in ends), key=lambda row: str(row["mutant"]))
+    counts = Counter(row["end"] for row in rows)
+    good = sum(counts[end] for end in AS_HOPED)
+    errors = [
+        {"task": ended.task.mutant.name, "error": ended.error} for ended in ends if ended.error
+    ]
+    bad = [f"{row['mutant']} ({row['end']})" for row in rows if row["end"] not in AS_HOPED]
+    return {
+        **settings,
+        "planned": planned,
+        "counts": dict(counts),
+        "rows": rows,
+        "errors": errors,
+        "seconds": round(seconds, 1),
+        "as_hoped": good == planned,
+        "only_errors": bool(errors) and good + len(errors) == len(rows) == planned,
+        "message": (
+            f"{counts[End.SEEN]} of {planned} mutants seen by every seed,"
+            f" {counts[End.CANNOT_MATTER]} cannot matter, which was checked;"
+            f" not so: {', '.join(bad) or 'none'}"
+            + "".join(f"; {each['task']} failed: {headline(each['error'])}" for each in errors)
+        ),
+    }
+
+
+def row_of(ended: MutantEnded) -> dict[str, Any]:
+    """Return what one mutant came to."""
+    mutant = ended.task.mutant
+    sightings = () if ended.result is None else ended.result.sightings
+    known = survivor(mutant)
+    return {
+        "mutant": mutant.name,
+        "runner": mutant.runner,
+        "mistake": str(mutant.mistake),
+        "end": end_of(ended),
+        "reason": known.because if known and end_of(ended) == End.CANNOT_MATTER else None,
+        "schedules": [sighting.schedules for sighting in sightings],
+        "properties": sorted({name for each in sightings for name in each.properties}),
+        "seconds": round(ended.seconds, 1),
+    }

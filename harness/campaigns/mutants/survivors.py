@@ -1,0 +1,88 @@
+"""The mutants that nothing can see, each with the reason, which is checked while it is hunted."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.checks.play import Lockstep
+from subjects.captured import CapturedEngine
+from subjects.mutants.inputs import MistakenInputs
+from subjects.mutants.mutant import Mistake, Mutant
+
+
+class Reason(StrEnum):
+    """Why a mistake cannot matter."""
+
+    EQUIVALENT = "equivalent"
+    INERT = "inert"
+
+
+def mistaken(lockstep: Lockstep) -> MistakenInputs:
+    """Return the mutant's static inputs, which count what the mistake did."""
+    engine = lockstep.pair.subject
+    assert isinstance(engine, CapturedEngine)
+    inputs = engine.engine.under_test.inputs
+    assert isinstance(inputs, MistakenInputs)
+    return inputs
+
+
+def is_equivalent(lockstep: Lockstep) -> bool:
+    """Whether the buffer held what is right whenever it was populated, which it was."""
+    inputs = mistaken(lockstep)
+    return inputs.populated > 0 and inputs.differed == 0
+
+
+def is_inert(lockstep: Lockstep) -> bool:
+    """Whether the buffer held what is wrong before replays, although nothing observed differs."""
+    return mistaken(lockstep).differed > 0
+
+
+CHECKS: Mapping[Reason, Callable[[Lockstep], bool]] = {
+    Reason.EQUIVALENT: is_equivalent,
+    Reason.INERT: is_inert,
+}
+"""Whether a reason holds, after all schedules were played on a mutant and nothing was seen."""
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """Why a mutant survives: the kind of reason, and in words."""
+
+    reason: Reason
+    because: str
+
+
+NEVER_FILLED_UP = Survivor(
+    Reason.EQUIVALENT,
+    "a full batch goes in as it is, so that nothing live is ever copied into the last element",
+)
+NEVER_COPIED = Survivor(
+    Reason.EQUIVALENT, "the runner never populates it, so that there is no copy to get wrong"
+)
+
+OF_PADDED_ROWS = Survivor(
+    Reason.INERT,
+    "only padded rows read it: with any valid value there, every live row and all KV stay right",
+)
+
+SURVIVORS: Mapping[tuple[str, str, Mistake], Survivor] = {
+    **{
+        ("cpu_graph", name, Mistake.LAST_NOT_RESET): NEVER_FILLED_UP
+        for name in ("seq_lens", "out_cache_loc", "req_pool_indices")
+    },
+    **{
+        ("eagle_draft", name, mistake): NEVER_COPIED
+        for name in ("input_ids", "mrope_positions", "extend_seq_lens")
+        for mistake in (Mistake.COPIED_SHORT, Mistake.LATE, Mistake.FROZEN)
+    },
+    **{
+        (runner, "encoder_lens", Mistake.WRONG_FILL): OF_PADDED_ROWS
+        for runner in ("decode", "target_verify")
+    },
+}
+"""Every survivor by runner, buffer and mistake, whatever the location scheme."""
+
+
+def survivor(mutant: Mutant) -> Survivor | None:
+    """Return why a mutant survives, None for one that must be seen."""
+    return SURVIVORS.get((mutant.runner, mutant.buffer, mutant.mistake))

@@ -1,0 +1,76 @@
+"""Every bug that other engines had is detected as the table names, and the schedule alone is clean.
+
+One runner of each, one captured size, nothing shrunk: the main job hunts them on all runners.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+
+from harness.campaigns.hunt import hunt
+from harness.campaigns.task import watched_for
+from harness.checks.play import Lockstep
+from harness.lockstep.config import TrialConfig
+from properties.support.bug_pairs import CATALOGUED, Pair, detecting, pair_name
+from subjects.bugs.bug import Bug
+from subjects.bugs.catalogue import BUGS, FIRST
+
+EXAMPLES = 50
+
+SMALL = TrialConfig(buckets=(4,), token_buckets=(12,))
+"""What a catalogued bug is tried on unless it needs anything else."""
+
+NEEDED: dict[str, dict[str, object]] = {
+    "workspace_regrown_by_capture": {"buckets": (2, 4)},
+    "workspace_freed_with_graph": {"buckets": (2, 4)},
+}
+"""What a bug needs of its trial to show at all, by its name."""
+
+
+def trial_of(pair: Pair, device: str) -> TrialConfig:
+    """Return the trial of a bug on a runner."""
+    bug, runner = pair
+    wanted = replace(SMALL, runner=runner, device=device)
+    return replace(wanted.with_bug(bug), **NEEDED.get(bug, {}))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1)
+def right_lockstep(trial: TrialConfig) -> Lockstep:
+    """Return the clean build of a trial, built once for the bugs that follow one another."""
+    return Lockstep(trial)
+
+
+@pytest.mark.parametrize("pair", CATALOGUED, ids=pair_name)
+def test_a_catalogued_bug_is_detected_by_its_property_and_green_without_it(
+    pair: Pair, device: str, hunter_seed: int
+) -> None:
+    trial, target = trial_of(pair, device), detecting(*pair)
+    found = hunt(Lockstep(trial, watched_for(target)), target, hunter_seed, EXAMPLES, shrinks=False)
+    assert found.error is None
+    assert found.schedule is not None
+    right = right_lockstep(trial.clean)
+    right.watch(watched_for(target))
+    clean = right.play(found.schedule)
+    assert (clean.error, clean.violations) == (None, ())
+
+
+def catalogued() -> list[Bug]:
+    """Return the bugs of the public catalogue."""
+    return [bug for name, bug in BUGS.items() if name not in FIRST]
+
+
+def test_every_catalogued_bug_names_its_public_thread_and_says_how_it_works() -> None:
+    for bug in catalogued():
+        assert bug.thread.startswith("https://github.com/"), bug.name
+        assert len(bug.mechanism) > 40, bug.name
+
+
+def test_every_catalogued_bug_differs_from_what_is_right() -> None:
+    for bug in catalogued():
+        assert bug.rows or bug.parts or bug.toggles or bug.without or bug.model, bug.name
+
+
+def test_no_two_bugs_of_one_thread_differ_in_the_same() -> None:
+    found = [(bug.thread, str(bug.rows), str(bug.parts), str(bug.model)) for bug in catalogued()]
+    assert len(set(found)) == len(found)

@@ -1,0 +1,256 @@
+"""Graphs that hold what was so when they were captured: a bound, a flag, a tensor, a layout."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from reference.batch import Mode
+from reference.config import SPECULATION, Kind
+from reference.ops import Ops
+from subjects.access import ListedKV
+from subjects.buffers import StaticInputs
+from subjects.bugs.bug import THREAD, Bug, pull
+from subjects.engine import Engine
+from subjects.key_lists import Lists, StaticLists
+from subjects.parts import Part
+from subjects.protocol import Keys
+from subjects.runners.base import GraphRunner
+from subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
+from subjects.runners.target_verify import TargetVerifyRunner
+from subjects.toggles import LocationScheme
+
+FAMILY = "state baked in at capture"
+
+LONGEST_AT_CAPTURE = 8
+"""Keys of the longest request of the batch that a graph was captured with."""
+
+NEWEST = "window_kv_indices"
+"""The metadata of which the newest tensor is kept, and not the captured one."""
+
+RECREATED = ("num_token_non_padded", "global_num_tokens")
+"""The token counts that data parallelism adds."""
+
+
+class BakesLongest(ListedKV):
+    """Attention whose launch takes the longest key count as a number of the host."""
+
+    def keys_of(self, kind: Kind) -> Keys:
+        """Return the keys that the launch covers."""
+        keys = super().keys_of(kind)
+        end = torch.minimum(keys.end, keys.begin + LONGEST_AT_CAPTURE)
+        return Keys(keys.begin, end, keys.slots, keys.mask_start)
+
+
+class NoWindow(ListedKV):
+    """A graph without the metadata of the window: layers with one get all keys of a request.
+
+    Of more than a window they read the newest no longer, on a CPU, or also the oldest, on CUDA.
+    """
+
+    def keys_of(self, kind: Kind) -> Keys:
+        """Return all keys of a request, on layers with a window by their SWA slots."""
+        keys = super().keys_of(Kind.FULL)
+        if kind is Kind.FULL:
+            return keys
+        slots = self.pool.pool.full_to_swa_index_mapping[keys.slots]
+        return Keys(keys.begin, keys.end, slots, keys.mask_start)
+
+
+class NewestMetadata(StaticLists):
+    """Metadata of which one list is the newest tensor, once that is asked for."""
+
+    newest = False
+
+    def write(self, values: Lists) -> None:
+        """Copy the lists; of the one, keep the tensor that was made last."""
+        if self.newest:
+            self.buffers = {**self.buffers, NEWEST: values[NEWEST]}
+            values = {name: listed for name, listed in values.items() if name != NEWEST}
+        super().write(values)
+
+
+class KeepsNewest(GraphRunner):
+    """A runner whose metadata has the newest tensor where its graphs read the captured one."""
+
+    def capture_all(self) -> None:
+        """Capture every bucket, and rebind from then on."""
+        super().capture_all()
+        assert isinstance(self.metadata, NewestMetadata)
+        self.metadata.newest = True
+
+    @property
+    def state(self) -> Any:
+        """Which tensors the metadata has."""
+        return self.metadata.buffers
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.metadata.buffers = state
+
+
+class RecreatesCounts(StaticInputs):
+    """Inputs some of which are made anew for every batch: the tensors that graphs read stay."""
+
+    def populate(
+        self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
+    ) -> None:
+        """Copy the live values of the other inputs."""
+        copied = {name: values for name, values in live_values.items() if name not in RECREATED}
+        super().populate(copied, padded=padded, padded_on_host=padded_on_host)
+
+
+class PrefillsBeforeVerify(Engine):
+    """An engine that captures decode, then prefill, then all that speculates."""
+
+    def in_capture_order(
+        self, runners: tuple[type[GraphRunner], ...]
+    ) -> tuple[type[GraphRunner], ...]:
+        """Return the runners as they are captured."""
+        first = {Mode.DECODE: 0, Mode.EXTEND: 1}
+        return tuple(sorted(runners, key=lambda runner: first.get(runner.mode, len(first))))
+
+
+class KeepsKernel(TargetVerifyRunner):
+    """A runner that chooses no kernel: the flag that a prefill's capture has set stays set."""
+
+    def choose_kernel(self) -> None:
+        """Leave the choice as it is."""
+
+
+class UniformQueries(EagleDraftExtendRunner):
+    """A runner that captures as many tokens of every request, and packs them when it replays."""
+
+    def query_ends(self, counts: Tensor) -> Tensor:
+        """Return the row after each request's last, its first being where it is if all are long."""
+        longest = torch.full_like(counts, SPECULATION.extend_tokens)
+        return longest.cumsum(0) - longest + counts
+
+
+@contextmanager
+def unrecorded(device: torch.device) -> Iterator[None]:
+    """Run the body on a stream that no graph captures; on a CPU, out of sight of a tape."""
+    if device.type == "cpu":
+        with _disable_current_modes():
+            yield
+    elif torch.cuda.is_current_stream_capturing():
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            yield
+    else:
+        yield
+
+
+class LaunchesElsewhere(Ops):
+    """Ops of which one launches its kernel without naming the stream."""
+
+    def rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
+        """Return cos and sin of the positions, of which no graph takes note."""
+        with unrecorded(positions.device):
+            return super().rotary(positions, section, frequency)
+
+
+BUGS = (
+    Bug(
+        name="swa_loc_unset",
+        family="captured path",
+        scheme=LocationScheme.PRESET,
+        thread=THREAD.format(23552),
+        mechanism=(
+            "swa_loc is not set before the capture: every value is right, but the graph holds"
+            " the slow path, a full-to-SWA translation in every SWA layer, as before 23552."
+        ),
+        toggles={"preset_at_capture": False},
+        needs=("out_cache_loc_swa",),
+    ),
+    Bug(
+        name="longest_key_count_baked",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("huggingface/transformers", 45323),
+        mechanism=(
+            "A graph is found by its padded shapes alone, while the longest key count is a number"
+            " of the host in its launches: a longer request loses its last keys."
+        ),
+        parts={Part.ACCESS: BakesLongest},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="block_table_rebound",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm-ascend", 8508),
+        mechanism=(
+            "The window's block table is rebound to the newest tensor at every step; the graph"
+            " goes on reading the one that it was captured with."
+        ),
+        parts={Part.RUNNER: KeepsNewest, Part.METADATA: NewestMetadata},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="counts_recreated",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(27664),
+        mechanism=(
+            "The token counts of data parallelism are made anew for every replay and not copied"
+            " into what the graph reads: it has those of the capture."
+        ),
+        parts={Part.INPUTS: RecreatesCounts},
+        needs=RECREATED,
+    ),
+    Bug(
+        name="prefill_kernel_captured",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(31198),
+        mechanism=(
+            "A flag that the capture of prefill has set is not cleared: the capture of verify,"
+            " which comes after it, records the kernel of prefill, which takes no mask."
+        ),
+        parts={Part.ENGINE: PrefillsBeforeVerify, Part.RUNNER: KeepsKernel},
+        modes=frozenset({Mode.TARGET_VERIFY}),
+    ),
+    Bug(
+        name="query_layout_uniform",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(21987),
+        mechanism=(
+            "Where each request's queries end is captured as if all had as many tokens; at"
+            " replay, they have as many as were accepted."
+        ),
+        parts={Part.RUNNER: UniformQueries},
+        modes=frozenset({Mode.DRAFT_EXTEND}),
+    ),
+    Bug(
+        name="window_metadata_absent",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(6162),
+        mechanism=(
+            "The metadata of the window has no static buffers, so that the graph never uses it:"
+            " layers with a window are given all keys, which is right until there are more."
+        ),
+        parts={Part.ACCESS: NoWindow},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="kernel_not_recorded",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("RWKV-Vibe/rwkv_lightning", 24),
+        mechanism=(
+            "One kernel is launched without a stream, so that the capture does not see it: its"
+            " result is that of the capture in every replay."
+        ),
+        parts={Part.OPS: LaunchesElsewhere},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+)

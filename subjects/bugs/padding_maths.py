@@ -1,0 +1,227 @@
+"""Padding that changes the arithmetic: empty rows, rows that are skipped, values of no key."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from reference.allocator import Allocator
+from reference.batch import ForwardBatch, Mode
+from reference.model import Heads
+from reference.ops import Ops
+from subjects.bugs.bug import Bug, pull
+from subjects.contracts import Policy
+from subjects.engine import Engine
+from subjects.parts import Part
+from subjects.protocol import Forward, Overrides
+from subjects.runners.base import NOTHING_OVERRIDDEN
+from subjects.runners.prefill import PrefillRunner
+from subjects.toggles import LocationScheme
+
+FAMILY = "padding changes the maths"
+
+
+class LoadsMaskedValues(Ops):
+    """Ops whose attention gives a masked key the weight zero, and loads its value all the same."""
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+    ) -> Tensor:
+        mixed = super()._attention(  # type: ignore[safe-super]  # the device's ops come next
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+        )
+        place = begin[:, None] + torch.arange(max_keys, device=query.device)
+        listed = place < end[:, None]
+        values = cache[1][slots[place.clamp(0, slots.shape[0] - 1)]]
+        masked = torch.where(listed[:, :, None, None], 0.0, values) * 0.0
+        grouped = mixed.view(len(mixed), cache.shape[2], -1, mixed.shape[2])
+        return (grouped + masked.sum(1)[:, :, None]).view(mixed.shape)
+
+
+class LeavesSkippedRows(Ops):
+    """Ops whose experts skip the rows that are not real tokens, and write nothing there."""
+
+    def _gated_linear_add(
+        self,
+        gate_up: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        activation: str,
+        row_limit: Tensor,
+    ) -> Tensor:
+        added = super()._gated_linear_add(  # type: ignore[safe-super]  # the device's ops come next
+            gate_up, weight, residual, activation, row_limit
+        )
+        output = torch.empty_like(residual)
+        live = torch.arange(residual.shape[0], device=residual.device)[:, None] < row_limit
+        return output.copy_(torch.where(live, added, output))
+
+
+class ScalesByTile(Ops):
+    """Ops that quantise all rows by one scale, and divide by the number of keys of a row.
+
+    The scale is a power of two, so that finite rows keep their bits; a row without keys is 0/0.
+    """
+
+    def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+        largest = hidden.abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny)
+        scale = largest.log2().floor().exp2().to(hidden.dtype)
+        return super()._norm_linear(  # type: ignore[safe-super]  # the device's ops come next
+            hidden / scale * scale, norm, weight
+        )
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+    ) -> Tensor:
+        mixed = super()._attention(  # type: ignore[safe-super]  # the device's ops come next
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+        )
+        return mixed / (end - begin).clamp(max=1).to(mixed.dtype)[:, None, None]
+
+
+class StoresPaddedKeys(PrefillRunner):
+    """A runner whose store takes its number of tokens from the keys, which are padded."""
+
+    def attend(self, layer: int, heads: Heads, mixed: Tensor) -> None:
+        """Store all keys that there are, then attend for the live tokens."""
+        if self.access is not None:
+            slots = self.inputs.buffers["out_cache_loc"][: heads.key.shape[0]]
+            self.pool.set_kv_buffer(layer, slots, heads.key, heads.value)
+        super().attend(layer, heads, mixed)
+
+
+class CountsStatesFromZero(Allocator):
+    """An allocator that numbers the slots of recurrent state from 0, the one padding writes."""
+
+    def clear(self, seed: int) -> None:
+        """Free everything, and the reserved state slot with it."""
+        super().clear(seed)
+        self.free_states = [slot - 1 for slot in self.free_states]
+
+
+class ChoosesByShape(Engine):
+    """An engine that takes one token of every request for a decode."""
+
+    def forward(
+        self,
+        batch: ForwardBatch | None,
+        idle: Mode = Mode.DECODE,
+        overrides: Overrides = NOTHING_OVERRIDDEN,
+    ) -> Forward:
+        """Run one forward by the graph of its shape."""
+        decodes = batch is not None and all(span.end - span.begin == 1 for span in batch.spans)
+        if batch is not None and batch.mode is Mode.EXTEND and decodes:
+            batch = replace(batch, mode=Mode.DECODE)
+        return super().forward(batch, idle, overrides)
+
+
+BUGS = (
+    Bug(
+        name="masked_values_loaded",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm", 57158),
+        mechanism=(
+            "Attention loads the values of masked keys, from the null slot or whatever the list"
+            " goes on with, and multiplies them by zero: junk that is NaN reaches live rows."
+        ),
+        parts={Part.OPS: LoadsMaskedValues},
+        modes=frozenset({Mode.TARGET_VERIFY}),
+    ),
+    Bug(
+        name="store_counts_padded_keys",
+        family=FAMILY,
+        scheme=LocationScheme.PER_LAYER,
+        thread=pull("vllm-project/vllm", 13922),
+        mechanism=(
+            "The store takes its number of tokens from the padded keys and not from the slots"
+            " of the batch: it goes on over slots that an earlier, longer batch left behind them."
+        ),
+        rows={"out_cache_loc": {"policy": Policy.KEEP}},
+        parts={Part.RUNNER: StoresPaddedKeys},
+        modes=frozenset({Mode.EXTEND}),
+    ),
+    Bug(
+        name="skipped_rows_unwritten",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 30974),
+        mechanism=(
+            "A kernel skips padded rows and leaves its output there as it was allocated: later"
+            " ops go on with what the memory held."
+        ),
+        parts={Part.OPS: LeavesSkippedRows},
+        needs=("num_token_non_padded",),
+        modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
+    ),
+    Bug(
+        name="empty_padded_row",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm", 38436),
+        mechanism=(
+            "Padded rows have the length 0 and not 1: their softmax is over no key and gives NaN,"
+            " which a scale that all rows of a tile share takes into the live ones."
+        ),
+        rows={"seq_lens": {"value": 0}, "seq_lens_cpu": {"value": 0}},
+        parts={Part.OPS: ScalesByTile},
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="padding_clamped_to_a_slot",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("lightseekorg/tokenspeed", 700),
+        mechanism=(
+            "The mark of a padded row is clamped into the range of slots, whose lowest is one"
+            " that requests are given: all padding is stored there."
+        ),
+        rows={"out_cache_loc": {"value": 1}},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="state_slot_zero_issued",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 17404),
+        mechanism=(
+            "Slots of recurrent state are handed out from 0 on, where captures and padded rows"
+            " write theirs. A request that is served first hides it."
+        ),
+        parts={Part.ALLOCATOR: CountsStatesFromZero},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="prompt_taken_for_decode",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread="https://github.com/vllm-project/vllm/issues/57720",
+        mechanism=(
+            "A prompt of one token has the shape of a decode and is run as one: it continues the"
+            " recurrent state that the last owner of its slot left."
+        ),
+        parts={Part.ENGINE: ChoosesByShape},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+)

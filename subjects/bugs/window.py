@@ -1,0 +1,184 @@
+"""The sliding window: how far it reaches, which lists say so, and when what left it is freed."""
+
+import torch
+from torch import Tensor
+
+from reference.allocator import Allocator, PageAllocation
+from reference.batch import Mode
+from reference.config import Kind
+from subjects.access import ListedKV
+from subjects.bugs.bug import Bug, pull
+from subjects.parts import Part
+from subjects.protocol import KeyLists, Keys
+from subjects.toggles import LocationScheme
+
+FAMILY = "sliding window"
+
+SPLIT = 4
+"""Keys of one split of a decode's attention."""
+
+CHUNK = 4
+"""Tokens of one chunk, fewer than any window has."""
+
+
+class MergesSplitsBeyondTheWindow(ListedKV):
+    """KV access whose attention is split over the keys, and merged.
+
+    The last split's partial result lies in a scratch, which the layers share. The first stage
+    runs the splits of the window; the merge counts those of all keys.
+    """
+
+    scratch: Tensor | None = None
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend, and merge the partial results."""
+        mixed = super().attend(layer, query, key, value)
+        config = self.model.config
+        if self.scratch is None:
+            widest = max(config.full.head_dim, config.swa.head_dim)
+            self.scratch = mixed.new_empty((*mixed.shape[:2], widest))
+        scratch = self.scratch.view(-1)[: mixed.numel()].view(mixed.shape)
+        if config.layers[layer] is Kind.FULL:
+            scratch.copy_(mixed)
+            return mixed
+        merged = splits(self.lists.full) > splits(self.lists.swa)
+        return torch.where(merged[:, None, None], (mixed + scratch) / 2, mixed)
+
+
+def splits(keys: Keys) -> Tensor:
+    """Return over how many splits the keys of each token lie, int32 [T]."""
+    return (keys.end - keys.begin + SPLIT - 1) // SPLIT
+
+
+class AttendsByFullLists(ListedKV):
+    """KV access that was given no lists for SWA layers: the end of the full ones has to do."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend, on every layer, to full slots."""
+        full = self.lists.full
+        begin = torch.maximum(full.begin, full.end - self.model.config.window)
+        self.lists = KeyLists(full, Keys(begin, full.end, full.slots), self.lists.mask)
+        return super().attend(layer, query, key, value)
+
+
+class EvictsByChunk(Allocator):
+    """An allocator that keeps the SWA pages of the last chunk, not those of a window."""
+
+    def evict(self, allocation: PageAllocation, tokens: int) -> int:
+        """Free the SWA pages that lie wholly before the last chunk."""
+        held = len(allocation.swa_pages) * self.page_size
+        return super().evict(allocation, max(tokens, held - CHUNK))
+
+
+class LeavesMappingOfFreed(Allocator):
+    """An allocator whose freed full slots keep the SWA slots that they were mapped to."""
+
+    def truncate(self, allocation: PageAllocation, tokens: int) -> None:
+        """Free the pages, and leave the mapping as it is."""
+        mapping = self.pool.full_to_swa_index_mapping
+        before = mapping.clone()
+        super().truncate(allocation, tokens)
+        mapping.copy_(before)
+
+
+class LeavesMappingOfEvicted(Allocator):
+    """An allocator that tells the workers what it gives, and not what it takes back."""
+
+    def evict(self, allocation: PageAllocation, tokens: int) -> int:
+        """Free the SWA pages, and leave the mapping as it is."""
+        mapping = self.pool.full_to_swa_index_mapping
+        before = mapping.clone()
+        evicted = super().evict(allocation, tokens)
+        mapping.copy_(before)
+        return evicted
+
+
+BUGS = (
+    Bug(
+        name="window_one_short",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 32087),
+        mechanism=(
+            "The window is kept as a radius, one less than its keys, and is used as their count:"
+            " the oldest key drops out, eagerly and in the graph alike."
+        ),
+        model={"window": -1},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="window_inclusive",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("huggingface/transformers", 40163),
+        mechanism=(
+            "The left bound of the window is inclusive: every query sees one key too many,"
+            " eagerly and in the graph alike."
+        ),
+        model={"window": 1},
+        modes=frozenset({Mode.EXTEND}),
+    ),
+    Bug(
+        name="merge_beyond_window",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm", 47188),
+        mechanism=(
+            "Attention over split keys: the first stage stops at the window, the merge goes over"
+            " the splits of all keys, and adds a scratch that nobody wrote for this layer."
+        ),
+        parts={Part.ACCESS: MergesSplitsBeyondTheWindow},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="window_lists_missing",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 29858),
+        mechanism=(
+            "One path of four builds no lists of the window: its SWA layers take the end of the"
+            " full lists, whose slots are another sub-pool's, and a larger one's."
+        ),
+        parts={Part.ACCESS: AttendsByFullLists},
+        modes=frozenset({Mode.DRAFT_EXTEND}),
+    ),
+    Bug(
+        name="evicts_by_chunk",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("kvcache-ai/sglang", 75),
+        mechanism=(
+            "What may be freed is counted by the size of a chunk where it should be by the window:"
+            " keys that the next query sees are gone before it."
+        ),
+        parts={Part.ALLOCATOR: EvictsByChunk},
+        modes=frozenset({Mode.EXTEND}),
+    ),
+    Bug(
+        name="mapping_of_freed_slots",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 25805),
+        mechanism=(
+            "A full slot that is free again keeps its SWA slot in the mapping: whoever takes it"
+            " without a SWA slot of his own frees another's."
+        ),
+        parts={Part.ALLOCATOR: LeavesMappingOfFreed},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="mapping_of_evicted_slots",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm", 42276),
+        mechanism=(
+            "The scheduler drops what left the window, and the worker, which is told of new"
+            " slots alone, keeps it: its table names SWA slots that are others' by now."
+        ),
+        parts={Part.ALLOCATOR: LeavesMappingOfEvicted},
+        modes=frozenset({Mode.EXTEND}),
+    ),
+)
