@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.schedule import is_count
 from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, SPECULATION
-from reference.model import Model
 from reference.ops import Ops
 from reference.pool import PoolSizes
 from reference.torch_ops import TorchOps
@@ -194,13 +193,6 @@ def trial_from_json(data: Any) -> TrialConfig:
             **{key: tuple(data[key]) for key in ("buckets", "token_buckets", "bugs")},
         }
     )
-
-
-def run_with(model: Model, changes: Mapping[str, int]) -> Model:
-    """Return a model whose forwards follow a configuration to which `changes` are added."""
-    config = model.config
-    added = {name: getattr(config, name) + change for name, change in changes.items()}
-    return model.run_as(replace(config, **added)) if added else model
 
 
 def catalogued(names: Iterable[str]) -> tuple[str, ...]:

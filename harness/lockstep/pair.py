@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig, run_with
+from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap
 from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from harness.lockstep.overlapped import OverlappedScheduler, RanForward
@@ -93,15 +93,12 @@ class Pair:
         self.draft = Model(draft, dtype, device, DRAFT_SEED)
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
         self.on_trial = config.subject()
-        self.run_models = {
-            role: run_with(model, self.on_trial.model) for role, model in self.models.items()
-        }
+        self.run_models = {role: self.on_trial.run(model) for role, model in self.models.items()}
         parts = self.on_trial.parts
         tables = parts.of(Part.TABLES, Tables)
         self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
-        target, drafting = self.run_models[Role.TARGET], self.run_models[Role.DRAFT]
-        self.decoder = EagerDecoder(config.ops(), target, drafting, self.eager_pools)
+        self.decoder = EagerDecoder(config.ops(), *self.run_models.values(), self.eager_pools)
         self.log = LogTrap()
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
