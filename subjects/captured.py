@@ -41,6 +41,7 @@ DECLARED = {
     "LocState.cached_loc": "the memo, which lies in a graph's memory where a graph made it",
     "LocState.cached_source": "what the memo was made of, in a graph's memory too",
     "CpuGraphRunner.listed": "the key lists of the last forward, made anew by each",
+    "Kernel.compiled": "kernels compiled so far, of the machine and of no request",
     "Capture.breaks": "what one segment of a graph hands to the next",
     "SegmentCalls": "what explanations read of a graph",
 }

@@ -40,9 +40,13 @@ class CudaEvent:
 
     def synchronise(self) -> None:
         """Open the gates before it, and let the host wait until all work before it has run."""
+        self.open()
+        self.event.synchronize()
+
+    def open(self) -> None:
+        """Open the gates before it."""
         for stream, ticket in self.gates.items():
             stream.open(ticket)
-        self.event.synchronize()
 
 
 class CudaStream:
@@ -58,7 +62,12 @@ class CudaStream:
         self.stream.synchronize()
 
     def run(self, work: Work, *, asks: bool = False) -> None:
-        """Give the stream a piece of work, behind a gate if it lags and the host asks nothing."""
+        """Give the stream a piece of work, behind a gate if it lags.
+
+        Where the host asks the device in it, there is none, and those before it are opened.
+        """
+        if asks:
+            self.record().open()
         gated = self.lags and not asks
         if gated:
             self.gates[self] += 1

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -40,6 +40,12 @@ class Subject:
     shared: Changes = field(default_factory=dict)
     parts: Parts = RIGHT_PARTS
     model: Mapping[str, int] = field(default_factory=dict)
+
+    def run(self, model: Model) -> Model:
+        """Return a model whose forwards follow its configuration with this subject's changes."""
+        config = model.config
+        added = {name: getattr(config, name) + change for name, change in self.model.items()}
+        return model.run_as(replace(config, **added)) if added else model
 
 
 def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:

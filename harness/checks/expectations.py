@@ -116,7 +116,7 @@ TABLE: dict[str, Row] = {
     "table_writes_unfenced": seen("logits_parity", *IN_FLIGHT),
     "barrier_before_launch": seen("logits_parity", *IN_FLIGHT),
     "freed_row_rewritten": seen("logits_parity", *IN_FLIGHT),
-    "evicted_in_flight": seen("logits_parity", *IN_FLIGHT),
+    "evicted_in_flight": seen("logits_parity", DECODE, VERIFY, DRAFT, DRAFT_EXTEND),
     "pinned_tokens_reused": seen("logits_parity", *IN_FLIGHT),
     "pinned_slots_reused": seen("kv_parity", *IN_FLIGHT),
     "done_before_reading": seen("logits_parity", *IN_FLIGHT),

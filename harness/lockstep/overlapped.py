@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.lockstep.requests import Ownership, PlannedForward
 from harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
+from harness.lockstep.speculation import count_caught_up, keep_caught_up
 from harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
 from harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
 from reference.batch import (
@@ -29,7 +30,7 @@ from reference.order import Arrived
 from subjects.overlap import Overlap, Staged
 from subjects.protocol import Forward
 
-TURN, FORWARDS_LAG = 6, 4
+TURN, FORWARDS_LAG = 8, 6
 """How many forwards a turn has, and for how many of them, the first ones, the forwards lag.
 
 For the others the schedule's writes lag, for two in a row: what is written late shows in the next
@@ -51,6 +52,12 @@ class RanForward:
         """The output of live rows."""
         return self.forward.output
 
+
+Keep = Callable[[ForwardBatch, Output], None]
+"""Keeps on the device what a forward of a batch gave."""
+
+READ_BY_HOST = frozenset(COMMITS) - {Mode.DRAFT_EXTEND}
+"""Modes whose outcome the host must read before it goes on: it decides which slots are free."""
 
 StepOver = Callable[[], Ownership]
 """Returns who held what when a step was over, once the device got there."""
@@ -201,12 +208,11 @@ class OverlappedScheduler(Scheduler):
             right = self._batch(staged, self.overlap.arrive(staged.staged.host))
             return forward(batches[0], right)
 
-        samples = staged is not None and work.mode not in COMMITS
-        said = count_sampled(self, work.mode, staged.listed) if staged and samples else []
+        keep = self._followed(staged) if staged is not None else None
 
         def follow(ran: RanForward) -> None:
-            if samples and batches[0] is not None:
-                keep_sampled(self, batches[0], ran.output, sampled=bool(said))
+            if keep is not None and batches[0] is not None:
+                keep(batches[0], ran.output)
             self.observed = self.tokens.clone()
 
         self.overlap.streams.follow_host()
@@ -214,15 +220,28 @@ class OverlappedScheduler(Scheduler):
         flight = self.overlap.launch(
             staged.staged if staged else None, run, follow, asks=work.mode is not Mode.DECODE
         )
-        if samples or staged is None:
+        if keep is not None or staged is None:
             planned = self.plan_ahead(upcoming)
             self.events[OVERLAPPED] += planned and not flight.done.done
         self.over = over
         return flight.result
 
+    def _followed(self, work: StagedForward) -> Keep | None:
+        """Follow on the host what a forward will give; return what is left for the device.
+
+        None if the host must read what it gives.
+        """
+        if work.mode in READ_BY_HOST:
+            return None
+        if work.mode is Mode.DRAFT_EXTEND:
+            states = count_caught_up(self, work.spans)
+            return lambda _, output: keep_caught_up(states, output)
+        sampled = bool(count_sampled(self, work.mode, work.spans))
+        return lambda batch, output: keep_sampled(self, batch, output, sampled=sampled)
+
     def commit(self, batch: ForwardBatch, output: Output) -> list[int]:
         """Follow a forward as `Scheduler` does, unless that was done while it was in flight."""
-        if batch.mode not in COMMITS:
+        if batch.mode not in READ_BY_HOST:
             return list(range(batch.live_requests))
         said = super().commit(batch, output)
         self.observed = self.tokens.clone()

@@ -107,17 +107,36 @@ def propose(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]
 
 def catch_up(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
     """Keep what the draft model makes of each request it has caught up on. It says no token."""
-    for place, span in enumerate(batch.spans):
+    keep_caught_up(count_caught_up(book, batch.spans), output)
+    return []
+
+
+def count_caught_up(book: RequestBook, spans: Sequence[Span]) -> list[tuple[int, DraftState]]:
+    """Follow on the host what `catch_up` does, which asks nothing of the device.
+
+    Returns the new states, of which nothing is known yet, and which of the batch they are of.
+    """
+    states, like = [], book.hidden_states
+    for place, span in enumerate(spans):
         request = book.request_of(span.row)
         book.events["draft caught up in several steps"] += request.drafted > 0
         request.drafted = span.end
         if span.end == request.length:
             request.state = DraftState(
-                output["topk_p"][place].clone(),
-                output["topk_index"][place].clone(),
-                output["hidden"][place].clone(),
+                like.new_empty(SPECULATION.topk, dtype=torch.float32),
+                like.new_empty(SPECULATION.topk, dtype=torch.int64),
+                like.new_empty(like.shape[-1]),
             )
-    return []
+            states.append((place, request.state))
+    return states
+
+
+def keep_caught_up(states: Sequence[tuple[int, DraftState]], output: Output) -> None:
+    """Keep on the device what `catch_up` does: where drafting starts."""
+    for place, state in states:
+        state.topk_p.copy_(output["topk_p"][place])
+        state.topk_index.copy_(output["topk_index"][place])
+        state.hidden.copy_(output["hidden"][place])
 
 
 def _move_kv(book: RequestBook, span: Span, path: Sequence[int]) -> None:

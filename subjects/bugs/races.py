@@ -6,6 +6,7 @@ Each shows only where steps overlap.
 from collections.abc import Callable
 from typing import TypeVar
 
+from reference.batch import Mode
 from reference.order import Arrived, Values
 from subjects.bugs.bug import THREAD, Bug
 from subjects.overlap import Flight, Overlap, Staged
@@ -147,6 +148,7 @@ BUGS = (
             " flight, whose window begins one token earlier, still looks them up."
         ),
         parts={Part.OVERLAP: EvictedAtOnce},
+        modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY, Mode.DRAFT, Mode.DRAFT_EXTEND}),
         overlap=True,
         also_in=(LocationScheme.MEMO, LocationScheme.PRESET),
     ),

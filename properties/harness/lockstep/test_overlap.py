@@ -182,10 +182,10 @@ def test_extra_runs_run_before_forwards_that_lag(device: str) -> None:
     ran: list[int] = []
     with torch.inference_mode():
         pair.reset(0)
-        for place, step, upcoming in Schedule((Admit(2, 2), *[Decode((0,))] * 7)).ahead():
+        for place, step, upcoming in Schedule((Admit(2, 2), *[Decode((0,))] * TURN)).ahead():
             runs = {"seen": lambda _, planned: ran.append(planned.forwards)}
             pair.step(step, place, runs, upcoming=upcoming)
-    assert ran == [0, 1, 2, 3, 6, 7]
+    assert ran == [*range(FORWARDS_LAG), TURN]
 
 
 def test_a_case_says_whether_steps_overlap_and_an_older_one_that_they_do_not(device: str) -> None:
