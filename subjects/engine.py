@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -43,9 +43,7 @@ class Subject:
 
     def run(self, model: Model) -> Model:
         """Return a model whose forwards follow its configuration with this subject's changes."""
-        config = model.config
-        added = {name: getattr(config, name) + change for name, change in self.model.items()}
-        return model.run_as(replace(config, **added)) if added else model
+        return model.run_with(self.model)
 
 
 def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:

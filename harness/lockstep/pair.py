@@ -93,18 +93,13 @@ class Pair:
         self.draft = Model(draft, dtype, device, DRAFT_SEED)
         self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
         self.on_trial = config.subject()
-<<<<<<< HEAD
-        self.run_models = {
-            role: model.run_with(self.on_trial.model) for role, model in self.models.items()
-        }
-=======
         self.run_models = {role: self.on_trial.run(model) for role, model in self.models.items()}
->>>>>>> overlap
         parts = self.on_trial.parts
         tables = parts.of(Part.TABLES, Tables)
         self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
-        self.decoder = EagerDecoder(config.ops(), *self.run_models.values(), self.eager_pools)
+        models = self.run_models[Role.TARGET], self.run_models[Role.DRAFT]
+        self.decoder = EagerDecoder(config.ops(), *models, self.eager_pools)
         self.log = LogTrap()
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)

@@ -16,10 +16,8 @@ OF_REFERENCE: tuple[Fault, ...] = (
     Fault(
         name="eviction-is-not-reported",
         file="reference/allocator.py",
-        old=(
-            '            self.order.write({"slot": unmapped}, self._unmap)\n        self.on_change()'
-        ),
-        new='            self.order.write({"slot": unmapped}, self._unmap)',
+        old='({"slot": unmapped}, self._unmap)\n        self.on_change()',
+        new='({"slot": unmapped}, self._unmap)',
         tests=("properties/reference/test_allocator.py",),
         why="An eviction changes owners and reports it to nobody.",
     ),
