@@ -41,9 +41,6 @@ PREFILL = RunnerKind(Mode.EXTEND)
 
 KINDS = (DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND, PREFILL)
 
-IN_FLIGHT = tuple(kind for kind in KINDS if kind.captures)
-"""Kinds of an engine that launches its forwards: its streams serve all its runners."""
-
 
 def seen(
     detected_by: str,

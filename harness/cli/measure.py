@@ -62,7 +62,10 @@ def run_bench(options: argparse.Namespace) -> int:
         run_record.require_writable(options.record)
     figures = bench(device)
     for row in figures["lockstep"]:
-        print(f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s")
+        print(
+            f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s, of which"
+            f" {row['share_of_held_checks']:.0%} go to the checks of what is read, held and owned"
+        )
     if options.record is not None:
         run_record.write_evidence("bench", device, figures, options.record)
     return OK

@@ -15,6 +15,9 @@ from subjects.toggles import LocationScheme
 
 FAMILY = "order of device work"
 
+ONE_RUNNER_PER_ENGINE = frozenset({Mode.DECODE, Mode.EXTEND})
+"""The streams are the engine's: what is wrong with them shows whichever of its runners is tried."""
+
 Result = TypeVar("Result")
 
 
@@ -107,6 +110,7 @@ BUGS = (
             " upon retracting and evicting, while the forward in flight reads it."
         ),
         parts={Part.OVERLAP: Unfenced},
+        modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,
         also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
     ),
@@ -121,6 +125,7 @@ BUGS = (
             " while the forward just launched makes its page table, which then points at slot 0."
         ),
         parts={Part.OVERLAP: BarrierBeforeLaunch},
+        modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,
         also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
     ),
@@ -134,6 +139,7 @@ BUGS = (
             " rewritten while a forward in flight still reads them: the free is not deferred."
         ),
         parts={Part.OVERLAP: FreedAtOnce},
+        modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,
         also_in=(LocationScheme.MEMO, LocationScheme.PER_LAYER),
     ),
@@ -148,7 +154,7 @@ BUGS = (
             " flight, whose window begins one token earlier, still looks them up."
         ),
         parts={Part.OVERLAP: EvictedAtOnce},
-        modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY, Mode.DRAFT, Mode.DRAFT_EXTEND}),
+        modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
         overlap=True,
         also_in=(LocationScheme.MEMO, LocationScheme.PRESET),
     ),
@@ -162,6 +168,7 @@ BUGS = (
             " copies of this one have run: it runs the next one's tokens and positions."
         ),
         parts={Part.OVERLAP: TokensStagedTooSoon},
+        modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,
         also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
     ),
@@ -176,6 +183,7 @@ BUGS = (
             " its KV in them."
         ),
         parts={Part.OVERLAP: SlotsStagedTooSoon},
+        modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,
         also_in=(LocationScheme.MEMO, LocationScheme.PER_LAYER),
     ),
@@ -189,6 +197,7 @@ BUGS = (
             " reads: behind the copies of the inputs, not behind the forward."
         ),
         parts={Part.OVERLAP: DoneBeforeReading},
+        modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,
         also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
     ),
