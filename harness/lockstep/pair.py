@@ -21,7 +21,7 @@ from harness.lockstep.padding import padding_values, spoil
 from harness.lockstep.python_state import Change, Held, changes, held
 from harness.lockstep.requests import Owner, PlannedStep
 from harness.lockstep.scheduler import Scheduler, samples_of
-from harness.lockstep.tracebacks import subject_runs
+from harness.lockstep.tracebacks import SubjectFailedError, subject_runs
 from harness.schedules.schedule import Step
 from reference.allocator import Allocator
 from reference.batch import ForwardBatch, Mode
@@ -162,13 +162,13 @@ class Pair:
     def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
         """Plan a step in both worlds; None if it asks for no forward.
 
-        Raises RuntimeError if it asks for one in one world alone.
+        Raises SubjectFailedError if it asks for one in one world alone.
         """
         eager, graph = self.eager.plan(step), self.graph.plan(step)
         if eager is None and graph is None:
             return None
         if eager is None or graph is None:
-            raise RuntimeError(f"the worlds planned step {place} differently")
+            raise SubjectFailedError(f"the worlds planned step {place} differently")
         expected = eager.batch is None or (
             graph.mode in self.modes and self.trial.expects_graph(eager.batch)
         )

@@ -9,6 +9,7 @@ from reference.allocator import Allocator
 from reference.batch import ForwardBatch, Mode
 from reference.model import Heads
 from reference.ops import Ops
+from subjects.access import ListedKV
 from subjects.bugs.bug import Bug, pull
 from subjects.contracts import Policy
 from subjects.engine import Engine
@@ -19,6 +20,9 @@ from subjects.runners.prefill import PrefillRunner
 from subjects.toggles import LocationScheme
 
 FAMILY = "padding changes the maths"
+
+EXPONENT = 0x7F800000
+"""The bits of a float32 that hold its exponent: what they leave is a power of two."""
 
 
 class LoadsMaskedValues(Ops):
@@ -66,35 +70,20 @@ class LeavesSkippedRows(Ops):
         return output.copy_(torch.where(live, added, output))
 
 
-class ScalesByTile(Ops):
-    """Ops that quantise all rows by one scale, and divide by the number of keys of a row.
+class ScalesByTile(ListedKV):
+    """KV access that divides by a row's number of keys, and quantises all rows by one scale.
 
     The scale is a power of two, so that finite rows keep their bits; a row without keys is 0/0.
     """
 
-    def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        largest = hidden.abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny)
-        scale = largest.log2().floor().exp2().to(hidden.dtype)
-        return super()._norm_linear(  # type: ignore[safe-super]  # the device's ops come next
-            hidden / scale * scale, norm, weight
-        )
-
-    def _attention(
-        self,
-        query: Tensor,
-        cache: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        sinks: Tensor | None,
-        max_keys: int,
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-    ) -> Tensor:
-        mixed = super()._attention(  # type: ignore[safe-super]  # the device's ops come next
-            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
-        )
-        return mixed / (end - begin).clamp(max=1).to(mixed.dtype)[:, None, None]
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend, and scale the rows as the tile that they are in."""
+        mixed = super().attend(layer, query, key, value)
+        keys = (self.lists.full.end - self.lists.full.begin).clamp(max=1)
+        rows = mixed.float() / keys[:, None, None]
+        largest = rows.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
+        scale = (largest.view(torch.int32) & EXPONENT).view(torch.float32)
+        return (rows / scale * scale).to(mixed.dtype)
 
 
 class StoresPaddedKeys(PrefillRunner):
@@ -182,7 +171,7 @@ BUGS = (
             " which a scale that all rows of a tile share takes into the live ones."
         ),
         rows={"seq_lens": {"value": 0}, "seq_lens_cpu": {"value": 0}},
-        parts={Part.OPS: ScalesByTile},
+        parts={Part.ACCESS: ScalesByTile},
         modes=frozenset({Mode.DECODE}),
     ),
     Bug(
