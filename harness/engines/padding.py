@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from harness.checks.differences import first_kv_difference
-from harness.lockstep.bits import any_set, bits, outputs_differ
+from harness.lockstep.bits import any_set, bits, cloned, outputs_differ
 from harness.lockstep.noise import index_bounds
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, cloned
+from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
 from harness.lockstep.tracebacks import subject_runs
 from reference.model import Output

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from harness.explain.facts import Reach
-from harness.lockstep.bits import bits, outputs_differ
+from harness.lockstep.bits import bits, cloned, outputs_differ
 from harness.lockstep.config import FRESH_LOGGER
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, captured_engine, cloned
+from harness.lockstep.pair import Pair, captured_engine
 from harness.lockstep.requests import PlannedStep
 from harness.lockstep.tracebacks import SubjectFailedError
 from harness.schedules.schedule import Schedule

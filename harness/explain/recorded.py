@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
+from harness.lockstep.bits import cloned
 from harness.lockstep.config import SUBJECT_LOGGER
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, Recorder, cloned
+from harness.lockstep.pair import Pair, Recorder
 from harness.lockstep.requests import Owner, PlannedStep, owner_of, serial_at
 from harness.lockstep.tracebacks import SubjectFailedError
 from harness.schedules.schedule import Schedule

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from reference.model import Output
+
 _INTEGER = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
@@ -51,3 +53,8 @@ def hex_bits(value: Tensor) -> str:
 def first_index(mask: Tensor) -> tuple[int, ...]:
     """Return the index of the first true element of a mask that has one."""
     return tuple(torch.nonzero(mask)[0].tolist())
+
+
+def cloned(output: Output) -> Output:
+    """Return an output that later replays leave alone."""
+    return {name: values.clone() for name, values in output.items()}

@@ -362,11 +362,6 @@ class Pair:
         return tuple(replace(sample, place=planned.place) for sample in samples)
 
 
-def cloned(output: Output) -> Output:
-    """Return an output that later replays leave alone."""
-    return {name: values.clone() for name, values in output.items()}
-
-
 def captured_engines(pair: Pair) -> Engines:
     """Return our own engine, captured twice: no Python object of the one is the other's."""
     subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)

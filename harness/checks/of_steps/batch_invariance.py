@@ -7,9 +7,9 @@ from torch import Tensor
 
 from harness.checks.differences import first_output_difference
 from harness.checks.property import Description, Property
-from harness.lockstep.bits import outputs_differ
+from harness.lockstep.bits import cloned, outputs_differ
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, cloned
+from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
 from harness.lockstep.tracebacks import subject_runs
 from reference.batch import ForwardBatch, Mode

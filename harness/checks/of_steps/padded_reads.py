@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from harness.checks.property import Description, Property
-from harness.lockstep.bits import any_set, first_index
+from harness.lockstep.bits import any_set, cloned, first_index
 from harness.lockstep.noise import Noise
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, cloned
+from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
 from reference.model import Output
 from subjects.protocol import Offer

@@ -11,10 +11,10 @@ from harness.checks.differences import (
     owner_at,
 )
 from harness.checks.property import Description, Property
-from harness.lockstep.bits import any_set, bits, outputs_differ
+from harness.lockstep.bits import any_set, bits, cloned, outputs_differ
 from harness.lockstep.noise import Noise
 from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, cloned
+from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
 from harness.lockstep.tracebacks import subject_runs
 from reference.model import Output
