@@ -27,7 +27,7 @@ Steps = tuple[Step, ...]
 
 LONGEST_PROMPTS: Mapping[Mode, int] = {
     Mode.DECODE: 3,
-    Mode.TARGET_VERIFY: 1,
+    Mode.TARGET_VERIFY: 2,
     Mode.DRAFT: 2,
     Mode.FROZEN_DRAFT: 4,
 }
@@ -46,7 +46,8 @@ def sweeps(mode: Mode, buckets: Sequence[int]) -> st.SearchStrategy[Steps]:
 
     The simplest has every bucket. Nothing may run where a sweep begins.
     """
-    orders = st.tuples(st.permutations(sorted(buckets)), st.integers(0, len(buckets) - 1))
+    dropped = st.sampled_from((0, 0, *range(len(buckets))))
+    orders = st.tuples(st.permutations(sorted(buckets)), dropped)
     kept = orders.map(lambda drawn: drawn[0][drawn[1] :])
     sweep = {Mode.EXTEND: _of_prompts, Mode.DRAFT_EXTEND: _of_catching_up}.get(mode)
     if sweep is not None:
@@ -90,8 +91,10 @@ def _some(count: int, least: int) -> st.SearchStrategy[tuple[int, ...]]:
 def _of_rows(mode: Mode, order: Sequence[int], buckets: Sequence[int]) -> st.SearchStrategy[Steps]:
     """Return a strategy of sweeps of a runner whose batches may be of any requests."""
     most = max(order)
-    prompt = st.integers(1, LONGEST_PROMPTS[mode])
-    admitted = st.tuples(*[st.builds(Admit, prompt, st.just(LONGEST_PROMPTS[mode]))] * most)
+    longest = LONGEST_PROMPTS[mode]
+    # The simplest is the longest: what a row of one token leaves looks like padding.
+    prompt = st.integers(0, longest - 1).map(lambda fewer: longest - fewer)
+    admitted = st.tuples(*[st.builds(Admit, prompt, st.just(longest))] * most)
     ready: Steps = (DraftExtend(tuple(range(most))),) if mode.drafts else ()
 
     def step(count: int) -> st.SearchStrategy[Step]:
