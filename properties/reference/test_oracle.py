@@ -19,7 +19,7 @@ BOUND = 1e-12
 """Largest |found - wanted| / (1 + |wanted|) that two ways of float64 arithmetic may differ by."""
 
 CPU = torch.device("cpu")
-MROPE_DELTA, ENCODER_LEN, TRACK_INDEX = 3, 2, 5
+MROPE_DELTA, ENCODER_LEN = 3, 2
 
 Array = NDArray[np.float64]
 
@@ -106,33 +106,44 @@ def off_by(found: Tensor, wanted: Array) -> float:
     return float((np.abs(found.numpy() - wanted) / (1 + np.abs(wanted))).max())
 
 
-def request(model: Model) -> tuple[Tensor, Tensor]:
-    """Return the tokens and the tracked rows of a request of three windows."""
+def request(model: Model) -> Tensor:
+    """Return the tokens of a request of three windows."""
     length = 3 * model.config.window
-    tokens = torch.randint(
-        model.config.vocab, (length,), generator=torch.Generator().manual_seed(2)
-    )
-    return tokens, torch.where(torch.arange(length) % 3 == 2, TRACK_INDEX, -1)
+    return torch.randint(model.config.vocab, (length,), generator=torch.Generator().manual_seed(2))
+
+
+def states_after(model: Model, tokens: Tensor) -> list[Array]:
+    """Return a request's recurrent state after each token, taken in one at a time.
+
+    A token leaves the decayed share of the state before it and adds half of its embedding.
+    """
+    state, found = np.zeros(model.config.hidden), []
+    for token in tokens.tolist():
+        state = array(model.decay) * state + 0.5 * array(model.embedding)[token]
+        found.append(state)
+    return found
 
 
 @every_preset
-def test_the_oracle_agrees_with_the_decoder_written_a_second_time(preset: str) -> None:
+@pytest.mark.parametrize("tracked", [False, True])
+def test_the_oracle_agrees_with_the_decoder_written_a_second_time(
+    preset: str, tracked: bool
+) -> None:
+    """Whether the recurrent state enters the input or not."""
     model = Model(PRESETS[preset].tiny, torch.float32, CPU)
-    tokens, tracked = request(model)
+    tokens = request(model)
     rows = [
-        array(model.embedding)[token]
-        + array(model.encoder_table)[ENCODER_LEN]
-        + (array(model.track_table)[row] if row >= 0 else 0)
-        for token, row in zip(tokens.tolist(), tracked.tolist(), strict=True)
+        array(model.embedding)[token] + array(model.encoder_table)[ENCODER_LEN] + tracked * state
+        for token, state in zip(tokens.tolist(), states_after(model, tokens), strict=True)
     ]
-    found = dense_logits(model, tokens, MROPE_DELTA, tracked, ENCODER_LEN)
+    found = dense_logits(model, tokens, MROPE_DELTA, ENCODER_LEN, tracked=tracked)
     assert off_by(found, decoded(model, rows, MROPE_DELTA)) <= BOUND
 
 
 @every_preset
 def test_the_oracle_of_a_draft_agrees_with_the_decoder_written_a_second_time(preset: str) -> None:
     model = Model(draft_config(PRESETS[preset].tiny), torch.float32, CPU, 1)
-    tokens, _ = request(model)
+    tokens = request(model)
     states = torch.randn(
         len(tokens), model.config.hidden, generator=torch.Generator().manual_seed(3)
     )
@@ -183,10 +194,10 @@ def test_no_op_of_the_oracle_rounds_to_less_than_float64(preset: str, dtype: tor
     """Whatever the dtype of the weights is, and whatever torch makes of whole numbers."""
     model = Model(PRESETS[preset].tiny, dtype, CPU)
     draft = Model(draft_config(PRESETS[preset].tiny), dtype, CPU, 1)
-    tokens, tracked = request(model)
+    tokens = request(model)
     states = torch.ones(len(tokens), model.config.hidden, dtype=dtype)
     with NarrowResults() as narrow:
-        dense_logits(model, tokens, MROPE_DELTA, tracked, ENCODER_LEN)
+        dense_logits(model, tokens, MROPE_DELTA, ENCODER_LEN, tracked=True)
         dense_draft_logits(draft, tokens, states)
     assert narrow.found == []
     assert narrow.ops > 100

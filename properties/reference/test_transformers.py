@@ -1,6 +1,6 @@
 """What both worlds rest on, against `transformers`: another library's models, weights alike.
 
-Of the optional extra `oracle`. It knows neither our state tracking, nor encoder lengths, nor
+Of the optional extra `oracle`. It knows neither our recurrent states, nor encoder lengths, nor
 positions of several sections, so requests here bring tokens alone.
 """
 
@@ -62,7 +62,7 @@ def drawn(config: ModelConfig) -> Tensor:
 
 def of_oracle(model: Model, tokens: Tensor) -> Tensor:
     """Return the oracle's logits, float64 [requests, L, vocab]."""
-    return torch.stack([dense_logits(model, row, 0, torch.full_like(row, -1), 0) for row in tokens])
+    return torch.stack([dense_logits(model, row, 0, 0, tracked=False) for row in tokens])
 
 
 @cache

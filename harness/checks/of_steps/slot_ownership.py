@@ -116,7 +116,13 @@ def flag(end: StepEnd) -> Tensor | bool:
 
 def holdings(world: Ownership) -> tuple[object, ...]:
     """Return who holds what, without the tables."""
-    return world.holders, world.free_full, world.free_swa, world.free_rows
+    return (
+        world.holders,
+        world.free_full,
+        world.free_swa,
+        world.free_rows,
+        world.free_states,
+    )
 
 
 def describe(end: StepEnd) -> Description:

@@ -318,8 +318,8 @@ def wrong_after_five_tokens(
     """An oracle with other logits after five tokens: both worlds' are wrong there, in passing."""
     at = "harness.checks.of_schedules.dense_agreement.dense_logits"
 
-    def other(*arguments: Any) -> Tensor:
-        logits = oracle.dense_logits(*arguments)
+    def other(*arguments: Any, **options: Any) -> Tensor:
+        logits = oracle.dense_logits(*arguments, **options)
         logits[4:5] += 0.01
         return logits
 
