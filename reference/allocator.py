@@ -139,4 +139,5 @@ class Allocator:
         self.on_change()
 
     def _unmap(self, arrived: Arrived) -> None:
-        self.pool.full_to_swa_index_mapping[arrived["slot"]] = 0
+        # Filled, not assigned: a number that is assigned crosses to the device, and the host waits.
+        self.pool.full_to_swa_index_mapping.index_fill_(0, arrived["slot"], 0)

@@ -13,8 +13,8 @@ from torch import Tensor
 from reference.kernels.gate import gate_kernel
 from subjects.streams import Event, Work
 
-MOST_SPINS = 10_000
-"""Reads of host memory, each of about a microsecond, after which a gate opens by itself.
+MOST_SPINS = 100_000
+"""Reads of host memory, each of some 4 microseconds, after which a gate opens by itself.
 
 Nothing of ours waits for what a closed gate holds back, but a driver may: it then loses this
 time, and no more.

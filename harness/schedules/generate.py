@@ -125,7 +125,9 @@ def _step(
     alone = [st.tuples(kind) for weight, kind in weighted for _ in range(weight)]
     round_weight = 2 * FAVOUR if under_test in SPECULATIVE else 2
     rounds = [_round(max_bs)] * round_weight if Mode.TARGET_VERIFY in modes else []
-    kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds]
+    # An engine idles between any two forwards, and no slot need change its owner before it does.
+    idling = [st.tuples(_admit(config), st.builds(Idle, pick))] * 2 if idle else []
+    kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
 
 
