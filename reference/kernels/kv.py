@@ -123,12 +123,10 @@ def attention_kernel(
         total = tl.full((), 1.0, tl.float32)
     totals = tl.full((KEYS,), 0.0, tl.float32)
     mixed = tl.full((KEYS, TILE), 0.0, tl.float32)
-    first = tl.load(begin + row)
-    last = tl.load(end + row)
+    start, last = tl.load(begin + row), tl.load(end + row)
     # One kernel with a mask and without: another one might sum in another order.
     has_mask = masked != 0
-    bit = mask + tl.load(mask_start + row, mask=has_mask, other=0) - first
-    start = first
+    bit = mask + tl.load(mask_start + row, mask=has_mask, other=0) - start
     while start < last:
         turn = start + tl.arange(0, KEYS)
         listed = turn < last
