@@ -122,7 +122,7 @@ class Engine:
             pool.invalidate_loc_cache()
         if runner is not None and (batch is None or runner.can_run(batch)):
             replay = runner.replay(batch, overrides=overrides)
-            return Forward(replay.live_output, replay, runner.keys(replay.bucket))
+            return Forward(replay.live_output, replay, replay.keys)
         if batch is None:
             raise LookupError(f"no runner for an idle step of mode {idle}")
         return self._forward_eagerly(batch, toggles)

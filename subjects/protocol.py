@@ -102,7 +102,8 @@ class Replay:
 
     `output` is static and holds the whole bucket; `live_rows` of its rows are live, and
     `live_output` is what the forward gives for them. Of `output`, `defined` depends on the
-    batch alone. `reads` is empty where an engine's index lists are not seen.
+    batch alone. `reads` is empty where an engine's index lists are not seen; `keys` are those
+    that it read KV by, None where they are not seen or it read none.
     """
 
     runner: str
@@ -114,6 +115,7 @@ class Replay:
     live_output: Output
     defined: Output
     reads: Reads = field(default_factory=dict)
+    keys: KeyLists | None = None
 
 
 @dataclass(frozen=True)

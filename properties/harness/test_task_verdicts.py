@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from harness.campaigns.task import Source, Status, Task, run_task
-from harness.checks.expectations import COMPILED, TABLE
+from harness.checks.expectations import TABLE
+from harness.checks.expected import COMPILED
 from harness.lockstep.config import TrialConfig
 from subjects.bugs.catalogue import BUGS
 

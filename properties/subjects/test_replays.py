@@ -17,6 +17,7 @@ from harness.schedules.schedule import (
 from properties.support.subjects.engines import ENGINES, TRIALS, trial_of
 from properties.support.subjects.graph_world import shared_world
 from properties.support.subjects.runners import EXPECTED
+from reference.batch import ForwardBatch
 from reference.model import Output
 from subjects.runners import engine_runners
 from subjects.runners.base import GraphRunner
@@ -46,15 +47,10 @@ STEPS: tuple[Step, ...] = (
 """Every runner of an engine, on a full bucket and on a padded one, within and past the window."""
 
 
-def run_eagerly(runner: GraphRunner, bucket: int) -> Output:
+def run_eagerly(runner: GraphRunner, batch: ForwardBatch | None, bucket: int) -> Output:
     """Run what a bucket captured, on the static inputs and the metadata as they are."""
-    preset = (
-        runner.toggles.scheme is LocationScheme.PRESET
-        and "out_cache_loc_swa" in runner.inputs.buffers
-    )
-    runner.pool.set_swa_loc(runner.view("out_cache_loc_swa", bucket) if preset else None)
     runner.pool.invalidate_loc_cache()
-    return runner.forward(bucket)
+    return runner.launch(batch, bucket, captured=False)
 
 
 def test_these_engines_have_every_runner_that_captures() -> None:
@@ -85,7 +81,7 @@ def test_a_replayed_forward_has_the_bits_of_its_function_run_eagerly(
             # A prefill scans the recurrent states before its graphs run.
             kept = None if runner.attention_captured else sum(world.pools.layout.counts)
             storage[:kept] = before[:kept]
-            eager = run_eagerly(runner, replay.bucket)
+            eager = run_eagerly(runner, work.batch, replay.bucket)
             assert eager.keys() == output.keys() != set()
             for name, value in output.items():
                 assert torch.equal(bits(eager[name][rows]), bits(value)), (step, name)

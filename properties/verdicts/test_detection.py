@@ -11,12 +11,12 @@ import pytest
 from harness.campaigns.hunt import hunt
 from harness.campaigns.task import Source, Status, Task, pieces_of, run_task
 from harness.checks.expectations import (
-    DECODE,
     TABLE,
     affected_runners,
     detected_by,
     unaffected_reason,
 )
+from harness.checks.expected import DECODE
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig

@@ -28,7 +28,9 @@ def scan_states_kernel(
     inside = column < HIDDEN
     kept = tl.load(decay + column, mask=inside, other=0.0)
     first = tl.program_id(0).to(tl.int64) * tokens
-    for turn in range(0, tokens):
+    # Triton's interpreter makes no `range` of a value known at run time.
+    turn = 0
+    while turn < tokens:
         row = first + turn
         source = tl.load(sources + row).to(tl.int64)
         parent = tl.load(parents + row).to(tl.int64)
@@ -42,6 +44,7 @@ def scan_states_kernel(
         tl.store(output + row * HIDDEN + column, after, mask=inside)
         # What a token left must be seen by all threads before the next one loads it.
         tl.debug_barrier()
+        turn += 1
 
 
 @Kernel

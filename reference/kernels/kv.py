@@ -28,10 +28,12 @@ def store_kv_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(loc + row).to(tl.int64)
     highest = tl.full((STEP,), -1, tl.int32)
-    for start in range(0, rows, STEP):
+    start = 0
+    while start < rows:
         other = start + tl.arange(0, STEP)
         named = tl.load(loc + other, mask=other < rows, other=0).to(tl.int64)
         highest = tl.where((other < rows) & (named == slot), other, highest)
+        start += STEP
     element = tl.arange(0, TILE)
     # The highest row alone writes, so that the order of the programs does not matter.
     wins = (element < WIDTH) & (tl.max(highest, 0) == row)
@@ -54,10 +56,12 @@ def store_rows_kernel(
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
     highest = tl.full((STEP,), -1, tl.int32)
-    for start in range(0, count, STEP):
+    start = 0
+    while start < count:
         other = start + tl.arange(0, STEP)
         named = tl.load(rows + other, mask=other < count, other=0).to(tl.int64)
         highest = tl.where((other < count) & (named == row), other, highest)
+        start += STEP
     element = tl.arange(0, TILE)
     wins = (element < WIDTH) & (tl.max(highest, 0) == place)
     entry = tl.load(values + place * values_stride + element, mask=wins)
@@ -119,12 +123,11 @@ def attention_kernel(
         total = tl.full((), 1.0, tl.float32)
     totals = tl.full((KEYS,), 0.0, tl.float32)
     mixed = tl.full((KEYS, TILE), 0.0, tl.float32)
-    first = tl.load(begin + row)
-    last = tl.load(end + row)
+    start, last = tl.load(begin + row), tl.load(end + row)
     # One kernel with a mask and without: another one might sum in another order.
     has_mask = masked != 0
-    bit = mask + tl.load(mask_start + row, mask=has_mask, other=0) - first
-    for start in range(first, last, KEYS):
+    bit = mask + tl.load(mask_start + row, mask=has_mask, other=0) - start
+    while start < last:
         turn = start + tl.arange(0, KEYS)
         listed = turn < last
         taken = listed & tl.load(bit + turn, mask=listed & has_mask, other=1)
@@ -139,6 +142,7 @@ def attention_kernel(
         totals = totals * shrink + weight
         mixed = mixed * shrink + weight[:, None] * value
         peak = higher
+        start += KEYS
     total += tl.sum(totals, 0)
     # No key and no sink leaves a total of zero: divide the zeros by one.
     total = tl.where(total == 0.0, 1.0, total)

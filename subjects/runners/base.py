@@ -177,6 +177,7 @@ class GraphRunner(ABC):
             live_rows=live_rows,
             live_output={name: values[:live_rows] for name, values in output.items()},
             defined=output,
+            keys=self.keys(bucket),
         )
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:

@@ -69,7 +69,10 @@ class PrefillRunner(GraphRunner):
         """Plan nothing ahead: attention has the real batch's metadata."""
 
     def keys(self, bucket: int) -> KeyLists | None:
-        """Return the fresh key lists of the live tokens; padded ones do not attend."""
+        """Return the fresh key lists of the live tokens; padded ones do not attend.
+
+        They are there while a batch is replayed.
+        """
         return None if self.access is None else self.access.lists
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
@@ -101,6 +104,7 @@ class PrefillRunner(GraphRunner):
         """Run the bucket's graphs, and attention between them."""
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
+        self.access, self.tokens = None, 0
         if batch is not None:
             self.tokens = batch.live_tokens
             self.access = self.listed_kv(
@@ -110,10 +114,7 @@ class PrefillRunner(GraphRunner):
                 self.view("out_cache_loc", bucket)[: self.tokens],
                 self.fresh_keys(batch),
             )
-        try:
-            return super().launch(batch, bucket, captured=captured)
-        finally:
-            self.access, self.tokens = None, 0
+        return super().launch(batch, bucket, captured=captured)
 
     def fresh_keys(self, batch: ForwardBatch) -> KeyLists:
         """Return the keys of a batch's tokens."""
@@ -125,8 +126,14 @@ class PrefillRunner(GraphRunner):
         least: int = 0,
         overrides: Overrides = NOTHING_OVERRIDDEN,
     ) -> Replay:
-        """Replay, then make the logits of every request's last token eagerly."""
-        replay = super().replay(batch, least, overrides)
+        """Replay, then make the logits of every request's last token eagerly.
+
+        How the batch's tokens attended is told by the replay and kept no longer.
+        """
+        try:
+            replay = super().replay(batch, least, overrides)
+        finally:
+            self.access, self.tokens = None, 0
         hidden = replay.output["hidden"][: replay.live_size]
         live_output = {"hidden": hidden}
         if batch is not None:

@@ -225,7 +225,6 @@ def first_tokens(sample: Sample, length: int, place: int = 0) -> Sample:
     return replace(
         sample,
         tokens=sample.tokens[:length],
-        tracked=sample.tracked[:length],
         hidden_states=None if states is None else states[:length],
         place=place,
     )
@@ -299,7 +298,7 @@ def other_at(name: str, place: int) -> Callable[[Sample], Sample]:
         (lambda one: one, True, 1),
         (other_at("tokens", 4), False, 2),
         (other_at("tokens", 20), False, 1),
-        (other_at("tracked", 5), False, 2),
+        (lambda one: replace(one, tracked=not one.tracked), False, 2),
         (other_at("hidden_states", 4), True, 2),
         (lambda one: replace(one, mrope_delta=one.mrope_delta + 1), False, 2),
         (lambda one: replace(one, encoder_len=one.encoder_len - 1), False, 2),
@@ -329,9 +328,11 @@ def test_one_dense_forward_answers_for_all_that_begins_as_it_does(
     for name in ("dense_logits", "dense_draft_logits"):
         dense = getattr(dense_agreement, name)
 
-        def counted(model: Model, tokens: Tensor, *rest: object, dense: Any = dense) -> Tensor:
+        def counted(
+            model: Model, tokens: Tensor, *rest: object, dense: Any = dense, **options: object
+        ) -> Tensor:
             ran.append(len(tokens))
-            rows: Tensor = dense(model, tokens, *rest)
+            rows: Tensor = dense(model, tokens, *rest, **options)
             return rows
 
         monkeypatch.setattr(dense_agreement, name, counted)

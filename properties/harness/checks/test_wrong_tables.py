@@ -68,9 +68,13 @@ def resetting(name: str) -> list[str]:
 def test_padded_rows_that_always_read_a_live_request_are_seen(
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 1 instead of 0: the runner just captured reads it too, so that hermetic_replay agrees."""
+    """Row 1 instead of 0: the runner just captured reads it too, so that hermetic_replay agrees.
+
+    By that row drafts are scattered into the draft table: a padded one's over a request's.
+    """
     _, outcome = play(device, runner, filled_with("req_pool_indices", 1), monkeypatch, PER_STEP)
-    assert outcome.violated == {"read_frame", "live_inputs"}
+    overwritten = {"kv_parity"} if RUNNERS[runner].mode.drafts else set()
+    assert outcome.violated == {"read_frame", "live_inputs"} | overwritten
 
 
 @pytest.mark.parametrize("runner", resetting("positions"))

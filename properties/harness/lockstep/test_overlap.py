@@ -25,7 +25,7 @@ from subjects.parts import Part
 
 RACES = [name for name, bug in BUGS.items() if bug.overlap]
 
-SIZES = {"buckets": (2,), "token_buckets": (12,)}
+SMALL = TrialConfig(buckets=(2,), token_buckets=(12,))
 
 LEAVES_IN_FLIGHT = Schedule((Admit(2, 2), Finish(0)))
 STAGED_IN_FLIGHT = Schedule((Admit(2, 2), Admit(3, 3)))
@@ -81,7 +81,7 @@ def played(pair: Pair, schedule: Schedule) -> list[Tensor]:
 @pytest.mark.parametrize("runner", ["decode", "breakable"])
 def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str, device: str) -> None:
     """Outputs, tokens and all KV of the graph world, over drawn schedules."""
-    trial = TrialConfig(runner, device=device, page_size=4, **SIZES)
+    trial = replace(SMALL, runner=runner, device=device, page_size=4)
     lockstep = Lockstep(trial)
     in_order, overlapped = lockstep.pair, Pair(replace(trial, overlap=True))
     counted = 0
@@ -99,7 +99,7 @@ def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str, device
 
 def test_a_clean_build_violates_nothing_where_steps_overlap(device: str) -> None:
     """With every property on, and slots freed and evicted while a forward is in flight."""
-    lockstep = Lockstep(TrialConfig(device=device, overlap=True, **SIZES), PROPERTIES)
+    lockstep = Lockstep(replace(SMALL, device=device, overlap=True), PROPERTIES)
     steps: list[Step] = [Admit(40, 40), Admit(3, 3), Decode((0, 1)), Evict(0), Decode((0, 1))]
     steps += [Finish(0), Admit(9, 9), Idle(0), Decode((0, 1)), Verify((0,), 1), Decode((0, 1))]
     for schedule in dict.fromkeys(SHOWN_BY.values()):
@@ -117,7 +117,7 @@ def test_every_race_has_a_schedule_here() -> None:
 @pytest.mark.parametrize("bug", RACES)
 def test_a_race_is_seen_and_explained_by_the_wait_that_mends_it(bug: str, device: str) -> None:
     """And only where steps overlap."""
-    trial = TrialConfig(device=device, **SIZES).with_bug(bug)
+    trial = replace(SMALL, device=device).with_bug(bug)
     assert trial.overlap
     lockstep, schedule = Lockstep(trial, STEP_PROPERTIES), SHOWN_BY[bug]
     outcome, timeline = observe(lockstep, schedule)
@@ -132,7 +132,7 @@ def test_a_race_is_seen_and_explained_by_the_wait_that_mends_it(bug: str, device
 
 def broken(before: type[Overlap], device: str) -> Lockstep:
     """Return a lockstep whose order of device work has other methods."""
-    lockstep = Lockstep(TrialConfig(device=device, overlap=True, **SIZES))
+    lockstep = Lockstep(replace(SMALL, device=device, overlap=True))
     overlapped = lockstep.pair.overlapped
     assert overlapped is not None
     parts = lockstep.pair.on_trial.parts.with_before({Part.OVERLAP: before})
@@ -160,7 +160,7 @@ def test_a_prompt_that_is_overwritten_by_a_token_of_who_had_its_row_is_seen(devi
 
 def test_a_verify_is_not_planned_ahead(device: str) -> None:
     """The host has to read the root of its tree first."""
-    outcome = Lockstep(TrialConfig(device=device, overlap=True, **SIZES)).play(
+    outcome = Lockstep(replace(SMALL, device=device, overlap=True)).play(
         Schedule((Admit(3, 3), Verify((0,), 1)))
     )
     assert outcome.steps == 2
@@ -168,7 +168,7 @@ def test_a_verify_is_not_planned_ahead(device: str) -> None:
 
 
 def test_another_step_than_the_one_planned_ahead_is_refused(device: str) -> None:
-    pair = Pair(TrialConfig(device=device, overlap=True, **SIZES))
+    pair = Pair(replace(SMALL, device=device, overlap=True))
     with torch.inference_mode():
         pair.reset(0)
         pair.step(Admit(3, 3), upcoming=[Decode((0,))])
@@ -178,7 +178,7 @@ def test_another_step_than_the_one_planned_ahead_is_refused(device: str) -> None
 
 def test_extra_runs_run_before_forwards_that_lag(device: str) -> None:
     """Those need a quiet device: where the tables' writes lag, that would hide a race."""
-    pair = Pair(TrialConfig(device=device, overlap=True, **SIZES))
+    pair = Pair(replace(SMALL, device=device, overlap=True))
     ran: list[int] = []
     with torch.inference_mode():
         pair.reset(0)
