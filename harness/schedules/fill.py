@@ -27,7 +27,7 @@ Steps = tuple[Step, ...]
 
 LONGEST_PROMPTS: Mapping[Mode, int] = {
     Mode.DECODE: 3,
-    Mode.TARGET_VERIFY: 1,
+    Mode.TARGET_VERIFY: 2,
     Mode.DRAFT: 2,
     Mode.FROZEN_DRAFT: 4,
 }
@@ -46,7 +46,8 @@ def sweeps(mode: Mode, buckets: Sequence[int]) -> st.SearchStrategy[Steps]:
 
     The simplest has every bucket. Nothing may run where a sweep begins.
     """
-    orders = st.tuples(st.permutations(sorted(buckets)), st.integers(0, len(buckets) - 1))
+    dropped = st.sampled_from((0, 0, *range(len(buckets))))
+    orders = st.tuples(st.permutations(sorted(buckets)), dropped)
     kept = orders.map(lambda drawn: drawn[0][drawn[1] :])
     sweep = {Mode.EXTEND: _of_prompts, Mode.DRAFT_EXTEND: _of_catching_up}.get(mode)
     if sweep is not None:

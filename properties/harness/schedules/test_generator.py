@@ -31,7 +31,7 @@ from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 DRAWN = 30
 
-OFTEN = 4
+OFTEN = 3
 """Schedules of forty in which each bucket is filled in each way at least."""
 
 
