@@ -91,8 +91,10 @@ def _some(count: int, least: int) -> st.SearchStrategy[tuple[int, ...]]:
 def _of_rows(mode: Mode, order: Sequence[int], buckets: Sequence[int]) -> st.SearchStrategy[Steps]:
     """Return a strategy of sweeps of a runner whose batches may be of any requests."""
     most = max(order)
-    prompt = st.integers(1, LONGEST_PROMPTS[mode])
-    admitted = st.tuples(*[st.builds(Admit, prompt, st.just(LONGEST_PROMPTS[mode]))] * most)
+    longest = LONGEST_PROMPTS[mode]
+    # The simplest is the longest: what a row of one token leaves looks like padding.
+    prompt = st.integers(0, longest - 1).map(lambda fewer: longest - fewer)
+    admitted = st.tuples(*[st.builds(Admit, prompt, st.just(longest))] * most)
     ready: Steps = (DraftExtend(tuple(range(most))),) if mode.drafts else ()
 
     def step(count: int) -> st.SearchStrategy[Step]:

@@ -31,9 +31,6 @@ from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 DRAWN = 30
 
-OFTEN = 3
-"""Schedules of forty in which each bucket is filled in each way at least."""
-
 
 def drawn(runner: str, seed: int, count: int = DRAWN) -> list[Schedule]:
     """Return what one seed draws for the trial of a runner."""
@@ -147,13 +144,13 @@ def planned_events(runner: str, schedules: list[Schedule], page_size: int) -> Co
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_every_bucket_is_full_one_short_and_padded_after_it_was_full(runner: str) -> None:
-    """In the first schedule of any seed, the simplest, and in some of those after it."""
+    """In the first schedule of any seed, the simplest, and in one of the forty after it again."""
     first, *others = drawn(runner, 0, 41)
     for page_size in (1, 4):
         reached = planned_events(runner, [first], page_size)
         assert [event for event in filled(runner) if not reached[event]] == []
-    often = planned_events(runner, others, page_size)
-    assert [event for event in filled(runner) if often[event] < OFTEN] == []
+    again = planned_events(runner, others, page_size)
+    assert [event for event in filled(runner) if not again[event]] == []
     assert len(filled(runner)) == len(BUCKETS) * len(FILLINGS)
 
 
