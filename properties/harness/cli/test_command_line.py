@@ -60,7 +60,8 @@ MALFORMED_LINES = {
     "no workers": ["regress", "--workers", "0"],
     "a seed that is text": ["regress", "--seed", "one"],
     "a soak without a record": ["soak", "--steps", "10"],
-    "no steps": ["soak", "--steps", "0", "--record", "r.json"],
+    "steps below zero": ["soak", "--steps", "-1", "--record", "r.json"],
+    "a soak of nothing": ["soak", "--steps", "0", "--seeds", "0", "--record", "r.json"],
     "seeds below zero": ["soak", "--seeds", "-1", "--record", "r.json"],
     "a device of replay": ["replay", "case.json", "--device"],
 }
