@@ -73,7 +73,8 @@ def test_a_malformed_command_line_is_refused_in_one_sentence(message: str, refus
 
 
 def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
-    assert hunts_of(("swa_pad",), ()) == (("swa_pad", "decode"), ("swa_pad", "target_verify"))
+    affected = ("decode", "target_verify", "piecewise", "breakable")
+    assert hunts_of(("swa_pad",), ()) == tuple(("swa_pad", runner) for runner in affected)
     assert hunts_of(("swa_pad@decode",), ()) == (("swa_pad", "decode"),)
     assert hunts_of(("swa_pad",), ("piecewise",)) == (("swa_pad", "piecewise"),)
     assert hunts_of((), ("cpu_graph",)) == all_hunts(("cpu_graph",))
