@@ -28,6 +28,8 @@ from subjects.runners import RUNNERS
 
 def run_soak(options: argparse.Namespace) -> int:
     """Play many clean steps and many seeds of every bug; write the figures."""
+    if not (options.steps or options.seeds):
+        raise ValueError("no steps and no seeds are nothing to play (see paritybit soak --help)")
     device = resolve_device(options.device or "auto")
     run_record.require_writable(options.record)
     if options.table is not None:

@@ -24,6 +24,7 @@ from harness.records import record as records
 from harness.records.case import Case, load_case, write_case
 from harness.records.schema import Record
 from harness.schedules.schedule import Admit, Decode, Schedule
+from properties.support.harness.scripted import violating
 from properties.support.reports.pages import Page, RunnerSection
 from properties.support.reports.records import explanation
 from reports.page import render
@@ -105,7 +106,7 @@ def test_an_error_of_the_explainer_fails_the_task_and_keeps_the_violations(
         for task in regress.plan(run.settings)
         if task.bug is not None and task.source is Source.GENERATED
     )
-    result = run_task(task)
+    result = run_task(task, play=lambda _: violating("kv_parity"))
     assert result.status is Status.FAILED
     assert result.error is not None
     assert headline(result.error) == "ZeroDivisionError: no cause of step 3"

@@ -10,6 +10,7 @@ import torch
 from harness.__main__ import main
 from harness.campaigns import soak as soaking
 from harness.campaigns.bench import workload
+from harness.campaigns.fresh import PlayFresh
 from harness.campaigns.regress import one_size
 from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_seed, trials
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
@@ -48,6 +49,7 @@ def short_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     """A soak of three trials and one bug: a piece of work is over after one trial."""
     monkeypatch.setattr(soaking, "CHUNK_STEPS", 1)
     monkeypatch.setattr(soaking, "EXAMPLES", 9)
+    monkeypatch.setattr(soaking, "HUNT_EXAMPLES", 9)
     monkeypatch.setattr(soaking, "BUGS", {PAIR[0]: BUGS[PAIR[0]]})
     monkeypatch.setattr(soaking, "affected_runners", lambda _: PAIR[1:])
     monkeypatch.setattr(soaking, "trials", three_trials)
@@ -167,12 +169,30 @@ def test_a_bug_that_some_seed_misses_is_a_finding(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("short_soak")
 def test_a_false_alarm_is_a_finding_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = first_of_two_alarms(monkeypatch, lambda _: violating("frozen_kv"))
+    assert first["shrunk"].startswith("Schedule(steps=(), ")
+    assert first["undeclared"] is None
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_false_alarm_that_no_fresh_process_shows_is_told_as_undeclared_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the schedule that was drawn."""
+    first = first_of_two_alarms(monkeypatch, lambda _: clean())
+    assert not first["shrunk"].startswith("Schedule(steps=(), ")
+    assert "depends on state that no one declared" in first["undeclared"]
+
+
+def first_of_two_alarms(monkeypatch: pytest.MonkeyPatch, play: PlayFresh) -> Data:
+    """Return the first alarm of a soak whose clean trials violate; `play` is fresh processes."""
+    monkeypatch.setattr(soaking, "play_fresh", play)
     script = by_trial(lambda: violating("frozen_kv"), lambda: violating("index_contract"))
     figures = scripted_soak(monkeypatch, script)()
     assert (figures["as_hoped"], figures["clean"]["false_alarms"]) == (False, 2)
-    (first, _) = figures["clean"]["alarms"]
+    first: Data = figures["clean"]["alarms"][0]
     assert (first["seed"], first["violated"]) == (0, {"frozen_kv": 9})
-    assert first["shrunk"].startswith("Schedule(steps=(), ")
+    return first
 
 
 @pytest.mark.usefixtures("short_soak")

@@ -60,7 +60,8 @@ MALFORMED_LINES = {
     "no workers": ["regress", "--workers", "0"],
     "a seed that is text": ["regress", "--seed", "one"],
     "a soak without a record": ["soak", "--steps", "10"],
-    "no steps": ["soak", "--steps", "0", "--record", "r.json"],
+    "steps below zero": ["soak", "--steps", "-1", "--record", "r.json"],
+    "a soak of nothing": ["soak", "--steps", "0", "--seeds", "0", "--record", "r.json"],
     "seeds below zero": ["soak", "--seeds", "-1", "--record", "r.json"],
     "a device of replay": ["replay", "case.json", "--device"],
 }
@@ -72,7 +73,8 @@ def test_a_malformed_command_line_is_refused_in_one_sentence(message: str, refus
 
 
 def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
-    assert hunts_of(("swa_pad",), ()) == (("swa_pad", "decode"), ("swa_pad", "target_verify"))
+    affected = ("decode", "target_verify", "piecewise", "breakable")
+    assert hunts_of(("swa_pad",), ()) == tuple(("swa_pad", runner) for runner in affected)
     assert hunts_of(("swa_pad@decode",), ()) == (("swa_pad", "decode"),)
     assert hunts_of(("swa_pad",), ("piecewise",)) == (("swa_pad", "piecewise"),)
     assert hunts_of((), ("cpu_graph",)) == all_hunts(("cpu_graph",))

@@ -80,7 +80,7 @@ TRUTH: dict[str, Data] = {
 }
 """What each bug's mechanism implies, by its name up to the first dot."""
 
-MEMO_SITES = {"translate_window", "ListedKV.attend"}
+MEMO_SITES = {"translate_window", "ListedKV.store"}
 """Where the pool is asked to translate: the window's slots, and a store's."""
 
 
