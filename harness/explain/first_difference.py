@@ -51,9 +51,10 @@ class Difference:
 
     `row` is the op's, None where no row wrote the slot; `slot` is None for what lies in no
     cache, `head` for what has none. Of state beside KV `section` says which, and `slot` the
-    place.
+    place. `call` is the op's place in the forward.
     """
 
+    call: int
     op: str
     model: Role | None
     layer: int | None
@@ -162,6 +163,7 @@ def _stored(
     slot = touched[place]
     row = _last(found.slots, slot)
     return Difference(
+        call=number,
         op="store_kv",
         model=found.role,
         layer=found.layer,
@@ -193,6 +195,7 @@ def _stored_rows(
     place, element = first_index(different)
     row = touched[place]
     return Difference(
+        call=number,
         op="store_rows",
         model=None,
         layer=None,
@@ -242,7 +245,7 @@ def _last(slots: Sequence[int], slot: int) -> int | None:
 
 def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Difference | None:
     """Compare the rows that two ops gave: those of `left`, the first ones of `right`."""
-    pairs = zip(_results(left), _results(right), strict=True)
+    pairs = zip(results_of(left), results_of(right), strict=True)
     for number_of_tensor, (one, other) in enumerate(pairs):
         rows = min(len(one), len(other))
         different = bits(one[:rows]) != bits(other[:rows])
@@ -257,6 +260,7 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
                 role, layer, kind = layers_by_address(pools)[right.inputs[1].data_ptr()]
                 index = _key(number, row, keys_of(left, row), keys_of(right, row))
             return Difference(
+                call=number,
                 op=right.name,
                 model=role,
                 layer=layer,
@@ -276,7 +280,7 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
     return None
 
 
-def _results(call: OpCall) -> list[Tensor]:
+def results_of(call: OpCall) -> list[Tensor]:
     """Return the tensors that an op gave, rows first."""
     results = call.result if isinstance(call.result, tuple) else (call.result,)
     if call.name in ROWS_SECOND:
