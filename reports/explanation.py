@@ -129,7 +129,7 @@ def _right(index: IndexOrigin) -> str:
     parts = ["stale" if index.stale else "written by this step"]
     if index.right not in (None, index.value):
         parts.append(f"{index.right} would be right")
-    if index.read != index.value:
+    if index.read not in (None, index.value):
         parts.append(f"leads to slot {index.read}")
     return ", ".join(parts)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.explain.facts import (
     Cause,
     FirstDifference,
+    IndexOrigin,
     ListFault,
     Slot,
     UncapturedRun,
@@ -145,7 +146,7 @@ def _captured_cause(
     return replace(
         shown,
         blame="captured state",
-        index=captured_origin(recorded, index) if index is not None else None,
+        index=None if index is None or index.value is None else captured_origin(recorded, index),
         baked=baked_in(recorded.run.calls, run.calls, static_buffers(recorded)),
     )
 
@@ -159,13 +160,23 @@ def _input_cause(
         stale, own = not shown.twin_agrees, not seen.shifted
         found = origin(recorded, index, seen.read_from, stale=stale, own=own)
         if found is not None:
-            return replace(shown, blame="inputs", index=found)
-        lists = shown.twin_agrees and shown.listed is not None
-        return replace(shown, blame="key lists" if lists else "not known")
+            return replace(shown, blame=blame_of(recorded, shown, found), index=found)
+        return replace(shown, blame=blame_of_lists(shown))
     if seen.argument is None or seen.left is None:
         return shown
     given, mended = given_value(recorded, seen.argument, difference.call, seen.left, difference.row)
     return replace(shown, blame="inputs" if mended else "not known", given=given)
+
+
+def blame_of(recorded: RecordedForward, shown: Cause, found: IndexOrigin) -> str:
+    """Return what is to blame where a static element led to an index: it, or what lists it."""
+    listing = recorded.runner.metadata.buffers if recorded.runner is not None else {}
+    return blame_of_lists(shown) if found.buffer in listing and not found.stale else "inputs"
+
+
+def blame_of_lists(shown: Cause) -> str:
+    """Return what is to blame where nothing but a list of keys led to an index."""
+    return "key lists" if shown.twin_agrees and shown.listed is not None else "not known"
 
 
 def list_fault(

@@ -105,7 +105,8 @@ class IndexOrigin:
     """An index that an op read wrongly, and the static element that led to it.
 
     Row `row` of the op read slot `read`, as its key number `key` or, where that is None, as
-    the location to store at; `read_right` is what the other run read there, None for nothing.
+    the location to store at; `read_right` is what the other run read there. Either is None for
+    nothing.
     Element `element` of the static input `buffer` led there: it held `value`, where `right`
     was expected, and is stale if this step did not write it. Both are None if no static
     input says so: the graph has the index from its capture.
@@ -118,7 +119,7 @@ class IndexOrigin:
     stale: bool
     row: int
     key: int | None
-    read: int
+    read: int | None
     read_right: int | None
     left_by: Writer
     how: How

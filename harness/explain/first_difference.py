@@ -35,13 +35,14 @@ class Index:
 
     By op `call` of the forward, for its row `row`; `key` is the place in that row's list of
     keys, None where an op has one index a row: a location to store at, or a recurrent state.
-    `right` is None where the other run has no such row.
+    `right` is None where the other run has no such row or key, and `value` where this one has
+    no such key.
     """
 
     call: int
     row: int
     key: int | None
-    value: int
+    value: int | None
     right: int | None
 
 
@@ -214,7 +215,7 @@ def _stored_rows(
 
 def _place(index: Index | None, rows: int) -> Index | None:
     """Return an index of rows as one of places, `rows` of which are one; None if all agree."""
-    if index is None:
+    if index is None or index.value is None:
         return None
     value, right = index.value // rows, None if index.right is None else index.right // rows
     return None if value == right else Index(index.call, index.row, None, value, right)
@@ -310,6 +311,8 @@ def _key(number: int, row: int, left: list[int], right: list[int]) -> Index | No
         expected = left[place] if place < len(left) else None
         if value != expected:
             return Index(number, row, place, value, expected)
+    if len(left) > len(right):
+        return Index(number, row, len(right), None, left[len(right)])
     return None
 
 

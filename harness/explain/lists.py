@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.explain.cause import list_fault, uncaptured_run
+from harness.explain.cause import blame_of, blame_of_lists, list_fault, uncaptured_run
 from harness.explain.facts import Cause, ListFault
 from harness.explain.first_difference import Index, keys_of, read_again
 from harness.explain.origins.lists import WrongList
@@ -40,8 +40,6 @@ def _led_to(
 ) -> Cause:
     """Complete the cause of a wrong list by what led to its first key that differs."""
     fault, key = wrong
-    if key.value is None:
-        return replace(shown, blame="key lists" if shown.twin_agrees else "not known")
     index = Index(call, fault.row, key.key, key.value, key.right)
     read_from = element_read(recorded, index)
     cell = cell_origin(recorded, index)
@@ -50,12 +48,12 @@ def _led_to(
     stale, own = not shown.twin_agrees, not key.shifted
     found = origin(recorded, index, read_from, stale=stale, own=own)
     if found is not None:
-        return replace(shown, blame="inputs", index=found)
+        return replace(shown, blame=blame_of(recorded, shown, found), index=found)
     uncaptured, run = uncaptured_run(recorded)
     if run is not None and read_again(index, run.calls, recorded.pair.graph_pools) != key.value:
-        index_origin = captured_origin(recorded, index)
-        return replace(shown, blame="captured state", uncaptured_run=uncaptured, index=index_origin)
-    return replace(shown, blame="key lists" if shown.twin_agrees else "not known")
+        held = captured_origin(recorded, index) if index.value is not None else None
+        return replace(shown, blame="captured state", uncaptured_run=uncaptured, index=held)
+    return replace(shown, blame=blame_of_lists(shown))
 
 
 def attention_call(recorded: RecordedForward, kind: Kind, forward: int) -> int | None:

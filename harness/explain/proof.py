@@ -76,7 +76,10 @@ def _buts(cause: Cause) -> Iterator[str]:
     if cause.baked is not None:
         yield _baked(cause.baked)
     if cause.blame == "key lists":
-        yield "But the tables are as in the eager world: the code that makes the list is wrong."
+        yield (
+            "But no cell of the tables, no element that is stale and no input of a request leads"
+            " there: how the list is made is wrong."
+        )
     if cause.blame == "not known":
         yield "But what led there is not known: nothing that was changed alone made it right."
 
@@ -137,9 +140,9 @@ def _about_holding(property_id: str, held: Holding) -> tuple[str, ...]:
     """Tell since which step something is held, or said of it, wrongly."""
     worlds = "both worlds alike" if held.both else f"the {held.world} world alone"
     return (
-        f"Let {held.what} be as it was before step {held.since}: {held.before}.",
-        f"Then step {held.since} runs, {held.step}.",
-        f"But after it {held.found}, in {worlds}.",
+        f"Let {held.what} be {held.before} before step {held.since}.",
+        f"Then step {held.since} runs: {held.step}.",
+        f"But after it {held.what} is {held.found}, in {worlds}.",
         f"So {property_id} does not hold.",
     )
 
@@ -202,6 +205,8 @@ def _then(at: Situation, difference: FirstDifference, index: IndexOrigin | None)
         return f"{runs}, and no row of {difference.op}{where} writes slot {difference.slot}."
     if index is None:
         return f"{what} of {difference.op}{where} differs."
+    if index.read is None:
+        return f"{what} reads{where} no key {index.key}, which is slot {index.read_right}."
     if difference.op == "scan_states":
         return f"{what} continues the state in slot {index.read}."
     if index.key is None:
@@ -226,10 +231,13 @@ def _but(index: IndexOrigin) -> str:
         else:
             right = f"the row should find slot {index.right} by it"
         return f"But {_element(index)} was written by this very step; {right}."
+    does = f"leaves slot {index.read} alone"
+    if index.read is None:
+        does = f"reads slot {index.read_right}"
     right = "another value" if index.right is None else index.right
     return (
         f"But {_element(index)} was left there by {_who(index.left_by)}; with {right}, as a"
-        f" runner just captured has it, the row leaves slot {index.read} alone."
+        f" runner just captured has it, the row {does}."
     )
 
 

@@ -4,7 +4,7 @@ Found by changing one element at a time and replaying: an element is to blame if
 another value there, the index that was read is another. Knows no bug.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.explain.facts import CAPTURE, How, IndexOrigin, TableCell, Writer
 from harness.explain.first_difference import Index, address_of, read_again
-from harness.explain.origins.tables import MOST_CELLS, TABLES, Cell, differing_cells, place_of
+from harness.explain.origins.tables import MOST_CELLS, TABLES, differing_cells, place_of
 from harness.explain.provenance import StaticWrite
 from harness.explain.recorded import RecordedForward, Run
 from harness.lockstep.bits import bits
@@ -29,6 +29,8 @@ def element_read(recorded: RecordedForward, index: Index) -> tuple[str, int] | N
 
     To be asked before the forward is run again, which writes the tensors of its ops anew.
     """
+    if index.value is None:
+        return None
     tensor, element = address_of(index, recorded.run.calls[index.call])
     return element_at(static_buffers(recorded), tensor, int(tensor.storage_offset()) + element)
 
@@ -60,8 +62,9 @@ def origin(
     """Return the static element that led to an index, found by changing one at a time.
 
     First those that are `stale`, unless they cannot be to blame: a just-captured runner has
-    other bits there, and this forward did not write them. Then, with `own`, the one the index
-    was read from, then any of its value. An element that gives the right index goes before one
+    other bits there, and this forward did not write them. Then those of a request that are not
+    as its batch has them. Then, with `own`, the one the index was read from, then any of its
+    value. An element that gives the right index goes before one
     that merely gives another.
     """
     another = None
@@ -70,7 +73,8 @@ def origin(
         if not _is_evidence(recorded, run, index):
             continue
         read = read_again(index, run.calls, recorded.pair.graph_pools)
-        if read == index.value or (tried.guessed and read != index.right):
+        exactly = tried.guessed or index.value is None
+        if read == index.value or (exactly and read != index.right):
             continue
         if index.right is None or read == index.right:
             return origin_at(recorded, index, tried.name, tried.element, stale=tried.stale)
@@ -95,30 +99,33 @@ class _Candidate:
 
 
 def cell_origin(recorded: RecordedForward, index: Index) -> TableCell | None:
-    """Return the cell of the index tables that led to an index; None if none did.
+    """Return the cell of the index tables that led to an index; None if none did."""
+
+    def mended(run: Run) -> bool:
+        if not _is_evidence(recorded, run, index):
+            return False
+        read = read_again(index, run.calls, recorded.pair.graph_pools)
+        return read != index.value and index.right in (None, read)
+
+    return cell_to_blame(recorded, mended)
+
+
+def cell_to_blame(recorded: RecordedForward, mended: Callable[[Run], bool]) -> TableCell | None:
+    """Return the cell of the index tables with whose right value alone a run is mended.
 
     Those are tried in which the tables of both worlds differ: at first all of them together.
     """
     cells = differing_cells(recorded.tables, recorded.eager_tables)
-    if not cells or not _mended(recorded, index, cells):
+    if not cells or not mended(recorded.again(cells=cells)):
         return None
     for cell in cells[:MOST_CELLS]:
-        if _mended(recorded, index, [cell]):
+        if mended(recorded.again(cells=[cell])):
             table = recorded.tables[cell.table]
             value = int(table.view(-1)[cell.place])
             since = recorded.cells.since(cell)
             place = place_of(cell, table)
             return TableCell(TABLES[cell.table], place, value, cell.value, since)
     return None
-
-
-def _mended(recorded: RecordedForward, index: Index, cells: Sequence[Cell]) -> bool:
-    """Whether the index that is read is the right one with the eager world's value in cells."""
-    run = recorded.again(cells=cells)
-    if not _is_evidence(recorded, run, index):
-        return False
-    read = read_again(index, run.calls, recorded.pair.graph_pools)
-    return read != index.value and index.right in (None, read)
 
 
 def _is_evidence(recorded: RecordedForward, run: Run, index: Index) -> bool:
@@ -145,9 +152,9 @@ def _candidates(
         if not recorded.fresh[name].is_floating_point():
             value = recorded.fresh[name].flatten()[element]
             yield _Candidate(name, element, stale=True, value=value)
-    if not own:
-        return
     yield from _of_requests(recorded)
+    if not own or index.value is None:
+        return
     right = 0 if index.right is None else index.right
     places = [] if read_from is None else [read_from]
     for name, values in recorded.static.items():
@@ -226,6 +233,7 @@ def written_as(write: StaticWrite) -> How:
 
 def captured_origin(recorded: RecordedForward, index: Index) -> IndexOrigin:
     """Return an index that no static element led to: the graph has it from its capture."""
+    assert index.value is not None
     return IndexOrigin(
         buffer=None,
         element=None,

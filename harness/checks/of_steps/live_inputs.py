@@ -1,7 +1,7 @@
 """live_inputs: a static input that is no longer refreshed, or a tail that is no longer reset."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.checks.property import Description, Property
 from harness.checks.static_inputs import INPUTS, METADATA, OUTPUTS, Expected, ExpectedInputs
 from harness.explain.facts import Cause
-from harness.explain.origins.given import given_element
+from harness.explain.origins.given import cell_of_element, given_element, kept_value
 from harness.explain.recorded import RecordedForward
 from harness.lockstep.bits import any_set, bits
 from harness.lockstep.observation import Observation
@@ -175,7 +175,12 @@ def cause(recorded: RecordedForward) -> Cause | None:
         given = given_element(recorded, part.name, element, f"{value}", f"{should}")
         held, fresh = whole.flatten()[element], recorded.fresh[part.name].flatten()
         agrees = element < len(fresh) and bool(bits(held.view(1)) == bits(fresh[element].view(1)))
-        return Cause("inputs", given=given, twin_agrees=agrees)
+        shown = Cause("inputs", given=given, twin_agrees=agrees)
+        kept = kept_value(recorded, None)
+        if kept is not None:
+            return replace(shown, blame="kept output", kept=kept)
+        cell = cell_of_element(recorded, part.name, element, right[place].clone())
+        return shown if cell is None else replace(shown, blame="index tables", cell=cell)
     return None
 
 

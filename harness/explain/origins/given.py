@@ -1,13 +1,15 @@
 """Where a value that an op was given came from: a static input, or an output that was kept."""
 
 import torch
+from torch import Tensor
 
-from harness.explain.facts import GivenValue, KeptOutput, Writer
+from harness.explain.facts import GivenValue, KeptOutput, TableCell, Writer
 from harness.explain.first_difference import results_of
 from harness.explain.origins.arguments import WrongArgument, text_of
 from harness.explain.origins.outputs import kept_in_batch, kept_output
-from harness.explain.recorded import Element, RecordedForward
+from harness.explain.recorded import Element, RecordedForward, Run
 from harness.explain.static_origin import (
+    cell_to_blame,
     element_at,
     request_of,
     stale_elements,
@@ -59,6 +61,18 @@ def given_element(
     writer = Writer(write.forward_id.step, write.forward_id.runner, element, request)
     stale = (name, element) in stale_elements(recorded)
     return GivenValue(f"{name}[{element}]", value, right, stale, writer, written_as(write))
+
+
+def cell_of_element(
+    recorded: RecordedForward, name: str, element: int, right: Tensor
+) -> TableCell | None:
+    """Return the cell of the index tables that an element of a static input was made of."""
+    buffer = static_buffers(recorded)[name]
+
+    def mended(run: Run) -> bool:
+        return run.failed is None and torch.equal(bits(buffer.flatten()[element]), bits(right))
+
+    return cell_to_blame(recorded, mended)
 
 
 def _mends(
