@@ -78,7 +78,7 @@ def _difference_cause(
     right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
     difference = first_difference(left, right)
     if difference is None:
-        return None
+        return _unseen_cause(recorded) if run_uncaptured else None
     seen = _seen(recorded, left, difference, twin=run_uncaptured)
     shown = Cause(
         blame="not known",
@@ -99,6 +99,19 @@ def _difference_cause(
     if uncaptured == AS_EAGER and run is not None:
         return _captured_cause(recorded, shown, difference.index, run)
     return _input_cause(recorded, shown, difference, seen)
+
+
+def _unseen_cause(recorded: RecordedForward) -> Cause | None:
+    """Explain worlds that differ though no op does that both run: by what was captured alone."""
+    if recorded.eager_output is None or recorded.run.failed is not None:
+        return None
+    if _agrees(recorded, recorded.run, recorded.eager_storage, recorded.eager_output):
+        return None
+    uncaptured, run = uncaptured_run(recorded)
+    if uncaptured != AS_EAGER or run is None:
+        return None
+    cause = _captured_cause(recorded, Cause("", uncaptured_run=uncaptured), None, run)
+    return None if cause.baked is None else cause
 
 
 @dataclass(frozen=True)
@@ -171,7 +184,8 @@ def _input_cause(
 def blame_of(recorded: RecordedForward, shown: Cause, found: IndexOrigin) -> str:
     """Return what is to blame where a static element led to an index: it, or what lists it."""
     listing = recorded.runner.metadata.buffers if recorded.runner is not None else {}
-    return blame_of_lists(shown) if found.buffer in listing and not found.stale else "inputs"
+    of_list = found.buffer in listing and not found.stale and shown.twin_agrees
+    return blame_of_lists(shown) if of_list else "inputs"
 
 
 def blame_of_lists(shown: Cause) -> str:

@@ -54,7 +54,8 @@ def _then_alone(cause: Cause) -> str:
     """Tell what is wrong of which no bit of the forward need tell: a list of keys, or a value."""
     if cause.listed is not None:
         return f"Then {_list(cause.listed)}."
-    assert cause.given is not None
+    if cause.given is None:
+        return "Then each op that both worlds run gives the same in both, and what they leave differs."
     right = "not known" if cause.given.right is None else cause.given.right
     return f"Then {cause.given.what} is {cause.given.value}; what is right there is {right}."
 

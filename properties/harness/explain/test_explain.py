@@ -67,7 +67,7 @@ TRUTH: dict[str, Data] = {
     "loc_memo_capture": {"blame": "captured state", "buffer": None, "stale": True},
     "swa_loc_unset": {"blame": "build", "function": TRANSLATE},
     "spec_page_table_untranslated": {
-        "blame": "inputs",
+        "blame": "key lists",
         "buffer": "swa_page_table",
         "stale": False,
     },
