@@ -82,7 +82,7 @@ def _difference_cause(
     seen = _seen(recorded, left, difference, twin=run_uncaptured)
     shown = Cause(
         blame="not known",
-        difference=_first(difference, _live_rows(recorded, difference)),
+        difference=shown_difference(recorded, difference),
         slot=_slot(recorded, difference),
         twin_agrees=seen.twin_agrees,
         listed=seen.listed,
@@ -261,8 +261,9 @@ def _live_rows(recorded: RecordedForward, difference: Difference) -> int:
     return len(turn.requests if by_request else turn.rows)
 
 
-def _first(difference: Difference, live_rows: int) -> FirstDifference:
-    """Return a difference as plain data; the first `live_rows` rows of its op are live."""
+def shown_difference(recorded: RecordedForward, difference: Difference) -> FirstDifference:
+    """Return a difference as plain data."""
+    live_rows = _live_rows(recorded, difference)
     row = difference.index.row if difference.index is not None else difference.row
     model, kind = _name(difference.model), _name(difference.kind)
     if difference.section is not None:

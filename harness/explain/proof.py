@@ -55,7 +55,13 @@ def _then_alone(cause: Cause) -> str:
     if cause.listed is not None:
         return f"Then {_list(cause.listed)}."
     if cause.given is None:
-        return "Then each op that both worlds run gives the same in both, and what they leave differs."
+        return (
+            "Then each op that both worlds run gives the same in both, and what they leave differs."
+        )
+    if cause.compared:
+        first, second = cause.compared
+        values = f"{cause.given.right} {first} and {cause.given.value} {second}"
+        return f"Then {cause.given.what} is {values}."
     right = "not known" if cause.given.right is None else cause.given.right
     return f"Then {cause.given.what} is {cause.given.value}; what is right there is {right}."
 
@@ -70,7 +76,7 @@ def _buts(cause: Cause) -> Iterator[str]:
         yield _cell(cause.cell)
     if cause.kept is not None:
         yield _kept(cause.kept)
-    if cause.given is not None:
+    if cause.given is not None and not cause.compared:
         yield _given(cause.given, alone=cause.difference is None)
     if cause.index is not None:
         yield _but(cause.index)
@@ -81,7 +87,9 @@ def _buts(cause: Cause) -> Iterator[str]:
             "But no cell of the tables, no element that is stale and no input of a request leads"
             " there: how the list is made is wrong."
         )
-    if cause.blame == "not known":
+    if cause.compared and cause.difference is not None:
+        yield "But every op before it gave the same bits in both."
+    elif cause.blame == "not known":
         yield "But what led there is not known: nothing that was changed alone made it right."
 
 
