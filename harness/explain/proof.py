@@ -59,7 +59,7 @@ def _then_alone(cause: Cause) -> str:
             "Then each op that both worlds run gives the same in both, and what they leave differs."
         )
     if cause.compared:
-        first, second = cause.compared
+        first, second, _ = cause.compared
         values = f"{cause.given.right} {first} and {cause.given.value} {second}"
         return f"Then {cause.given.what} is {values}."
     right = "not known" if cause.given.right is None else cause.given.right
@@ -82,13 +82,13 @@ def _buts(cause: Cause) -> Iterator[str]:
         yield _but(cause.index)
     if cause.baked is not None:
         yield _baked(cause.baked)
-    if cause.blame == "key lists":
+    if cause.blame == "key lists" and cause.twin_agrees:
         yield (
             "But no cell of the tables, no element that is stale and no input of a request leads"
             " there: how the list is made is wrong."
         )
-    if cause.compared and cause.difference is not None:
-        yield "But every op before it gave the same bits in both."
+    if cause.compared:
+        yield f"But {cause.compared[2]}."
     elif cause.blame == "not known":
         yield "But what led there is not known: nothing that was changed alone made it right."
 
@@ -269,7 +269,7 @@ def _so(at: Situation, difference: FirstDifference, compared: tuple[str, ...]) -
     of_head = "" if head is None else f", head {head}"
     what = f"{difference.op} {difference.tensor}, {place}{of_head}, element {difference.element},"
     if compared:
-        first, second = compared
+        first, second, _ = compared
         bit_patterns = f"{difference.eager_bits} {first} and {difference.graph_bits} {second}"
         return f"So {what} is {bit_patterns}."
     return f"So {what} is {difference.graph_bits} where it should be {difference.eager_bits}."

@@ -318,8 +318,8 @@ def wrong_after_five_tokens(
     """An oracle with other logits after five tokens: both worlds' are wrong there, in passing."""
     at = "harness.checks.of_schedules.dense_agreement.dense_logits"
 
-    def other(*arguments: Any) -> Tensor:
-        logits = oracle.dense_logits(*arguments)
+    def other(*arguments: Any, **named: Any) -> Tensor:
+        logits = oracle.dense_logits(*arguments, **named)
         logits[4:5] += 0.01
         return logits
 
@@ -332,8 +332,8 @@ def draft_wrong_after_three_tokens(
     """Likewise of the draft model, after three."""
     at = "harness.checks.of_schedules.dense_agreement.dense_draft_logits"
 
-    def other(*arguments: Any) -> Tensor:
-        logits = oracle.dense_draft_logits(*arguments)
+    def other(*arguments: Any, **named: Any) -> Tensor:
+        logits = oracle.dense_draft_logits(*arguments, **named)
         logits[2:3] += 0.01
         return logits
 
