@@ -211,6 +211,8 @@ def _then(at: Situation, difference: FirstDifference, index: IndexOrigin | None)
     where = "" if difference.layer is None else f" in layer {difference.layer}"
     if row is None:
         runs = f"Then step {at.step} runs {_path(at)}"
+        if difference.slot is None:
+            return f"{runs}, and what {difference.op}{where} gives differs."
         return f"{runs}, and no row of {difference.op}{where} writes slot {difference.slot}."
     if index is None:
         return f"{what} of {difference.op}{where} differs."

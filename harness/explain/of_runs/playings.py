@@ -17,11 +17,14 @@ from reference.ops import Ops
 from reference.pool import KVPools
 from subjects.captured import CapturedEngine
 
-COMPARED = (
-    "when the schedule was played first",
-    "when it was played again",
-    "every op before it gave the same bits both times",
-)
+
+def compared(world: str) -> tuple[str, ...]:
+    """Return in words what is compared, in the eager or in the graph world."""
+    return (
+        f"in the {world} world when the schedule was played first",
+        "when it was played again",
+        "every op before it gave the same bits both times",
+    )
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class PlayedForward:
     at: Situation
     live_rows: int
     before: tuple[Tensor, Tensor]
-    given: list[tuple[GivenRows, Layered]] = field(default_factory=list)
+    given: list[tuple[str, GivenRows, Layered]] = field(default_factory=list)
 
 
 class PlayingRecorder(Recorder):
@@ -57,20 +60,20 @@ class PlayingRecorder(Recorder):
     @contextmanager
     def eager(self) -> Iterator[None]:
         """Keep what the eager forward's ops give."""
-        with self._given(self.pair.decoder.ops, self.pair.eager_pools):
+        with self._given("eager", self.pair.decoder.ops, self.pair.eager_pools):
             yield
 
     @contextmanager
     def forwarding(self) -> Iterator[None]:
         """Keep what the subject's ops give."""
-        with self._given(self.engine.ops, self.pair.graph_pools):
+        with self._given("graph", self.engine.ops, self.pair.graph_pools):
             yield
 
     @contextmanager
-    def _given(self, ops: Ops, pools: KVPools) -> Iterator[None]:
+    def _given(self, world: str, ops: Ops, pools: KVPools) -> Iterator[None]:
         with calls_of(ops) as calls:
             yield
-        given = ((GivenRows.of(call).cloned(), Layered.of(call, pools)) for call in calls)
+        given = ((world, GivenRows.of(one).cloned(), Layered.of(one, pools)) for one in calls)
         self.forwards[-1].given.extend(given)
 
 
@@ -83,13 +86,12 @@ def playing_cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation,
         return None
     first, again = (_played(pair, pair.subject, schedule, step) for _ in range(2))
     for left, right in zip(first, again, strict=False):
-        found = _drifted(pair, left, right)
-        cause = None if found is None else Cause("not known", given=found, compared=COMPARED)
-        for (usual, at), (other, _) in zip(left.given, right.given, strict=False):
+        cause = _drifted(pair, left, right)
+        for (world, usual, at), (_, other, _) in zip(left.given, right.given, strict=False):
             difference = rows_differ(usual, other, live(left.live_rows), at)
             if difference is not None:
-                cause = Cause("not known", difference=difference, given=found, compared=COMPARED)
-                break
+                words = compared(world)
+                return left.at, Cause("not known", difference=difference, compared=words)
         if cause is not None:
             return left.at, cause
     return None
@@ -108,13 +110,14 @@ def _played(
     return recorder.forwards
 
 
-def _drifted(pair: Pair, left: PlayedForward, right: PlayedForward) -> GivenValue | None:
-    """Return the first KV that is another before a forward, once it is played again."""
+def _drifted(pair: Pair, left: PlayedForward, right: PlayedForward) -> Cause | None:
+    """Return which KV is another before a forward, once it is played again."""
     for world, one, other in zip(("eager", "graph"), left.before, right.before, strict=True):
         different = (bits(one) != bits(other)) & pair.compared
         if different.any():
             place = int(different.nonzero()[0, 0])
-            what = f"element {place} of the {world} world's storage, before the forward,"
+            what = f"element {place} of KV, before the forward,"
             values = hex_bits(other[place]), hex_bits(one[place])
-            return GivenValue(what, *values, stale=False, left_by=None, how=None)
+            given = GivenValue(what, *values, stale=False, left_by=None, how=None)
+            return Cause("not known", given=given, compared=compared(world))
     return None

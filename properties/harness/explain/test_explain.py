@@ -217,6 +217,7 @@ def test_the_cause_is_what_the_mechanism_implies(explained: Explained) -> None:
     assert facts.property == explained.case.target
     assert facts.proof[0].startswith("Let ")
     assert facts.proof[-1].startswith("So ")
+    assert all("None" not in sentence for sentence in facts.proof)
     if bug == "loc_memo_warning":
         assert facts.cause.blame == "call site"
         assert facts.cause.site is not None
@@ -423,8 +424,7 @@ def test_a_page_table_of_full_slots_shows_in_what_a_live_row_reads(explained: Ex
 @pytest.mark.parametrize(
     "property_id",
     [
-        *("determinism", "dense_agreement", "token_trajectory"),
-        *("batch_invariance", "padding_noninterference"),
+        *("token_trajectory", "declared_state", "padding_noninterference", "padded_reads"),
     ],
 )
 def test_a_violation_that_no_single_forward_explains_is_left_unexplained(
@@ -432,15 +432,19 @@ def test_a_violation_that_no_single_forward_explains_is_left_unexplained(
 ) -> None:
     outcome = Outcome(violations=(Violation(property_id, 3, "it differs"),))
     assert PROPERTIES[property_id].cause is None
+    assert PROPERTIES[property_id].cause_in_play is None
     assert explanation(clean, DECODES, outcome, [], None) is None
 
 
 def test_every_other_property_says_how_its_cause_is_found() -> None:
-    explained = {name for name, rule in PROPERTIES.items() if rule.cause is not None}
-    assert explained == {
+    by_forward = {name for name, rule in PROPERTIES.items() if rule.cause is not None}
+    in_play = {name for name, rule in PROPERTIES.items() if rule.cause_in_play is not None}
+    assert by_forward == {
         *("logits_parity", "kv_parity", "write_frame", "frozen_kv", "read_frame", "live_inputs"),
         *("hermetic_replay", "index_contract", "captured_path", "log_hygiene"),
+        "batch_invariance",
     }
+    assert in_play == {"slot_ownership", "determinism", "dense_agreement"}
 
 
 def entry(mode: str | None, *violated: str) -> TimelineEntry:
