@@ -33,16 +33,18 @@ def dense_logits(
     windows: Tensor | None = None,
     *,
     tracked: bool,
+    layers: list[Tensor] | None = None,
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
 
     `tracked` says whether its recurrent state enters its input. `windows` int64 [L] are the
-    windows of the tokens; None means the model's for all of them.
+    windows of the tokens; None means the model's for all of them. To `layers`, if it is given,
+    the first layer's input is added, and then each layer's output, [L, H].
     """
     inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
     if tracked:
         inputs += recurrent_states(model, tokens)
-    return _decode(model, inputs, mrope_delta, windows)
+    return _decode(model, inputs, mrope_delta, windows, layers)
 
 
 def recurrent_states(model: Model, tokens: Tensor) -> Tensor:
@@ -57,13 +59,16 @@ def recurrent_states(model: Model, tokens: Tensor) -> Tensor:
     return (left * wide(model.embedding)[tokens] / 2).sum(1)
 
 
-def dense_draft_logits(draft: Model, tokens: Tensor, hidden_states: Tensor) -> Tensor:
+def dense_draft_logits(
+    draft: Model, tokens: Tensor, hidden_states: Tensor, layers: list[Tensor] | None = None
+) -> Tensor:
     """Return float64 logits [L, vocab] of a draft model over L tokens (int64 [L], host).
 
-    Row i of `hidden_states` [L, H] is the target's of the token before token i.
+    Row i of `hidden_states` [L, H] is the target's of the token before token i. `layers` is as
+    in `dense_logits`.
     """
     fused = _norm(wide(hidden_states), wide(draft.hidden_norm)) @ wide(draft.fusion).T
-    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0)
+    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0, layers=layers)
 
 
 def wide(weight: Tensor) -> Tensor:
@@ -72,11 +77,17 @@ def wide(weight: Tensor) -> Tensor:
 
 
 def _decode(
-    model: Model, inputs: Tensor, mrope_delta: int, windows: Tensor | None = None
+    model: Model,
+    inputs: Tensor,
+    mrope_delta: int,
+    windows: Tensor | None = None,
+    layers: list[Tensor] | None = None,
 ) -> Tensor:
     config = model.config
     window = config.window if windows is None else windows[:, None]
     length, hidden = len(inputs), inputs
+    found = [] if layers is None else layers
+    found.append(hidden)
     for kind, layer in zip(config.layers, model.layers, strict=True):
         shape = config.shape(kind)
         qkv = _norm(hidden, wide(layer.input_norm)) @ wide(layer.qkv).T
@@ -98,6 +109,7 @@ def _decode(
         gate, up = (_norm(hidden, wide(layer.mlp_norm)) @ wide(layer.gate_up).T).chunk(2, -1)
         gated = _activate(gate, config.activation) * up
         hidden = hidden + gated @ wide(layer.down).T
+        found.append(hidden)
     return _norm(hidden, wide(model.final_norm)) @ wide(model.head).T
 
 

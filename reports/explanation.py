@@ -96,6 +96,7 @@ def _situation(at: Situation) -> str:
 
 def _chain(cause: Cause) -> Iterator[Fact]:
     """Yield the links that are known: who left what where, whose slot it is, what differs."""
+    yield from _led_there(cause)
     if cause.index is not None:
         yield Fact(_who(cause.index.left_by), HOW[cause.index.how])
         yield Fact(_element(cause.index), _right(cause.index))
@@ -107,6 +108,40 @@ def _chain(cause: Cause) -> Iterator[Fact]:
         yield Fact(f"{cause.site.function} in {cause.site.file}", cause.site.message)
     if cause.difference is not None:
         yield Fact(_what(cause.difference), _where(cause.difference))
+
+
+def _led_there(cause: Cause) -> Iterator[Fact]:
+    """Yield what else led there: a table, an output, a value, a list, the capture, a step."""
+    if cause.cell is not None:
+        cell = cause.cell
+        place, since = ", ".join(map(str, cell.place)), source_text(cell.since)
+        right = f"since {since}, {cell.right} in the eager world"
+        yield Fact(f"{cell.table}[{place}] = {cell.value}", right)
+    if cause.kept is not None:
+        kept = cause.kept
+        by = f"{source_text(kept.step)}, {kept.runner}, output {kept.output}, row {kept.row}"
+        yield Fact(by, f"a view of it was kept as {kept.what}, which is {kept.value} since")
+    if cause.given is not None:
+        given = cause.given
+        if given.left_by is not None and given.how is not None:
+            yield Fact(_who(given.left_by), HOW[given.how])
+        right = "" if given.right is None else f"{given.right} would be right"
+        stale = ["stale"] if given.stale else []
+        yield Fact(
+            f"{given.what} = {given.value}", ", ".join([*stale, *([right] if right else [])])
+        )
+    if cause.listed is not None:
+        row = f"row {cause.listed.row}, {cause.listed.owner or 'padding'}"
+        yield Fact(f"{cause.listed.kind} keys of {row}", cause.listed.message)
+    if cause.baked is not None:
+        baked = cause.baked
+        what = baked.op if baked.argument is None else f"{baked.argument} of {baked.op}"
+        text = f"{baked.value} since the capture, {baked.right} run eagerly"
+        yield Fact(f"op {baked.place}, {what}", text)
+    if cause.held is not None:
+        held = cause.held
+        yield Fact(f"{source_text(held.since)}, {held.step}", f"before it {held.before}")
+        yield Fact(held.what, held.found)
 
 
 def _who(writer: Writer) -> str:
@@ -129,7 +164,7 @@ def _right(index: IndexOrigin) -> str:
     parts = ["stale" if index.stale else "written by this step"]
     if index.right not in (None, index.value):
         parts.append(f"{index.right} would be right")
-    if index.read != index.value:
+    if index.read not in (None, index.value):
         parts.append(f"leads to slot {index.read}")
     return ", ".join(parts)
 

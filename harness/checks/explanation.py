@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES
-from harness.explain.explanation import explain, explain_refusal, violating_forward
+from harness.explain.explanation import (
+    explain,
+    explain_playing,
+    explain_refusal,
+    violating_forward,
+)
 from harness.explain.facts import Explanation, TimelineEntry
 from harness.explain.timeline import timeline_entry
 from harness.explain.waits import WAITS, explain_race
@@ -66,16 +71,20 @@ def explanation(
         if not in_order.play(schedule).violations:
             return _race(lockstep, schedule, outcome, property_id)
         lockstep = in_order
-    cause_of = PROPERTIES[property_id].cause
-    if cause_of is None:
+    rule = PROPERTIES[property_id]
+    if rule.cause is None and rule.cause_in_play is None:
         return None
     if lockstep.refused is not None:
         return explain_refusal(property_id, lockstep.trial.runner, lockstep.refused)
     recording = lockstep
     if not lockstep.pair.records_ops:
         recording = Lockstep(lockstep.trial, records_ops=True)
-    forward = violating_forward(timeline, property_id)
-    return explain(recording.pair, schedule, forward, property_id, cause_of)
+    if rule.cause is not None:
+        forward = violating_forward(timeline, property_id)
+        return explain(recording.pair, schedule, forward, property_id, rule.cause)
+    assert rule.cause_in_play is not None
+    step = next(found.step for found in outcome.violations if found.property == property_id)
+    return explain_playing(recording.pair, schedule, step, property_id, rule.cause_in_play)
 
 
 def _race(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.explain.cause import CauseFinder
+from harness.explain.explanation import PlayCauseFinder
 from harness.lockstep.observation import Observation, Sample, StepEnd
 from harness.lockstep.pair import ExtraRun
 from harness.lockstep.python_state import Change
@@ -89,7 +90,8 @@ class Property:
     `extra_run` is a further run of each step that it judges; `samples` and `plays_again` ask
     for what requests sampled, and for a second playing, `after_reset` for what a reset then
     leaves. `needs` is what an engine must offer
-    for it to be asked. `cause` finds why it was violated, where one forward tells.
+    for it to be asked. `cause` finds why it was violated where one forward tells, and
+    `cause_in_play` where the schedule must be played for it.
     """
 
     id: str
@@ -106,6 +108,7 @@ class Property:
     plays_again: bool = False
     after_reset: bool = False
     cause: CauseFinder | None = None
+    cause_in_play: PlayCauseFinder | None = None
 
     def __post_init__(self) -> None:
         """Refuse a property that judges nothing."""

@@ -5,20 +5,46 @@ no bug. A cause function takes a recorded forward and returns the cause of a vio
 None where it finds none; a property names the one that explains its violations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from harness.explain.facts import Cause, FirstDifference, Slot, UncapturedRun, Writer
-from harness.explain.first_difference import Difference, Side, first_difference
+from harness.explain.facts import (
+    Cause,
+    FirstDifference,
+    IndexOrigin,
+    ListFault,
+    Slot,
+    UncapturedRun,
+    Writer,
+)
+from harness.explain.first_difference import (
+    Difference,
+    Index,
+    Side,
+    first_difference,
+    keys_of,
+    paired,
+)
+from harness.explain.origins.arguments import WrongArgument, baked_in, wrong_argument
+from harness.explain.origins.given import given_value, kept_value
+from harness.explain.origins.lists import WrongList, wrong_list
 from harness.explain.recorded import RecordedForward, Run
-from harness.explain.static_origin import captured_origin, element_read, origin
+from harness.explain.static_origin import (
+    captured_origin,
+    cell_origin,
+    element_read,
+    origin,
+    static_buffers,
+)
 from harness.lockstep.bits import bits, form
 from harness.lockstep.requests import owner_of_place
 from reference.config import Kind, Role
 from reference.model import Output
+from reference.ops import OpCall
 from reference.state_pool import Section
 
 CauseFinder = Callable[[RecordedForward], Cause | None]
@@ -47,50 +73,166 @@ def _difference_cause(
     """Return the cause of the first difference of the graph's run from another run of the forward.
 
     With `run_uncaptured` the captured function is also run eagerly, to tell wrong inputs from
-    wrong captured state.
+    wrong captured state, and a just-captured engine and the eager world's tables are asked too.
     """
     right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
     difference = first_difference(left, right)
     if difference is None:
-        return None
-    index = difference.index
-    # Further runs write the tensors of these calls again: read them first.
-    read_from = element_read(recorded, index) if index is not None else None
-    uncaptured = _uncaptured_run(recorded) if run_uncaptured else None
-    captured = uncaptured == AS_EAGER
-    if index is None:
-        found = None
-    elif captured:
-        found = captured_origin(recorded, index)
-    else:
-        found = origin(recorded, index, read_from)
-    blame = "captured state" if captured else "inputs"
-    if found is None and uncaptured not in (AS_GRAPH, AS_EAGER):
-        blame = "not known"
-    return Cause(
-        blame=blame,
-        uncaptured_run=uncaptured,
-        difference=_first(difference, _live_rows(recorded, difference)),
-        index=found,
+        return _unseen_cause(recorded) if run_uncaptured else None
+    seen = _seen(recorded, left, difference, twin=run_uncaptured)
+    shown = Cause(
+        blame="not known",
+        difference=shown_difference(recorded, difference),
         slot=_slot(recorded, difference),
+        twin_agrees=seen.twin_agrees,
+        listed=seen.listed,
+    )
+    kept = kept_value(recorded, seen.argument) if run_uncaptured else None
+    if kept is not None:
+        return replace(shown, blame="kept output", kept=kept)
+    if run_uncaptured and difference.index is not None:
+        cell = cell_origin(recorded, difference.index)
+        if cell is not None:
+            return replace(shown, blame="index tables", cell=cell)
+    uncaptured, run = uncaptured_run(recorded) if run_uncaptured else (None, None)
+    shown = replace(shown, uncaptured_run=uncaptured)
+    if uncaptured == AS_EAGER and run is not None:
+        return _captured_cause(recorded, shown, difference.index, run)
+    return _input_cause(recorded, shown, difference, seen)
+
+
+def _unseen_cause(recorded: RecordedForward) -> Cause | None:
+    """Explain worlds that differ though no op does that both run: by what was captured alone."""
+    if recorded.eager_output is None or recorded.run.failed is not None:
+        return None
+    if _agrees(recorded, recorded.run, recorded.eager_storage, recorded.eager_output):
+        return None
+    uncaptured, run = uncaptured_run(recorded)
+    if uncaptured != AS_EAGER or run is None:
+        return None
+    cause = _captured_cause(recorded, Cause("", uncaptured_run=uncaptured), None, run)
+    return None if cause.baked is None else cause
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is read off the tensors of a forward's ops before any further run writes them again."""
+
+    read_from: tuple[str, int] | None
+    twin_agrees: bool | None
+    listed: ListFault | None
+    shifted: bool
+    argument: WrongArgument | None
+    left: OpCall | None
+
+
+def _seen(recorded: RecordedForward, left: Side, difference: Difference, *, twin: bool) -> _Seen:
+    """Return what the ops of both runs show of their first difference."""
+    calls, index = recorded.run.calls, difference.index
+    pairs = ((one, place) for place, one, _ in paired(left.calls, calls))
+    one = next((one for one, place in pairs if place == difference.call), None)
+    other, row = calls[difference.call], difference.row
+    agrees, listed, argument = None, None, None
+    if twin and recorded.fresh_calls:
+        graph = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.fresh_calls)
+        agrees = first_difference(left, graph) == difference
+    if one is not None and row is not None:
+        if other.name == "attention" and difference.kind is not None:
+            lists = keys_of(other, row), keys_of(one, row)
+            listed = list_fault(recorded, difference.kind, row, *lists)
+        if index is None and difference.slot is None:
+            argument = wrong_argument(one, other, row)
+    return _Seen(
+        read_from=element_read(recorded, index) if index is not None else None,
+        twin_agrees=agrees,
+        listed=listed[0] if listed is not None else None,
+        shifted=listed is not None and listed[1].shifted,
+        argument=argument,
+        left=one,
     )
 
 
-def _uncaptured_run(recorded: RecordedForward) -> UncapturedRun | None:
-    """Say whose bits the captured function gives when it runs eagerly.
+def _captured_cause(
+    recorded: RecordedForward, shown: Cause, index: Index | None, run: Run
+) -> Cause:
+    """Complete the cause where the function, run eagerly, gives what the graph does not."""
+    return replace(
+        shown,
+        blame="captured state",
+        index=None if index is None or index.value is None else captured_origin(recorded, index),
+        baked=baked_in(recorded.run.calls, run.calls, static_buffers(recorded)),
+    )
+
+
+def _input_cause(
+    recorded: RecordedForward, shown: Cause, difference: Difference, seen: _Seen
+) -> Cause:
+    """Complete the cause where it is not the capture's: a static element, or how lists are made."""
+    index = difference.index
+    if index is not None:
+        stale, own = not shown.twin_agrees, not seen.shifted
+        found = origin(recorded, index, seen.read_from, stale=stale, own=own)
+        if found is not None:
+            return replace(shown, blame=blame_of(recorded, shown, found), index=found)
+        return replace(shown, blame=blame_of_lists(shown))
+    if seen.argument is None or seen.left is None:
+        return shown
+    given, mended = given_value(recorded, seen.argument, difference.call, seen.left, difference.row)
+    return replace(shown, blame="inputs" if mended else "not known", given=given)
+
+
+def blame_of(recorded: RecordedForward, shown: Cause, found: IndexOrigin) -> str:
+    """Return what is to blame where a static element led to an index: it, or what lists it."""
+    listing = recorded.runner.metadata.buffers if recorded.runner is not None else {}
+    of_list = found.buffer in listing and not found.stale and shown.twin_agrees
+    return blame_of_lists(shown) if of_list else "inputs"
+
+
+def blame_of_lists(shown: Cause) -> str:
+    """Return what is to blame where nothing but a list of keys led to an index."""
+    return "key lists" if shown.twin_agrees and shown.listed is not None else "not known"
+
+
+def list_fault(
+    recorded: RecordedForward,
+    kind: Kind,
+    row: int,
+    found: Sequence[int],
+    right: Sequence[int],
+    *,
+    live: bool = True,
+) -> tuple[ListFault, WrongList] | None:
+    """Return what is wrong with the slots that a row lists, None if nothing is."""
+    rows = recorded.forward_id.rows
+    serial = rows[row] if live and row < len(rows) else None
+    owner = next((owner for owner in recorded.owners if owner.serial == serial), None)
+    columns: dict[int, int] = {}
+    if owner is not None:
+        pages = owner.full_pages if kind is Kind.FULL else owner.swa_pages
+        size = owner.page_size
+        columns = {owner.slot(kind, at): at for at in range(len(pages) * size)}
+    wrong = wrong_list(kind, found, right, columns.get)
+    if wrong is None:
+        return None
+    named = None if owner is None else f"request {owner.serial}"
+    return ListFault(str(kind), row, named, wrong.message), wrong
+
+
+def uncaptured_run(recorded: RecordedForward) -> tuple[UncapturedRun | None, Run | None]:
+    """Say whose bits the captured function gives when it runs eagerly, and return that run.
 
     None where nothing was captured, and where this run fails though the replay did not: what
     fails is no evidence.
     """
     if recorded.runner is None:
-        return None
+        return None, None
     run = recorded.again(captured=False)
     if run.failed is not None and recorded.run.failed is None:
-        return None
+        return None, None
     if _agrees(recorded, run, recorded.run.storage, recorded.run.output):
-        return AS_GRAPH
+        return AS_GRAPH, run
     agrees = _agrees(recorded, run, recorded.eager_storage, recorded.eager_output)
-    return AS_EAGER if agrees else AS_NEITHER
+    return (AS_EAGER if agrees else AS_NEITHER), run
 
 
 def _agrees(recorded: RecordedForward, run: Run, storage: Tensor, output: Output | None) -> bool:
@@ -119,8 +261,9 @@ def _live_rows(recorded: RecordedForward, difference: Difference) -> int:
     return len(turn.requests if by_request else turn.rows)
 
 
-def _first(difference: Difference, live_rows: int) -> FirstDifference:
-    """Return a difference as plain data; the first `live_rows` rows of its op are live."""
+def shown_difference(recorded: RecordedForward, difference: Difference) -> FirstDifference:
+    """Return a difference as plain data."""
+    live_rows = _live_rows(recorded, difference)
     row = difference.index.row if difference.index is not None else difference.row
     model, kind = _name(difference.model), _name(difference.kind)
     if difference.section is not None:

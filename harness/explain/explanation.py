@@ -1,17 +1,20 @@
 """From a violated property to its explanation: the forward is recorded, and its cause found."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from harness.explain.build_faults import refused_build_cause
 from harness.explain.cause import CauseFinder
-from harness.explain.facts import Explanation, Situation, TimelineEntry
+from harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
 from harness.explain.pictures import slot_maps, static_inputs
 from harness.explain.proof import prove
 from harness.explain.recorded import record_forward
 from harness.lockstep.pair import Pair
 from harness.schedules.schedule import Schedule
+
+PlayCauseFinder = Callable[[Pair, Schedule, int], tuple[Situation, Cause] | None]
+"""Plays a schedule and returns the cause of what is violated at a step of it, and where that is."""
 
 
 def explain(
@@ -42,6 +45,18 @@ def explain(
             static_inputs=static_inputs(recorded),
             slots=slot_maps(recorded),
         )
+
+
+def explain_playing(
+    pair: Pair, schedule: Schedule, step: int, property_id: str, cause_of: PlayCauseFinder
+) -> Explanation | None:
+    """Return why `property_id` is violated at a step of a schedule; None if no cause is found."""
+    with torch.inference_mode():
+        found = cause_of(pair, schedule, step)
+    if found is None:
+        return None
+    at, cause = found
+    return Explanation(property_id, at, cause, prove(property_id, at, cause))
 
 
 def explain_refusal(property_id: str, runner: str, reason: str) -> Explanation:

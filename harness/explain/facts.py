@@ -4,7 +4,8 @@ Plain data, without torch: made by this package, kept in a run's record, shown b
 A step is its place in the schedule, a request its serial number, both counted from 0.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 How = Literal["copied", "reset", "equalized", "capture"]
@@ -18,6 +19,10 @@ CAPTURE = -1
 
 NOBODY = -1
 """The owner of a slot that belongs to no request."""
+
+
+LATER: Mapping[str, bool] = {"later": True}
+"""The metadata of a field that older records lack: they have its default."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ class IndexOrigin:
     """An index that an op read wrongly, and the static element that led to it.
 
     Row `row` of the op read slot `read`, as its key number `key` or, where that is None, as
-    the location to store at; `read_right` is what the other run read there, None for nothing.
+    the location to store at; `read_right` is what the other run read there. Either is None for
+    nothing.
     Element `element` of the static input `buffer` led there: it held `value`, where `right`
     was expected, and is stale if this step did not write it. Both are None if no static
     input says so: the graph has the index from its capture.
@@ -113,7 +119,7 @@ class IndexOrigin:
     stale: bool
     row: int
     key: int | None
-    read: int
+    read: int | None
     read_right: int | None
     left_by: Writer
     how: How
@@ -140,11 +146,109 @@ class CodeSite:
 
 
 @dataclass(frozen=True)
+class TableCell:
+    """A cell of an index table that led to a wrong index.
+
+    `place` is its row and column in `req_to_token`, or its slot in the mapping. It has held
+    `value` since step `since`; the eager world has `right` there.
+    """
+
+    table: str
+    place: tuple[int, ...]
+    value: int
+    right: int
+    since: int
+
+
+@dataclass(frozen=True)
+class ListFault:
+    """What is wrong with the keys that a row lists of one sub-pool.
+
+    `message` says it in words, beginning with a verb. `owner` is the row's request in words,
+    None where it is padded.
+    """
+
+    kind: str
+    row: int
+    owner: str | None
+    message: str
+
+
+@dataclass(frozen=True)
+class GivenValue:
+    """A value that is wrong, as an op was given it or as a static input holds it.
+
+    `what` names an argument of an op, or a static input, with its place. Where the value lies
+    in a static input, `left_by` and `how` say how it got there, and `stale` whether this step
+    did not write it. Values are texts; `right` is None where it is not known.
+    """
+
+    what: str
+    value: str
+    right: str | None
+    stale: bool
+    left_by: Writer | None
+    how: How | None
+
+
+@dataclass(frozen=True)
+class KeptOutput:
+    """A value of a step's batch, or of a static input, that is a view of an earlier output.
+
+    `what` names the value. The output called `output`, of which it is row `row`, was given by
+    step `step` on `runner`, and overwritten once it had been read.
+    """
+
+    what: str
+    value: str
+    output: str
+    row: int
+    step: int
+    runner: str
+
+
+@dataclass(frozen=True)
+class BakedIn:
+    """What a graph has from its capture, and the function, run eagerly, does otherwise.
+
+    Op `op`, the graph's number `place`, has `value` as its argument `argument`, where the
+    function has `right`. Without an argument the graph runs `value` there, the function `right`.
+    """
+
+    op: str
+    place: int
+    argument: str | None
+    value: str
+    right: str
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What is held or free wrongly, or said wrongly by a table, since step `since`.
+
+    `before` says in words how it was after the step before, `found` how it is since; `step` is
+    what step `since` did. `both` says whether it is so in both worlds.
+    """
+
+    what: str
+    before: str
+    found: str
+    since: int
+    step: str
+    world: str
+    both: bool
+
+
+@dataclass(frozen=True)
 class Cause:
     """What is to blame for a violation, and what shows it.
 
-    `blame` is in words: inputs, captured state, build, call site, or not known.
-    `uncaptured_run` is None where that was not tried, or failed.
+    `blame` is in words: inputs, captured state, index tables, key lists, kept output, slot
+    bookkeeping, build, call site, missing wait, or not known. `uncaptured_run` is None where
+    that was not tried, or failed. `twin_agrees` says whether an engine just captured does the
+    same wrong, so that no history is to blame; None where that was not tried. `compared` says in
+    words, where other runs are compared than the eager world's and the graph's, which two those
+    are, and what is known of all before the first difference.
     """
 
     blame: str
@@ -153,6 +257,14 @@ class Cause:
     index: IndexOrigin | None = None
     slot: Slot | None = None
     site: CodeSite | None = None
+    twin_agrees: bool | None = field(default=None, metadata=LATER)
+    compared: tuple[str, ...] = field(default=(), metadata=LATER)
+    cell: TableCell | None = field(default=None, metadata=LATER)
+    listed: ListFault | None = field(default=None, metadata=LATER)
+    given: GivenValue | None = field(default=None, metadata=LATER)
+    kept: KeptOutput | None = field(default=None, metadata=LATER)
+    baked: BakedIn | None = field(default=None, metadata=LATER)
+    held: Holding | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)

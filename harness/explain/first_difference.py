@@ -35,13 +35,14 @@ class Index:
 
     By op `call` of the forward, for its row `row`; `key` is the place in that row's list of
     keys, None where an op has one index a row: a location to store at, or a recurrent state.
-    `right` is None where the other run has no such row.
+    `right` is None where the other run has no such row or key, and `value` where this one has
+    no such key.
     """
 
     call: int
     row: int
     key: int | None
-    value: int
+    value: int | None
     right: int | None
 
 
@@ -51,9 +52,10 @@ class Difference:
 
     `row` is the op's, None where no row wrote the slot; `slot` is None for what lies in no
     cache, `head` for what has none. Of state beside KV `section` says which, and `slot` the
-    place.
+    place. `call` is the op's place in the forward.
     """
 
+    call: int
     op: str
     model: Role | None
     layer: int | None
@@ -162,6 +164,7 @@ def _stored(
     slot = touched[place]
     row = _last(found.slots, slot)
     return Difference(
+        call=number,
         op="store_kv",
         model=found.role,
         layer=found.layer,
@@ -193,6 +196,7 @@ def _stored_rows(
     place, element = first_index(different)
     row = touched[place]
     return Difference(
+        call=number,
         op="store_rows",
         model=None,
         layer=None,
@@ -211,7 +215,7 @@ def _stored_rows(
 
 def _place(index: Index | None, rows: int) -> Index | None:
     """Return an index of rows as one of places, `rows` of which are one; None if all agree."""
-    if index is None:
+    if index is None or index.value is None:
         return None
     value, right = index.value // rows, None if index.right is None else index.right // rows
     return None if value == right else Index(index.call, index.row, None, value, right)
@@ -242,7 +246,7 @@ def _last(slots: Sequence[int], slot: int) -> int | None:
 
 def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Difference | None:
     """Compare the rows that two ops gave: those of `left`, the first ones of `right`."""
-    pairs = zip(_results(left), _results(right), strict=True)
+    pairs = zip(results_of(left), results_of(right), strict=True)
     for number_of_tensor, (one, other) in enumerate(pairs):
         rows = min(len(one), len(other))
         different = bits(one[:rows]) != bits(other[:rows])
@@ -257,6 +261,7 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
                 role, layer, kind = layers_by_address(pools)[right.inputs[1].data_ptr()]
                 index = _key(number, row, keys_of(left, row), keys_of(right, row))
             return Difference(
+                call=number,
                 op=right.name,
                 model=role,
                 layer=layer,
@@ -276,7 +281,7 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
     return None
 
 
-def _results(call: OpCall) -> list[Tensor]:
+def results_of(call: OpCall) -> list[Tensor]:
     """Return the tensors that an op gave, rows first."""
     results = call.result if isinstance(call.result, tuple) else (call.result,)
     if call.name in ROWS_SECOND:
@@ -306,6 +311,8 @@ def _key(number: int, row: int, left: list[int], right: list[int]) -> Index | No
         expected = left[place] if place < len(left) else None
         if value != expected:
             return Index(number, row, place, value, expected)
+    if len(left) > len(right):
+        return Index(number, row, len(right), None, left[len(right)])
     return None
 
 

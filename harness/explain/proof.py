@@ -1,31 +1,159 @@
 """An explanation told as a short proof: Let …, then …, but …, so …."""
 
+from collections.abc import Iterator, Mapping
+
 from harness.explain.facts import (
     CAPTURE,
+    BakedIn,
     Cause,
     FirstDifference,
+    GivenValue,
+    Holding,
+    How,
     IndexOrigin,
+    KeptOutput,
+    ListFault,
     Situation,
     Slot,
+    TableCell,
     Writer,
 )
+
+LISTS = {"swa": "window list", "full": "key list"}
+"""What the keys that a row lists on layers of each kind are called."""
+
+WRITTEN: Mapping[How, str] = {
+    "copied": "copied from its batch",
+    "reset": "reset as padding",
+    "equalized": "made equal for all padded rows",
+    "capture": "left so since the capture",
+}
+"""How this very step wrote an element."""
 
 
 def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
     """Return the sentences that explain a violation, in order.
 
-    A cause names a site in the code, or else the first difference.
+    A cause names a site in the code, or what is held wrongly, or else the first difference, a
+    list of keys or a value.
     """
     if cause.site is not None:
         return _about_site(property_id, at, cause)
-    assert cause.difference is not None
-    sentences = [
-        _setting(at) if cause.slot is None else _whose(cause.slot),
-        _then(at, cause.difference, cause.index),
-        "" if cause.index is None else _but(cause.index),
-        _so(at, cause.difference),
-    ]
-    return tuple(sentence for sentence in sentences if sentence)
+    if cause.held is not None:
+        return _about_holding(property_id, cause.held)
+    difference = cause.difference
+    if difference is None:
+        then, so = _then_alone(cause), f"So {property_id} does not hold."
+    else:
+        then, so = _then(at, difference, cause.index), _so(at, difference, cause.compared)
+    setting = _setting(at) if cause.slot is None else _whose(cause.slot)
+    return (setting, then, *_buts(cause), so)
+
+
+def _then_alone(cause: Cause) -> str:
+    """Tell what is wrong of which no bit of the forward need tell: a list of keys, or a value."""
+    if cause.listed is not None:
+        return f"Then {_list(cause.listed)}."
+    if cause.given is None:
+        return (
+            "Then each op that both worlds run gives the same in both, and what they leave differs."
+        )
+    if cause.compared:
+        first, second, _ = cause.compared
+        values = f"{cause.given.right} {first} and {cause.given.value} {second}"
+        return f"Then {cause.given.what} is {values}."
+    right = "not known" if cause.given.right is None else cause.given.right
+    return f"Then {cause.given.what} is {cause.given.value}; what is right there is {right}."
+
+
+def _buts(cause: Cause) -> Iterator[str]:
+    """Yield what is known of what led there, and that nothing is."""
+    if cause.listed is not None and cause.difference is not None:
+        yield f"But {_list(cause.listed)}."
+    if cause.twin_agrees:
+        yield "But a runner just captured does the same, so that no history is to blame."
+    if cause.cell is not None:
+        yield _cell(cause.cell)
+    if cause.kept is not None:
+        yield _kept(cause.kept)
+    if cause.given is not None and not cause.compared:
+        yield _given(cause.given, alone=cause.difference is None)
+    if cause.index is not None:
+        yield _but(cause.index)
+    if cause.baked is not None:
+        yield _baked(cause.baked)
+    if cause.blame == "key lists" and cause.twin_agrees:
+        yield (
+            "But no cell of the tables, no element that is stale and no input of a request leads"
+            " there: how the list is made is wrong."
+        )
+    if cause.compared:
+        yield f"But {cause.compared[2]}."
+    elif cause.blame == "not known":
+        yield "But what led there is not known: nothing that was changed alone made it right."
+
+
+def _list(listed: ListFault) -> str:
+    """Tell what is wrong with the keys that a row lists."""
+    row = f"padded row {listed.row}"
+    if listed.owner is not None:
+        row = f"live row {listed.row} ({listed.owner})"
+    return f"the {LISTS[listed.kind]} of {row} {listed.message}"
+
+
+def _cell(cell: TableCell) -> str:
+    """Tell which cell of which table led there, and since when it holds what it holds."""
+    place = ", ".join(map(str, cell.place))
+    since = "always" if cell.since == CAPTURE else f"since step {cell.since}"
+    return (
+        f"But {cell.table}[{place}] has been {cell.value} {since}, where the eager world has"
+        f" {cell.right}; with {cell.right} there the row reads and writes what is right."
+    )
+
+
+def _kept(kept: KeptOutput) -> str:
+    """Tell which output a value is a view of."""
+    return (
+        f"But {kept.what} is {kept.value}: it is a view of row {kept.row} of the static output"
+        f" {kept.output} of step {kept.step} ({kept.runner}), which was overwritten once that"
+        " step was over. Whoever kept it must copy it."
+    )
+
+
+def _given(given: GivenValue, *, alone: bool) -> str:
+    """Tell which value an op was given, unless that was told, and who wrote it."""
+    right = "what is right there is not known"
+    if given.right is not None:
+        right = f"{given.right} would be right"
+    value = "it" if alone else f"{given.what} = {given.value}"
+    if given.left_by is None or given.how is None:
+        return f"But {value} is in no static input; {right}."
+    if given.stale:
+        return f"But {value} was left there by {_who(given.left_by)}; {right}."
+    return f"But {value} was written by this very step, {WRITTEN[given.how]}; {right}."
+
+
+def _baked(baked: BakedIn) -> str:
+    """Tell what a graph has from its capture."""
+    if baked.argument is None:
+        does = f"the graph runs {baked.value} as its op {baked.place}, where the function runs"
+    else:
+        does = (
+            f"the graph has {baked.value} for {baked.argument} of {baked.op}, its op"
+            f" {baked.place}, where the function has"
+        )
+    return f"But {does} {baked.right} when it runs eagerly: the graph has it from its capture."
+
+
+def _about_holding(property_id: str, held: Holding) -> tuple[str, ...]:
+    """Tell since which step something is held, or said of it, wrongly."""
+    worlds = "both worlds alike" if held.both else f"the {held.world} world alone"
+    return (
+        f"Let {held.what} be {held.before} before step {held.since}.",
+        f"Then step {held.since} runs: {held.step}.",
+        f"But after it {held.what} is {held.found}, in {worlds}.",
+        f"So {property_id} does not hold.",
+    )
 
 
 def _about_site(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
@@ -81,8 +209,15 @@ def _then(at: Situation, difference: FirstDifference, index: IndexOrigin | None)
     liveness = "live" if difference.live else "padded"
     what = f"Then step {at.step} runs {_path(at)}, and {liveness} row {row}"
     where = "" if difference.layer is None else f" in layer {difference.layer}"
+    if row is None:
+        runs = f"Then step {at.step} runs {_path(at)}"
+        if difference.slot is None:
+            return f"{runs}, and what {difference.op}{where} gives differs."
+        return f"{runs}, and no row of {difference.op}{where} writes slot {difference.slot}."
     if index is None:
         return f"{what} of {difference.op}{where} differs."
+    if index.read is None:
+        return f"{what} reads{where} no key {index.key}, which is slot {index.read_right}."
     if difference.op == "scan_states":
         return f"{what} continues the state in slot {index.read}."
     if index.key is None:
@@ -100,10 +235,20 @@ def _but(index: IndexOrigin) -> str:
             " capture."
         )
     if not index.stale:
-        return f"But {_element(index)}, written by this very step, should be {index.right}."
+        if index.right is None:
+            right = "what is right there is not known"
+        elif index.value == index.read:
+            right = f"{index.right} would be right"
+        else:
+            right = f"the row should find slot {index.right} by it"
+        return f"But {_element(index)} was written by this very step; {right}."
+    does = f"leaves slot {index.read} alone"
+    if index.read is None:
+        does = f"reads slot {index.read_right}"
+    right = "another value" if index.right is None else index.right
     return (
-        f"But {_element(index)} was left there by {_who(index.left_by)}; with {index.right}, as a"
-        f" runner just captured has it, the row leaves slot {index.read} alone."
+        f"But {_element(index)} was left there by {_who(index.left_by)}; with {right}, as a"
+        f" runner just captured has it, the row {does}."
     )
 
 
@@ -112,17 +257,21 @@ def _who(writer: Writer) -> str:
     if writer.step == CAPTURE:
         return "the capture"
     request = "" if writer.request is None else f" for request {writer.request}"
-    return f"step {writer.step} ({writer.runner}, row {writer.row}{request})"
+    runner = writer.runner or "an eager forward"
+    return f"step {writer.step} ({runner}, row {writer.row}{request})"
 
 
-def _so(at: Situation, difference: FirstDifference) -> str:
-    """Tell the first bits that differ."""
+def _so(at: Situation, difference: FirstDifference, compared: tuple[str, ...]) -> str:
+    """Tell the first bits that differ; `compared` are the two runs in words, if others differ."""
     if at.failed is not None:
         return f"So {difference.op} fails: {at.failed}."
     slot, head = difference.slot, difference.head
-    place = f"row {difference.row}" if slot is None else f"slot {slot}"
+    place = "all rows" if difference.row is None else f"row {difference.row}"
+    place = place if slot is None else f"slot {slot}"
     of_head = "" if head is None else f", head {head}"
-    return (
-        f"So {difference.op} {difference.tensor}, {place}{of_head}, element {difference.element},"
-        f" is {difference.graph_bits} where it should be {difference.eager_bits}."
-    )
+    what = f"{difference.op} {difference.tensor}, {place}{of_head}, element {difference.element},"
+    if compared:
+        first, second, _ = compared
+        bit_patterns = f"{difference.eager_bits} {first} and {difference.graph_bits} {second}"
+        return f"So {what} is {bit_patterns}."
+    return f"So {what} is {difference.graph_bits} where it should be {difference.eager_bits}."

@@ -6,7 +6,7 @@ what a change of one thing changes is what that thing is to blame for.
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.explain.origins.outputs import GivenOutput, OutputLedger
+from harness.explain.origins.tables import Cell, TableLedger, both
 from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
 from harness.lockstep.bits import cloned
 from harness.lockstep.config import SUBJECT_LOGGER
@@ -99,7 +101,10 @@ class RecordedForward:
     Storages are all KV of a world, before and after the forward. `written` tells who wrote
     each slot before it. `static` holds the static buffers of the replay's runner, by name,
     after the forward, and `fresh` those of the fresh engine after the same forward. `state` is
-    the engine's Python state before it, `tables` the graph world's index tables during it.
+    the engine's Python state before it. `tables` are the graph world's index tables during it,
+    `eager_tables` the eager world's; `cells` tells since when each cell of the graph world's has
+    held what it holds. `outputs` are those of the replays before it, and `observation` is
+    what the checks see of it, None if the subject failed: it is valid until `again` is called.
     """
 
     pair: Pair
@@ -110,6 +115,10 @@ class RecordedForward:
     eager_before: Tensor
     graph_before: Tensor
     tables: tuple[Tensor, Tensor]
+    eager_tables: tuple[Tensor, Tensor]
+    cells: TableLedger
+    outputs: tuple[GivenOutput, ...]
+    observation: Observation | None
     eager_output: Output | None
     eager_calls: Calls
     eager_storage: Tensor
@@ -151,18 +160,32 @@ class RecordedForward:
         """Say in words whose slot it is, what is being written included."""
         return owner_of(kind, slot, self.spans, self.owners)
 
-    def again(self, elements: tuple[Element, ...] = (), *, captured: bool = True) -> Run:
-        """Run the forward once more from the same bytes, some static elements changed.
+    def again(
+        self,
+        elements: tuple[Element, ...] = (),
+        *,
+        captured: bool = True,
+        cells: Sequence[Cell] = (),
+    ) -> Run:
+        """Run the forward once more from the same bytes, some static elements or cells changed.
 
         Without `captured` the captured function runs eagerly, through the static buffers.
         """
         pools = self.pair.graph_pools
         pools.storage.copy_(self.graph_before)
-        tables = pools.tables.req_to_token, pools.tables.full_to_swa_index_mapping
-        for table, during in zip(tables, self.tables, strict=True):
-            table.copy_(during)
+        tables = both(pools.tables)
+        self._restore_tables()
+        for cell in cells:
+            tables[cell.table].view(-1)[cell.place] = cell.value
         self.engine.restore(self.state)
-        return run(self.pair, self.engine, self.planned, Overrides(elements, captured))
+        try:
+            return run(self.pair, self.engine, self.planned, Overrides(elements, captured))
+        finally:
+            self._restore_tables()
+
+    def _restore_tables(self) -> None:
+        for table, during in zip(both(self.pair.graph_pools.tables), self.tables, strict=True):
+            table.copy_(during)
 
 
 def run(pair: Pair, engine: CapturedEngine, planned: PlannedStep, overrides: Overrides) -> Run:
@@ -189,7 +212,12 @@ class OpRecorder(Recorder):
             buffer for buffers in engine.all_static_buffers() for buffer in buffers.values()
         )
         self.slots = SlotLedger(pair.graph_pools)
+        self.outputs = OutputLedger()
         self.trap = SiteTrap()
+
+    def begin(self) -> None:
+        """Begin to follow the tables, which were just reset."""
+        self.cells = TableLedger(self.pair.graph_pools.tables)
 
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
         """Keep what the forward starts from, and what the fresh engine makes of it."""
@@ -205,8 +233,11 @@ class OpRecorder(Recorder):
         self.forward_id = ForwardId(self.forwards, planned.place, name, serials, rows)
         self.eager_before = pair.eager_pools.storage.clone()
         self.graph_before = pair.graph_pools.storage.clone()
-        tables = pair.graph_pools.tables
-        self.tables = tables.req_to_token.clone(), tables.full_to_swa_index_mapping.clone()
+        self.cells.follow(planned.place)
+        self.tables, self.eager_tables = (
+            (rows.clone(), mapping.clone())
+            for rows, mapping in (both(pair.graph_pools.tables), both(pair.eager_pools.tables))
+        )
         self.fresh_calls, self.fresh = self._run_fresh(planned)
         pair.restore_graph()
         self.state = self.engine.state()
@@ -256,6 +287,10 @@ class OpRecorder(Recorder):
             eager_before=self.eager_before,
             graph_before=self.graph_before,
             tables=self.tables,
+            eager_tables=self.eager_tables,
+            cells=self.cells,
+            outputs=tuple(self.outputs.given),
+            observation=observation,
             eager_output=observation.eager.output if observation is not None else None,
             eager_calls=self.eager_calls,
             eager_storage=self.eager_storage,
@@ -269,6 +304,13 @@ class OpRecorder(Recorder):
             state=self.state,
             runner=self.runner,
         )
+
+    def ended(self, place: int, observation: Observation | None) -> None:
+        """Follow a step that is over, before anything overwrites what it gave."""
+        self.cells.follow(place)
+        if observation is not None:
+            self.slots.follow(self.forward_id, self.calls)
+            self.outputs.follow(place, observation.replay)
 
     def _run_fresh(self, planned: PlannedStep) -> tuple[Calls, dict[str, Tensor]]:
         """Return the ops and the static buffers of the fresh engine after the step."""
@@ -294,6 +336,7 @@ def record_forward(pair: Pair, schedule: Schedule, number: int) -> RecordedForwa
     try:
         with torch.inference_mode():
             pair.reset(schedule.seed)
+            recorder.begin()
             for place, step, upcoming in schedule.ahead():
                 try:
                     observation = pair.step(step, place, upcoming=upcoming, recorder=recorder)
@@ -301,11 +344,9 @@ def record_forward(pair: Pair, schedule: Schedule, number: int) -> RecordedForwa
                     if recorder.forwards - 1 != number:
                         raise
                     return recorder.recorded(None)
-                if observation is None:
-                    continue
-                if recorder.forwards - 1 == number:
+                if observation is not None and recorder.forwards - 1 == number:
                     return recorder.recorded(observation)
-                recorder.slots.follow(recorder.forward_id, recorder.calls)
+                recorder.ended(place, observation)
     finally:
         SUBJECT_LOGGER.removeHandler(recorder.trap)
     raise ValueError(f"the schedule has {recorder.forwards} forwards, and no number {number}")

@@ -4,14 +4,16 @@ Found by changing one element at a time and replaying: an element is to blame if
 another value there, the index that was read is another. Knows no bug.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from harness.explain.facts import CAPTURE, How, IndexOrigin, Writer
+from harness.explain.facts import CAPTURE, How, IndexOrigin, TableCell, Writer
 from harness.explain.first_difference import Index, address_of, read_again
+from harness.explain.origins.tables import MOST_CELLS, TABLES, differing_cells, place_of
 from harness.explain.provenance import StaticWrite
 from harness.explain.recorded import RecordedForward, Run
 from harness.lockstep.bits import bits
@@ -27,9 +29,16 @@ def element_read(recorded: RecordedForward, index: Index) -> tuple[str, int] | N
 
     To be asked before the forward is run again, which writes the tensors of its ops anew.
     """
+    if index.value is None:
+        return None
     tensor, element = address_of(index, recorded.run.calls[index.call])
-    storage, place = tensor.untyped_storage()._cdata, int(tensor.storage_offset()) + element
-    for name, buffer in static_buffers(recorded).items():
+    return element_at(static_buffers(recorded), tensor, int(tensor.storage_offset()) + element)
+
+
+def element_at(buffers: Mapping[str, Tensor], tensor: Tensor, place: int) -> tuple[str, int] | None:
+    """Return which element of which buffer lies at a place of a tensor's storage, if one does."""
+    storage = tensor.untyped_storage()._cdata
+    for name, buffer in buffers.items():
         first = int(buffer.storage_offset())
         inside = first <= place < first + buffer.numel()
         if buffer.untyped_storage()._cdata == storage and inside:
@@ -43,19 +52,79 @@ def static_buffers(recorded: RecordedForward) -> dict[str, Tensor]:
 
 
 def origin(
-    recorded: RecordedForward, index: Index, read_from: tuple[str, int] | None
+    recorded: RecordedForward,
+    index: Index,
+    read_from: tuple[str, int] | None,
+    *,
+    stale: bool = True,
+    own: bool = True,
 ) -> IndexOrigin | None:
     """Return the static element that led to an index, found by changing one at a time.
 
-    First those that are stale: a just-captured runner has other bits there, and this forward
-    did not write them. Then the one the index was read from, then any of its value.
+    First those that are `stale`, unless they cannot be to blame: a just-captured runner has
+    other bits there, and this forward did not write them. Then those of a request that are not
+    as its batch has them. Then, with `own`, the one the index was read from, then any of its
+    value. An element that gives the right index goes before one
+    that merely gives another.
     """
-    for name, element, stale, value in _candidates(recorded, index, read_from):
-        run = recorded.again(((name, element, value),))
+    another = None
+    for tried in _candidates(recorded, index, read_from, stale=stale, own=own):
+        run = recorded.again(((tried.name, tried.element, tried.value),))
         if not _is_evidence(recorded, run, index):
             continue
-        if read_again(index, run.calls, recorded.pair.graph_pools) != index.value:
-            return origin_at(recorded, index, name, element, stale=stale)
+        read = read_again(index, run.calls, recorded.pair.graph_pools)
+        exactly = tried.guessed or index.value is None
+        if read == index.value or (exactly and read != index.right):
+            continue
+        if index.right is None or read == index.right:
+            return origin_at(recorded, index, tried.name, tried.element, stale=tried.stale)
+        another = another or tried
+    if another is None:
+        return None
+    return origin_at(recorded, index, another.name, another.element, stale=another.stale)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """An element that may have led to an index, and the value to try instead.
+
+    One that is `guessed` is to blame only if the index is then the right one.
+    """
+
+    name: str
+    element: int
+    stale: bool
+    value: Tensor
+    guessed: bool = False
+
+
+def cell_origin(recorded: RecordedForward, index: Index) -> TableCell | None:
+    """Return the cell of the index tables that led to an index; None if none did."""
+
+    def mended(run: Run) -> bool:
+        if not _is_evidence(recorded, run, index):
+            return False
+        read = read_again(index, run.calls, recorded.pair.graph_pools)
+        return read != index.value and index.right in (None, read)
+
+    return cell_to_blame(recorded, mended)
+
+
+def cell_to_blame(recorded: RecordedForward, mended: Callable[[Run], bool]) -> TableCell | None:
+    """Return the cell of the index tables with whose right value alone a run is mended.
+
+    Those are tried in which the tables of both worlds differ: at first all of them together.
+    """
+    cells = differing_cells(recorded.tables, recorded.eager_tables)
+    if not cells or not mended(recorded.again(cells=cells)):
+        return None
+    for cell in cells[:MOST_CELLS]:
+        if mended(recorded.again(cells=[cell])):
+            table = recorded.tables[cell.table]
+            value = int(table.view(-1)[cell.place])
+            since = recorded.cells.since(cell)
+            place = place_of(cell, table)
+            return TableCell(TABLES[cell.table], place, value, cell.value, since)
     return None
 
 
@@ -71,11 +140,21 @@ def _is_evidence(recorded: RecordedForward, run: Run, index: Index) -> bool:
 
 
 def _candidates(
-    recorded: RecordedForward, index: Index, read_from: tuple[str, int] | None
-) -> Iterator[tuple[str, int, bool, Tensor]]:
-    """Yield static elements, with whether they are stale and the value to try instead."""
-    for name, element in stale_elements(recorded):
-        yield name, element, True, recorded.fresh[name].flatten()[element]
+    recorded: RecordedForward,
+    index: Index,
+    read_from: tuple[str, int] | None,
+    *,
+    stale: bool,
+    own: bool,
+) -> Iterator[_Candidate]:
+    """Yield the elements that may have led to an index; no index is made of a fraction."""
+    for name, element in stale_elements(recorded) if stale else []:
+        if not recorded.fresh[name].is_floating_point():
+            value = recorded.fresh[name].flatten()[element]
+            yield _Candidate(name, element, stale=True, value=value)
+    yield from _of_requests(recorded)
+    if not own or index.value is None:
+        return
     right = 0 if index.right is None else index.right
     places = [] if read_from is None else [read_from]
     for name, values in recorded.static.items():
@@ -83,7 +162,29 @@ def _candidates(
             same = (values.flatten() == index.value).nonzero().flatten().tolist()
             places += [(name, element) for element in same]
     for name, element in list(dict.fromkeys(places))[:MOST_CANDIDATES]:
-        yield name, element, False, torch.tensor(right, dtype=recorded.static[name].dtype)
+        value = torch.tensor(right, dtype=recorded.static[name].dtype)
+        yield _Candidate(name, element, stale=False, value=value)
+
+
+def _of_requests(recorded: RecordedForward) -> Iterator[_Candidate]:
+    """Yield what the requests of a bucket have of whole numbers, where it is not what it may be.
+
+    That is what the eager world's batch has of a live request, and 0 of a padded one.
+    """
+    runner, bucket, batch = recorded.runner, recorded.bucket, recorded.planned.eager.batch
+    if runner is None or bucket is None:
+        return
+    for row in runner.inputs.contract:
+        held = recorded.static[row.name]
+        if row.axis is not Axis.REQUEST or row.width is not None or held.is_floating_point():
+            continue
+        right = torch.zeros_like(held)
+        live = batch.value(row.name) if batch is not None else None
+        if live is not None and live.dim() == 1 and len(live) <= len(right):
+            right[: len(live)] = live
+        for element in (held != right).nonzero().flatten().tolist():
+            value = right[element]
+            yield _Candidate(row.name, element, stale=False, value=value, guessed=True)
 
 
 def stale_elements(recorded: RecordedForward) -> list[tuple[str, int]]:
@@ -109,7 +210,7 @@ def origin_at(
     """Return an index with the static element that led to it and who left that."""
     write = recorded.ledger.of(static_buffers(recorded)[name])[element]
     right = _number(recorded.fresh[name], element) if stale else index.right
-    request = _request(recorded, write, name, element)
+    request = request_of(recorded, write, name, element)
     return IndexOrigin(
         buffer=name,
         element=element,
@@ -121,12 +222,18 @@ def origin_at(
         read=index.value,
         read_right=index.right,
         left_by=Writer(write.forward_id.step, write.forward_id.runner, element, request),
-        how=cast(How, write.how),
+        how=written_as(write),
     )
+
+
+def written_as(write: StaticWrite) -> How:
+    """Return how an element was written."""
+    return cast(How, write.how)
 
 
 def captured_origin(recorded: RecordedForward, index: Index) -> IndexOrigin:
     """Return an index that no static element led to: the graph has it from its capture."""
+    assert index.value is not None
     return IndexOrigin(
         buffer=None,
         element=None,
@@ -146,7 +253,9 @@ def _number(values: Tensor, element: int) -> int:
     return int(values.flatten()[element])
 
 
-def _request(recorded: RecordedForward, write: StaticWrite, name: str, element: int) -> int | None:
+def request_of(
+    recorded: RecordedForward, write: StaticWrite, name: str, element: int
+) -> int | None:
     """Return the request whose value an element was, by the axis of its buffer."""
     runner = recorded.runner
     row = runner.inputs.rows.get(name) if runner is not None else None

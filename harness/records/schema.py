@@ -6,8 +6,7 @@ Plain data, without torch. A record names no host, no user and no absolute path.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.explain.facts import Explanation, Reach, TimelineEntry
-from harness.records.typed_json import LATER
+from harness.explain.facts import LATER, Explanation, Reach, TimelineEntry
 
 FORMAT = "paritybit-run"
 VERSION = 4

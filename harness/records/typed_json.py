@@ -4,16 +4,14 @@ Knows dataclasses of str, int, float, bool, None, Any, Literal, unions, tuples o
 dictionaries by str. Does not know what the data is of, and reads no file.
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-Data = TypeVar("Data")
+from harness.explain.facts import LATER
 
-LATER: Mapping[str, bool] = {"later": True}
-"""The metadata of a field that older records lack: they have its default."""
+Data = TypeVar("Data")
 
 LONGEST_VALUE = 200
 """Characters of a wrong value that a message repeats."""

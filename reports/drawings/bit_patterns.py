@@ -15,6 +15,7 @@ SIDES: Mapping[str, tuple[str, str]] = {
     "padding_noninterference": ("undisturbed", "with noise"),
     "batch_invariance": ("as batched", "batched otherwise"),
     "determinism": ("first time", "second time"),
+    "dense_agreement": ("float64 oracle", "eager"),
 }
 """What the two sides are called, where they are not the eager and the graph world."""
 

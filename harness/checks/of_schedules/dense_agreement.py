@@ -1,13 +1,17 @@
 """dense_agreement: faults that are equal in both worlds, as a window off by one is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from harness.checks.property import Playing, Property, Violation
+from harness.explain.facts import Cause, Situation
+from harness.explain.of_runs.dense import Dense, dense_cause
 from harness.lockstep.observation import Sample
+from harness.lockstep.pair import Pair
+from harness.schedules.schedule import Schedule
 from reference.batch import Mode
 from reference.config import Role
 from reference.model import Model
@@ -126,10 +130,16 @@ def oracle_logits(models: Mapping[Role, Model], sample: Sample) -> Tensor:
     return _dense_rows(models, _Inputs.of(sample))[-1]
 
 
-def _dense_rows(models: Mapping[Role, Model], inputs: _Inputs) -> Tensor:
-    """Return the oracle's logits, float64 [L, vocab], after each of a request's tokens."""
+def _dense_rows(
+    models: Mapping[Role, Model], inputs: _Inputs, layers: list[Tensor] | None = None
+) -> Tensor:
+    """Return the oracle's logits, float64 [L, vocab], after each of a request's tokens.
+
+    To `layers`, if it is given, each layer's input and output are added.
+    """
+    added = {} if layers is None else {"layers": layers}
     if inputs.hidden_states is not None:
-        return dense_draft_logits(models[Role.DRAFT], inputs.tokens, inputs.hidden_states)
+        return dense_draft_logits(models[Role.DRAFT], inputs.tokens, inputs.hidden_states, **added)
     _, _, mrope_delta, encoder_len, tracked = inputs.of_request
     return dense_logits(
         models[Role.TARGET],
@@ -138,6 +148,7 @@ def _dense_rows(models: Mapping[Role, Model], inputs: _Inputs) -> Tensor:
         encoder_len,
         inputs.windows,
         tracked=tracked,
+        **added,
     )
 
 
@@ -149,6 +160,39 @@ def own_windows(sample: Sample) -> Tensor | None:
     return torch.where(place < sample.prefilled, windows[Mode.EXTEND], windows[Mode.DECODE])
 
 
+def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
+    """Explain the first logits of a step that are off: its keys, or the first op that is off.
+
+    None for an engine whose arithmetic is its own: its ops are not seen.
+    """
+    forward, samples = _samples_at(pair, schedule, step)
+    models = pair.models
+    bound = DENSE_BOUND[models[Role.TARGET].dtype]
+    ours = [sample for sample in samples if sample.arithmetic is None]
+    off = [sample for sample, error in sample_errors(models, ours) if not error <= bound]
+    if not off:
+        return None
+    sample = min(off, key=lambda one: len(one.tokens))
+    layers: list[Tensor] = []
+    logits = _dense_rows(models, _Inputs.of(sample), layers)
+    role = Role.DRAFT if sample.of_draft else Role.TARGET
+    held = Dense(role, models[role].config, [*layers, logits], sample, bound)
+    return dense_cause(pair, schedule, forward, held)
+
+
+def _samples_at(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Sequence[Sample]]:
+    """Play a schedule up to a step; return the number of its forward, and what was sampled."""
+    forwards, samples = 0, ()
+    pair.reset(schedule.seed)
+    for place, step, upcoming in schedule.ahead():
+        observation = pair.step(step, place, upcoming=upcoming, sampling=True)
+        if observation is not None:
+            forwards, samples = forwards + 1, observation.samples
+        if place == last:
+            break
+    return forwards - 1, samples
+
+
 DENSE_AGREEMENT = Property(
     id=ID,
     statement="logits, eager or an engine's own, agree with a cache-free float64 model in a bound",
@@ -156,4 +200,5 @@ DENSE_AGREEMENT = Property(
     at_end=at_end,
     every_step=False,
     samples=True,
+    cause_in_play=cause,
 )

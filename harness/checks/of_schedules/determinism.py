@@ -3,6 +3,7 @@
 import torch
 
 from harness.checks.property import Playing, Property, Violation
+from harness.explain.of_runs.playings import playing_cause
 from harness.lockstep.bits import bits
 from subjects.protocol import Offer
 
@@ -37,4 +38,5 @@ DETERMINISM = Property(
     at_end=at_end,
     every_step=False,
     plays_again=True,
+    cause_in_play=playing_cause,
 )

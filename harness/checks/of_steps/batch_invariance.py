@@ -7,6 +7,9 @@ from torch import Tensor
 
 from harness.checks.differences import first_output_difference
 from harness.checks.property import Description, Property
+from harness.explain.facts import Cause
+from harness.explain.of_runs.batchings import bucket_cause, reordered_cause
+from harness.explain.recorded import RecordedForward
 from harness.lockstep.bits import cloned, outputs_differ
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
@@ -26,19 +29,28 @@ class Variant:
     output: Output
 
 
+LARGEST = "in its runner's largest bucket"
+
+
+def orders_of(batch: ForwardBatch) -> dict[str, tuple[int, ...]]:
+    """Return the requests of further eager batchings of a batch, by what they are called."""
+    everyone = tuple(range(batch.live_requests))
+    orders = {"in reverse": everyone[::-1]}
+    if batch.mode is not Mode.EXTEND:
+        orders["alone"] = (batch.spans[0].end % batch.live_requests,)
+    return orders
+
+
 def run_variants(pair: Pair, planned: PlannedStep) -> tuple[Variant, ...]:
     """Run the step with a request alone, in reverse order, and in the largest bucket."""
     batch, eager_batch = planned.graph.batch, planned.eager.batch
     if batch is None or eager_batch is None:
         return ()
     everyone = tuple(range(batch.live_requests))
-    orders = {"in reverse": everyone[::-1]}
-    if batch.mode is not Mode.EXTEND:
-        orders["alone"] = (eager_batch.spans[0].end % batch.live_requests,)
     found = []
     tables = pair.eager_pools.tables
     kept = [table.clone() for table in (tables.req_to_token, tables.full_to_swa_index_mapping)]
-    for description, order in orders.items():
+    for description, order in orders_of(eager_batch).items():
         spans = [eager_batch.spans[request] for request in order]
         output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
         found.append(Variant(description, order, output))
@@ -50,7 +62,7 @@ def run_variants(pair: Pair, planned: PlannedStep) -> tuple[Variant, ...]:
     with subject_runs():
         widest = cloned(pair.fresh_engine.replay_in_largest_bucket(batch))
     pair.restore_graph()
-    found.append(Variant("in its runner's largest bucket", everyone, widest))
+    found.append(Variant(LARGEST, everyone, widest))
     return tuple(found)
 
 
@@ -94,6 +106,18 @@ def describe(observation: Observation) -> Description:
     raise ValueError("no variant differs")
 
 
+def cause(recorded: RecordedForward) -> Cause | None:
+    """Explain the first variant that differs: its first op with other rows."""
+    batch = recorded.planned.eager.batch
+    if batch is None:
+        return None
+    for words, order in orders_of(batch).items():
+        found = reordered_cause(recorded, f"when it runs {words}", order)
+        if found is not None:
+            return found
+    return bucket_cause(recorded, f"when it runs {LARGEST}")
+
+
 BATCH_INVARIANCE = Property(
     id="batch_invariance",
     statement="a request's bits do not depend on row, neighbours or bucket",
@@ -102,4 +126,5 @@ BATCH_INVARIANCE = Property(
     describe=describe,
     every_step=False,
     extra_run=run_variants,
+    cause=cause,
 )

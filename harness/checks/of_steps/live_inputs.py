@@ -1,7 +1,7 @@
 """live_inputs: a static input that is no longer refreshed, or a tail that is no longer reset."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -9,6 +9,9 @@ from torch import Tensor
 
 from harness.checks.property import Description, Property
 from harness.checks.static_inputs import INPUTS, METADATA, OUTPUTS, Expected, ExpectedInputs
+from harness.explain.facts import Cause
+from harness.explain.origins.given import cell_of_element, given_element, kept_value
+from harness.explain.recorded import RecordedForward
 from harness.lockstep.bits import any_set, bits
 from harness.lockstep.observation import Observation
 from subjects.protocol import Offer, Replay
@@ -151,10 +154,41 @@ def describe(observation: Observation) -> Description:
     raise ValueError("every static input holds what it must")
 
 
+def cause(recorded: RecordedForward) -> Cause | None:
+    """Explain the first element that is not what it must be: who left it, and whether always."""
+    observation = recorded.observation
+    if observation is None or unknown_inputs(observation):
+        return None
+    for part in parts(observation):
+        if part.held.shape != part.right.shape:
+            return None
+        right = part.right.to(part.held.dtype)
+        wrong = bits(part.held) != bits(right)
+        if not wrong.any():
+            continue
+        place = tuple(wrong.nonzero()[0].tolist())
+        whole = recorded.static[part.name]
+        offsets = zip(place, part.held.stride(), strict=True)
+        first = part.held.storage_offset() - observation.static[part.name].storage_offset()
+        element = first + sum(at * stride for at, stride in offsets)
+        value, should = part.held[place].item(), right[place].item()
+        given = given_element(recorded, part.name, element, f"{value}", f"{should}")
+        held, fresh = whole.flatten()[element], recorded.fresh[part.name].flatten()
+        agrees = element < len(fresh) and bool(bits(held.view(1)) == bits(fresh[element].view(1)))
+        shown = Cause("inputs", given=given, twin_agrees=agrees)
+        kept = kept_value(recorded, None)
+        if kept is not None:
+            return replace(shown, blame="kept output", kept=kept)
+        cell = cell_of_element(recorded, part.name, element, right[place].clone())
+        return shown if cell is None else replace(shown, blame="index tables", cell=cell)
+    return None
+
+
 LIVE_INPUTS = Property(
     id="live_inputs",
     statement="each static input holds what the batch says, and behind it what padding has",
     needs=frozenset({Offer.INPUTS}),
     flag=flag,
     describe=describe,
+    cause=cause,
 )

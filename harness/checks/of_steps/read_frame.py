@@ -13,6 +13,9 @@ from torch import Tensor
 
 from harness.checks.host_arrays import Numbers, on_device
 from harness.checks.property import Description, Property
+from harness.explain.facts import Cause
+from harness.explain.lists import listed_cause
+from harness.explain.recorded import RecordedForward
 from harness.lockstep.bits import any_set
 from harness.lockstep.observation import Observation
 from reference.batch import Mode, Span
@@ -200,10 +203,30 @@ def _named(observation: Observation, kind: Kind, slots: list[int]) -> str:
     return f"{kind} slot {slots[0]} of {owner}{others}"
 
 
+def cause(recorded: RecordedForward) -> Cause | None:
+    """Explain the first row that reads what it must not: what is wrong with its list."""
+    observation = recorded.observation
+    if observation is None:
+        return None
+    for kind in Kind:
+        read, right = reads_of(observation, kind)
+        if read is None or right is None or not misread(read, right).any():
+            continue
+        row = int(misread(read, right).any(1).nonzero()[0, 0])
+        by_forward = live_reads(observation, kind)
+        each = max(read.shape[0] // len(by_forward), len(by_forward[0]))
+        forward, place = divmod(row, each)
+        live = place < len(by_forward[forward])
+        slots = by_forward[forward][place].tolist() if live else []
+        return listed_cause(recorded, kind, (forward, place), slots if live else None)
+    return None
+
+
 READ_FRAME = Property(
     id="read_frame",
     statement="a live row reads its own request's slots in its window, a padded row slot 0 alone",
     needs=frozenset({Offer.READS}),
     flag=flag,
     describe=describe,
+    cause=cause,
 )

@@ -1,7 +1,10 @@
 """slot_ownership: leaks and slots freed too often, that change no byte yet."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -9,9 +12,12 @@ from torch import Tensor
 
 from harness.checks.host_arrays import Numbers, on_device
 from harness.checks.property import Description, EndOfStep, Property
+from harness.explain.facts import Cause, Holding, Situation
 from harness.lockstep.bits import any_set
 from harness.lockstep.observation import Observation, StepEnd
+from harness.lockstep.pair import Pair
 from harness.lockstep.requests import Owner, Ownership
+from harness.schedules.schedule import Schedule
 from reference.pool import PoolSizes
 from subjects.protocol import Offer
 
@@ -165,6 +171,120 @@ def describe_step(observation: Observation) -> Description:
     return describe(observation.end)
 
 
+@dataclass(frozen=True)
+class Wrong:
+    """What is wrong once a step is over: `what` it is, and how to say, of any step, how it is."""
+
+    what: str
+    say: Callable[[Ownership], str]
+
+
+def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
+    """Yield what is held, or said by a table, wrongly."""
+    for what, pages_of, free_of, count in (
+        ("full page", attrgetter("full_pages"), attrgetter("free_full"), sizes.full_slots),
+        ("swa page", attrgetter("swa_pages"), attrgetter("free_swa"), sizes.swa_slots),
+    ):
+        for page in range(count // sizes.page_size + 1):
+            say = partial(_holders_of, page, pages_of, free_of)
+            if not _held_once(say(world), reserved=page == 0):
+                yield Wrong(f"{what} {page}", say)
+    for row in range(sizes.rows + 1):
+        say = partial(_holders_of, row, lambda owner: (owner.row,), attrgetter("free_rows"))
+        if not _held_once(say(world), reserved=row == 0):
+            yield Wrong(f"row {row}", say)
+    for owner in world.holders:
+        if any(_oversized([owner])):
+            yield Wrong(f"request {owner.serial}", partial(_pages_of, owner.serial))
+    cells = on_device(right_cells(world, sizes), world.mapping.device)
+    for cell in wrong_cells(world, cells).nonzero().flatten().tolist():
+        yield _wrong_cell(world, sizes, cell)
+
+
+def _holders_of(
+    number: int,
+    numbers_of: Callable[[Owner], Iterable[int | None]],
+    free_of: Callable[[Ownership], Sequence[int]],
+    world: Ownership,
+) -> str:
+    """Say who holds a page or a row, and how often it is free."""
+    by = [f"request {owner.serial}" for owner in world.holders if number in numbers_of(owner)]
+    times = free_of(world).count(number)
+    free = {0: "not free", 1: "free once"}.get(times, f"free {times} times")
+    return f"held by {' and '.join(by) or 'nobody'} and {free}"
+
+
+def _held_once(said: str, *, reserved: bool) -> bool:
+    """Whether a page or row is held once or free once; one that is reserved is neither."""
+    if reserved:
+        return said == "held by nobody and not free"
+    by, _, free = said.removeprefix("held by ").rpartition(" and ")
+    return (by == "nobody") == (free == "free once") and " and " not in by and "times" not in free
+
+
+def _pages_of(serial: int, world: Ownership) -> str:
+    """Say how many pages a request has."""
+    owner = next((owner for owner in world.holders if owner.serial == serial), None)
+    if owner is None:
+        return "without a page"
+    pages = f"{len(owner.full_pages)} full and {len(owner.swa_pages)} SWA pages"
+    return f"with {pages} for {owner.length} tokens"
+
+
+def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
+    """Return what is wrong of a cell, counted over the mapping and then `req_to_token`."""
+    mapped, columns = world.mapping.shape[0], world.req_to_token.shape[1]
+    row, column = divmod(cell - mapped, columns)
+    place = f"req_to_token[{row}, {column}]"
+    if cell < mapped:
+        place = f"full_to_swa_index_mapping[{cell}]"
+
+    def say(one: Ownership) -> str:
+        held = one.mapping[cell] if cell < mapped else one.req_to_token[row, column]
+        cells = right_cells(one, sizes)
+        held_by = f", where the pages that are held say {cells[RIGHT, cell]}"
+        return f"{int(held)}{held_by if cells[KNOWN, cell] else ', where no page is held'}"
+
+    return Wrong(place, say)
+
+
+def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
+    """Explain what a step left held, free or said wrongly: how it was before, and how it is."""
+    pair.reset(schedule.seed)
+    before, name = copied(pair.end(0)), ""
+    for place, one, upcoming in schedule.ahead():
+        before, name = copied(pair.end(place)), one.name
+        pair.step(one, place, upcoming=upcoming)
+        if place == step:
+            break
+    end = pair.end(step)
+    for which in ("graph", "eager"):
+        world = getattr(end, which)
+        wrong = next(wrongs(world, end.sizes), None)
+        if wrong is not None:
+            found = wrong.say(world)
+            held = Holding(
+                what=wrong.what,
+                before=wrong.say(getattr(before, which)),
+                found=found,
+                since=step,
+                step=name,
+                world=which,
+                both=wrong.say(end.eager) == wrong.say(end.graph),
+            )
+            return Situation(step, None), Cause("slot bookkeeping", held=held)
+    return None
+
+
+def copied(end: StepEnd) -> StepEnd:
+    """Return what a step left with tables of its own, which later steps leave alone."""
+    eager, graph = (
+        replace(world, mapping=world.mapping.clone(), req_to_token=world.req_to_token.clone())
+        for world in (end.eager, end.graph)
+    )
+    return replace(end, eager=eager, graph=graph)
+
+
 SLOT_OWNERSHIP = Property(
     id="slot_ownership",
     statement="every slot and row is held once or free once, and the tables say what is held",
@@ -172,4 +292,5 @@ SLOT_OWNERSHIP = Property(
     flag=flag_step,
     describe=describe_step,
     end_of_step=EndOfStep(flag, describe),
+    cause_in_play=cause,
 )

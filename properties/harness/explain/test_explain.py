@@ -72,7 +72,7 @@ TRUTH: dict[str, Data] = {
     "loc_memo_capture": {"blame": "captured state", "buffer": None, "stale": True},
     "swa_loc_unset": {"blame": "build", "function": TRANSLATE},
     "spec_page_table_untranslated": {
-        "blame": "inputs",
+        "blame": "key lists",
         "buffer": "swa_page_table",
         "stale": False,
     },
@@ -191,9 +191,14 @@ def explained(request: pytest.FixtureRequest, device: str) -> Explained:
     return explain_case(CASES[request.param], device)
 
 
-def cases_of(*bugs: str) -> pytest.MarkDecorator:
-    """Run a test on the explained cases of some bugs."""
-    chosen = [name for name in CASES if name.partition("@")[0].partition(".")[0] in bugs]
+def cases_of(*bugs: str, read: bool = True) -> pytest.MarkDecorator:
+    """Run a test on the explained cases of some bugs: those in which an op `read` what is wrong."""
+    chosen = [
+        name
+        for name, case in CASES.items()
+        if name.partition("@")[0].partition(".")[0] in bugs
+        and (case.target != "live_inputs") is read
+    ]
     return pytest.mark.parametrize("explained", chosen, indirect=True)
 
 
@@ -217,6 +222,7 @@ def test_the_cause_is_what_the_mechanism_implies(explained: Explained) -> None:
     assert facts.property == explained.case.target
     assert facts.proof[0].startswith("Let ")
     assert facts.proof[-1].startswith("So ")
+    assert all("None" not in sentence for sentence in facts.proof)
     if bug == "loc_memo_warning":
         assert facts.cause.blame == "call site"
         assert facts.cause.site is not None
@@ -237,6 +243,21 @@ def test_the_cause_is_what_the_mechanism_implies(explained: Explained) -> None:
     if "message" in truth:
         assert site is not None
         assert truth["message"] in site.message
+
+
+@cases_of("swa_pad", read=False)
+def test_a_stale_element_that_no_op_reads_is_named_with_who_left_it(explained: Explained) -> None:
+    """It held the value from the step that left it until the step that is explained."""
+    facts, given = explained.facts, explained.cause.given
+    assert given is not None and given.left_by is not None
+    assert given.what.startswith("out_cache_loc_swa[")
+    assert (explained.cause.blame, given.stale, given.right) == ("inputs", True, "0")
+    assert not explained.cause.twin_agrees
+    key, element = (str(facts.at.runner), "out_cache_loc_swa"), int(given.what[18:-1])
+    values = {seen.step: str(int(seen.static[key][element])) for seen in explained.seen}
+    since = [value for step, value in values.items() if given.left_by.step <= step <= facts.at.step]
+    assert len(since) > 1
+    assert set(since) == {given.value}
 
 
 @STALE
@@ -408,8 +429,7 @@ def test_a_page_table_of_full_slots_shows_in_what_a_live_row_reads(explained: Ex
 @pytest.mark.parametrize(
     "property_id",
     [
-        *("determinism", "dense_agreement", "token_trajectory"),
-        *("batch_invariance", "padding_noninterference"),
+        *("token_trajectory", "declared_state", "padding_noninterference", "padded_reads"),
     ],
 )
 def test_a_violation_that_no_single_forward_explains_is_left_unexplained(
@@ -417,15 +437,19 @@ def test_a_violation_that_no_single_forward_explains_is_left_unexplained(
 ) -> None:
     outcome = Outcome(violations=(Violation(property_id, 3, "it differs"),))
     assert PROPERTIES[property_id].cause is None
+    assert PROPERTIES[property_id].cause_in_play is None
     assert explanation(clean, DECODES, outcome, [], None) is None
 
 
 def test_every_other_property_says_how_its_cause_is_found() -> None:
-    explained = {name for name, rule in PROPERTIES.items() if rule.cause is not None}
-    assert explained == {
-        *("logits_parity", "kv_parity", "write_frame", "frozen_kv"),
+    by_forward = {name for name, rule in PROPERTIES.items() if rule.cause is not None}
+    in_play = {name for name, rule in PROPERTIES.items() if rule.cause_in_play is not None}
+    assert by_forward == {
+        *("logits_parity", "kv_parity", "write_frame", "frozen_kv", "read_frame", "live_inputs"),
         *("hermetic_replay", "index_contract", "captured_path", "log_hygiene"),
+        "batch_invariance",
     }
+    assert in_play == {"slot_ownership", "determinism", "dense_agreement"}
 
 
 def entry(mode: str | None, *violated: str) -> TimelineEntry:

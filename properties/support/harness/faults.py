@@ -332,8 +332,8 @@ def draft_wrong_after_three_tokens(
     """Likewise of the draft model, after three."""
     at = "harness.checks.of_schedules.dense_agreement.dense_draft_logits"
 
-    def other(*arguments: Any) -> Tensor:
-        logits = oracle.dense_draft_logits(*arguments)
+    def other(*arguments: Any, **named: Any) -> Tensor:
+        logits = oracle.dense_draft_logits(*arguments, **named)
         logits[2:3] += 0.01
         return logits
 

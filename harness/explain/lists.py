@@ -1,0 +1,68 @@
+"""The cause of a row that reads what is not its own: which key of its list, and what led there."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.explain.cause import blame_of, blame_of_lists, list_fault, uncaptured_run
+from harness.explain.facts import Cause, ListFault
+from harness.explain.first_difference import Index, keys_of, read_again
+from harness.explain.origins.lists import WrongList
+from harness.explain.provenance import layers_by_address
+from harness.explain.recorded import RecordedForward
+from harness.explain.static_origin import captured_origin, cell_origin, element_read, origin
+from reference.config import Kind
+
+
+def listed_cause(
+    recorded: RecordedForward, kind: Kind, at: tuple[int, int], right: Sequence[int] | None
+) -> Cause | None:
+    """Explain a row whose keys are not `right`; None for a padded row, which may read slot 0.
+
+    `at` is the forward of a draft, 0 of any other, and the row there. None where no op's keys
+    are seen.
+    """
+    call = attention_call(recorded, kind, at[0])
+    if call is None:
+        return None
+    found = keys_of(recorded.run.calls[call], at[1])
+    expected = [0] * len(found) if right is None else list(right)
+    wrong = list_fault(recorded, kind, at[1], found, expected, live=right is not None)
+    if wrong is None:
+        return None
+    agrees = None
+    if call < len(recorded.fresh_calls):
+        agrees = keys_of(recorded.fresh_calls[call], at[1]) == found
+    return _led_to(recorded, Cause("not known", listed=wrong[0], twin_agrees=agrees), call, wrong)
+
+
+def _led_to(
+    recorded: RecordedForward, shown: Cause, call: int, wrong: tuple[ListFault, WrongList]
+) -> Cause:
+    """Complete the cause of a wrong list by what led to its first key that differs."""
+    fault, key = wrong
+    index = Index(call, fault.row, key.key, key.value, key.right)
+    read_from = element_read(recorded, index)
+    cell = cell_origin(recorded, index)
+    if cell is not None:
+        return replace(shown, blame="index tables", cell=cell)
+    stale, own = not shown.twin_agrees, not key.shifted
+    found = origin(recorded, index, read_from, stale=stale, own=own)
+    if found is not None:
+        return replace(shown, blame=blame_of(recorded, shown, found), index=found)
+    uncaptured, run = uncaptured_run(recorded)
+    if run is not None and read_again(index, run.calls, recorded.pair.graph_pools) != key.value:
+        held = captured_origin(recorded, index) if index.value is not None else None
+        return replace(shown, blame="captured state", uncaptured_run=uncaptured, index=held)
+    return replace(shown, blame=blame_of_lists(shown))
+
+
+def attention_call(recorded: RecordedForward, kind: Kind, forward: int) -> int | None:
+    """Return the place of a forward's first attention on layers of one kind; None if none ran."""
+    layers = layers_by_address(recorded.pair.graph_pools)
+    caches = [
+        (place, call.inputs[1].data_ptr())
+        for place, call in enumerate(recorded.run.calls)
+        if call.name == "attention" and layers[call.inputs[1].data_ptr()][2] is kind
+    ]
+    places = [place for place, cache in caches if cache == caches[0][1]]
+    return places[forward] if forward < len(places) else None

@@ -1,0 +1,111 @@
+"""The first op whose rows differ between two runs that have them in another order, or not all."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from harness.explain.facts import FirstDifference
+from harness.explain.first_difference import paired, results_of
+from harness.explain.provenance import layers_by_address
+from harness.lockstep.bits import bits, first_index, hex_bits
+from reference.ops import OpCall
+from reference.pool import KVPools
+
+STORED = {"store_kv": ("K", "V"), "store_rows": ("value",)}
+"""The tensors that ops which give nothing are handed, each last among its inputs."""
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """The rows that an op gave, or stored: each tensor by what it is called."""
+
+    op: str
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, call: OpCall) -> "GivenRows":
+        """Return the rows of a call."""
+        if call.name in STORED:
+            names = STORED[call.name]
+            return cls(call.name, dict(zip(names, call.inputs[-len(names) :], strict=True)))
+        results = results_of(call)
+        names = ["result"] if len(results) == 1 else [f"result {i}" for i in range(len(results))]
+        return cls(call.name, dict(zip(names, results, strict=True)))
+
+    def cloned(self) -> "GivenRows":
+        """Return the same rows, which no later run overwrites."""
+        return GivenRows(self.op, {name: rows.clone() for name, rows in self.tensors.items()})
+
+
+@dataclass(frozen=True)
+class Layered:
+    """Where a difference lies, if its op works on a cache: model, layer and kind, in words."""
+
+    model: str | None = None
+    layer: int | None = None
+    kind: str | None = None
+
+    @classmethod
+    def of(cls, call: OpCall, pools: KVPools) -> "Layered":
+        """Return where an op works."""
+        if call.name not in ("attention", "store_kv"):
+            return cls()
+        cache = call.inputs[1 if call.name == "attention" else 0]
+        role, layer, kind = layers_by_address(pools)[cache.data_ptr()]
+        return cls(str(role), layer, str(kind))
+
+
+def rows_differ(
+    usual: GivenRows, other: GivenRows, rows: Callable[[int], Sequence[int] | None], at: Layered
+) -> FirstDifference | None:
+    """Return the first bits that differ in two calls of one op.
+
+    `rows` says, of how many rows the usual run has, which of them the first rows of the other are;
+    None where that is not known, and no row is compared.
+    """
+    for name, left in usual.tensors.items():
+        right, chosen = other.tensors.get(name), rows(len(left))
+        if right is None or chosen is None or len(right) < len(chosen):
+            continue
+        one, two = left[list(chosen)], right[: len(chosen)]
+        different = bits(one) != bits(two)
+        if different.any():
+            place = first_index(different)
+            return FirstDifference(
+                op=usual.op,
+                model=at.model,
+                layer=at.layer,
+                kind=at.kind,
+                tensor=name,
+                row=chosen[place[0]],
+                live=True,
+                slot=None,
+                head=place[1] if len(place) > 2 else None,
+                element=place[-1],
+                eager_bits=hex_bits(one[place]),
+                graph_bits=hex_bits(two[place]),
+            )
+    return None
+
+
+def first_aligned(
+    usual: Sequence[OpCall],
+    other: Sequence[OpCall],
+    rows: Callable[[int], Sequence[int] | None],
+    pools: KVPools,
+) -> FirstDifference | None:
+    """Return the first bits that differ between two runs over the same pools; see `rows_differ`."""
+    for _, left, right in paired(usual, other):
+        if left is not None:
+            found = rows_differ(
+                GivenRows.of(left), GivenRows.of(right), rows, Layered.of(right, pools)
+            )
+            if found is not None:
+                return found
+    return None
+
+
+def live(count: int) -> Callable[[int], Sequence[int]]:
+    """Return what takes the first rows, `count` of them, or all if there are fewer."""
+    return lambda rows: range(min(count, rows))

@@ -1,0 +1,78 @@
+"""The first op that gives a request other bits when it runs in another batching."""
+
+from collections.abc import Sequence
+
+from harness.explain.cause import shown_difference
+from harness.explain.facts import Cause
+from harness.explain.first_difference import Side, first_difference
+from harness.explain.of_runs.aligned import first_aligned
+from harness.explain.origins.tables import both
+from harness.explain.recorded import Calls, RecordedForward, calls_of
+from reference.batch import ForwardBatch
+from subjects.captured import CapturedEngine
+
+
+def compared(words: str) -> tuple[str, ...]:
+    """Return in words what is compared."""
+    return "in its own batch", words, "every op before it gave the row the same bits in both"
+
+
+def reordered_cause(recorded: RecordedForward, words: str, order: Sequence[int]) -> Cause | None:
+    """Explain a batching of some requests of a forward, by their places, in the eager world."""
+    batch = recorded.planned.eager.batch
+    if batch is None:
+        return None
+    usual = batch
+
+    def rows(count: int) -> Sequence[int] | None:
+        return rows_of(usual, order, count)
+
+    calls = _eager_calls(recorded, usual, order)
+    difference = first_aligned(recorded.eager_calls, calls, rows, recorded.pair.eager_pools)
+    if difference is None:
+        return None
+    return Cause("not known", difference=difference, compared=compared(words))
+
+
+def rows_of(batch: ForwardBatch, order: Sequence[int], count: int) -> Sequence[int] | None:
+    """Return which of `count` rows belong to requests of a batch, in their order.
+
+    None where `count` is neither that of its requests nor that of its rows.
+    """
+    owners = batch.requests_of_rows(count)
+    if len(owners) != count:
+        return None
+    return [row for request in order for row in range(count) if owners[row] == request]
+
+
+def _eager_calls(recorded: RecordedForward, batch: ForwardBatch, order: Sequence[int]) -> Calls:
+    """Run some requests of a forward eagerly, from the bytes it began with; return the ops."""
+    pair = recorded.pair
+    pair.eager_pools.storage.copy_(recorded.eager_before)
+    kept = [table.clone() for table in both(pair.eager_pools.tables)]
+    for table, during in zip(both(pair.eager_pools.tables), recorded.eager_tables, strict=True):
+        table.copy_(during)
+    spans = [batch.spans[request] for request in order]
+    with calls_of(pair.decoder.ops) as calls:
+        pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
+    for table, held in zip(both(pair.eager_pools.tables), kept, strict=True):
+        table.copy_(held)
+    return calls
+
+
+def bucket_cause(recorded: RecordedForward, words: str) -> Cause | None:
+    """Explain a replay in a runner's largest bucket, by a runner just captured."""
+    pair, fresh, batch = recorded.pair, recorded.pair.fresh_engine, recorded.planned.graph.batch
+    if batch is None or not isinstance(fresh, CapturedEngine):
+        return None
+    pair.graph_pools.storage.copy_(recorded.graph_before)
+    fresh.recapture()
+    with calls_of(fresh.ops) as calls:
+        fresh.replay_in_largest_bucket(batch)
+    left = Side(pair.eager_pools, recorded.eager_before, recorded.eager_calls)
+    right = Side(pair.graph_pools, recorded.graph_before, calls)
+    difference = first_difference(left, right)
+    if difference is None:
+        return None
+    shown = shown_difference(recorded, difference)
+    return Cause("not known", difference=shown, compared=compared(words))

@@ -1,0 +1,83 @@
+"""What is wrong with a row's list of keys, in words: its length, and at which end, or a key."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from reference.config import Kind
+
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclass(frozen=True)
+class WrongList:
+    """What is wrong with a list of keys, in words, and the first key that differs.
+
+    `key` is its place, `value` the slot there and `right` the slot that should be: None where
+    one of the lists has ended. `shifted` says that the keys there are the right ones, but for
+    some at an end.
+    """
+
+    message: str
+    key: int
+    value: int | None
+    right: int | None
+    shifted: bool
+
+
+def wrong_list(
+    kind: Kind, found: Sequence[int], right: Sequence[int], column: Callable[[int], int | None]
+) -> WrongList | None:
+    """Return what is wrong with a row's slots, where `right` are its own; None if nothing is.
+
+    `column` says in which column of its request a slot is, None where it is in none.
+    """
+    if list(found) == list(right):
+        return None
+    key = next(
+        (i for i, (one, other) in enumerate(zip(found, right, strict=False)) if one != other),
+        min(len(found), len(right)),
+    )
+    value = found[key] if key < len(found) else None
+    expected = right[key] if key < len(right) else None
+    message = _at_an_end(kind, list(found), list(right), column)
+    if message is not None:
+        return WrongList(message, key, value, expected, shifted=True)
+    message = f"has {_slot(value, column)} as key {key}, where {_slot(expected, column)} belongs"
+    return WrongList(message, key, value, expected, shifted=False)
+
+
+def _at_an_end(
+    kind: Kind, found: list[int], right: list[int], column: Callable[[int], int | None]
+) -> str | None:
+    """Say by how many keys a list is too short or too long, if it is at one end alone."""
+    count, what = abs(len(found) - len(right)), "window" if kind is Kind.SWA else "request"
+    number = NUMBERS[count] if count < len(NUMBERS) else str(count)
+    if not found or not right:
+        return None
+    places = {"begins": (found[0], right[0]), "ends": (found[-1], right[-1])}
+    if len(found) < len(right):
+        ends = {"begins": found == right[count:], "ends": found == right[:-count]}
+        size = "short"
+    elif len(found) > len(right):
+        ends = {"begins": found[count:] == right, "ends": found[:-count] == right}
+        size = "too long"
+    else:
+        return None
+    for verb, so in ends.items():
+        if so:
+            one, other = (_place(slot, column) for slot in places[verb])
+            return f"is {number} {size}: it {verb} at {one}, the {what} at {other}"
+    return None
+
+
+def _place(slot: int, column: Callable[[int], int | None]) -> str:
+    at = column(slot)
+    return f"slot {slot}" if at is None else f"column {at} (slot {slot})"
+
+
+def _slot(slot: int | None, column: Callable[[int], int | None]) -> str:
+    """Name a slot, with its column in the request, or none."""
+    if slot is None:
+        return "no slot"
+    at = column(slot)
+    return f"slot {slot}" if at is None else f"slot {slot} of column {at}"

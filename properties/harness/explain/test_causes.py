@@ -1,0 +1,636 @@
+"""The cause that is named of a planted fault is that fault, and no bystander.
+
+Each fault is planted in a clean pair, played and explained. Every sentence that is told of any of
+them is held to say something.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import count, product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.checks.explanation import explanation, observe
+from harness.checks.play import Lockstep
+from harness.checks.table import STEP_PROPERTIES
+from harness.explain.cause import diverged_cause
+from harness.explain.facts import (
+    CAPTURE,
+    BakedIn,
+    Cause,
+    Explanation,
+    FirstDifference,
+    GivenValue,
+    IndexOrigin,
+    ListFault,
+    Situation,
+    TableCell,
+    Writer,
+)
+from harness.explain.origins.lists import wrong_list
+from harness.explain.origins.outputs import OutputLedger, kept_output
+from harness.explain.origins.tables import Cell, TableLedger
+from harness.explain.proof import prove
+from harness.explain.recorded import RecordedForward, Run, record_forward
+from harness.lockstep.config import TrialConfig
+from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule
+from properties.support.harness.faults import leaked_page, refill, window_off_by_one
+from properties.support.harness.planting import SCHEDULE, Plant, engine_of, runners_named
+from reference.allocator import PageAllocation
+from reference.batch import DraftState, ForwardBatch, Mode
+from reference.config import Kind
+from reference.model import Output
+from reference.pool import PoolSizes, Tables
+from subjects.parts import Part
+from subjects.protocol import KeyLists, Replay
+from subjects.runners.base import GraphRunner
+from subjects.toggles import LocationScheme
+
+SIZES: dict[str, Any] = {
+    "scheme": LocationScheme.PRESET,
+    "full_slots": 56,
+    "swa_slots": 48,
+    "rows": 4,
+    "buckets": (2, 4),
+    "token_buckets": (4, 12),
+}
+
+
+@cache
+def recording(device: str, engine: str) -> Lockstep:
+    """Return a clean lockstep of an engine that records its ops, for faults that are taken back."""
+    return Lockstep(TrialConfig(engine, device=device, **SIZES), records_ops=True)
+
+
+def explained(lockstep: Lockstep, property_id: str, schedule: Schedule = SCHEDULE) -> Explanation:
+    """Play a schedule in a lockstep with a fault; return why a property is violated."""
+    lockstep.watch({*STEP_PROPERTIES, property_id})
+    outcome, timeline = observe(lockstep, schedule)
+    assert outcome.error is None, outcome.error
+    assert property_id in outcome.violated
+    found = explanation(lockstep, schedule, outcome, timeline, property_id)
+    assert found is not None
+    assert found.property == property_id
+    assert found.proof[0].startswith("Let ")
+    assert found.proof[-1].startswith("So ")
+    assert all("None" not in sentence for sentence in found.proof)
+    return found
+
+
+def planted(
+    device: str,
+    runner: str,
+    plant: Plant,
+    monkeypatch: pytest.MonkeyPatch,
+    property_id: str,
+    schedule: Schedule = SCHEDULE,
+) -> Explanation:
+    """Return why a property is violated with a fault planted in a clean pair."""
+    lockstep = recording(device, engine_of(runner))
+    with torch.inference_mode():
+        plant(lockstep, runner, monkeypatch)
+    return explained(lockstep, property_id, schedule)
+
+
+def built(
+    device: str, part: type, monkeypatch: pytest.MonkeyPatch, property_id: str, **trial: Any
+) -> Explanation:
+    """Return why a property is violated by engines that are both built with a class of runner."""
+    config = TrialConfig("decode", device=device, **{**SIZES, **trial})
+    right = config.subject()
+    broken = replace(right, parts=right.parts.with_before({Part.RUNNER: part}))
+    monkeypatch.setattr(TrialConfig, "subject", lambda _: broken)
+    return explained(Lockstep(config, records_ops=True), property_id)
+
+
+# Faults that the runner just captured has too.
+
+
+def rows_of_padding(name: str, value: int) -> Plant:
+    """Return a fault of every engine: padding fills a static input with a value."""
+
+    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for under_test in runners_named(lockstep, runner):
+            refill(under_test.inputs, name, value, monkeypatch)
+
+    return plant
+
+
+FULL_THEN_PADDED = Schedule((Admit(3, 9), Admit(5, 9), Decode((0, 1)), Decode((0,))), seed=3)
+
+
+def test_a_wrong_fill_of_every_runner_is_named_and_no_stale_element_beside_it(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The full batch before it left a stale tail in another input: that is a bystander."""
+
+    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows_of_padding("req_pool_indices", 1)(lockstep, runner, monkeypatch)
+        inputs = runners_named(lockstep, runner)[0].inputs
+        kept = inputs.buffers["mamba_track_indices"]
+        zeroed = [buffer for buffer in inputs._zeroed if buffer is not kept]
+        monkeypatch.setattr(inputs, "_zeroed", zeroed)
+
+    found = planted(device, "decode", plant, monkeypatch, "read_frame", FULL_THEN_PADDED)
+    assert any(row.stale for row in found.static_inputs)
+    index, cause = found.cause.index, found.cause
+    assert index is not None
+    assert (cause.blame, index.buffer, index.element) == ("inputs", "req_pool_indices", 1)
+    assert (cause.twin_agrees, index.stale, index.left_by.step) == (True, False, 3)
+    assert "no history is to blame" in " ".join(found.proof)
+
+
+def test_an_input_that_every_runner_is_given_wrongly_is_named_where_an_op_reads_it(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = built(device, RolledTokens, monkeypatch, "logits_parity")
+    given = found.cause.given
+    assert given is not None and found.cause.difference is not None
+    assert found.cause.difference.op == "scan_states"
+    assert (found.cause.blame, given.what, given.how) == ("inputs", "input_ids[0]", "copied")
+    assert (found.cause.twin_agrees, given.stale) == (True, False)
+
+
+class RolledTokens(GraphRunner):
+    """Hands each request its neighbour's token."""
+
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the live values, tokens rolled by one."""
+        found = super().live_values(batch, bucket)  # type: ignore[safe-super]
+        rolled = {"input_ids": found["input_ids"].roll(1)} if "input_ids" in found else {}
+        return {**found, **rolled}
+
+
+def narrower(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window that is one key narrower in every engine's lists."""
+    window = property(lambda self: self.target.config.window - 1)
+    monkeypatch.setattr(type(runners_named(lockstep, runner)[0]), "window", window)
+
+
+@pytest.mark.parametrize("property_id", ["read_frame", "logits_parity"])
+def test_a_window_list_one_short_is_named_with_its_row_and_its_columns(
+    property_id: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = planted(device, "decode", narrower, monkeypatch, property_id)
+    window = recording(device, engine_of("decode")).pair.config.window
+    listed = found.cause.listed
+    assert listed is not None
+    assert (found.cause.blame, listed.kind, listed.owner) == ("key lists", "swa", "request 0")
+    first = 12 - window
+    assert listed.message.startswith(f"is one short: it begins at column {first + 1} (slot ")
+    assert f"the window at column {first} (slot " in listed.message
+    assert found.cause.index is None
+    assert "the window list of live row 1 (request 0) is one short" in " ".join(found.proof)
+
+
+# Tables.
+
+
+def wrong_write(number: int, table: str, value: int) -> Plant:
+    """Return a fault of the graph world: a write of the tables leaves one cell otherwise."""
+
+    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        tables = lockstep.pair.graph_pools.tables
+        write, clear, writes = tables.write, tables.reset, [0]
+
+        def wrong(rows: Tensor, columns: Tensor, full: Tensor, swa: Tensor) -> None:
+            write(rows, columns, full, swa)
+            writes[0] += 1
+            if writes[0] == number and table == "req_to_token":
+                tables.req_to_token[rows[0], columns[0]] = value
+            elif writes[0] == number:
+                tables.full_to_swa_index_mapping[full[0]] = value
+
+        def cleared() -> None:
+            writes[0] = 0
+            clear()
+
+        monkeypatch.setattr(tables, "write", wrong)
+        monkeypatch.setattr(tables, "reset", cleared)
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("table", "property_id"),
+    [
+        ("req_to_token", "logits_parity"),
+        ("full_to_swa_index_mapping", "kv_parity"),
+        ("full_to_swa_index_mapping", "live_inputs"),
+    ],
+)
+def test_a_cell_of_a_table_is_named_with_its_value_and_since_when_it_has_it(
+    table: str, property_id: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the list or the location that was made of it, nor any stale element."""
+    plant = wrong_write(2, table, 7)
+    found = planted(device, "decode", plant, monkeypatch, property_id)
+    cell = found.cause.cell
+    assert cell is not None
+    assert (found.cause.blame, cell.table, cell.value) == ("index tables", table, 7)
+    assert (cell.since, found.at.step, found.cause.index) == (1, 1, None)
+    eager = recording(device, engine_of("decode")).pair.eager_pools.tables
+    assert int(getattr(eager, table)[cell.place]) == cell.right
+    place = ", ".join(map(str, cell.place))
+    assert f"{table}[{place}] has been 7 since step 1" in " ".join(found.proof)
+
+
+def test_a_cell_knows_since_which_step_it_has_held_its_value() -> None:
+    tables = Tables(PoolSizes(4, 4, 1, 2), 3, torch.device("cpu"))
+    ledger = TableLedger(tables)
+    tables.req_to_token[1, 2] = 4
+    ledger.follow(3)
+    tables.req_to_token[1, 2] = 4
+    tables.full_to_swa_index_mapping[2] = 1
+    ledger.follow(5)
+    found = [ledger.since(Cell(0, 5, 0)), ledger.since(Cell(1, 2, 0)), ledger.since(Cell(0, 4, 0))]
+    assert found == [3, 5, CAPTURE]
+
+
+# Outputs that were kept.
+
+
+def keeping_views(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph world's scheduler keeps views of what a draft-extend gave."""
+    world = lockstep.pair.graph
+    commit = world.commit
+
+    def kept(batch: ForwardBatch, output: Output) -> list[int]:
+        said = commit(batch, output)
+        if batch.mode is Mode.DRAFT_EXTEND:
+            for place, span in enumerate(batch.spans):
+                request = world.request_of(span.row)
+                if request.state is not None:
+                    views = (output[name][place] for name in ("topk_p", "topk_index", "hidden"))
+                    request.state = DraftState(*views)
+        return said
+
+    monkeypatch.setattr(world, "commit", kept)
+
+
+@pytest.mark.parametrize("property_id", ["logits_parity", "live_inputs"])
+def test_a_view_of_an_output_is_traced_to_the_step_that_gave_it(
+    property_id: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 0 of the draft of step 6 is request 1, the second row of the draft-extend of step 4."""
+    found = planted(device, "eagle_draft", keeping_views, monkeypatch, property_id)
+    kept = found.cause.kept
+    assert kept is not None
+    assert (found.cause.blame, found.at.step) == ("kept output", 6)
+    assert (kept.what, kept.value, kept.output) == ("topk_p of row 0", "nan", "topk_p")
+    assert (kept.row, kept.step, kept.runner) == (1, 4, "eagle_draft_extend")
+
+
+def test_a_value_that_is_wrong_is_no_kept_output_unless_it_was_overwritten() -> None:
+    """Nor is a row that no output ever held."""
+    ledger, right = OutputLedger(), torch.tensor([1.0, 2.0])
+    output = {"hidden": torch.stack([right + 1, right])}
+    ledger.follow(3, Replay("decode", 2, 2, False, output, 2, output, output))
+    output["hidden"].fill_(torch.nan)
+    nan = torch.full((2,), torch.nan)
+    found = kept_output(ledger.given, "it", nan, right)
+    assert found is not None
+    assert (found.output, found.row, found.step) == ("hidden", 1, 3)
+    assert kept_output(ledger.given, "it", right + 3, right) is None
+    assert kept_output(ledger.given, "it", nan, right + 7) is None
+
+
+# What a graph has from its capture.
+
+
+class Capturing(GraphRunner):
+    """Knows whether it is being captured."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether not all buckets are captured yet."""
+        return len(self.captured) < len(self.buckets)
+
+
+class BakedStride(Capturing):
+    """At capture takes multimodal positions for three times the positions of text."""
+
+    def view(self, name: str, bucket: int) -> Tensor:
+        """Return the part of a static input that a bucket reads."""
+        if name == "mrope_positions" and self.capturing:
+            return super().view("positions", bucket).expand(3, -1)
+        return super().view(name, bucket)
+
+
+class BakedBranch(Capturing):
+    """At capture takes the branch of a single row."""
+
+    def forward(self, bucket: int) -> Output:
+        """Run what is captured."""
+        output = super().forward(bucket)  # type: ignore[safe-super]
+        if self.capturing:
+            output["logits"] = self.ops.limit_rows(output["logits"], self.scalar(1))
+        return output
+
+
+class BakedBegin(Capturing):
+    """At capture begins each window one key later."""
+
+    def keys(self, bucket: int) -> KeyLists | None:
+        """Return the key lists."""
+        keys = super().keys(bucket)  # type: ignore[safe-super]
+        if keys is None or not self.capturing:
+            return keys
+        return replace(keys, swa=replace(keys.swa, begin=keys.swa.begin + 1))
+
+
+@pytest.mark.parametrize(
+    ("part", "argument", "value", "right"),
+    [
+        (BakedStride, "the stride of positions", "[0, 1]", "[4, 1]"),
+        (BakedBranch, None, "limit_rows", "nothing more"),
+        (BakedBegin, "begin", "no static buffer", "static buffer window_kv_indptr[0]"),
+    ],
+)
+def test_what_was_baked_in_at_capture_is_named_with_its_op(
+    part: type,
+    argument: str | None,
+    value: str,
+    right: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the function run eagerly through the same buffers, which gives the eager world's bits."""
+    found = built(device, part, monkeypatch, "logits_parity")
+    baked = found.cause.baked
+    assert baked is not None
+    assert (found.cause.blame, found.cause.uncaptured_run) == (
+        "captured state",
+        "as the eager world",
+    )
+    assert (baked.argument, baked.value, baked.right) == (argument, value, right)
+    assert found.cause.given is None
+
+
+# Who holds what.
+
+
+def freed_twice(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last page is given back twice when a request leaves, in both worlds."""
+    for world in (lockstep.pair.eager, lockstep.pair.graph):
+        monkeypatch.setattr(world.allocator, "free", freeing_twice(world.allocator))
+
+
+def freeing_twice(allocator: Any) -> Callable[[PageAllocation], None]:
+    """Return an allocator's `free` that gives the last page back twice."""
+    free = allocator.free
+
+    def twice(allocation: PageAllocation) -> None:
+        free(allocation)
+        allocator.free_full.append(allocator.free_full[-1])
+
+    return twice
+
+
+def still_mapped(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is evicted stays mapped in the graph world."""
+    allocator = lockstep.pair.graph.allocator
+    evict, mapping = allocator.evict, lockstep.pair.graph_pools.tables.full_to_swa_index_mapping
+
+    def mapped(allocation: PageAllocation, tokens: int) -> int:
+        before = mapping.clone()
+        pages = evict(allocation, tokens)
+        mapping.copy_(before)
+        return pages
+
+    monkeypatch.setattr(allocator, "evict", mapped)
+
+
+LEAVING = Schedule((Admit(3, 99), Admit(2, 99), Finish(0), Admit(1, 9)))
+EVICTING = Schedule((Admit(20, 99), Evict(0)))
+
+
+@pytest.mark.parametrize(
+    ("plant", "schedule", "what", "step", "before", "after", "both"),
+    [
+        (
+            freed_twice,
+            LEAVING,
+            "full page ",
+            (2, "finish"),
+            "held by request 0 and not free",
+            "held by nobody and free 2 times",
+            True,
+        ),
+        (
+            leaked_page,
+            SCHEDULE,
+            "full page ",
+            (6, "draft"),
+            "held by nobody and free once",
+            "held by nobody and not free",
+            True,
+        ),
+        (
+            still_mapped,
+            EVICTING,
+            "full_to_swa_index_mapping[",
+            (1, "evict"),
+            "where the pages that are held say ",
+            "where the pages that are held say 0",
+            False,
+        ),
+    ],
+    ids=["freed twice", "leaked", "still mapped"],
+)
+def test_what_is_held_wrongly_is_named_with_the_step_that_left_it_so(
+    plant: Plant,
+    schedule: Schedule,
+    what: str,
+    step: tuple[int, str],
+    before: str,
+    after: str,
+    both: bool,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where that step ran no forward."""
+    found = planted(device, "decode", plant, monkeypatch, "slot_ownership", schedule)
+    held = found.cause.held
+    assert held is not None
+    assert found.cause.blame == "slot bookkeeping"
+    assert held.what.startswith(what)
+    assert (held.since, held.step) == step
+    assert before in held.before and after in held.found and held.before != held.found
+    assert held.both == both
+
+
+# Several runs.
+
+
+def in_eager(op: str, change: Callable[[Tensor, tuple[Any, ...]], None]) -> Plant:
+    """Return a fault of the eager world alone: an op whose result is changed."""
+
+    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        ops = lockstep.pair.decoder.ops
+        right = getattr(ops, op)
+
+        def wrong(*inputs: Any) -> Tensor:
+            result: Tensor = right(*inputs)
+            change(result, inputs)
+            return result
+
+        monkeypatch.setattr(ops, op, wrong)
+
+    return plant
+
+
+def alone(result: Tensor, inputs: tuple[Any, ...]) -> None:
+    """Change what a single row gives."""
+    if len(result) == 1:
+        result[0, 3] += 1e-3
+
+
+def test_the_first_op_that_depends_on_the_batching_is_named(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = in_eager("_linear_add", alone)
+    found = planted(device, "decode", plant, monkeypatch, "batch_invariance")
+    difference = found.cause.difference
+    assert difference is not None
+    assert (difference.op, difference.element) == ("linear_add", 3)
+    assert found.cause.compared[1] == "when it runs alone"
+
+
+def test_the_first_op_that_is_another_when_played_again_is_named(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count()
+
+    def sometimes(result: Tensor, inputs: tuple[Any, ...]) -> None:
+        if next(calls) % 47 == 46:
+            result[0, 0, 0] += 1
+
+    plant = in_eager("_attention", sometimes)
+    found = planted(device, "decode", plant, monkeypatch, "determinism")
+    assert found.cause.difference is not None
+    assert found.cause.difference.op == "attention"
+    assert "in the eager world when the schedule was played first" in found.proof[-1]
+
+
+def test_the_first_layer_that_is_off_the_oracle_is_named(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third of four layers of the target."""
+    layers = recording(device, engine_of("decode")).pair.config.layers
+    calls = count()
+
+    def third(result: Tensor, inputs: tuple[Any, ...]) -> None:
+        if next(calls) % len(layers) == 2:
+            result[-1, 0] += 0.5
+
+    schedule = Schedule((Admit(3, 99),))
+    plant = in_eager("_gated_linear_add", third)
+    found = planted(device, "decode", plant, monkeypatch, "dense_agreement", schedule)
+    difference = found.cause.difference
+    assert difference is not None
+    assert (difference.op, difference.layer, difference.row) == ("gated_linear_add", 2, 2)
+    assert found.cause.listed is None
+
+
+def test_keys_that_are_not_those_of_the_definition_are_named(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle's window is one wider: by it the eager world's list is one short."""
+    found = planted(device, "decode", window_off_by_one, monkeypatch, "dense_agreement")
+    listed = found.cause.listed
+    assert listed is not None
+    assert (found.cause.blame, listed.kind, listed.row) == ("key lists", "swa", 10)
+    assert listed.message.startswith("is one short: it begins at column 3 ")
+
+
+# What is no evidence, and sentences.
+
+
+def test_a_run_that_fails_while_something_is_changed_is_no_evidence(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is changed, the forward fails: nothing is named, and no run is spoken of."""
+    lockstep = recording(device, engine_of("decode"))
+    with torch.inference_mode():
+        wrong_write(2, "req_to_token", 7)(lockstep, "decode", monkeypatch)
+        recorded = record_forward(lockstep.pair, SCHEDULE, 1)
+
+        def fails(self: RecordedForward, *_: Any, **__: Any) -> Run:
+            return Run({}, self.run.calls[:3], self.run.storage, "it failed")
+
+        monkeypatch.setattr(RecordedForward, "again", fails)
+        cause = diverged_cause(recorded)
+    assert cause is not None
+    assert cause.uncaptured_run is None
+    assert (cause.index, cause.cell, cause.given, cause.baked) == (None, None, None, None)
+    assert cause.blame in {"not known", "key lists"}
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (
+            [5, 6, 7],
+            "is one short: it begins at column 1 (slot 5), the window at column 0 (slot 4)",
+        ),
+        ([4, 5], "is two short: it ends at column 1 (slot 5), the window at column 3 (slot 7)"),
+        ([9, 4, 5, 6, 7], "is one too long: it begins at slot 9, the window at column 0 (slot 4)"),
+        ([4, 5, 6, 7, 9], "is one too long: it ends at slot 9, the window at column 3 (slot 7)"),
+        ([4, 9, 6, 7], "has slot 9 as key 1, where slot 5 of column 1 belongs"),
+        ([4, 6, 7], "has slot 6 of column 2 as key 1, where slot 5 of column 1 belongs"),
+        ([], "has no slot as key 0, where slot 4 of column 0 belongs"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_said_by_its_ends_or_its_first_key(
+    found: list[int], message: str
+) -> None:
+    right = [4, 5, 6, 7]
+    wrong = wrong_list(Kind.SWA, found, right, {slot: slot - 4 for slot in right}.get)
+    assert wrong is not None
+    assert wrong.message == message
+    assert wrong_list(Kind.SWA, right, right, {}.get) is None
+
+
+WRITERS = Writer(2, "decode", 1, 3), Writer(2, None, 1, None), Writer(CAPTURE, None, 0, None)
+DIFFERENCES = [
+    FirstDifference("op", None, layer, None, "K", row, False, slot, None, 0, "0x0", "0x1")
+    for layer, row, slot in product((None, 1), (None, 2), (None, 9))
+]
+INDICES = [
+    IndexOrigin(buffer, element, 4, right, stale, 1, key, read, right, by, "copied")
+    for (buffer, element), right, stale, key, read, by in product(
+        ((None, None), ("positions", 2)), (None, 5), (True, False), (None, 0), (4, None), WRITERS
+    )
+    if read is not None or (buffer is not None and key is not None and right is not None)
+]
+"""What is not read is a key of a list that another run read, by a static input."""
+
+PARTS: list[dict[str, Any]] = [
+    {},
+    {"twin_agrees": True},
+    {"cell": TableCell("req_to_token", (1, 2), 3, 4, CAPTURE)},
+    {"listed": ListFault("swa", 1, None, "is one short: it begins at slot 4, the window at 5")},
+    *(
+        {"given": GivenValue("positions[1]", "3", right, stale, by, by and "reset")}
+        for right, stale, by in product((None, "4"), (True, False), (None, *WRITERS))
+    ),
+    {"baked": BakedIn("op", 3, None, "op", "nothing more")},
+]
+
+
+def test_no_sentence_says_none_whatever_is_not_known() -> None:
+    at = [Situation(3, None), Situation(3, "decode", 4, 2), Situation(3, None, failed="it failed")]
+    for where, difference, index, parts in product(at, DIFFERENCES, (None, *INDICES[::3]), PARTS):
+        cause = Cause("not known", difference=difference, index=index, **parts)
+        assert "None" not in " ".join(prove("kv_parity", where, cause))
+    for index, where in product(INDICES, at):
+        cause = Cause("inputs", difference=DIFFERENCES[0], index=index)
+        assert "None" not in " ".join(prove("kv_parity", where, cause))
+    for parts in PARTS:
+        if parts.keys() & {"listed", "given", "baked"}:
+            assert "None" not in " ".join(prove("read_frame", at[1], Cause("not known", **parts)))
