@@ -67,7 +67,7 @@ def schedules(
     )
     sweep = sweeps(under_test, token_buckets if under_test is Mode.EXTEND else buckets)
     later = st.builds(apart, st.tuples(few, sweep), LEAVING)
-    swept = st.tuples(st.one_of(sweep, later), st.one_of(short, long)).map(_flat)
+    swept = st.tuples(st.one_of(sweep, later), st.one_of(short, short, long)).map(_flat)
     free = st.tuples(opening, st.one_of(short, long, long)).map(_flat)
     return st.builds(Schedule, st.one_of(swept, free, free), st.integers(0, SEEDS - 1))
 
