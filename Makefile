@@ -20,7 +20,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases replay bisect timeline corpus test planted report compare summary list bench soak check code-mutants detections
+.PHONY: help setup regress engine bisect-releases replay bisect timeline corpus test planted report compare summary list bench soak mutants code-mutants detections check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
