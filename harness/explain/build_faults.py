@@ -19,13 +19,28 @@ def warning_site(recorded: RecordedForward) -> Cause | None:
     site = next((site for site in recorded.sites if site.functions), None)
     if site is None:
         return None
-    message = f"{site.message}; called by {' in '.join(site.functions[-2:-4:-1])}"
+    callers = " in ".join(site.functions[-2:-4:-1])
+    message = f"{site.message}; called by {callers}" if callers else site.message
     return Cause("call site", site=CodeSite(site.functions[-1], site.file, message))
 
 
 def dtype_cause(recorded: RecordedForward) -> Cause | None:
-    """Explain a broken index contract: locations of another dtype, or an unlisted conversion."""
-    return _locations_misread(recorded) or _unlisted_conversion(recorded)
+    """Explain a broken index contract: a wrong dtype, an unlisted conversion, another address."""
+    found = _locations_misread(recorded) or _unlisted_conversion(recorded)
+    return found or _moved_buffer(recorded)
+
+
+def _moved_buffer(recorded: RecordedForward) -> Cause | None:
+    """Return the first static buffer that is no longer the tensor that the graph reads."""
+    facts = recorded.observation.facts if recorded.observation is not None else None
+    if facts is None:
+        return None
+    for name, captured in facts.captured_buffers.items():
+        now = facts.buffers.get(name)
+        if now is not None and now.address != captured.address:
+            message = f"{name} is another tensor than at capture, and the graph reads that one"
+            return Cause("build", site=CodeSite("static buffer", BUFFERS, message))
+    return None
 
 
 def _locations_misread(recorded: RecordedForward) -> Cause | None:

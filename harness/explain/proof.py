@@ -206,23 +206,27 @@ def _row_of(writer: Writer) -> str:
 def _then(at: Situation, difference: FirstDifference, index: IndexOrigin | None) -> str:
     """Tell what the step's op did."""
     row = index.row if index is not None else difference.row
-    liveness = "live" if difference.live else "padded"
-    what = f"Then step {at.step} runs {_path(at)}, and {liveness} row {row}"
+    runs = f"Then step {at.step} runs {_path(at)}, and"
     where = "" if difference.layer is None else f" in layer {difference.layer}"
+    if row is None and difference.slot is None:
+        return f"{runs} what {difference.op}{where} gives differs."
     if row is None:
-        runs = f"Then step {at.step} runs {_path(at)}"
-        if difference.slot is None:
-            return f"{runs}, and what {difference.op}{where} gives differs."
-        return f"{runs}, and no row of {difference.op}{where} writes slot {difference.slot}."
+        return f"{runs} no row of {difference.op}{where} writes slot {difference.slot}."
+    what = f"{runs} {'live' if difference.live else 'padded'} row {row}"
     if index is None:
         return f"{what} of {difference.op}{where} differs."
+    return f"{what} {_did(index, difference.op, where)}."
+
+
+def _did(index: IndexOrigin, op: str, where: str) -> str:
+    """Tell what a row did by an index, in the layer that `where` names."""
     if index.read is None:
-        return f"{what} reads{where} no key {index.key}, which is slot {index.read_right}."
-    if difference.op == "scan_states":
-        return f"{what} continues the state in slot {index.read}."
+        return f"reads{where} no key {index.key}, which is slot {index.read_right}"
+    if op == "scan_states":
+        return f"continues the state in slot {index.read}"
     if index.key is None:
-        return f"{what} stores{where} at slot {index.read}."
-    return f"{what} reads{where}, as key {index.key}, slot {index.read}."
+        return f"stores{where} at slot {index.read}"
+    return f"reads{where}, as key {index.key}, slot {index.read}"
 
 
 def _but(index: IndexOrigin) -> str:
@@ -245,7 +249,7 @@ def _but(index: IndexOrigin) -> str:
     does = f"leaves slot {index.read} alone"
     if index.read is None:
         does = f"reads slot {index.read_right}"
-    right = "another value" if index.right is None else index.right
+    right = "another value" if index.right is None else str(index.right)
     return (
         f"But {_element(index)} was left there by {_who(index.left_by)}; with {right}, as a"
         f" runner just captured has it, the row {does}."

@@ -6,7 +6,20 @@ from typing import Any, get_args
 
 import pytest
 
-from harness.explain.facts import NOBODY, CodeSite, How, Situation, UncapturedRun
+from harness.explain.facts import (
+    NOBODY,
+    BakedIn,
+    CodeSite,
+    GivenValue,
+    Holding,
+    How,
+    KeptOutput,
+    ListFault,
+    Situation,
+    TableCell,
+    UncapturedRun,
+    Writer,
+)
 from harness.records.schema import Record
 from properties.support.reports.pages import card_of, words_of
 from properties.support.reports.records import (
@@ -94,6 +107,59 @@ def test_an_explanation_may_lack_a_part(part: str, links: int) -> None:
     assert len(described(**whole).chain) - len(described(**whole | {part: None}).chain) == links
     record = explained(cause=cause(**{part: None}))
     assert "To blame" in card_of(record, ANCHOR)
+
+
+FURTHER: dict[str, Any] = {
+    "cell": TableCell("req_to_token", (2, 5), 9, 4, since=1),
+    "kept": KeptOutput("topk_p of row 0", "nan", "topk_p", 1, 4, "eagle_draft_extend"),
+    "given": GivenValue("positions[1]", "3", "4", False, Writer(2, "decode", 1, 1), "copied"),
+    "listed": ListFault("swa", 1, "request 0", "is one short"),
+    "baked": BakedIn("rotary", 4, "the stride of positions", "[0, 1]", "[4, 1]"),
+    "held": Holding("full page 5", "free once", "free 2 times", 2, "finish", "graph", True),
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "links"),
+    [
+        ("cell", [("req_to_token[2, 5] = 9", "since step 1, 4 in the eager world")]),
+        (
+            "kept",
+            [
+                (
+                    "step 4, eagle_draft_extend, output topk_p, row 1",
+                    "a view of it was kept as topk_p of row 0, which is nan since",
+                )
+            ],
+        ),
+        (
+            "given",
+            [
+                ("step 2, decode, row 1 (request 1)", "copied from its batch"),
+                ("positions[1] = 3", "4 would be right"),
+            ],
+        ),
+        ("listed", [("swa keys of row 1, request 0", "is one short")]),
+        (
+            "baked",
+            [
+                (
+                    "op 4, the stride of positions of rotary",
+                    "[0, 1] since the capture, [4, 1] run eagerly",
+                )
+            ],
+        ),
+        (
+            "held",
+            [("step 2, finish", "before it free once"), ("full page 5", "free 2 times")],
+        ),
+    ],
+)
+def test_the_chain_begins_with_what_else_led_there(part: str, links: list[tuple[str, str]]) -> None:
+    found = described(**{part: FURTHER[part]})
+    assert [(link.name, link.value) for link in found.chain[: len(links)]] == links
+    record = explained(cause=cause(**{part: FURTHER[part]}))
+    assert links[0][0] in words_of(card_of(record, ANCHOR))
 
 
 def test_a_finding_without_an_explanation_still_shows_what_was_seen() -> None:

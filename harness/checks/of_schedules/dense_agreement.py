@@ -182,7 +182,8 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
 
 def _samples_at(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Sequence[Sample]]:
     """Play a schedule up to a step; return the number of its forward, and what was sampled."""
-    forwards, samples = 0, ()
+    forwards = 0
+    samples: tuple[Sample, ...] = ()
     pair.reset(schedule.seed)
     for place, step, upcoming in schedule.ahead():
         observation = pair.step(step, place, upcoming=upcoming, sampling=True)

@@ -27,8 +27,8 @@ class GivenRows:
     def of(cls, call: OpCall) -> "GivenRows":
         """Return the rows of a call."""
         if call.name in STORED:
-            names = STORED[call.name]
-            return cls(call.name, dict(zip(names, call.inputs[-len(names) :], strict=True)))
+            stored = STORED[call.name]
+            return cls(call.name, dict(zip(stored, call.inputs[-len(stored) :], strict=True)))
         results = results_of(call)
         names = ["result"] if len(results) == 1 else [f"result {i}" for i in range(len(results))]
         return cls(call.name, dict(zip(names, results, strict=True)))

@@ -38,7 +38,16 @@ from harness.explain.proof import prove
 from harness.explain.recorded import RecordedForward, Run, record_forward
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule
-from properties.support.harness.faults import leaked_page, refill, window_off_by_one
+from properties.support.harness.faults import (
+    leaked_page,
+    moved_buffer,
+    other_bits_alone,
+    padded_history,
+    refill,
+    warning,
+    window_off_by_one,
+    wrong_fill,
+)
 from properties.support.harness.planting import SCHEDULE, Plant, engine_of, runners_named
 from reference.allocator import PageAllocation
 from reference.batch import DraftState, ForwardBatch, Mode
@@ -546,6 +555,29 @@ def test_keys_that_are_not_those_of_the_definition_are_named(
     assert listed is not None
     assert (found.cause.blame, listed.kind, listed.row) == ("key lists", "swa", 10)
     assert listed.message.startswith("is one short: it begins at column 3 ")
+
+
+@pytest.mark.parametrize(
+    ("property_id", "plant", "blame", "words"),
+    [
+        ("live_inputs", wrong_fill, "inputs", "positions[3] is 1; what is right there is 0"),
+        ("index_contract", moved_buffer, "build", "seq_lens_cpu is another tensor than at capture"),
+        ("log_hygiene", warning, "call site", "something is odd."),
+        ("hermetic_replay", padded_history, "not known", "what led there is not known"),
+        ("batch_invariance", other_bits_alone, "not known", "when it runs alone"),
+    ],
+)
+def test_faults_that_one_property_sees_are_told_by_what_is_known_of_them(
+    property_id: str,
+    plant: Plant,
+    blame: str,
+    words: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = planted(device, "decode", plant, monkeypatch, property_id)
+    assert found.cause.blame == blame
+    assert words in " ".join(found.proof)
 
 
 # What is no evidence, and sentences.

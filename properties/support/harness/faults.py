@@ -30,7 +30,7 @@ from reference.eager import EagerDecoder
 from reference.model import Output
 from reference.pool import Tables
 from subjects.buffers import StaticInputs
-from subjects.protocol import Forward, Replay
+from subjects.protocol import Forward, Overrides, Replay
 from subjects.runners import RUNNERS
 from subjects.runners.base import GraphRunner
 
@@ -232,10 +232,10 @@ def eager_fallback(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
     decoder = EagerDecoder(pair.trial.ops(), pair.model, pair.draft, pair.graph_pools)
     forward = subject.engine.forward
 
-    def fallback(batch: ForwardBatch | None, idle: Mode) -> Forward:
+    def fallback(batch: ForwardBatch | None, idle: Mode, *overrides: Overrides) -> Forward:
         if batch is not None and batch.mode is RUNNERS[runner].mode:
             return Forward(decoder.forward(batch), None)
-        return forward(batch, idle)
+        return forward(batch, idle, *overrides)
 
     monkeypatch.setattr(subject.engine, "forward", fallback)
 

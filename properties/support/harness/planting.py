@@ -16,7 +16,7 @@ from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Idle, 
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from subjects.captured import CapturedEngine
-from subjects.protocol import Forward, Replay
+from subjects.protocol import Forward, Overrides, Replay
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from subjects.runners.base import GraphRunner
 from subjects.toggles import LocationScheme
@@ -130,9 +130,9 @@ def on_forward(
 ) -> None:
     """Let `change` alter what each forward of the subject, and of the fresh engine, left behind."""
 
-    def after(forward: Callable[[ForwardBatch | None, Mode], Forward]) -> Callable[..., Forward]:
-        def changed(batch: ForwardBatch | None, idle: Mode) -> Forward:
-            result = forward(batch, idle)
+    def after(forward: Callable[..., Forward]) -> Callable[..., Forward]:
+        def changed(batch: ForwardBatch | None, idle: Mode, *overrides: Overrides) -> Forward:
+            result = forward(batch, idle, *overrides)
             change(batch, result)
             return result
 
