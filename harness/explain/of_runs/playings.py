@@ -11,7 +11,8 @@ from harness.explain.of_runs.aligned import GivenRows, Layered, live, rows_diffe
 from harness.explain.provenance import row_requests
 from harness.explain.recorded import calls_of
 from harness.lockstep.bits import bits, hex_bits
-from harness.lockstep.pair import Pair, PlannedStep, Recorder
+from harness.lockstep.pair import Pair, Recorder
+from harness.lockstep.requests import PlannedStep
 from harness.schedules.schedule import Schedule
 from reference.ops import Ops
 from reference.pool import KVPools

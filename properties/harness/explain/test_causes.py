@@ -622,10 +622,11 @@ def test_what_is_wrong_with_a_list_is_said_by_its_ends_or_its_first_key(
     found: list[int], message: str
 ) -> None:
     right = [4, 5, 6, 7]
-    wrong = wrong_list(Kind.SWA, found, right, {slot: slot - 4 for slot in right}.get)
+    columns = {slot: slot - 4 for slot in right}
+    wrong = wrong_list(Kind.SWA, found, right, lambda slot: columns.get(slot))
     assert wrong is not None
     assert wrong.message == message
-    assert wrong_list(Kind.SWA, right, right, {}.get) is None
+    assert wrong_list(Kind.SWA, right, right, lambda slot: columns.get(slot)) is None
 
 
 WRITERS = Writer(2, "decode", 1, 3), Writer(2, None, 1, None), Writer(CAPTURE, None, 0, None)
@@ -648,7 +649,7 @@ PARTS: list[dict[str, Any]] = [
     {"cell": TableCell("req_to_token", (1, 2), 3, 4, CAPTURE)},
     {"listed": ListFault("swa", 1, None, "is one short: it begins at slot 4, the window at 5")},
     *(
-        {"given": GivenValue("positions[1]", "3", right, stale, by, by and "reset")}
+        {"given": GivenValue("positions[1]", "3", right, stale, by, "reset" if by else None)}
         for right, stale, by in product((None, "4"), (True, False), (None, *WRITERS))
     ),
     {"baked": BakedIn("op", 3, None, "op", "nothing more")},
