@@ -622,11 +622,14 @@ def test_what_is_wrong_with_a_list_is_said_by_its_ends_or_its_first_key(
     found: list[int], message: str
 ) -> None:
     right = [4, 5, 6, 7]
-    columns = {slot: slot - 4 for slot in right}
-    wrong = wrong_list(Kind.SWA, found, right, lambda slot: columns.get(slot))
+
+    def column_of(slot: int) -> int | None:
+        return slot - 4 if slot in right else None
+
+    wrong = wrong_list(Kind.SWA, found, right, column_of)
     assert wrong is not None
     assert wrong.message == message
-    assert wrong_list(Kind.SWA, right, right, lambda slot: columns.get(slot)) is None
+    assert wrong_list(Kind.SWA, right, right, column_of) is None
 
 
 WRITERS = Writer(2, "decode", 1, 3), Writer(2, None, 1, None), Writer(CAPTURE, None, 0, None)
