@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.checks.play import Lockstep, Outcome
+from harness.checks.property import Property
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES
 from harness.explain.explanation import (
     explain,
@@ -76,15 +77,29 @@ def explanation(
         return None
     if lockstep.refused is not None:
         return explain_refusal(property_id, lockstep.trial.runner, lockstep.refused)
-    recording = lockstep
-    if not lockstep.pair.records_ops:
-        recording = Lockstep(lockstep.trial, records_ops=True)
+    found = None
+    if lockstep.pair.records_ops:
+        found = _explained_by(lockstep, schedule, outcome, timeline, rule)
+    if found is None:  # A pair that has played may hold what no reset takes back.
+        new = Lockstep(lockstep.trial, records_ops=True)
+        found = _explained_by(new, schedule, outcome, timeline, rule)
+    return found
+
+
+def _explained_by(
+    recording: Lockstep,
+    schedule: Schedule,
+    outcome: Outcome,
+    timeline: Sequence[TimelineEntry],
+    rule: Property,
+) -> Explanation | None:
+    """Explain a violation by playing the schedule on a pair that keeps what its ops do."""
     if rule.cause is not None:
-        forward = violating_forward(timeline, property_id)
-        return explain(recording.pair, schedule, forward, property_id, rule.cause)
+        forward = violating_forward(timeline, rule.id)
+        return explain(recording.pair, schedule, forward, rule.id, rule.cause)
     assert rule.cause_in_play is not None
-    step = next(found.step for found in outcome.violations if found.property == property_id)
-    return explain_playing(recording.pair, schedule, step, property_id, rule.cause_in_play)
+    step = next(found.step for found in outcome.violations if found.property == rule.id)
+    return explain_playing(recording.pair, schedule, step, rule.id, rule.cause_in_play)
 
 
 def _race(

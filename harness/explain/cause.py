@@ -30,7 +30,8 @@ from harness.explain.first_difference import (
     paired,
 )
 from harness.explain.origins.arguments import WrongArgument, baked_in, wrong_argument
-from harness.explain.origins.given import given_value, kept_value
+from harness.explain.origins.further import further_op
+from harness.explain.origins.given import failing_element, given_value, kept_value
 from harness.explain.origins.lists import WrongList, wrong_list
 from harness.explain.recorded import RecordedForward, Run
 from harness.explain.static_origin import (
@@ -48,6 +49,9 @@ from reference.ops import OpCall
 from reference.state_pool import Section
 
 CauseFinder = Callable[[RecordedForward], Cause | None]
+
+UNDECLARED: Final = "undeclared state"
+"""What is to blame where a forward does not repeat."""
 
 AS_GRAPH: Final = "as the graph"
 AS_EAGER: Final = "as the eager world"
@@ -90,6 +94,8 @@ def _difference_cause(
     kept = kept_value(recorded, seen.argument) if run_uncaptured else None
     if kept is not None:
         return replace(shown, blame="kept output", kept=kept)
+    if not repeats(recorded):
+        return replace(shown, blame=UNDECLARED)
     if run_uncaptured and difference.index is not None:
         cell = cell_origin(recorded, difference.index)
         if cell is not None:
@@ -102,16 +108,27 @@ def _difference_cause(
 
 
 def _unseen_cause(recorded: RecordedForward) -> Cause | None:
-    """Explain worlds that differ though no op does that both run: by what was captured alone."""
-    if recorded.eager_output is None or recorded.run.failed is not None:
+    """Explain worlds that differ though no op does that both run.
+
+    By what was captured, by an op that the graph alone runs, or by what made the step fail.
+    """
+    if recorded.run.failed is not None and not repeats(recorded):
+        return Cause(UNDECLARED)
+    if recorded.run.failed is not None:
+        given = failing_element(recorded)
+        return None if given is None else Cause("inputs", given=given)
+    if recorded.eager_output is None:
         return None
     if _agrees(recorded, recorded.run, recorded.eager_storage, recorded.eager_output):
         return None
+    further = further_op(recorded)
+    if not repeats(recorded):
+        return Cause(UNDECLARED, difference=further)
     uncaptured, run = uncaptured_run(recorded)
-    if uncaptured != AS_EAGER or run is None:
-        return None
-    cause = _captured_cause(recorded, Cause("", uncaptured_run=uncaptured), None, run)
-    return None if cause.baked is None else cause
+    shown = Cause("not known", uncaptured_run=uncaptured, difference=further)
+    if uncaptured == AS_EAGER and run is not None:
+        shown = _captured_cause(recorded, shown, None, run)
+    return None if shown.baked is None and further is None else shown
 
 
 @dataclass(frozen=True)
@@ -218,6 +235,22 @@ def list_fault(
     return ListFault(str(kind), row, named, wrong.message), wrong
 
 
+def repeats(recorded: RecordedForward) -> bool:
+    """Whether the forward, run again with nothing changed, does what it did.
+
+    If not it depends on what is not put back, and no further run of it shows anything.
+    """
+    run = recorded.again()
+    if run.failed != recorded.run.failed:
+        return False
+    return run.failed is not None or _as_it_was(recorded, run)
+
+
+def _as_it_was(recorded: RecordedForward, run: Run) -> bool:
+    """Whether a run left and gave what the recorded one did; an idle one gives nothing live."""
+    return _agrees(recorded, run, recorded.run.storage, recorded.run.output or None)
+
+
 def uncaptured_run(recorded: RecordedForward) -> tuple[UncapturedRun | None, Run | None]:
     """Say whose bits the captured function gives when it runs eagerly, and return that run.
 
@@ -229,7 +262,7 @@ def uncaptured_run(recorded: RecordedForward) -> tuple[UncapturedRun | None, Run
     run = recorded.again(captured=False)
     if run.failed is not None and recorded.run.failed is None:
         return None, None
-    if _agrees(recorded, run, recorded.run.storage, recorded.run.output):
+    if _as_it_was(recorded, run):
         return AS_GRAPH, run
     agrees = _agrees(recorded, run, recorded.eager_storage, recorded.eager_output)
     return (AS_EAGER if agrees else AS_NEITHER), run

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.explain.cause import blame_of, blame_of_lists, list_fault, uncaptured_run
+from harness.explain.cause import (
+    UNDECLARED,
+    blame_of,
+    blame_of_lists,
+    list_fault,
+    repeats,
+    uncaptured_run,
+)
 from harness.explain.facts import Cause, ListFault
 from harness.explain.first_difference import Index, keys_of, read_again
 from harness.explain.origins.lists import WrongList
@@ -42,6 +49,8 @@ def _led_to(
     fault, key = wrong
     index = Index(call, fault.row, key.key, key.value, key.right)
     read_from = element_read(recorded, index)
+    if not repeats(recorded):
+        return replace(shown, blame=UNDECLARED)
     cell = cell_origin(recorded, index)
     if cell is not None:
         return replace(shown, blame="index tables", cell=cell)

@@ -43,17 +43,21 @@ def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
         return _about_holding(property_id, cause.held)
     difference = cause.difference
     if difference is None:
-        then, so = _then_alone(cause), f"So {property_id} does not hold."
+        then, so = _then_alone(at, cause), f"So {property_id} does not hold."
+        if at.failed is not None:
+            so = f"So the step fails: {at.failed}."
     else:
         then, so = _then(at, difference, cause.index), _so(at, difference, cause.compared)
     setting = _setting(at) if cause.slot is None else _whose(cause.slot)
     return (setting, then, *_buts(cause), so)
 
 
-def _then_alone(cause: Cause) -> str:
+def _then_alone(at: Situation, cause: Cause) -> str:
     """Tell what is wrong of which no bit of the forward need tell: a list of keys, or a value."""
     if cause.listed is not None:
         return f"Then {_list(cause.listed)}."
+    if cause.given is None and at.failed is not None:
+        return f"Then step {at.step} runs {_path(at)}, and fails."
     if cause.given is None:
         return (
             "Then each op that both worlds run gives the same in both, and what they leave differs."
@@ -86,6 +90,11 @@ def _buts(cause: Cause) -> Iterator[str]:
         yield (
             "But no cell of the tables, no element that is stale and no input of a request leads"
             " there: how the list is made is wrong."
+        )
+    if cause.blame == "undeclared state":
+        yield (
+            "But run again from the same bytes, with nothing changed, it gives something else: it"
+            " depends on what no one declared."
         )
     if cause.compared:
         yield f"But {cause.compared[2]}."

@@ -65,8 +65,13 @@ class StaticLedger(UncompiledMode):
         return self
 
     def of(self, buffer: Tensor) -> list[StaticWrite]:
-        """Return what wrote each element of a contiguous buffer last."""
-        written = self._written[buffer.untyped_storage()._cdata]
+        """Return what wrote each element of a contiguous buffer last.
+
+        A buffer that is no longer the one that was there at capture is new in the last forward.
+        """
+        written = self._written.get(buffer.untyped_storage()._cdata)
+        if written is None:
+            return [self._writes[-2]] * buffer.numel()
         first = buffer.storage_offset()
         return [self._writes[i] for i in written[first : first + buffer.numel()].tolist()]
 

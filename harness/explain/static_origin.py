@@ -85,7 +85,7 @@ def origin(
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
     """An element that may have led to an index, and the value to try instead.
 
     One that is `guessed` is to blame only if the index is then the right one.
@@ -146,13 +146,13 @@ def _candidates(
     *,
     stale: bool,
     own: bool,
-) -> Iterator[_Candidate]:
+) -> Iterator[Candidate]:
     """Yield the elements that may have led to an index; no index is made of a fraction."""
     for name, element in stale_elements(recorded) if stale else []:
         if not recorded.fresh[name].is_floating_point():
             value = recorded.fresh[name].flatten()[element]
-            yield _Candidate(name, element, stale=True, value=value)
-    yield from _of_requests(recorded)
+            yield Candidate(name, element, stale=True, value=value)
+    yield from of_requests(recorded)
     if not own or index.value is None:
         return
     right = 0 if index.right is None else index.right
@@ -163,10 +163,10 @@ def _candidates(
             places += [(name, element) for element in same]
     for name, element in list(dict.fromkeys(places))[:MOST_CANDIDATES]:
         value = torch.tensor(right, dtype=recorded.static[name].dtype)
-        yield _Candidate(name, element, stale=False, value=value)
+        yield Candidate(name, element, stale=False, value=value)
 
 
-def _of_requests(recorded: RecordedForward) -> Iterator[_Candidate]:
+def of_requests(recorded: RecordedForward) -> Iterator[Candidate]:
     """Yield what the requests of a bucket have of whole numbers, where it is not what it may be.
 
     That is what the eager world's batch has of a live request, and 0 of a padded one.
@@ -184,7 +184,7 @@ def _of_requests(recorded: RecordedForward) -> Iterator[_Candidate]:
             right[: len(live)] = live
         for element in (held != right).nonzero().flatten().tolist():
             value = right[element]
-            yield _Candidate(row.name, element, stale=False, value=value, guessed=True)
+            yield Candidate(row.name, element, stale=False, value=value, guessed=True)
 
 
 def stale_elements(recorded: RecordedForward) -> list[tuple[str, int]]:

@@ -11,6 +11,7 @@ from harness.explain.recorded import Element, RecordedForward, Run
 from harness.explain.static_origin import (
     cell_to_blame,
     element_at,
+    of_requests,
     request_of,
     stale_elements,
     static_buffers,
@@ -61,6 +62,21 @@ def given_element(
     writer = Writer(write.forward_id.step, write.forward_id.runner, element, request)
     stale = (name, element) in stale_elements(recorded)
     return GivenValue(f"{name}[{element}]", value, right, stale, writer, written_as(write))
+
+
+def failing_element(recorded: RecordedForward) -> GivenValue | None:
+    """Return the first static element that makes a step fail; None if none is known to.
+
+    The step must go through once the inputs of requests hold what their batch has.
+    """
+    tried = list(of_requests(recorded))
+    elements = tuple((one.name, one.element, one.value) for one in tried)
+    if not elements or recorded.again(elements).failed is not None:
+        return None
+    alone = (one for one in elements if recorded.again((one,)).failed is None)
+    name, element, right = next(alone, elements[0])
+    held = recorded.static[name].flatten()[element].item()
+    return given_element(recorded, name, element, str(held), str(right.item()))
 
 
 def cell_of_element(
