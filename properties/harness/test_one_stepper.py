@@ -12,6 +12,7 @@ STEPPER = "harness/lockstep/pair.py"
 ELSEWHERE = {
     ("harness/checks/play.py", "self.pair.plan"): "a build that cannot be captured runs nothing",
     ("harness/checks/of_steps/batch_invariance.py", "pair.decoder.forward"): "its extra run",
+    ("harness/explain/of_runs/batchings.py", "pair.decoder.forward"): "that run, recorded",
     (
         "harness/engines/windows.py",
         "pair.plan",
