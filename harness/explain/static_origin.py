@@ -20,6 +20,8 @@ from harness.lockstep.bits import bits
 from reference.config import SPECULATION
 from subjects.contracts import Axis
 
+AXES = frozenset({Axis.REQUEST, Axis.TOKEN})
+
 MOST_CANDIDATES = 64
 """Elements that are tried, one by one, for what led to an index."""
 
@@ -62,10 +64,9 @@ def origin(
     """Return the static element that led to an index, found by changing one at a time.
 
     First those that are `stale`, unless they cannot be to blame: a just-captured runner has
-    other bits there, and this forward did not write them. Then those of a request that are not
-    as its batch has them. Then, with `own`, the one the index was read from, then any of its
-    value. An element that gives the right index goes before one
-    that merely gives another.
+    other bits there, and this forward did not write them. Then those of a request or token that
+    are not as the batch has them. Then, with `own`, the one the index was read from, then any of
+    its value. An element that gives the right index goes before one that merely gives another.
     """
     another = None
     for tried in _candidates(recorded, index, read_from, stale=stale, own=own):
@@ -152,7 +153,7 @@ def _candidates(
         if not recorded.fresh[name].is_floating_point():
             value = recorded.fresh[name].flatten()[element]
             yield Candidate(name, element, stale=True, value=value)
-    yield from of_requests(recorded)
+    yield from of_batch(recorded)
     if not own or index.value is None:
         return
     right = 0 if index.right is None else index.right
@@ -166,17 +167,17 @@ def _candidates(
         yield Candidate(name, element, stale=False, value=value)
 
 
-def of_requests(recorded: RecordedForward) -> Iterator[Candidate]:
-    """Yield what the requests of a bucket have of whole numbers, where it is not what it may be.
+def of_batch(recorded: RecordedForward) -> Iterator[Candidate]:
+    """Yield the whole numbers of a bucket's requests and tokens that are not what they may be.
 
-    That is what the eager world's batch has of a live request, and 0 of a padded one.
+    That is what the eager world's batch has of a live one, and 0 of a padded one.
     """
     runner, bucket, batch = recorded.runner, recorded.bucket, recorded.planned.eager.batch
     if runner is None or bucket is None:
         return
     for row in runner.inputs.contract:
         held = recorded.static[row.name]
-        if row.axis is not Axis.REQUEST or row.width is not None or held.is_floating_point():
+        if row.axis not in AXES or row.width is not None or held.is_floating_point():
             continue
         right = torch.zeros_like(held)
         live = batch.value(row.name) if batch is not None else None

@@ -14,6 +14,7 @@ ELSEWHERE = {
     ("harness/lockstep/overlapped.py", "super().plan"): "the stepper's own call, or what it asks",
     ("harness/lockstep/overlapped.py", "super().commit"): "the stepper's own call",
     ("harness/checks/of_steps/batch_invariance.py", "pair.decoder.forward"): "its extra run",
+    ("harness/explain/of_runs/batchings.py", "pair.decoder.forward"): "that run, recorded",
     (
         "harness/engines/windows.py",
         "pair.plan",

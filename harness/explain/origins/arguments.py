@@ -19,7 +19,7 @@ from reference.ops import OpCall, Ops
 
 INDICES = frozenset(
     {
-        *("begin", "end", "slots", "mask", "mask_start", "max_keys", "loc", "sources", "parents"),
+        *("begin", "end", "slots", "mask", "mask_start", "max_keys", "loc", "sources"),
         *("longest", "cache"),
     }
 )

@@ -1,5 +1,8 @@
 """Where a value that an op was given came from: a static input, or an output that was kept."""
 
+from collections.abc import Sequence
+from itertools import islice
+
 import torch
 from torch import Tensor
 
@@ -9,9 +12,11 @@ from harness.explain.origins.arguments import WrongArgument, text_of
 from harness.explain.origins.outputs import kept_in_batch, kept_output
 from harness.explain.recorded import Element, RecordedForward, Run
 from harness.explain.static_origin import (
+    MOST_CANDIDATES,
+    Candidate,
     cell_to_blame,
     element_at,
-    of_requests,
+    of_batch,
     request_of,
     stale_elements,
     static_buffers,
@@ -45,12 +50,31 @@ def given_value(
     op, at = recorded.run.calls[number], argument.element
     value, right = text_of(argument.held, at), text_of(argument.right, at)
     found = element_at(static_buffers(recorded), argument.tensor, argument.place)
-    if found is None:
-        what = f"{argument.name} of {op.name}"
-        return GivenValue(what, value, right, stale=False, left_by=None, how=None), False
-    given = given_element(recorded, *found, value, right)
-    mended = row is not None and _mends(recorded, argument, number, left, row)
-    return given, mended
+    rows = results_of(left)
+    expected = [one[row].clone() for one in rows if row is not None and row < len(one)]
+
+    def mends(elements: Sequence[Element]) -> bool:
+        run = recorded.again(tuple(elements))
+        if run.failed is not None or number >= len(run.calls) or not expected:
+            return False
+        results = [result[row] for result in results_of(run.calls[number])]
+        pairs = zip(results, expected, strict=True)
+        return all(torch.equal(bits(one), bits(other)) for one, other in pairs)
+
+    if found is not None:
+        mended = mends(_row_elements(recorded, argument))
+        return given_element(recorded, *found, value, right), mended
+    for one in islice(of_batch(recorded), MOST_CANDIDATES):
+        if mends([(one.name, one.element, one.value)]):
+            return _of_candidate(recorded, one), True
+    what = f"{argument.name} of {op.name}"
+    return GivenValue(what, value, right, stale=False, left_by=None, how=None), False
+
+
+def _of_candidate(recorded: RecordedForward, one: Candidate) -> GivenValue:
+    """Return what is wrong with an element whose right value was tried."""
+    held = recorded.static[one.name].flatten()[one.element].item()
+    return given_element(recorded, one.name, one.element, str(held), str(one.value.item()))
 
 
 def given_element(
@@ -69,14 +93,16 @@ def failing_element(recorded: RecordedForward) -> GivenValue | None:
 
     The step must go through once the inputs of requests hold what their batch has.
     """
-    tried = list(of_requests(recorded))
+    tried = list(of_batch(recorded))
     elements = tuple((one.name, one.element, one.value) for one in tried)
     if not elements or recorded.again(elements).failed is not None:
         return None
-    alone = (one for one in elements if recorded.again((one,)).failed is None)
-    name, element, right = next(alone, elements[0])
-    held = recorded.static[name].flatten()[element].item()
-    return given_element(recorded, name, element, str(held), str(right.item()))
+    alone = (
+        one
+        for one, element in zip(tried, elements, strict=True)
+        if recorded.again((element,)).failed is None
+    )
+    return _of_candidate(recorded, next(alone, tried[0]))
 
 
 def cell_of_element(
@@ -89,19 +115,6 @@ def cell_of_element(
         return run.failed is None and torch.equal(bits(buffer.flatten()[element]), bits(right))
 
     return cell_to_blame(recorded, mended)
-
-
-def _mends(
-    recorded: RecordedForward, argument: WrongArgument, number: int, left: OpCall, row: int
-) -> bool:
-    """Whether a row's result is the other run's once the static input holds what that was given."""
-    expected = [result[row].clone() for result in results_of(left) if row < len(result)]
-    run = recorded.again(tuple(_row_elements(recorded, argument)))
-    if run.failed is not None or number >= len(run.calls) or not expected:
-        return False
-    results = [result[row] for result in results_of(run.calls[number])]
-    pairs = zip(results, expected, strict=True)
-    return all(torch.equal(bits(one), bits(other)) for one, other in pairs)
 
 
 def _row_elements(recorded: RecordedForward, argument: WrongArgument) -> list[Element]:

@@ -111,9 +111,10 @@ def built(
     monkeypatch: pytest.MonkeyPatch,
     property_id: str,
     schedule: Schedule = SCHEDULE,
+    runner: str = "decode",
 ) -> Explanation:
     """Return why a property is violated by engines that are both built with a class of runner."""
-    config = TrialConfig("decode", device=device, **SIZES)
+    config = TrialConfig(runner, device=device, **SIZES)
     right = config.subject()
     broken = replace(right, parts=right.parts.with_before({Part.RUNNER: part}))
     monkeypatch.setattr(TrialConfig, "subject", lambda _: broken)
@@ -176,6 +177,27 @@ class RolledTokens(GraphRunner):
         found = super().live_values(batch, bucket)  # type: ignore[safe-super]
         rolled = {"input_ids": found["input_ids"].roll(1)} if "input_ids" in found else {}
         return {**found, **rolled}
+
+
+class ShortMask(GraphRunner):
+    """Lets the state of no request but the first enter its input."""
+
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the live values, with one mask bit alone."""
+        found = super().live_values(batch, bucket)  # type: ignore[safe-super]
+        short = {"mamba_track_mask": found["mamba_track_mask"][:1]} if batch is not None else {}
+        return {**found, **short}
+
+
+def test_an_input_that_an_op_reads_by_way_of_others_is_named_by_the_run_that_it_mends(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verifying repeats each request's bit for its tokens, outside of any op."""
+    found = built(device, ShortMask, monkeypatch, "logits_parity", runner="target_verify")
+    given = found.cause.given
+    assert given is not None
+    assert found.cause.blame == "inputs"
+    assert (given.what, given.value, given.right) == ("mamba_track_mask[1]", "False", "True")
 
 
 def narrower(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -631,13 +653,13 @@ def test_what_is_wrong_with_a_list_is_said_by_its_ends_or_its_first_key(
 ) -> None:
     right = [4, 5, 6, 7]
 
-    def column_of(slot: int) -> int | None:
+    def column(slot: int) -> int | None:
         return slot - 4 if slot in right else None
 
-    wrong = wrong_list(Kind.SWA, found, right, column_of)
+    wrong = wrong_list(Kind.SWA, found, right, column)
     assert wrong is not None
     assert wrong.message == message
-    assert wrong_list(Kind.SWA, right, right, column_of) is None
+    assert wrong_list(Kind.SWA, right, right, column) is None
 
 
 WRITERS = Writer(2, "decode", 1, 3), Writer(2, None, 1, None), Writer(CAPTURE, None, 0, None)

@@ -421,6 +421,7 @@ def test_a_page_table_of_full_slots_shows_in_what_a_live_row_reads(explained: Ex
     assert difference.live
     assert (difference.op, difference.kind) == ("attention", "swa")
     assert index.left_by.step == facts.at.step
+    assert index.read is not None
     assert index.read_right == int(mapping[index.read]) != index.read
     swa_slots = explained.case.trial.swa_slots + explained.case.trial.page_size
     assert index.read is not None
