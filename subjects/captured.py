@@ -189,6 +189,7 @@ class CapturedEngine:
         return PythonObjects(
             root=self,
             packages=frozenset({"subjects", "reference"}),
+            others=frozenset({"subjects.engines"}),
             declared=DECLARED,
             changing=[pools.storage, pools.full_to_swa_index_mapping, pools.req_to_token, *outputs],
         )

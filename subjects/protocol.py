@@ -207,13 +207,15 @@ class OwnArithmetic:
 class PythonObjects:
     """An engine's Python objects, and what of them may differ once it has been reset.
 
-    `root` is what to begin with; `packages` are those whose modules are its own. `declared` says
+    `root` is what to begin with; `packages` are those whose modules are its own,
+    all but those of `others`, which are other engines'. `declared` says
     why an attribute (`Class.attribute`), all objects of a class, or a module may differ;
     `changing` are tensors whose contents may.
     """
 
     root: object
     packages: frozenset[str]
+    others: frozenset[str]
     declared: Mapping[str, str]
     changing: Sequence[Tensor]
 

@@ -98,11 +98,18 @@ def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = 
         walk.packages.update(objects.packages)
         walk.changing.update(address_of(tensor) for tensor in objects.changing)
         walk.visit(objects.root, who, who)
-        found.update(name for name in sys.modules if name.partition(".")[0] in objects.packages)
+        found.update(name for name in sys.modules if of_engine(name, objects))
     walk.found.modules = frozenset(found) if modules is None else modules
     for name in sorted(found & walk.found.modules - walk.declared.keys()):
         walk.module(name)
     return walk.found
+
+
+def of_engine(module: str, objects: PythonObjects) -> bool:
+    """Whether a module is of an engine's packages, and of no other engine's."""
+    if any(module == other or module.startswith(f"{other}.") for other in objects.others):
+        return False
+    return module.partition(".")[0] in objects.packages
 
 
 class _Walk:

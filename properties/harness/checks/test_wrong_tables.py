@@ -192,6 +192,24 @@ def test_any_element_that_is_judged_is_seen_and_named_where_it_is_wrong(
             assert f"{name}[" in message
 
 
+@pytest.mark.parametrize("make", [observation, idle])
+@pytest.mark.parametrize("mode", Mode)
+def test_a_tail_is_judged_to_the_end_of_its_bucket(
+    mode: Mode, make: Callable[[Mode], Observation]
+) -> None:
+    """As long as the tests' own table of the runner says that the axis of the input is."""
+    judged = make(mode)
+    assert judged.replay is not None
+    known = EXPECTED[judged.replay.runner]
+    extents = known.extents(judged.replay.bucket)
+    for part in parts(judged):
+        if not part.live:
+            axis = known.inputs[part.name].axis
+            wide = axis is Axis.MROPE
+            length = part.held.shape[-1] if wide else part.held.shape[0]
+            assert part.first + length == extents[Axis.TOKEN if wide else axis]
+
+
 def test_a_tail_that_is_kept_and_a_buffer_beyond_its_bucket_may_hold_anything() -> None:
     right = observation()
     right.static["input_ids"][2:] = 77
