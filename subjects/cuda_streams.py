@@ -13,7 +13,7 @@ from torch import Tensor
 from reference.kernels.gate import gate_kernel
 from subjects.streams import Event, Work
 
-MOST_SPINS = 100_000
+MOST_SPINS = 1_000_000
 """Reads of host memory, each of some 4 microseconds, after which a gate opens by itself.
 
 Nothing of ours waits for what a closed gate holds back, but a driver may: it then loses this

@@ -20,6 +20,7 @@ from harness.explain.origins.tables import Cell, TableLedger, both
 from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
 from harness.lockstep.bits import cloned
 from harness.lockstep.config import SUBJECT_LOGGER
+from harness.lockstep.noise import index_bounds
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair, Recorder
 from harness.lockstep.requests import Owner, PlannedStep, owner_of, serial_at
@@ -32,6 +33,9 @@ from reference.ops import OpCall, Ops
 from subjects.captured import CapturedEngine
 from subjects.protocol import Overrides
 from subjects.runners.base import GraphRunner
+
+LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
+"""Indices of which the host keeps a copy: with one of the two changed, lists run out of bounds."""
 
 Calls = list[OpCall]
 Element = tuple[str, int, Tensor]
@@ -169,9 +173,13 @@ class RecordedForward:
     ) -> Run:
         """Run the forward once more from the same bytes, some static elements or cells changed.
 
-        Without `captured` the captured function runs eagerly, through the static buffers.
+        Without `captured` the captured function runs eagerly, through the static buffers. On
+        CUDA a change that might lead out of bounds is not run, and counts as one that failed: an
+        assertion of the device ends the process, where a CPU raises an error.
         """
         pools = self.pair.graph_pools
+        if self.pair.trial.device == "cuda" and not all(map(self._within_bounds, elements)):
+            return Run({}, [], self.run.storage, "the value might lead out of bounds")
         pools.storage.copy_(self.graph_before)
         tables = both(pools.tables)
         self._restore_tables()
@@ -182,6 +190,14 @@ class RecordedForward:
             return run(self.pair, self.engine, self.planned, Overrides(elements, captured))
         finally:
             self._restore_tables()
+
+    def _within_bounds(self, element: Element) -> bool:
+        """Whether a static element may hold a value, whatever the others hold."""
+        name, _, value = element
+        if value.dtype.is_floating_point or value.dtype is torch.bool:
+            return True
+        bound = index_bounds(self.pair.config, self.pair.graph_pools.sizes).get(name)
+        return name not in LENGTHS and bound is not None and 0 <= int(value) < bound
 
     def _restore_tables(self) -> None:
         for table, during in zip(both(self.pair.graph_pools.tables), self.tables, strict=True):

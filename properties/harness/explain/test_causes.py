@@ -700,3 +700,25 @@ def test_no_sentence_says_none_whatever_is_not_known() -> None:
     for parts in PARTS:
         if parts.keys() & {"listed", "given", "baked"}:
             assert "None" not in " ".join(prove("read_frame", at[1], Cause("not known", **parts)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("req_pool_indices", 16, True),
+        ("req_pool_indices", 17, False),
+        ("out_cache_loc", -1, False),
+        ("seq_lens", 1, False),
+        ("kv_indptr", 1, False),
+    ],
+)
+def test_only_what_stays_within_bounds_is_changed_on_a_device_that_asserts(
+    name: str, value: int, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row too many, a slot below 0, a length that the host has too, the ends of lists."""
+    lockstep = Lockstep(TrialConfig(buckets=(2,), token_buckets=(4,)), records_ops=True)
+    recorded = record_forward(lockstep.pair, Schedule((Admit(3, 9), Decode((0,)))), 1)
+    monkeypatch.setattr(lockstep.pair, "trial", replace(lockstep.trial, device="cuda"))
+    with torch.inference_mode():
+        run = recorded.again(((name, 0, torch.tensor(value)),))
+    assert (run.failed is None) == allowed
