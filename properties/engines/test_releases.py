@@ -76,7 +76,7 @@ def test_what_an_engine_cannot_be_asked_is_said_with_its_reason() -> None:
     unasked = shown(MENDED)["unasked"]
     assert set(unasked) == {
         *("padding_noninterference", "padded_reads", "batch_invariance"),
-        *("live_inputs", "slot_ownership"),
+        *("live_inputs", "slot_ownership", "declared_state"),
     }
     assert all(unasked.values())
 

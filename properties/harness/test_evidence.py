@@ -1,5 +1,6 @@
 """What the explainer takes for evidence: a further run of a forward that fails is none."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from harness.checks.play import Lockstep
 from harness.explain.cause import diverged_cause
 from harness.explain.explanation import violating_forward
 from harness.explain.facts import TimelineEntry
+from harness.explain.origins.tables import Cell
 from harness.explain.recorded import Element, RecordedForward, Run, record_forward
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Schedule
@@ -20,12 +22,19 @@ SCHEDULE = Schedule((Admit(1, 16), Admit(2, 16), Decode((0, 1)), Decode((0,))))
 def test_a_further_run_that_fails_is_no_evidence(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run with nothing changed is right: it only shows that the forward repeats."""
     again = RecordedForward.again
 
     def failing(
-        recorded: RecordedForward, elements: tuple[Element, ...] = (), *, captured: bool = True
+        recorded: RecordedForward,
+        elements: tuple[Element, ...] = (),
+        *,
+        captured: bool = True,
+        cells: Sequence[Cell] = (),
     ) -> Run:
-        return replace(again(recorded, elements, captured=captured), failed="no such slot")
+        run = again(recorded, elements, captured=captured, cells=cells)
+        changed = elements or cells or not captured
+        return replace(run, failed="no such slot") if changed else run
 
     trial = TrialConfig(device=device).with_bug("swa_pad")
     lockstep = Lockstep(trial, records_ops=True)
