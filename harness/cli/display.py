@@ -108,7 +108,7 @@ def _runner_cell(pair: BugOnRunner, rows: Sequence[BugRow]) -> str:
 def _lettered(title: str, names: Sequence[str], legend: str) -> Table:
     """Return a table with a column per name, lettered as the names are listed below it."""
     table = _table(title)
-    table.add_column("bug", overflow="fold", min_width=43)
+    table.add_column("bug", overflow="fold", min_width=32)
     for letter in LETTERS[: len(names)]:
         table.add_column(letter, justify="center", no_wrap=True)
     lettered = [f"{letter} {name}" for letter, name in zip(LETTERS, names, strict=False)]
