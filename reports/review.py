@@ -293,9 +293,10 @@ def _to_detection(hunts: Iterable[BugRow]) -> str:
 
 def _mark(hunts: Sequence[BugRow], name: str) -> Mark:
     """Return what the hunts of a bug on a runner saw by one property."""
-    expected = name == hunts[0].detected_by
+    must = [hunt for hunt in hunts if hunt.detected_by == name]
     count = sum(name in hunt.seen for hunt in hunts)
-    kind, sign, message = MARKS[expected, count == len(hunts) if expected else count > 0]
+    seen = all(name in hunt.seen for hunt in must) if must else count > 0
+    kind, sign, message = MARKS[bool(must), seen]
     of_hunts = f"{count} of {len(hunts)} hunts"
     return Mark(kind, sign, f"{message}: {of_hunts}", str(count) if count else "")
 

@@ -131,8 +131,9 @@ RUNNER_LEGEND = (
 
 
 def _cell(rows: Sequence[BugRow], name: str) -> str:
-    if name == rows[0].detected_by:
-        return "●" if all(name in row.seen for row in rows) else "✗"
+    must = [row for row in rows if row.detected_by == name]
+    if must:
+        return "●" if all(name in row.seen for row in must) else "✗"
     return "○" if any(name in row.seen for row in rows) else ""
 
 

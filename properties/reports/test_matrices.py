@@ -185,3 +185,16 @@ def test_every_reason_why_a_bug_cannot_affect_a_runner_is_listed(name: str) -> N
         if pair.unaffected is not None
     ]
     assert len(listed) > 5
+
+
+def test_a_property_that_must_see_a_bug_on_some_runners_is_judged_on_those_alone() -> None:
+    """On prefills another property must see it, and does; on decode this one does, or does not."""
+    prefill = bug(
+        "swa_pad", "caught", "piecewise", detected_by="write_frame", seen=("write_frame",)
+    )
+    for decode, kind in (
+        (bug("swa_pad", "caught"), "caught"),
+        (bug("swa_pad", "missed"), "missed"),
+    ):
+        text = render(replace(red(), bugs=(decode, prefill)))
+        assert [mark for mark, _ in marks_of(text, "swa_pad")][1:3] == [kind, "caught"]
