@@ -25,6 +25,9 @@ Result = TypeVar("Result")
 FEWEST_ELEMENTS = 256
 """How many elements a pinned buffer has at the least."""
 
+ONCE_ELEMENTS = 1 << 18
+"""How many elements of pinned memory are there for what is written once: a long schedule's."""
+
 
 @dataclass(frozen=True)
 class Staged:
@@ -62,6 +65,8 @@ class Overlap(InOrder):
         super().__init__(device)
         self.streams = streams
         self.buffers: dict[str, Tensor] = {}
+        self.once = self._pinned(torch.zeros(ONCE_ELEMENTS, dtype=torch.int64))
+        self.used = 0
         self.copied: Event | None = None
         self.written: Event | None = None
         self.in_flight: Event | None = None
@@ -69,6 +74,7 @@ class Overlap(InOrder):
     def clear(self) -> None:
         """Start again: nothing is in flight."""
         self.streams.clear()
+        self.used = 0
         self.copied = self.written = self.in_flight = None
 
     def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
@@ -123,8 +129,16 @@ class Overlap(InOrder):
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in values.items()}
 
     def _once(self, listed: Sequence[int]) -> Tensor:
-        """Return values in host memory that nothing writes again before they were copied."""
-        return self._pinned(on_host(listed))
+        """Return values in host memory that nothing writes again before they were copied.
+
+        It is there already: to pin memory, a driver may wait for the device.
+        """
+        if self.used + len(listed) > ONCE_ELEMENTS:
+            return self._pinned(on_host(listed))
+        part = self.once[self.used : self.used + len(listed)]
+        self.used += len(listed)
+        part.copy_(on_host(listed))
+        return part
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         return tensor if self.device.type == "cpu" else tensor.pin_memory()

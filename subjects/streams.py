@@ -9,6 +9,7 @@ streams are real ones, see `subjects/cuda_streams.py`.
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +53,13 @@ class Streams(Protocol):
 
     The forwards run on `forward`, the writes that follow from the host's decisions on `schedule`.
     """
+
+    def rehearsal(self) -> AbstractContextManager[bool]:
+        """Let neither stream lag while entered; say whether a schedule must be played so first.
+
+        It must where a device does for the first time what it cannot do behind work that lags.
+        """
+        ...
 
     @property
     def forward(self) -> Stream:
@@ -151,6 +159,10 @@ class LateStreams:
         """Let the stream of the forwards lag from now on, or else the other one."""
         self._ahead = self.schedule if forward else self.forward
         self._advance()
+
+    def rehearsal(self) -> AbstractContextManager[bool]:
+        """Do nothing: emulated work can always run late."""
+        return nullcontext(False)
 
     def follow_host(self) -> None:
         """Do nothing: on a CPU the host's own work has run."""

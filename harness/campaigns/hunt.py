@@ -28,6 +28,10 @@ Many times what they take on a slow machine: whatever takes longer hangs.
 """
 
 
+SHRINKING_STEPS = 1500
+"""After so many steps a schedule is shrunk no further: some thirty seconds on a slow machine."""
+
+
 def time_limit(count: int) -> float:
     """Return the seconds in which a task that plays `count` schedules must end."""
     return START_SECONDS + SECONDS_PER_SCHEDULE * count
@@ -99,15 +103,24 @@ class HuntResult:
         return self.schedule is not None or self.error is not None
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
-        """Shrink the schedule that was found, looking for nothing but the target."""
+        """Shrink the schedule that was found, looking for nothing but the target.
+
+        It counts as shrunk once SHRINKING_STEPS are played.
+        """
         if self.schedule is None:
             return
         watched, ends = lockstep.properties, () if target is None else (target,)
         if target is not None:
             lockstep.watch(STATE_PROPERTIES | {target})
 
+        played = 0
+
         def fails(schedule: Schedule) -> bool:
+            nonlocal played
+            if played >= SHRINKING_STEPS:
+                return False
             outcome = lockstep.play(schedule, until=ends)
+            played += outcome.steps
             self.error = self.error or outcome.error
             return failed(outcome, target)
 

@@ -35,11 +35,11 @@ HUNT_EXAMPLES = 100
 MEDIAN = 8
 """Schedules within which every bug must be caught by half of the seeds."""
 
-KEPT = 60
-"""Locksteps that a process keeps: all clean trials, or those of a bug."""
+KEPT = 8
+"""Locksteps that a process keeps: those of a bug."""
 
 CHUNK_STEPS = 2000
-"""Clean steps of one piece of work."""
+"""Clean steps of one piece of work, at most; a soak has a piece for each trial at least."""
 
 MOST_SCHEDULES = 500
 """More schedules than a piece of work plays, alarms and their shrinking included."""
@@ -52,9 +52,9 @@ NOT_SEEN_AGAIN = (
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of work: clean steps drawn from `seed` on, in every trial in turn."""
+    """A piece of work: clean steps of one trial, drawn from `seed` on."""
 
-    device: str
+    trial: TrialConfig
     seed: int
     steps: int
 
@@ -126,13 +126,31 @@ class Detections:
         return self.device_lost
 
 
+@dataclass
+class Soaked:
+    """What has ended of a soak by so many `seeds`; its clean steps took `seconds`."""
+
+    device: str
+    seeds: int
+    workers: int
+    cleans: list[Ended[Chunk, CleanSteps]] = field(default_factory=list)
+    detections: list[Ended[SeededHunts, Detections]] = field(default_factory=list)
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
 def soak(
     device: str, steps: int, seeds: Sequence[int], first_seed: int, workers: int
 ) -> dict[str, Any]:
-    """Play at least `steps` clean steps over all trials, then hunt each bug by seed."""
+    """Play at least `steps` clean steps over all trials, then hunt each bug by seed.
+
+    Interrupted, it returns the figures of what has ended.
+    """
+    all_trials = trials(device)
+    chunk_steps = min(CHUNK_STEPS, -(-steps // len(all_trials))) or 1
     chunks = [
-        Chunk(device, first_seed + CHUNK_STEPS * place, CHUNK_STEPS)
-        for place in range(-(-steps // CHUNK_STEPS))
+        Chunk(all_trials[place % len(all_trials)], first_seed + CHUNK_STEPS * place, chunk_steps)
+        for place in range(-(-steps // chunk_steps))
     ]
     hunts = [
         SeededHunts(device, name, runner, tuple(seeds))
@@ -140,42 +158,33 @@ def soak(
         for runner in affected_runners(bug)
     ]
     processes = processes_for(workers, device)
-    started = time.perf_counter()
+    soaked = Soaked(device, len(seeds), workers)
     with Progress(transient=True) as progress:
         bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(hunts))
-        cleans: dict[Chunk, Ended[Chunk, CleanSteps]] = {}
-        detections: dict[SeededHunts, Ended[SeededHunts, Detections]] = {}
 
         def on_chunk(ended: Ended[Chunk, CleanSteps]) -> None:
-            cleans[ended.task] = ended
+            soaked.cleans.append(ended)
+            soaked.seconds = time.perf_counter() - started
             progress.advance(bar)
 
         def on_hunts(ended: Ended[SeededHunts, Detections]) -> None:
-            detections[ended.task] = ended
+            soaked.detections.append(ended)
             progress.advance(bar)
 
-        execute(CLEAN, chunks, processes, on_chunk)
-        seconds = time.perf_counter() - started
-        execute(HUNTS, hunts, processes, on_hunts)
-    return _figures(
-        device,
-        [cleans[chunk] for chunk in chunks],
-        [detections[by_seed] for by_seed in hunts],
-        len(seeds),
-        workers,
-        seconds,
-    )
+        started = time.perf_counter()
+        try:
+            execute(CLEAN, chunks, processes, on_chunk)
+            execute(HUNTS, hunts, processes, on_hunts)
+        except KeyboardInterrupt:
+            soaked.interrupted = True
+    soaked.cleans.sort(key=lambda ended: ended.task.seed)
+    soaked.detections.sort(key=lambda ended: hunts.index(ended.task))
+    return _figures(soaked)
 
 
-def _figures(
-    device: str,
-    cleans: Sequence[Ended[Chunk, CleanSteps]],
-    detections: Sequence[Ended[SeededHunts, Detections]],
-    seeds: int,
-    workers: int,
-    seconds: float,
-) -> dict[str, Any]:
+def _figures(soaked: Soaked) -> dict[str, Any]:
     """Return the figures of a soak: its `seconds` are those of the clean steps."""
+    cleans, detections, seeds = soaked.cleans, soaked.detections, soaked.seeds
     played = [ended.result for ended in cleans if ended.result is not None]
     counts = sum((clean.counts for clean in played), Counter[str]())
     alarms = [alarm for clean in played for alarm in clean.alarms]
@@ -190,21 +199,23 @@ def _figures(
         "clean": {
             **dict(sorted(counts.items())),
             "properties": sorted(STEP_PROPERTIES),
-            "trials": [trial.to_json() for trial in trials(device)],
+            "trials": [trial.to_json() for trial in trials(soaked.device)],
             "seeds": [cleans[0].task.seed, cleans[-1].task.seed] if cleans else [],
-            "workers": workers,
+            "workers": soaked.workers,
             "false_alarms": len(alarms),
             "alarms": alarms,
-            "seconds": round(seconds, 1),
-            "steps_per_second": round(counts["steps"] / seconds, 1),
+            "seconds": round(soaked.seconds, 1),
+            "steps_per_second": round(counts["steps"] / soaked.seconds, 1) if cleans else None,
         },
         "bugs": bugs,
         "errors": errors,
+        "interrupted": soaked.interrupted,
         "only_errors": bool(errors) and not (alarms or missed or late),
-        "as_hoped": not (alarms or missed or late or unreplayed or errors),
+        "as_hoped": not (alarms or missed or late or unreplayed or errors or soaked.interrupted),
         "message": (
-            f"{counts['steps']} clean steps in {workers} processes, {len(STEP_PROPERTIES)}"
-            f" properties checked at each: {len(alarms)} false alarms;"
+            f"{'cut short; so far ' if soaked.interrupted else ''}{counts['steps']} clean steps"
+            f" in {soaked.workers} processes, {len(STEP_PROPERTIES)} properties checked at each:"
+            f" {len(alarms)} false alarms;"
             f" missed within {HUNT_EXAMPLES} schedules by some of {seeds} seeds:"
             f" {', '.join(missed) or 'none'};"
             f" in the median later than schedule {MEDIAN}: {', '.join(late) or 'none'};"
@@ -239,15 +250,13 @@ def lockstep_of(trial: TrialConfig) -> Lockstep:
 def clean_steps(chunk: Chunk) -> CleanSteps:
     """Play a chunk. Raises PlayingFailedError for an error of ours."""
     clean = CleanSteps()
-    all_trials = trials(chunk.device)
     seed = chunk.seed
     while clean.counts["steps"] < chunk.steps and not clean.device_lost:
-        trial = all_trials[seed % len(all_trials)]
         try:
-            _play_clean(clean, trial, seed)
+            _play_clean(clean, chunk.trial, seed)
         except DeviceLostError as lost:
             clean.device_lost = True
-            clean.alarm(trial, seed, Counter(lost.outcome.violated), lost.schedule)
+            clean.alarm(chunk.trial, seed, Counter(lost.outcome.violated), lost.schedule)
         seed += 1
     return clean
 
@@ -311,7 +320,7 @@ def _bug_row(hunts: SeededHunts, detections: Detections) -> dict[str, Any]:
 
 CLEAN = Campaign(
     clean_steps,
-    shared=lambda chunk: chunk,
+    shared=lambda chunk: chunk.trial,
     seconds=lambda _: time_limit(MOST_SCHEDULES),
 )
 HUNTS = Campaign(

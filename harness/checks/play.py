@@ -7,6 +7,7 @@ goes on.
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -173,6 +174,7 @@ class Lockstep:
                     judged.add(self._refusal(schedule, self.refused))
                 else:
                     ending = self.ending.union(until)
+                    self._rehearse(schedule, ending, extra_runs)
                     self._play(schedule, outcome, judged, observer, ending, extra_runs)
             except SubjectFailedError as error:
                 # What gives no logits does not give the right ones.
@@ -192,6 +194,18 @@ class Lockstep:
         if outcome.device_lost:
             raise DeviceLostError(schedule, outcome)
         return outcome
+
+    def _rehearse(
+        self, schedule: Schedule, ending: Collection[str], extra_runs: Mapping[str, ExtraRun]
+    ) -> None:
+        """Play a schedule of overlapping steps beforehand, if the streams of its device need it."""
+        if self.pair.overlapped is None:
+            return
+        with self.pair.overlapped.overlap.streams.rehearsal() as needed:
+            if needed:
+                # What it finds does not count: what races may go wrong in any way, or fail.
+                with suppress(SubjectFailedError):
+                    self._play(schedule, Outcome(), Judged(), unobserved, ending, extra_runs)
 
     def _play(
         self,

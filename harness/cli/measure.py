@@ -41,7 +41,7 @@ def run_soak(options: argparse.Namespace) -> int:
         options.table.write_text(detection_table(figures["bugs"]), encoding="utf-8")
     print(figures["message"])
     print_errors(failure["error"] for failure in figures["errors"])
-    return code_of(figures)
+    return INTERRUPTED if figures["interrupted"] else code_of(figures)
 
 
 def detection_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -98,7 +98,6 @@ class Reaching:
         self.pair = pair
         self.bug = bug
         self.right = RightEngine(pair)
-        self.executed_at_capture = self._executed() > 0
 
     def count(self, schedules: Iterable[Schedule]) -> Reach:
         """Play each schedule until the bug is triggered, and count.
@@ -149,7 +148,7 @@ class Reaching:
 
     def _replayed(self, seen: Observation) -> bool:
         """Whether a step replayed what the bug is about, where no code of its own runs in it."""
-        if self.bug.parts and not self.executed_at_capture:
+        if self.bug.parts and not self.pair.executed_at_capture:
             return False
         replay = seen.replay
         if replay is None or replay.runner != seen.under_test:
@@ -160,6 +159,9 @@ class Reaching:
     def _tables_differ(self, place: int) -> bool:
         """Whether the worlds hand out other slots, or map them otherwise, after a step."""
         end = self.pair.end(place)
-        lists = [(one.free_full, one.free_swa, one.free_rows) for one in (end.eager, end.graph)]
+        lists = [
+            (one.free_full, one.free_swa, one.free_rows, one.free_states)
+            for one in (end.eager, end.graph)
+        ]
         tables = [(one.req_to_token, one.mapping) for one in (end.eager, end.graph)]
         return lists[0] != lists[1] or not all(map(torch.equal, *tables))

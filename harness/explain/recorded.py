@@ -34,8 +34,11 @@ from subjects.captured import CapturedEngine
 from subjects.protocol import Overrides
 from subjects.runners.base import GraphRunner
 
-LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
-"""Indices of which the host keeps a copy: with one of the two changed, lists run out of bounds."""
+LENGTHS, ON_HOST = "seq_lens", "seq_lens_cpu"
+"""Lengths, and the host's copy of them, which sizes the lists that they fill.
+
+No element of the copy may be greater than its length: what fills the list would run out of rows.
+"""
 
 Calls = list[OpCall]
 Element = tuple[str, int, Tensor]
@@ -193,11 +196,21 @@ class RecordedForward:
 
     def _within_bounds(self, element: Element) -> bool:
         """Whether a static element may hold a value, whatever the others hold."""
-        name, _, value = element
+        name, place, value = element
         if value.dtype.is_floating_point or value.dtype is torch.bool:
             return True
-        bound = index_bounds(self.pair.config, self.pair.graph_pools.sizes).get(name)
-        return name not in LENGTHS and bound is not None and 0 <= int(value) < bound
+        bounds = index_bounds(self.pair.config, self.pair.graph_pools.sizes)
+        if name in (LENGTHS, ON_HOST):
+            bounds = {name: self.pair.config.max_context + 1}
+        if name not in bounds or not 0 <= int(value) < bounds[name]:
+            return False
+        if name == LENGTHS:
+            return ON_HOST in self.static and self._held(ON_HOST, place) <= int(value)
+        return name != ON_HOST or int(value) <= self._held(LENGTHS, place)
+
+    def _held(self, name: str, place: int) -> int:
+        """Return what an element of a static buffer held in the forward."""
+        return int(self.static[name].view(-1)[place])
 
     def _restore_tables(self) -> None:
         for table, during in zip(both(self.pair.graph_pools.tables), self.tables, strict=True):

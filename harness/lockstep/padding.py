@@ -1,17 +1,24 @@
-"""What the harness writes into static buffers: kept tails before a replay, its outputs after it.
+"""What the harness writes where nothing is defined: tails before a replay, outputs after it.
 
 Padded rows are equal if their tails are. In turn they are level, and one value of a request that
 is alive: an index that padding keeps, and should not, then leads to that request's slots.
+
+The fresh engine's graphs also fill what they allocate: a row that no kernel writes is then not
+what the memory held, which in a graph on CUDA is the same at every replay.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
 
 from harness.lockstep.requests import Request
 from harness.lockstep.scheduler import Scheduler
 from reference.batch import Span
 from reference.config import Kind
 from reference.model import Output
+from subjects.graphs.dispatch import UncompiledMode
 
 LEVEL: Mapping[str, int] = {"custom_mask": 1}
 """Values of level tails, by the name of a static buffer; 0 where none is said.
@@ -72,3 +79,33 @@ def spoil(output: Output) -> None:
     """
     for values in output.values():
         values.fill_(math.nan if values.is_floating_point() else 0)
+
+
+class SpoiledMemory(UncompiledMode):
+    """Fills new tensors of floating point that nothing has written with NaN, while entered.
+
+    A graph that is captured meanwhile does so at each replay.
+    """
+
+    ALLOCATING = frozenset(
+        {
+            torch.ops.aten.empty,
+            torch.ops.aten.empty_like,
+            torch.ops.aten.empty_strided,
+            torch.ops.aten.new_empty,
+            torch.ops.aten.new_empty_strided,
+        }
+    )
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run the op, and fill what it only allocated."""
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket in self.ALLOCATING and made.is_floating_point():  # type: ignore[attr-defined]  # an OpOverload
+            made.fill_(math.nan)
+        return made

@@ -17,7 +17,7 @@ from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialC
 from harness.lockstep.logs import LogTrap
 from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from harness.lockstep.overlapped import OverlappedScheduler, RanForward
-from harness.lockstep.padding import padding_values, spoil
+from harness.lockstep.padding import SpoiledMemory, padding_values, spoil
 from harness.lockstep.python_state import Change, Held, changes, held
 from harness.lockstep.requests import Owner, PlannedStep
 from harness.lockstep.scheduler import Scheduler, samples_of
@@ -73,7 +73,8 @@ class Pair:
     With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
     a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
     engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built. `just_captured` is what their Python objects held then.
+    cannot be built. `just_captured` is what their Python objects held then, and
+    `executed_at_capture` whether code of a bug on trial ran by then.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Pair:
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
             self.just_captured = self.python_state().copied()
+        self.executed_at_capture = parts.executed.total() > 0
         self.capture_warnings = self.log.take()
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
@@ -365,7 +367,8 @@ class Pair:
 def captured_engines(pair: Pair) -> Engines:
     """Return our own engine, captured twice: no Python object of the one is the other's."""
     subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
-    fresh = captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
+    with SpoiledMemory():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        fresh = captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
     subject.count_allocations()
     return subject, fresh
 

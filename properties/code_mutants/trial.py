@@ -50,7 +50,7 @@ class MutatedModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def play() -> dict[str, str]:
-    """Play clean trials of every engine and location scheme until something is violated."""
+    """Play clean trials, of every engine and scheme, until something is violated."""
     # Imported late, so that the mutant is what they import.
     from harness.campaigns.hunt import hunt, without_error  # noqa: PLC0415
     from harness.checks.play import DeviceLostError, Lockstep  # noqa: PLC0415
@@ -59,20 +59,25 @@ def play() -> dict[str, str]:
     from subjects.runners import ONE_PER_ENGINE  # noqa: PLC0415
     from subjects.toggles import LocationScheme  # noqa: PLC0415
 
-    for scheme in LocationScheme:
-        for place, runner in enumerate(ONE_PER_ENGINE):
-            preset = ("gpt_oss", "mimo", "gemma3")[place]
-            trial = TrialConfig(runner, preset, scheme=scheme, page_size=1 + 3 * (place % 2))
-            lockstep = Lockstep(trial, PROPERTIES)
-            if lockstep.capture_warnings:
-                return {"end": "seen", "by": "a warning at capture"}
-            try:
-                found = without_error(hunt(lockstep, None, 0, EXAMPLES, shrinks=False))
-            except DeviceLostError:
-                return {"end": "seen", "by": "device lost"}
-            if found.schedule is not None:
-                where = f"{runner}, {scheme}, schedule {found.schedules}"
-                return {"end": "seen", "by": ", ".join(sorted(found.violated)), "where": where}
+    trials = [
+        TrialConfig(runner, preset, scheme=scheme, page_size=1 + 3 * (place % 2))
+        for scheme in LocationScheme
+        for place, (runner, preset) in enumerate(
+            zip(ONE_PER_ENGINE, ("gpt_oss", "mimo", "gemma3"), strict=True)
+        )
+    ]
+    for trial in (*trials, TrialConfig(overlap=True)):
+        lockstep = Lockstep(trial, PROPERTIES)
+        if lockstep.capture_warnings:
+            return {"end": "seen", "by": "a warning at capture"}
+        try:
+            found = without_error(hunt(lockstep, None, 0, EXAMPLES, shrinks=False))
+        except DeviceLostError:
+            return {"end": "seen", "by": "device lost"}
+        if found.schedule is not None:
+            overlap = ", overlapping" * trial.overlap
+            where = f"{trial.runner}, {trial.scheme}{overlap}, schedule {found.schedules}"
+            return {"end": "seen", "by": ", ".join(sorted(found.violated)), "where": where}
     return {"end": "survived", "by": ""}
 
 

@@ -4,7 +4,6 @@ Of the optional extra `oracle`. It knows neither our recurrent states, nor encod
 positions of several sections, so requests here bring tokens alone.
 """
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -17,19 +16,16 @@ from torch import Tensor
 from properties.support.reference.paged import PagedRequests
 from properties.support.reference.transformers_models import (
     COUNTERPARTS,
-    LIBRARY,
     InFloat64,
     library_model,
+    missing,
 )
 from reference.batch import Mode
 from reference.config import Kind, ModelConfig, draft_config
 from reference.model import Model
 from reference.oracle import dense_logits
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(LIBRARY) is None,
-    reason=f"no independent oracle: {LIBRARY} is not installed",
-)
+pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no independent oracle: {missing()}")
 
 ORACLE_BOUND, EAGER_BOUND = 1e-12, 5e-5
 """Largest |ours - theirs| / (1 + |theirs|) of a logit: in float64, and of our float32 path."""

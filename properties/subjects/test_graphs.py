@@ -50,6 +50,15 @@ def counting(device: str) -> Tensor:
     return torch.arange(6.0, device=device).view(2, 3)
 
 
+def test_a_replay_keeps_a_keyword_that_changes_what_an_op_gives(device: str) -> None:
+    """Also where the form of the op that writes into a given tensor lacks it."""
+    static = counting(device)
+    graph = capture(lambda: torch.div(static, 4, rounding_mode="floor"), ops_of(device), device)
+    static.fill_(7)
+    graph.replay()
+    assert graph.output.tolist() == [[1.0] * 3] * 2
+
+
 def test_a_python_branch_taken_at_capture_stays_taken(device: str) -> None:
     static, doubles = counting(device), True
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -137,10 +138,18 @@ def unrecorded(device: torch.device) -> Iterator[None]:
         with _disable_current_modes():
             yield
     elif torch.cuda.is_current_stream_capturing():
-        with torch.cuda.stream(torch.cuda.Stream(device)):
+        with torch.cuda.stream(_unnamed_stream(device)):
             yield
     else:
+        with torch.cuda.stream(_unnamed_stream(device)):
+            torch.empty(1, device=device)  # So that a capture, which may not, need ask for no more.
         yield
+
+
+@cache
+def _unnamed_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of launches that name none: memory that it gave back is its own."""
+    return torch.cuda.Stream(device)
 
 
 class LaunchesElsewhere(Ops):

@@ -35,6 +35,9 @@ INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index
 
 MASKS = (torch.bool, torch.uint8)
 
+TOLD_BY_RESULT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"})
+"""Keyword arguments that need not be given where the result is."""
+
 ALLOCATIONS = frozenset(
     {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 )
@@ -157,9 +160,10 @@ def _not_capturable(func: Any, args: tuple[Any, ...]) -> bool:
 def _call_into(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the call in the form that writes the storage of its recorded `value`."""
     out = _out_overload(func)
-    if out is None:
+    written = out._schema.arguments if out is not None else ()
+    accepted = {argument.name for argument in written if argument.kwarg_only}
+    if out is None or kwargs.keys() - accepted - TOLD_BY_RESULT:
         return Call(func, args, kwargs, value)
-    accepted = {argument.name for argument in out._schema.arguments if argument.kwarg_only}
     kept = {name: given for name, given in kwargs.items() if name in accepted} | {"out": value}
     return Call(_fastest_binding(func, out, args, kept), args, kept)
 

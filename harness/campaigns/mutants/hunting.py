@@ -4,6 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from zlib import crc32
 
 from harness.campaigns.executor import Campaign
 from harness.campaigns.hunt import draw, time_limit, whole
@@ -24,8 +25,8 @@ JUDGED = STEP_PROPERTIES - {DECLARED_STATE.id}
 CAPTURE = "capture"
 """Stands for a property where the mutant could not even be captured."""
 
-KEPT = 8
-"""Clean trials that a process keeps."""
+KEPT = 12
+"""Clean trials that a process keeps: those of the mutants of one runner and location scheme."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,11 @@ class MutatedTrial(TrialConfig):
         return TrialConfig(**fields)
 
 
-def trial_of(mutant: Mutant, seed: int, device: str) -> MutatedTrial:
-    """Return the trial of a mutant by a seed: models, page sizes and dtypes take turns."""
-    page_size, dtype = SHAPES[seed % len(SHAPES)]
-    preset = list(PRESETS)[seed % len(PRESETS)]
+def trial_of(mutant: Mutant, device: str) -> MutatedTrial:
+    """Return the trial of a mutant: models, page sizes and dtypes take turns, by its name."""
+    turn = crc32(mutant.name.encode())
+    page_size, dtype = SHAPES[turn % len(SHAPES)]
+    preset = list(PRESETS)[turn % len(PRESETS)]
     return MutatedTrial(
         mutant.runner, preset, dtype, device, mutant.scheme, page_size, mutant=mutant
     )
@@ -133,11 +135,17 @@ def violated_when_clean(trial: TrialConfig, schedule: Schedule) -> frozenset[str
 
 
 def hunt_mutant(hunt: MutantHunt) -> Hunted:
-    """Hunt a mutant by each seed. Raises PlayingFailedError for an error of ours."""
+    """Hunt a mutant by each seed, on one trial. Raises PlayingFailedError for an error of ours."""
+    trial = trial_of(hunt.mutant, hunt.device)
+    try:
+        lockstep = Lockstep(trial, JUDGED)
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        clean_lockstep(trial.clean)
+        return Hunted(tuple(Sighting(seed, End.SEEN, 0, (CAPTURE,)) for seed in hunt.seeds))
     sightings: list[Sighting] = []
     for seed in hunt.seeds:
         try:
-            sightings.append(sighting(hunt, seed))
+            sightings.append(sighting(hunt, lockstep, seed))
         except DeviceLostError as lost:
             seen = tuple(sorted(lost.outcome.violated))
             sightings.append(Sighting(seed, End.SEEN if seen else End.SURVIVED, 1, seen))
@@ -145,20 +153,14 @@ def hunt_mutant(hunt: MutantHunt) -> Hunted:
     return Hunted(tuple(sightings))
 
 
-def sighting(hunt: MutantHunt, seed: int) -> Sighting:
+def sighting(hunt: MutantHunt, lockstep: Lockstep, seed: int) -> Sighting:
     """Hunt a mutant by one seed. What it violates, the clean build must keep."""
-    trial = trial_of(hunt.mutant, seed, hunt.device)
-    try:
-        lockstep = Lockstep(trial, JUDGED)
-    except (IndexError, RuntimeError, TypeError, ValueError):
-        clean_lockstep(trial.clean)
-        return Sighting(seed, End.SEEN, 0, (CAPTURE,))
     watch = Watch(lockstep)
     with suppress(_SeenError):
         draw(lockstep, watch.play, seed, hunt.examples)
     end = End.SURVIVED
     if watch.seen:
-        clean = violated_when_clean(trial.clean, watch.latest)
+        clean = violated_when_clean(lockstep.trial.clean, watch.latest)
         end = End.CLEAN_IS_RED if clean else End.SEEN
     else:
         why = survivor(hunt.mutant)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from harness.__main__ import main
 from harness.campaigns import soak as soaking
 from harness.campaigns.bench import workload
+from harness.campaigns.executor import execute
 from harness.campaigns.fresh import PlayFresh
 from harness.campaigns.regress import one_size
 from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_seed, trials
@@ -18,7 +20,7 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.records.schema import VERSION
 from harness.schedules.schedule import Schedule
-from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK, Data
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, INTERRUPTED, OK, Data
 from properties.support.harness.scripted import ERROR, Script, Scripted, clean, violating
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
@@ -216,6 +218,23 @@ def test_an_error_of_ours_in_a_soak_is_no_finding_and_the_rest_finishes(
     assert not scripted_soak(monkeypatch, missing)()["only_errors"]
 
 
+@pytest.mark.usefixtures("short_soak")
+def test_an_interrupted_soak_keeps_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has no verdict."""
+
+    def interrupted(campaign: Any, tasks: Any, processes: int, on_end: Any) -> None:
+        if campaign is soaking.HUNTS:
+            raise KeyboardInterrupt
+        execute(campaign, tasks, processes, on_end)
+
+    monkeypatch.setattr(soaking, "execute", interrupted)
+    script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("index_contract"))
+    figures = scripted_soak(monkeypatch, script)()
+    assert (figures["interrupted"], figures["as_hoped"], figures["bugs"]) == (True, False, [])
+    assert figures["clean"]["schedules"] == 18
+    assert figures["message"].startswith("cut short; so far ")
+
+
 def test_a_lost_device_ends_a_piece_of_work_and_is_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -223,7 +242,7 @@ def test_a_lost_device_ends_a_piece_of_work_and_is_a_finding(
         raise DeviceLostError(schedule, violating("captured_path"))
 
     scripted_soak(monkeypatch, lose)
-    played = clean_steps(soaking.Chunk("cpu", 0, 9))
+    played = clean_steps(soaking.Chunk(TrialConfig(), 0, 9))
     assert played.spoiled
     (alarm,) = played.alarms
     assert alarm["violated"] == {"captured_path": 1}
@@ -236,6 +255,7 @@ CODES: dict[str, tuple[Data, int]] = {
     "as hoped": ({"as_hoped": True, "only_errors": False}, OK),
     "a finding": ({"as_hoped": False, "only_errors": False}, FINDING),
     "no verdict": ({"as_hoped": False, "only_errors": True}, CANNOT_RUN),
+    "interrupted": ({"as_hoped": False, "only_errors": False, "interrupted": True}, INTERRUPTED),
 }
 
 
@@ -245,7 +265,7 @@ def test_the_exit_code_of_a_soak_follows_from_its_figures(
 ) -> None:
     says, code = CODES[end]
     errors = [{"task": "a", "error": ERROR}] * 2 if code == CANNOT_RUN else []
-    figures = {**says, "errors": errors, "message": "missed: swa_int64"}
+    figures = {"interrupted": False, **says, "errors": errors, "message": "missed: swa_int64"}
     monkeypatch.setattr("harness.cli.measure.soak", lambda *_: figures)
     path = tmp_path / "soak.json"
     assert main(["soak", "--device", "cpu", "--record", str(path)]) == code

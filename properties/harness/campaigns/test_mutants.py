@@ -100,7 +100,7 @@ def test_what_the_clean_build_violates_too_sees_nothing(monkeypatch: pytest.Monk
 
 
 def test_a_mutated_trial_is_clean_without_its_mutant() -> None:
-    trial = trial_of(first_of(CHEAP, "positions", Mistake.LATE), 3, "cpu")
+    trial = trial_of(first_of(CHEAP, "positions", Mistake.LATE), "cpu")
     assert trial.subject().parts.before
     assert not trial.clean.subject().parts.before
     assert {**trial.to_json(), "mutant": None} == {**trial.clean.to_json(), "mutant": None}
@@ -161,7 +161,7 @@ def test_the_command_hunts_what_is_asked_for(
 
 
 def test_a_mutant_is_judged_by_every_property_of_a_step_but_its_own_memory() -> None:
-    trial = trial_of(first_of(CHEAP, "positions", Mistake.LATE), 0, "cpu")
+    trial = trial_of(first_of(CHEAP, "positions", Mistake.LATE), "cpu")
     assert Lockstep(trial, JUDGED).properties == JUDGED
     assert "declared_state" not in JUDGED
     assert {"live_inputs", "read_frame", "kv_parity", "index_contract"} <= JUDGED

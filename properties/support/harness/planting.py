@@ -139,7 +139,7 @@ def on_forward(
         return changed
 
     for engine in captured(lockstep)[: 1 + fresh_engine]:
-        monkeypatch.setattr(engine.engine, "forward", after(engine.engine.forward))
+        monkeypatch.setitem(vars(engine.engine), "forward", after(engine.engine.forward))
 
 
 def on_replay(

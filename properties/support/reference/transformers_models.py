@@ -7,6 +7,7 @@ and MLPs are the library's own.
 """
 
 import importlib
+import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +21,19 @@ from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from reference.model import LayerWeights, Model
 from reference.oracle import wide
 
-LIBRARY = "transformers"
+LIBRARY, OLDEST = "transformers", (5, 23)
 LAYER_TYPES = {Kind.FULL: "full_attention", Kind.SWA: "sliding_attention"}
+
+
+def missing() -> str | None:
+    """Say what keeps the library from being asked, None if it is here and new enough."""
+    try:
+        version = importlib.metadata.version(LIBRARY)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{LIBRARY} is not installed"
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        return f"{LIBRARY} {version} is older than {'.'.join(map(str, OLDEST))}"
+    return None
 
 
 class InFloat64(TorchFunctionMode):

@@ -1,0 +1,36 @@
+"""What the fresh engine's graphs allocate and do not write is NaN at every replay."""
+
+import torch
+from torch import Tensor
+
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.padding import SpoiledMemory
+from subjects.graphs.capture import Capture
+
+
+def half_written(values: Tensor) -> Tensor:
+    """Return new memory in which only the first row is written."""
+    output = torch.empty_like(values)
+    output[0] = values[0]
+    return output
+
+
+def test_a_graph_shows_what_it_did_not_write(device: str) -> None:
+    values = torch.ones(2, 3, device=device)
+    pool = None if device == "cpu" else torch.cuda.graph_pool_handle()
+    graph = Capture[Tensor](TrialConfig(device=device).ops(), pool)
+    with torch.inference_mode(), SpoiledMemory():  # type: ignore[no-untyped-call]
+        graph.run(lambda: half_written(values))
+    values.fill_(2)
+    for _ in range(2):
+        graph.replay()
+        assert graph.output[0].tolist() == [2.0] * 3
+        assert graph.output[1].isnan().all()
+
+
+def test_new_indices_and_what_is_filled_are_left_alone() -> None:
+    """An index that is NaN there would lead anywhere."""
+    with SpoiledMemory():  # type: ignore[no-untyped-call]
+        assert torch.empty(2, dtype=torch.int64).dtype == torch.int64
+        assert torch.zeros(2).tolist() == [0.0, 0.0]
+        assert torch.empty(0).shape == (0,)
