@@ -93,13 +93,12 @@ class HuntResult:
 
     def ends_with(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
         """Play one drawn schedule, and keep it if it fails; return whether the hunt is over."""
-        if self.schedule is None and self.error is None:  # Hypothesis plays the last one again.
-            before = tuple(lockstep.history)
-            outcome = lockstep.play(schedule)
-            self.add(outcome)
-            if failed(outcome, target):
-                self.schedule = self.drawn = schedule
-                self.seen, self.before = outcome.violations, before
+        before = tuple(lockstep.history)
+        outcome = lockstep.play(schedule)
+        self.add(outcome)
+        if failed(outcome, target):
+            self.schedule = self.drawn = schedule
+            self.seen, self.before = outcome.violations, before
         return self.schedule is not None or self.error is not None
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
@@ -142,8 +141,11 @@ def failed(outcome: Outcome, target: str | None) -> bool:
     return target in outcome.violated if target else bool(outcome.violations)
 
 
-class _HuntOverError(Exception):
-    """Raised inside a hunt so that Hypothesis draws no further schedule."""
+class EnoughDrawn(BaseException):  # No error: nothing went wrong.
+    """Raised inside what uses drawn schedules so that Hypothesis draws no further one.
+
+    No Exception: of those Hypothesis runs the last example again, and prints it at length.
+    """
 
 
 def hunt(
@@ -163,9 +165,9 @@ def hunt(
 
     def search(schedule: Schedule) -> None:
         if hunt_result.ends_with(lockstep, schedule, target):
-            raise _HuntOverError
+            raise EnoughDrawn
 
-    with suppress(_HuntOverError):
+    with suppress(EnoughDrawn):
         draw(lockstep, search, seed_value, examples)
     if shrinks:
         hunt_result.shrink(lockstep, target)

@@ -67,9 +67,11 @@ def schedules(
     )
     sweep = sweeps(under_test, token_buckets if under_test is Mode.EXTEND else buckets)
     later = st.builds(apart, st.tuples(few, sweep), LEAVING)
-    swept = st.tuples(st.one_of(sweep, later), st.one_of(short, short, long)).map(_flat)
+    swept = st.tuples(st.one_of(sweep, later), st.one_of(short, short, long))
+    # What a sweep admits leaves little room for requests that grow beyond the window.
+    going_on = st.one_of(swept.map(_flat), st.builds(apart, swept, LEAVING))
     free = st.tuples(opening, st.one_of(short, long, long)).map(_flat)
-    return st.builds(Schedule, st.one_of(swept, free, free), st.integers(0, SEEDS - 1))
+    return st.builds(Schedule, st.one_of(going_on, free, free), st.integers(0, SEEDS - 1))
 
 
 def _flat(parts: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
@@ -79,7 +81,7 @@ def _flat(parts: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
 
 def _admit(config: ModelConfig) -> st.SearchStrategy[Step]:
     near_window = st.integers(max(1, config.window - 3), config.window + 1)
-    prompt = st.one_of(st.integers(1, 4), near_window, st.integers(1, 2 * config.window))
+    prompt = st.one_of(st.integers(1, 4), near_window, st.integers(1, 3 * config.window))
     return st.builds(Admit, prompt, _chunk(config))
 
 
@@ -127,8 +129,16 @@ def _step(
     rounds = [_round(max_bs)] * round_weight if Mode.TARGET_VERIFY in modes else []
     # An engine idles between any two forwards, and no slot need change its owner before it does.
     idling = [st.tuples(_admit(config), st.builds(Idle, pick))] * 2 if idle else []
-    kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling]
+    # As an engine schedules a decode, it evicts what the next query of each request cannot see.
+    evicting_weight = 2 * FAVOUR if under_test is Mode.DECODE else 2
+    evicting = [st.integers(1, max_bs).map(_decode_and_evict)] * evicting_weight
+    kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling, *evicting]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
+
+
+def _decode_and_evict(count: int) -> tuple[Step, ...]:
+    """Return two decodes of the first `count` requests, and evictions from each after both."""
+    return (Decode(tuple(range(count))), *map(Evict, range(count))) * 2
 
 
 def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:

@@ -154,7 +154,7 @@ BUGS = (
             " flight, whose window begins one token earlier, still looks them up."
         ),
         parts={Part.OVERLAP: EvictedAtOnce},
-        modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
+        modes=frozenset({Mode.DECODE}),
         overlap=True,
         also_in=(LocationScheme.MEMO, LocationScheme.PRESET),
     ),

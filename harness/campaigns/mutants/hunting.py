@@ -7,7 +7,7 @@ from functools import lru_cache
 from zlib import crc32
 
 from harness.campaigns.executor import Campaign
-from harness.campaigns.hunt import draw, time_limit, whole
+from harness.campaigns.hunt import EnoughDrawn, draw, time_limit, whole
 from harness.campaigns.mutants.survivors import CHECKS, survivor
 from harness.campaigns.regress import SHAPES
 from harness.checks.of_schedules.declared_state import DECLARED_STATE
@@ -98,28 +98,29 @@ class Hunted:
         return self.device_lost
 
 
-class _SeenError(Exception):
-    """Raised inside a hunt so that no further schedule is drawn."""
-
-
 class Watch:
-    """Plays schedules until one violates a property."""
+    """Plays schedules until one violates a property.
 
-    def __init__(self, lockstep: Lockstep) -> None:
+    What `known` ones violate is not asked again: all seeds draw the simplest schedule first.
+    """
+
+    def __init__(self, lockstep: Lockstep, known: dict[Schedule, frozenset[str]]) -> None:
         self.lockstep = lockstep
+        self.known = known
         self.schedules = 0
         self.latest = Schedule(())
         self.seen: frozenset[str] = frozenset()
 
     def play(self, schedule: Schedule) -> None:
         """Play one schedule, as far as its first violation. Raises PlayingFailedError."""
-        if not self.seen:  # Hypothesis plays the last one again.
-            self.latest = schedule
+        self.latest = schedule
+        if schedule not in self.known:
             outcome: Outcome = whole(self.lockstep.play(schedule, until=JUDGED))
-            self.schedules += 1
-            self.seen = outcome.violated
+            self.known[schedule] = outcome.violated
+        self.schedules += 1
+        self.seen = self.known[schedule]
         if self.seen:
-            raise _SeenError
+            raise EnoughDrawn
 
 
 @lru_cache(maxsize=KEPT)
@@ -143,9 +144,10 @@ def hunt_mutant(hunt: MutantHunt) -> Hunted:
         clean_lockstep(trial.clean)
         return Hunted(tuple(Sighting(seed, End.SEEN, 0, (CAPTURE,)) for seed in hunt.seeds))
     sightings: list[Sighting] = []
+    known: dict[Schedule, frozenset[str]] = {}
     for seed in hunt.seeds:
         try:
-            sightings.append(sighting(hunt, lockstep, seed))
+            sightings.append(sighting(hunt, Watch(lockstep, known), seed))
         except DeviceLostError as lost:
             seen = tuple(sorted(lost.outcome.violated))
             sightings.append(Sighting(seed, End.SEEN if seen else End.SURVIVED, 1, seen))
@@ -153,10 +155,10 @@ def hunt_mutant(hunt: MutantHunt) -> Hunted:
     return Hunted(tuple(sightings))
 
 
-def sighting(hunt: MutantHunt, lockstep: Lockstep, seed: int) -> Sighting:
+def sighting(hunt: MutantHunt, watch: Watch, seed: int) -> Sighting:
     """Hunt a mutant by one seed. What it violates, the clean build must keep."""
-    watch = Watch(lockstep)
-    with suppress(_SeenError):
+    lockstep = watch.lockstep
+    with suppress(EnoughDrawn):
         draw(lockstep, watch.play, seed, hunt.examples)
     end = End.SURVIVED
     if watch.seen:

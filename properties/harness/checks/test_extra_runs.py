@@ -248,7 +248,7 @@ def noisy_bytes(
         EXTRA_RUNS["padding_noninterference"](pair, planned)
         before.clear()
 
-    monkeypatch.setattr(fresh.engine, "forward", spied)
+    monkeypatch.setitem(vars(fresh.engine), "forward", spied)
     run.reached = reached  # type: ignore[attr-defined]
     return run
 

@@ -184,7 +184,7 @@ def test_a_graph_that_translates_more_or_less_than_its_scheme_does_is_off_its_pa
         place = operations.index(TRANSLATE)
         changed[right - 1] = operations[:place] + operations[place + 1 :]
     for held, wrong in changed.items():
-        monkeypatch.setattr(under_test, "operations", lambda bucket, held=wrong: held)
+        monkeypatch.setitem(vars(under_test), "operations", lambda bucket, held=wrong: held)
         assert graph_breaches(facts()) == [
             f"the graph holds {held} translations; its location scheme has {right}"
         ]
@@ -203,7 +203,7 @@ def test_attention_where_it_should_not_be_or_none_is_off_the_path(
         wrong = [name for name in operations if name != "attention"]
         breach = "no attention"
         assert wrong != operations
-    monkeypatch.setattr(under_test, "operations", lambda bucket: wrong)
+    monkeypatch.setitem(vars(under_test), "operations", lambda bucket: wrong)
     assert graph_breaches(facts()) == [f"the graph holds {breach}"]
 
 
@@ -322,7 +322,7 @@ def reads_a_padded_mask(lockstep: Lockstep, runner: str, monkeypatch: pytest.Mon
         return changed
 
     for under_test in runners_named(lockstep, runner):
-        monkeypatch.setattr(under_test, "replay", reading(under_test))
+        monkeypatch.setitem(vars(under_test), "replay", reading(under_test))
 
 
 def test_a_verify_that_reads_a_padded_mask_is_interfered_with(
@@ -341,7 +341,9 @@ def uninitialised(contents: tuple[float, float], *, folded: bool) -> Plant:
     def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for under_test, held in zip(runners_named(lockstep, runner), contents, strict=True):
             assert isinstance(under_test, PrefillRunner)
-            monkeypatch.setattr(under_test, "attend", allocation(under_test, held, folded=folded))
+            monkeypatch.setitem(
+                vars(under_test), "attend", allocation(under_test, held, folded=folded)
+            )
 
     return plant
 
@@ -385,7 +387,7 @@ def other_bits_in_the_largest_bucket(
 ) -> None:
     """A graph, of a bucket that no step of the runner fills, that sums in another order."""
     for under_test in runners_named(lockstep, runner):
-        monkeypatch.setattr(under_test, "replay", flipping(under_test))
+        monkeypatch.setitem(vars(under_test), "replay", flipping(under_test))
 
 
 def flipping(under_test: GraphRunner) -> Callable[..., Replay]:

@@ -147,7 +147,7 @@ def test_a_wrong_fill_of_every_runner_is_named_and_no_stale_element_beside_it(
         inputs = runners_named(lockstep, runner)[0].inputs
         kept = inputs.buffers["mamba_track_indices"]
         zeroed = [buffer for buffer in inputs._zeroed if buffer is not kept]
-        monkeypatch.setattr(inputs, "_zeroed", zeroed)
+        monkeypatch.setitem(vars(inputs), "_zeroed", zeroed)
 
     found = planted(device, "decode", plant, monkeypatch, "read_frame", FULL_THEN_PADDED)
     assert any(row.stale for row in found.static_inputs)

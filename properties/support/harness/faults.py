@@ -120,7 +120,7 @@ def foreign_key(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
     The lists are those of a row's keys, and the last row's begin where its list does.
     """
     for under_test in runners_named(lockstep, runner):
-        monkeypatch.setattr(under_test, "plan", planning_a_foreign_key(under_test))
+        monkeypatch.setitem(vars(under_test), "plan", planning_a_foreign_key(under_test))
 
 
 def planning_a_foreign_key(under_test: GraphRunner) -> Callable[[int], None]:
@@ -166,7 +166,7 @@ def refill(inputs: StaticInputs, name: str, value: int, monkeypatch: pytest.Monk
         if any(padded.values()):
             buffer[count:] = value
 
-    monkeypatch.setattr(inputs, "populate", populate)
+    monkeypatch.setitem(vars(inputs), "populate", populate)
 
 
 def leaked_page(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def moved_buffer(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
         recapture()
         moved.copy_(original)
 
-    monkeypatch.setattr(subject, "recapture", recapture_both)
+    monkeypatch.setitem(vars(subject), "recapture", recapture_both)
 
 
 def unlisted_conversion(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def unlisted_conversion(lockstep: Lockstep, runner: str, monkeypatch: pytest.Mon
         narrow = {k: v.to(torch.int32) if k == "positions" else v for k, v in live.items()}
         populate(narrow, **padded)
 
-    monkeypatch.setattr(inputs, "populate", converting)
+    monkeypatch.setitem(vars(inputs), "populate", converting)
 
 
 def eager_fallback(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def moved_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
         output = launch(batch, bucket, captured=captured)
         return {name: values.clone() for name, values in output.items()}
 
-    monkeypatch.setattr(under_test, "launch", elsewhere)
+    monkeypatch.setitem(vars(under_test), "launch", elsewhere)
 
 
 def allocating_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +370,7 @@ def last_batch_kept(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyP
     subject, _ = runners_named(lockstep, runner)
 
     def change(_: ForwardBatch | None, replay: Replay) -> None:
-        monkeypatch.setattr(subject, "last_size", replay.live_size, raising=False)
+        monkeypatch.setitem(vars(subject), "last_size", replay.live_size)
 
     on_replay(lockstep, runner, monkeypatch, change)
 
