@@ -44,12 +44,15 @@ class ExpectedInputs:
     """The static inputs of one runner, by name.
 
     With `only_padded` a replay without padding reads none of them. `bucket_tokens` are the tokens
-    of a bucket of one, where the runner has its token counts as static inputs.
+    of a bucket of one, where the runner has its token counts as static inputs. `lengths` is the
+    dtype of `seq_lens`: where runners differ, a copy that converts it is legitimate, and hides
+    that it is another one's.
     """
 
     rows: Mapping[str, Expected]
     only_padded: bool = False
     bucket_tokens: int | None = None
+    lengths: torch.dtype = torch.int32
 
 
 def carried(name: str) -> Live:
@@ -150,6 +153,7 @@ INPUTS: Mapping[str, ExpectedInputs] = {
             **mrope(1, None),
         },
         only_padded=True,
+        lengths=torch.int64,
     ),
     "eagle_draft": ExpectedInputs(
         {

@@ -114,7 +114,8 @@ def _of_catching_up(order: Sequence[int], buckets: Sequence[int]) -> st.SearchSt
     """Return a strategy of sweeps of a draft-extend runner.
 
     Its bucket is full where every request lags by all the tokens that it takes, which new
-    requests do. Before a smaller batch they are decoded or verified, and lag again.
+    requests do. Before another batch they are decoded or verified, and lag again: the next is
+    mostly as large, since a request that lags by all tokens leaves what padding has.
     """
     lag = SPECULATION.extend_tokens
 
@@ -123,8 +124,13 @@ def _of_catching_up(order: Sequence[int], buckets: Sequence[int]) -> st.SearchSt
         everyone = tuple(range(bucket))
         full: Steps = (*[Admit(lag, lag)] * bucket, DraftExtend(everyone))
         ahead = st.sampled_from((Decode(everyone), *(Verify(everyone, n) for n in (0, lag))))
-        rest = [st.tuples(ahead, st.builds(DraftExtend, _some(count, bucket))) for count in fewer]
-        return st.tuples(*rest).map(lambda pairs: (*full, *chain(*pairs)))
+
+        def catch_up(counts: tuple[int, ...]) -> st.SearchStrategy[Steps]:
+            rest = [st.tuples(ahead, st.builds(DraftExtend, _some(n, bucket))) for n in counts]
+            return st.tuples(*rest).map(lambda pairs: (*full, *chain(*pairs)))
+
+        again = st.sampled_from(((bucket,), (bucket,), ()))
+        return again.flatmap(lambda first: catch_up((*first, *fewer)))
 
     return _apart(_visits(order, buckets, visit))
 

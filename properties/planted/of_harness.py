@@ -196,6 +196,22 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="The last element of a tail may hold what it likes.",
     ),
     Fault(
+        name="lengths-may-have-any-dtype",
+        file="harness/checks/static_inputs.py",
+        old="        lengths=torch.int64,\n",
+        new="",
+        tests=("properties/harness/campaigns/test_mutants.py", "-k", "survives_for"),
+        why="The right lengths of the CPU runner are taken for another runner's.",
+    ),
+    Fault(
+        name="lengths-of-another-runner-pass",
+        file="harness/checks/of_steps/live_inputs.py",
+        old="if observation.static[name].dtype != expected.lengths",
+        new="if False",
+        tests=("properties/harness/checks/test_wrong_tables.py", "-k", "another_runner"),
+        why="Lengths that are copied into another runner's dtype are not named.",
+    ),
+    Fault(
         name="host-inputs-are-not-judged",
         file="harness/checks/static_inputs.py",
         old='"extend_seq_lens_cpu": Expected(1, ACCEPTED, counts_on_host),',

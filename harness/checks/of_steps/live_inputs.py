@@ -16,6 +16,9 @@ from harness.lockstep.bits import any_set, bits
 from harness.lockstep.observation import Observation
 from subjects.protocol import Offer, Replay
 
+LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
+"""Static inputs of which runners have different dtypes."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -38,8 +41,8 @@ def expected_inputs(replay: Replay) -> ExpectedInputs:
     return INPUTS[replay.runner]
 
 
-def unknown_inputs(observation: Observation) -> list[str]:
-    """List, in words, the static inputs that nobody expects, and those that are lacking."""
+def odd_inputs(observation: Observation) -> list[str]:
+    """List, in words, the static inputs that nobody expects, that lack, or have a wrong dtype."""
     replay = observation.replay
     if replay is None:
         return []
@@ -54,6 +57,12 @@ def unknown_inputs(observation: Observation) -> list[str]:
             for name in sorted(there - known)
         ),
         *(f"there is no static input {name}" for name in sorted(needed - there)),
+        *(
+            f"static input {name} is {observation.static[name].dtype}, where the engine has"
+            f" {expected.lengths}"
+            for name in sorted(LENGTHS & there)
+            if observation.static[name].dtype != expected.lengths
+        ),
     ]
 
 
@@ -104,7 +113,7 @@ def filled(value: int, count: int, dtype: torch.dtype, device: torch.device) -> 
 
 def flag(observation: Observation) -> Tensor | bool:
     """Whether any part of a static input holds other bits than it must."""
-    if unknown_inputs(observation):
+    if odd_inputs(observation):
         return True
     groups: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
     for part in parts(observation):
@@ -125,12 +134,12 @@ def flag(observation: Observation) -> Tensor | bool:
 
 
 def describe(observation: Observation) -> Description:
-    """Name the first element that is not what it must be, or the input that nobody expects."""
-    unknown = unknown_inputs(observation)
+    """Name the first element that is not what it must be, or an input that is odd as a whole."""
+    odd = odd_inputs(observation)
     replay = observation.replay
     assert replay is not None
-    if unknown:
-        return f"{replay.runner}: {unknown[0]}", {"runner": replay.runner, "inputs": unknown}
+    if odd:
+        return f"{replay.runner}: {odd[0]}", {"runner": replay.runner, "inputs": odd}
     for part in parts(observation):
         where = {"runner": replay.runner, "input": part.name, "live": part.live}
         if part.held.shape != part.right.shape:
@@ -157,7 +166,7 @@ def describe(observation: Observation) -> Description:
 def cause(recorded: RecordedForward) -> Cause | None:
     """Explain the first element that is not what it must be: who left it, and whether always."""
     observation = recorded.observation
-    if observation is None or unknown_inputs(observation):
+    if observation is None or odd_inputs(observation):
         return None
     for part in parts(observation):
         if part.held.shape != part.right.shape:

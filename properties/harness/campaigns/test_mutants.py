@@ -51,6 +51,22 @@ def test_a_mutant_is_seen(mutant: Mutant) -> None:
     assert [sighting.end for sighting in hunted.sightings] == [End.SEEN]
 
 
+HARD = [
+    ("eagle_draft_extend", "num_accept_tokens", Mistake.LAST_NOT_RESET),
+    (CHEAP, "seq_lens", Mistake.WRONG_DTYPE),
+]
+"""What shows in one state alone, or in no value.
+
+A full bucket must lag by fewer tokens than padding has; a copy converts as another runner's may.
+"""
+
+
+@pytest.mark.parametrize("key", HARD, ids=" ".join)
+def test_a_mutant_that_takes_a_state_of_its_own_is_seen(key: tuple[str, str, Mistake]) -> None:
+    hunted = hunt_mutant(MutantHunt(first_of(*key), (0,), 10))
+    assert [sighting.end for sighting in hunted.sightings] == [End.SEEN]
+
+
 def first_of(runner: str, buffer: str, mistake: Mistake) -> Mutant:
     """Return a mutant under the first location scheme that has it."""
     return next(

@@ -229,6 +229,17 @@ def test_a_static_input_that_nobody_expects_and_one_that_is_lacking_are_seen() -
         assert describe_inputs(spoiled)[0] == f"decode: {words}"
 
 
+def test_lengths_of_the_dtype_that_another_runner_has_are_seen() -> None:
+    """Their copy converts as that runner's does, and every value is right."""
+    right = observation()
+    widened = right.static["seq_lens"].to(torch.int64)
+    other = replace(right, static={**right.static, "seq_lens": widened})
+    assert inputs_flag(other)
+    assert describe_inputs(other)[0] == (
+        "decode: static input seq_lens is torch.int64, where the engine has torch.int32"
+    )
+
+
 def test_a_runner_of_which_nothing_is_said_cannot_be_judged() -> None:
     right = observation()
     assert right.replay is not None
