@@ -65,7 +65,7 @@ class Overlap(InOrder):
         super().__init__(device)
         self.streams = streams
         self.buffers: dict[str, Tensor] = {}
-        self.once = self._pinned(torch.zeros(ONCE_ELEMENTS, dtype=torch.int64))
+        self.once_memory = self._pinned(torch.zeros(ONCE_ELEMENTS, dtype=torch.int64))
         self.used = 0
         self.copied: Event | None = None
         self.written: Event | None = None
@@ -135,7 +135,7 @@ class Overlap(InOrder):
         """
         if self.used + len(listed) > ONCE_ELEMENTS:
             return self._pinned(on_host(listed))
-        part = self.once[self.used : self.used + len(listed)]
+        part = self.once_memory[self.used : self.used + len(listed)]
         self.used += len(listed)
         part.copy_(on_host(listed))
         return part

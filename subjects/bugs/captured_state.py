@@ -142,7 +142,7 @@ def unrecorded(device: torch.device) -> Iterator[None]:
             yield
     else:
         with torch.cuda.stream(_unnamed_stream(device)):
-            torch.empty(1, device=device)  # So that a capture, which may not, need ask for no more.
+            torch.empty(1, device=device)  # The block stays: a capture may ask the device for none.
         yield
 
 

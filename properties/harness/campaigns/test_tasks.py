@@ -13,7 +13,13 @@ from harness.campaigns.bisect import Bisection, hunted_case, with_goal
 from harness.campaigns.executor import Ended
 from harness.campaigns.fresh import FreshPlaying, PlayFresh
 from harness.campaigns.history import HISTORY, Point, play_history
-from harness.campaigns.hunt import HuntResult, PlayingFailedError, hunt, play_all
+from harness.campaigns.hunt import (
+    SHRINKING_STEPS,
+    HuntResult,
+    PlayingFailedError,
+    hunt,
+    play_all,
+)
 from harness.campaigns.regress import Run, RunConfig
 from harness.campaigns.replay import Named, Replayed, judged, replayed
 from harness.campaigns.task import GOOD, Finding, Result, Source, Status, Task, result_of, run_task
@@ -278,6 +284,22 @@ def test_a_hunt_that_plays_on_keeps_the_first_error() -> None:
     assert (hunt_result.schedules, hunt_result.error) == (3, "first")
     assert hunt_result.spoiled
     assert not hunt(Scripted(TRIAL, lambda *_: clean()), None, 0, 1).spoiled  # type: ignore[arg-type]
+
+
+def test_shrinking_ends_after_a_number_of_steps_with_what_still_fails() -> None:
+    """However much there is to drop."""
+    drawn = Schedule(tuple(Admit(length, length) for length in range(1, 30)))
+
+    def long_and_failing(_: Scripted, schedule: Schedule) -> Outcome:
+        outcome = violating(*["kv_parity"] * (len(schedule.steps) > 9))
+        outcome.steps = SHRINKING_STEPS // 4
+        return outcome
+
+    lockstep = Scripted(TrialConfig(), long_and_failing)
+    found = HuntResult(schedule=drawn)
+    found.shrink(lockstep, "kv_parity")  # type: ignore[arg-type]
+    assert lockstep.played == 4
+    assert found.schedule is not None and 9 < len(found.schedule.steps) < len(drawn.steps)
 
 
 def test_a_case_that_an_error_of_ours_ended_is_neither_as_it_says_nor_otherwise() -> None:
