@@ -207,10 +207,9 @@ class OwnArithmetic:
 class PythonObjects:
     """An engine's Python objects, and what of them may differ once it has been reset.
 
-    `root` is what to begin with; `packages` are those whose modules are its own,
-    all but those of `others`, which are other engines'. `declared` says
-    why an attribute (`Class.attribute`), all objects of a class, or a module may differ;
-    `changing` are tensors whose contents may.
+    `root` is what to begin with; `packages` are those whose modules are its own, all but those
+    of `others`, which are other engines'. `declared` says why an attribute (`Class.attribute`),
+    all objects of a class, or a module may differ; `changing` are tensors whose contents may.
     """
 
     root: object

@@ -49,7 +49,7 @@ class StaticLedger(UncompiledMode):
     """Follows every write into some static buffers while it is entered."""
 
     def __init__(self, buffers: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
         self._written: dict[int, Tensor] = {}
         for buffer in buffers:
             storage = buffer.untyped_storage()

@@ -199,10 +199,11 @@ class RecordedForward:
         name, place, value = element
         if value.dtype.is_floating_point or value.dtype is torch.bool:
             return True
-        bounds = index_bounds(self.pair.config, self.pair.graph_pools.sizes)
+        config = self.pair.config
+        bound = index_bounds(config, self.pair.graph_pools.sizes).get(name, 0)
         if name in (LENGTHS, ON_HOST):
-            bounds = {name: self.pair.config.max_context + 1}
-        if name not in bounds or not 0 <= int(value) < bounds[name]:
+            bound = config.max_context + 1
+        if not 0 <= int(value) < bound:
             return False
         if name == LENGTHS:
             return ON_HOST in self.static and self._held(ON_HOST, place) <= int(value)

@@ -21,6 +21,7 @@ from reference.config import SPECULATION
 from subjects.contracts import Axis
 
 AXES = frozenset({Axis.REQUEST, Axis.TOKEN})
+"""Axes of static inputs whose elements are one request's or one token's."""
 
 MOST_CANDIDATES = 64
 """Elements that are tried, one by one, for what led to an index."""

@@ -8,17 +8,15 @@ what the memory held, which in a graph on CUDA is the same at every replay.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
 
 from harness.lockstep.requests import Request
 from harness.lockstep.scheduler import Scheduler
 from reference.batch import Span
 from reference.config import Kind
 from reference.model import Output
-from subjects.graphs.dispatch import UncompiledMode
+from subjects.graphs.dispatch import ALLOCATIONS, UncompiledMode
 
 LEVEL: Mapping[str, int] = {"custom_mask": 1}
 """Values of level tails, by the name of a static buffer; 0 where none is said.
@@ -87,25 +85,15 @@ class SpoiledMemory(UncompiledMode):
     A graph that is captured meanwhile does so at each replay.
     """
 
-    ALLOCATING = frozenset(
-        {
-            torch.ops.aten.empty,
-            torch.ops.aten.empty_like,
-            torch.ops.aten.empty_strided,
-            torch.ops.aten.new_empty,
-            torch.ops.aten.new_empty_strided,
-        }
-    )
-
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Any,
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run the op, and fill what it only allocated."""
         made = func(*args, **(kwargs or {}))
-        if func.overloadpacket in self.ALLOCATING and made.is_floating_point():  # type: ignore[attr-defined]  # an OpOverload
+        if func._schema.name in ALLOCATIONS and made.is_floating_point():
             made.fill_(math.nan)
         return made

@@ -367,7 +367,7 @@ class Pair:
 def captured_engines(pair: Pair) -> Engines:
     """Return our own engine, captured twice: no Python object of the one is the other's."""
     subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
-    with SpoiledMemory():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    with SpoiledMemory():
         fresh = captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
     subject.count_allocations()
     return subject, fresh

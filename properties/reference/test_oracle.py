@@ -171,7 +171,7 @@ class NarrowResults(UncompiledMode):
     """Notes every op that makes numbers narrower than float64."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
         self.found: list[str] = []
         self.ops = 0
 

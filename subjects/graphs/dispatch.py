@@ -2,9 +2,20 @@
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+ALLOCATIONS = frozenset(
+    {
+        *("aten::empty", "aten::empty_like", "aten::empty_strided"),
+        *("aten::new_empty", "aten::new_empty_strided"),
+    }
+)
+"""Calls that return uninitialised memory."""
+
 
 class UncompiledMode(TorchDispatchMode):
     """A dispatch mode of a program that compiles nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

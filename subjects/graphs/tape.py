@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from reference.ops import Ops
-from subjects.graphs.dispatch import UncompiledMode
+from subjects.graphs.dispatch import ALLOCATIONS, UncompiledMode
 from subjects.graphs.op_calls import SegmentCalls
 from subjects.graphs.protocol import UncapturableError
 
@@ -37,11 +37,6 @@ MASKS = (torch.bool, torch.uint8)
 
 TOLD_BY_RESULT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"})
 """Keyword arguments that need not be given where the result is."""
-
-ALLOCATIONS = frozenset(
-    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
-)
-"""Calls that return uninitialised memory."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,7 @@ class _Recorder(UncompiledMode):
     """Records every aten call made while it is active."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__init__()
         self.calls: list[Call] = []
 
     def __torch_dispatch__(

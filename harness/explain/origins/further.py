@@ -1,5 +1,10 @@
 """The op that only a graph runs, and that makes of the right rows an output that is not."""
 
+from collections.abc import Iterator
+from itertools import product
+
+from torch import Tensor
+
 from harness.explain.facts import FirstDifference
 from harness.explain.first_difference import paired, results_of
 from harness.explain.recorded import RecordedForward
@@ -11,29 +16,39 @@ def further_op(recorded: RecordedForward) -> FirstDifference | None:
 
     To be asked where no op differs that both worlds run. None if there is no such op.
     """
+    for op, name, held, right in _outputs_of_further_ops(recorded):
+        different = bits(held) != bits(right)
+        if different.any():
+            place = first_index(different)
+            return FirstDifference(
+                op=op,
+                model=None,
+                layer=None,
+                kind=None,
+                tensor=name,
+                row=place[0],
+                live=True,
+                slot=None,
+                head=None,
+                element=place[-1],
+                eager_bits=hex_bits(right[place]),
+                graph_bits=hex_bits(held[place]),
+            )
+    return None
+
+
+def _outputs_of_further_ops(
+    recorded: RecordedForward,
+) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """Yield what may be an output, of each op without a counterpart.
+
+    That is (op, name of the output, its live rows, the eager output) of the same form.
+    """
+    outputs = recorded.eager_output or {}
     for _, one, other in paired(recorded.eager_calls, recorded.run.calls):
         if one is not None or other.result is None:
             continue
-        for result in results_of(other):
-            for name, right in (recorded.eager_output or {}).items():
-                held = result[: len(right)]
-                if held.shape != right.shape or held.dtype != right.dtype:
-                    continue
-                different = bits(held) != bits(right)
-                if different.any():
-                    place = first_index(different)
-                    return FirstDifference(
-                        op=other.name,
-                        model=None,
-                        layer=None,
-                        kind=None,
-                        tensor=name,
-                        row=place[0],
-                        live=True,
-                        slot=None,
-                        head=None,
-                        element=place[-1],
-                        eager_bits=hex_bits(right[place]),
-                        graph_bits=hex_bits(held[place]),
-                    )
-    return None
+        for result, (name, right) in product(results_of(other), outputs.items()):
+            held = result[: len(right)]
+            if held.shape == right.shape and held.dtype == right.dtype:
+                yield other.name, name, held, right

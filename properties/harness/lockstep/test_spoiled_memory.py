@@ -19,7 +19,7 @@ def test_a_graph_shows_what_it_did_not_write(device: str) -> None:
     values = torch.ones(2, 3, device=device)
     pool = None if device == "cpu" else torch.cuda.graph_pool_handle()
     graph = Capture[Tensor](TrialConfig(device=device).ops(), pool)
-    with torch.inference_mode(), SpoiledMemory():  # type: ignore[no-untyped-call]
+    with torch.inference_mode(), SpoiledMemory():
         graph.run(lambda: half_written(values))
     values.fill_(2)
     for _ in range(2):
@@ -30,7 +30,7 @@ def test_a_graph_shows_what_it_did_not_write(device: str) -> None:
 
 def test_new_indices_and_what_is_filled_are_left_alone() -> None:
     """An index that is NaN there would lead anywhere."""
-    with SpoiledMemory():  # type: ignore[no-untyped-call]
+    with SpoiledMemory():
         assert torch.empty(2, dtype=torch.int64).dtype == torch.int64
         assert torch.zeros(2).tolist() == [0.0, 0.0]
         assert torch.empty(0).shape == (0,)
