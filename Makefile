@@ -7,7 +7,7 @@ DEVICE ?= auto
 RUNNER ?=
 PRESET ?=
 SEED ?= 0
-EXAMPLES ?= 50
+EXAMPLES ?=
 RECORD ?= reports/out/latest/run.json
 ARGS ?=
 ENGINE ?=
@@ -30,13 +30,14 @@ setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
 regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record, page; ENGINE=… tries that
 	@$(RUN) -m harness regress --device $(DEVICE) --seed $(SEED) $(if $(ENGINE),--engine $(ENGINE)) \
-	  --examples $(EXAMPLES) $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+	  $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
 	@$(RUN) -m harness engine $(VERSION)
 
 bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
-	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) $(if $(BUG),--bug $(BUG)) $(ARGS)
+	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) $(if $(EXAMPLES),--examples $(EXAMPLES)) \
+	  $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…
 	@$(RUN) -m harness replay $(CASE) $(ARGS)
@@ -57,7 +58,7 @@ planted: $(SETUP) ## Plant the table's faults and see that the suite catches eac
 	@$(RUN) -m properties.planted.run $(ARGS)
 
 mutants: $(SETUP) ## Get every static buffer wrong in each way; a property must see each: ARGS="--workers 60"
-	@$(RUN) -m harness mutants --device $(DEVICE) --examples $(EXAMPLES) $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
+	@$(RUN) -m harness mutants --device $(DEVICE) $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
 
 code-mutants: $(SETUP) ## Make small mistakes in subjects/ by rule; the harness must see each: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)

@@ -103,7 +103,9 @@ class Replay:
     `output` is static and holds the whole bucket; `live_rows` of its rows are live, and
     `live_output` is what the forward gives for them. Of `output`, `defined` depends on the
     batch alone. `reads` is empty where an engine's index lists are not seen; `keys` are those
-    that it read KV by, None where they are not seen or it read none.
+    that it read KV by, None where they are not seen or it read none. `given` is what the batch
+    brought for static inputs, by their names, which is what their live parts must hold; None of
+    an engine whose static inputs the harness knows by name.
     """
 
     runner: str
@@ -116,6 +118,7 @@ class Replay:
     defined: Output
     reads: Reads = field(default_factory=dict)
     keys: KeyLists | None = None
+    given: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,44 @@
 """An engine's trial, and a walk over releases, in the terminal."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from harness.engines.faults import FAULTS, Verdict
+from harness.engines.progress import Played
+from harness.engines.worker import LegAnswer
 
 MARKS = {Verdict.PRESENT: "● present", Verdict.ABSENT: "○ absent", Verdict.UNDECIDED: "? undecided"}
+
+
+class Telling:
+    """Says how a trial comes along: a line for each schedule of a leg, and one as the leg ends."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.started = time.monotonic()
+
+    def hear(self, played: Played) -> None:
+        """Say what a leg has played so far, and for how long it will go on at this pace."""
+        found = f"violates {', '.join(played.violated)}" if played.violated else "nothing differs"
+        self._say(
+            f"{played.leg}: {played.schedules} of {played.planned} schedules, {played.replays}"
+            f" replays, {played.padded} padded: {found}"
+        )
+
+    def on_leg(self, said: LegAnswer) -> None:
+        """Say what a leg has come to."""
+        found = [f"{one['property']}: {one['message']}" for one in said.findings]
+        if said.undecided is not None:
+            found.append(f"undecided: {said.undecided}")
+        self._say(f"{said.leg} has ended: {'; '.join(found) or 'nothing differs'}")
+
+    def _say(self, words: str) -> None:
+        seconds = time.monotonic() - self.started
+        self.console.print(f"{seconds:4.0f} s  {words}", highlight=False, markup=False)
 
 
 def fault_table(record: Mapping[str, Any]) -> Table:
@@ -57,7 +88,7 @@ def padding_table(record: Mapping[str, Any]) -> Table:
 def notes(record: Mapping[str, Any]) -> list[str]:
     """Return what else a reader must know.
 
-    That is: what ran, what could not be asked, what was not the engine's, what has moved.
+    That is: what ran, each finding, what could not be asked, what was not the engine's.
     """
     answer = record["answer"]
     captured = [leg for leg in answer["legs"] if leg["captured"]]
@@ -65,16 +96,29 @@ def notes(record: Mapping[str, Any]) -> list[str]:
     padded = sum(leg["padded"] for leg in captured)
     return [
         f"{replays} replays, {padded} padded, in {answer['seconds']:.0f} s",
-        *answer["findings"],
+        *(finding_line(finding) for finding in answer["findings"]),
+        *answer["notes"],
+        *(f"no {entry['runner']}: {entry['reason']}" for entry in answer["lacking"]),
         *(
             f"not asked of {', '.join(group['legs'])}: {', '.join(group['properties'])}:"
             f" {group['reason']}"
             for group in record["unasked"]
         ),
-        *(f"moved: {part}" for part in answer["moved"]),
         f"stubbed: {', '.join(answer['stubs'])}",
         *(f"emulated: {part}" for part in answer["emulated"]),
+        *(f"undecided: {entry['leg']}: {entry['reason']}" for entry in answer["undecided"]),
     ]
+
+
+def finding_line(finding: Mapping[str, Any]) -> str:
+    """Return a finding in one line: where, what, which fault class, and why if that was proved."""
+    classes = f" ({', '.join(finding['faults'])})" if finding["faults"] else ""
+    cause = f"; {finding['cause']}" if finding["cause"] else ""
+    listed = f"; listed: {finding['listed']}" if finding["listed"] else ""
+    where = f"{finding['runner']} {finding['preset']}"
+    return (
+        f"finding: {finding['property']} of {where}{classes}: {finding['message']}{cause}{listed}"
+    )
 
 
 def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Table:

@@ -3,13 +3,13 @@
 import argparse
 import shlex
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from harness.cli.engine_display import (
+    Telling,
     changes,
     fault_table,
     notes,
@@ -17,12 +17,14 @@ from harness.cli.engine_display import (
     property_table,
     release_table,
 )
-from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from harness.cli.folders import new_folder, shown, swap_link
+from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
+from harness.cli.folders import default_workers, new_folder, shown, swap_link
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.case import cases_of, load_engine_case
 from harness.engines.faults import Verdict
+from harness.engines.playlist import EXAMPLES
+from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
 from harness.lockstep.config import CannotRunError, resolve_device
 from harness.records.record import device_name
 from reports.engine_page import write as write_page
@@ -36,59 +38,84 @@ RELEASES = ("0.5.11", "0.5.12", "0.5.13", "0.5.15", NEWEST)
 def try_engine(options: argparse.Namespace) -> int:
     """Put an engine on trial; write its record and page, show it, and return the exit code."""
     asked = engine_record.faults_of(options.bug)
-    device = resolve_device(options.device or "auto")
+    settings = settings_of(options, asked)
     engine = engines.find(options.engine)
     console, folder = Console(), new_folder(options.out)
-    console.print(f"paritybit on {engine.name}, on {device_name(device)}")
-    record = under_test(engine, device, asked, options, folder)
+    console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
+    answer = answer_of(engine, settings, folder, console)
+    record = record_of(engine, settings, asked, options, answer)
     write_engine(record, folder)
-    cases = cases_of(shown(options.engine), record["answer"])
+    cases = cases_of(shown(options.engine), answer.cases)
     for name, case in cases.items():
         case.write(folder / "cases" / name)
     swap_link(folder)
     console.print(fault_table(record), property_table(record), padding_table(record))
     for note in notes(record):
         console.print(note, highlight=False)
-    names_asked = ", ".join(record["asked"])
-    console.print(f"[bold]{record['verdict']}[/]: {names_asked} in {engine.name}")
+    latest = folder.parent / "latest"
     for name in cases:
-        path = folder.parent / "latest" / "cases" / name
+        path = latest / "cases" / name
         console.print(f"replay with: paritybit replay {path}", soft_wrap=True, highlight=False)
-    console.print(f"page: {folder.parent / 'latest' / 'index.html'}")
-    return EXIT_CODES[record["verdict"]]
+    console.print(f"page: {latest / 'index.html'}")
+    console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
+    return INTERRUPTED if record["answer"]["interrupted"] else EXIT_CODES[record["verdict"]]
+
+
+def settings_of(options: argparse.Namespace, asked: engine_record.Asked) -> Settings:
+    """Return what a trial is to try: the runners asked for, or those of the faults asked about."""
+    on_runners = tuple(dict.fromkeys(runner for _, runner in asked if runner is not None))
+    every = any(runner is None for _, runner in asked)
+    device = resolve_device(options.device or "auto")
+    return Settings(
+        device=device,
+        seed=options.seed,
+        runners=options.runner or (() if every else on_runners),
+        presets=options.preset,
+        examples=options.examples or EXAMPLES,
+        workers=options.workers or default_workers(device),
+    )
 
 
 def replay_engine(path: Path, options: argparse.Namespace) -> int:
-    """Replay an engine's case, on the engine it names or on another, and ask for its target."""
+    """Replay an engine's case, on the engine it names or on another, as a trial of its own."""
     case = load_engine_case(path)
-    device, target = case.case.trial.device, case.case.target
+    device = case.case.trial.device
     if resolve_device(options.device or device) != device:
         raise CannotRunError(f"{path.name} was found on {device}; it replays there alone")
     engine = engines.find(options.engine or case.engine)
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        log = Path(scratch) / "engine.log"
-        answer = engines.trial(engine, device, case.case.seed, log, case)
-    leg = answer["legs"][0]
-    violated = {name: found for name, found in leg["properties"].items() if found["violated"]}
-    for name, found in violated.items():
-        print(f"{name}: {found['message']}")
-    counts = f"{leg['steps']} steps, {leg['replays']} replays, {leg['padded']} padded"
-    present = target in violated
-    print(f"{engine.name}: {counts}: {target} {'is violated' if present else 'holds'}")
-    return FINDING if present else OK
+        answer = to_json(play_case(engine, case, Path(scratch) / "engine.log"))
+    for leg in answer["legs"]:
+        for name, found in leg["properties"].items():
+            if found["violated"]:
+                print(f"{name}: {found['message']}")
+        counts = f"{leg['steps']} steps, {leg['replays']} replays, {leg['padded']} padded"
+        print(f"{engine.name}: {counts}")
+    if engine_record.counted(answer, ()):
+        print("differs")
+        return FINDING
+    if answer["undecided"]:
+        raise CannotRunError(f"{engine.name}: {answer['undecided'][0]['reason']}")
+    print("clean")
+    return OK
 
 
-def under_test(
+def answer_of(engine: engines.Found, settings: Settings, folder: Path, console: Console) -> Answer:
+    """Try an engine, say how it comes along, and return what was found; its log is in `folder`."""
+    telling = Telling(console)
+    return try_all(engine, settings, folder / "engine.log", telling.hear, telling.on_leg)
+
+
+def record_of(
     engine: engines.Found,
-    device: str,
-    asked: Sequence[tuple[str, str | None]],
+    settings: Settings,
+    asked: engine_record.Asked,
     options: argparse.Namespace,
-    folder: Path,
+    answer: Answer,
 ) -> dict[str, Any]:
-    """Return the record of an engine's trial, whose log goes to `folder`."""
-    answer = engines.trial(engine, device, options.seed, folder / "engine.log")
+    """Return the record of an engine's trial."""
     command = shlex.join(["paritybit", *map(shown, options.typed)])
-    return engine_record.make(engine.name, device, command, asked, answer)
+    return engine_record.make(engine.name, settings.device, command, asked, to_json(answer))
 
 
 def write_engine(record: dict[str, Any], folder: Path) -> None:
@@ -104,9 +131,12 @@ def run_engine(options: argparse.Namespace) -> int:
 
 
 def run_releases(options: argparse.Namespace) -> int:
-    """Try releases in order and say where each fault appears and disappears."""
+    """Try releases in order and say where each fault appears and disappears.
+
+    A release that cannot be had, or does not exist, costs its own column.
+    """
     asked = engine_record.faults_of(options.bug)
-    device = resolve_device(options.device or "auto")
+    settings = settings_of(options, asked)
     versions = sorted(
         {engines.newest() if name == NEWEST else name for name in options.releases},
         key=engines.in_order,
@@ -117,17 +147,26 @@ def run_releases(options: argparse.Namespace) -> int:
         place = folder / version
         place.mkdir()
         try:
-            record = under_test(engines.fetch(version), device, asked, options, place)
-        except CannotRunError as error:
+            engine = engines.fetch(version)
+        except (CannotRunError, ValueError) as error:
             walked.append((version, str(error)))
             console.print(f"{version}: {error}", highlight=False)
             continue
+        answer = answer_of(engine, settings, place, console)
+        record = record_of(engine, settings, asked, options, answer)
         write_engine(record, place)
         walked.append((version, record))
-        said = f"{version}: {record['verdict']}, {record['answer']['seconds']:.0f} s"
-        console.print(said, highlight=False)
+        console.print(f"{version}: {record['verdict']}: {record['message']}", highlight=False)
+        if record["answer"]["interrupted"]:
+            break
     console.print(release_table(walked))
     for line in changes(walked):
         console.print(line, highlight=False)
     swap_link(folder)
-    return OK if any(not isinstance(record, str) for _, record in walked) else CANNOT_RUN
+    records = [record for _, record in walked if not isinstance(record, str)]
+    if any(record["answer"]["interrupted"] for record in records):
+        return INTERRUPTED
+    whole = len(records) == len(walked) and all(
+        record["verdict"] != Verdict.UNDECIDED for record in records
+    )
+    return OK if whole else CANNOT_RUN

@@ -106,7 +106,8 @@ def add_regress(commands: Commands) -> None:
     )
     regress.add_argument("--preset", type=names, default=(), help="Models, by comma (all)")
     regress.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
-    regress.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
+    examples = "Schedules per hunt (50), or per leg of an engine beside its first (4)"
+    regress.add_argument("--examples", type=count, help=examples)
     add_workers(regress)
     regress.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
     regress.add_argument(
@@ -235,6 +236,10 @@ def add_releases(commands: Commands) -> None:
     walk = commands.add("bisect-releases", run_releases, "Say which releases have which fault")
     walk.add_argument("--bug", type=names, default=(), help="Faults asked about, by comma (all)")
     walk.add_argument("--releases", type=names, default=RELEASES, help="Releases, by comma")
+    walk.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")
+    walk.add_argument("--preset", type=names, default=(), help="Models, by comma (each its own)")
     walk.add_argument("--seed", type=int, default=0, help="Seed of the schedules (0)")
+    walk.add_argument("--examples", type=count, help="Schedules of each leg beside its first (4)")
+    add_workers(walk)
     walk.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
     add_device(walk)

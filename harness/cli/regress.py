@@ -24,6 +24,9 @@ from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
 
+EXAMPLES = 50
+"""Schedules per hunt, if nothing else is asked for."""
+
 
 def run_regress(options: argparse.Namespace) -> int:
     """Run the main job, or try an engine."""
@@ -36,7 +39,7 @@ def run_regress(options: argparse.Namespace) -> int:
         hunts=hunts_of(options.bug, options.runner),
         presets=options.preset or tuple(PRESETS),
         seed=options.seed,
-        examples=options.examples,
+        examples=options.examples or EXAMPLES,
         command=shlex.join(["paritybit", *map(shown, options.typed)]),
     )
     folder = new_folder(options.out)

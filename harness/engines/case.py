@@ -1,7 +1,7 @@
 """Case files of engines: a case, and the engine whose runner violates what it is about."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,9 @@ def from_version_1(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION, "engine": old["engine"], "case": case}
 
 
-def cases_of(engine: str, answer: Mapping[str, Any]) -> dict[str, EngineCase]:
-    """Return the cases of an engine's answer by file name."""
-    found = {}
-    for data in answer["cases"]:
-        case = case_from_json(data, "the answer of a trial")
-        name = f"{case.target}-{case.trial.runner}-{case.trial.preset}.json"
-        found[name] = EngineCase(engine, case)
-    return found
+def cases_of(engine: str, cases: Iterable[Case]) -> dict[str, EngineCase]:
+    """Return the cases that an engine's trial found, by file name."""
+    return {
+        f"{case.target}-{case.trial.runner}-{case.trial.preset}.json": EngineCase(engine, case)
+        for case in cases
+    }

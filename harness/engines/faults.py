@@ -1,4 +1,4 @@
-"""Fault classes of an engine: the property that shows each, and the evidence that must hold.
+"""Fault classes of an engine: the properties that show each, and the evidence that must hold.
 
 A fault class is told by what the engine does. No version, no toggle, no source is read.
 """
@@ -10,14 +10,18 @@ from enum import StrEnum
 from typing import Any
 
 from harness.checks.of_steps.write_frame import writes_outside_frame
+from harness.engines.statics import before, tail
 from harness.lockstep.observation import Observation
 from reference.config import Kind
 
 Seen = Callable[[Observation], bool]
 
+REQUEST_ROWS = "req_pool_indices"
+SWA_LOCATIONS = "out_cache_loc_swa"
+
 
 class Verdict(StrEnum):
-    """What a trial says of a fault on a runner."""
+    """What a trial says of a fault on a runner, or of all that it asked."""
 
     PRESENT = "present"
     ABSENT = "absent"
@@ -26,18 +30,19 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault class: present where `property` is violated and the observation `shows` it.
+    """A fault class: present where one of `properties` is violated and the observation `shows` it.
 
-    `could_show` says whether an observation had the means to. Where none had, but replays
-    were seen, the fault has `nowhere` to live, for that reason; without one it is undecided.
-    `follows` are properties that it also breaks.
+    It `lives` where a runner has what it is about; one that has not has `nowhere` for it.
+    `exposed` says whether the state that would show it was reached: an observation that shows
+    nothing then says something. `follows` are properties that it also breaks.
     """
 
     statement: str
-    property: str
-    could_show: Seen
+    properties: frozenset[str]
+    lives: Seen
+    exposed: Seen
     shows: Seen
-    nowhere: str | None = None
+    nowhere: str
     follows: frozenset[str] = frozenset()
 
 
@@ -46,13 +51,46 @@ def padded(observation: Observation) -> bool:
     return observation.replay is not None and observation.replay.padded
 
 
-def writes_foreign_swa_slots(observation: Observation) -> bool:
-    """Whether a padded replay wrote SWA slots that are neither the batch's nor slot 0."""
-    if not padded(observation):
+def inputs_called(observation: Observation, name: str) -> list[str]:
+    """Return the static inputs whose names end so: a backend's have its name before theirs."""
+    return [found for found in observation.static if found.split(".")[-1].endswith(name)]
+
+
+def has_input(name: str) -> Seen:
+    """Return whether a runner has a static input of that name."""
+    return lambda observation: bool(inputs_called(observation, name))
+
+
+def tail_was_used(name: str) -> Seen:
+    """Return whether rows that are padded now held an earlier batch's values of a static input."""
+
+    def seen(observation: Observation) -> bool:
+        return padded(observation) and any(
+            bool(tail(observation, found, before(observation)[found]).any())
+            for found in inputs_called(observation, name)
+        )
+
+    return seen
+
+
+def tail_is_used(observation: Observation, name: str) -> bool:
+    """Whether padded rows of a static input hold anything but what is reserved."""
+    return any(
+        bool(tail(observation, found, observation.static[found]).any())
+        for found in inputs_called(observation, name)
+    )
+
+
+def writes_foreign_swa_slots_alone(observation: Observation) -> bool:
+    """Whether padded rows wrote SWA slots that are nobody's to write, by locations of their own.
+
+    Rows that write foreign full slots too were sent there by the full locations.
+    """
+    if not padded(observation) or not tail_is_used(observation, SWA_LOCATIONS):
         return False
     written = writes_outside_frame(observation, observation.graph)
-    arenas = observation.layout.arenas_of(written)
-    return any(bool(arena.any()) for _, kind, arena in arenas if kind is Kind.SWA)
+    kinds = {kind for _, kind, arena in observation.layout.arenas_of(written) if bool(arena.any())}
+    return kinds == {Kind.SWA}
 
 
 def hands_locations_over(observation: Observation) -> bool:
@@ -66,23 +104,30 @@ def hands_over_another_dtype(observation: Observation) -> bool:
     return locations is not None and locations.handed != locations.translated
 
 
-def padded_rows_depend_on_history(observation: Observation) -> bool:
-    """Whether a padded row was told to read other slots than in an engine just captured."""
+def padded_rows_are_requests(observation: Observation) -> bool:
+    """Whether padded rows name requests, and so were told to read what those hold.
+
+    Rows that name the reserved request and yet read otherwise have another cause.
+    """
     replay, fresh = observation.replay, observation.extra.get("hermetic_replay")
-    if replay is None or fresh is None:
+    if replay is None or not tail_is_used(observation, REQUEST_ROWS):
         return False
+    reserved = {kind: [[0]] * len(rows) for kind, rows in replay.reads.items()}
+    right = fresh.reads if fresh is not None else reserved
     return any(
-        rows[replay.live_size :] != fresh.reads[kind][replay.live_size :]
+        rows[replay.live_size :] != right[kind][replay.live_size :]
         for kind, rows in replay.reads.items()
     )
 
 
 FAULTS: Mapping[str, Fault] = {
     "swa_pad": Fault(
-        statement="a padded replay writes KV to SWA slots that are neither its own nor slot 0",
-        property="write_frame",
-        could_show=padded,
-        shows=writes_foreign_swa_slots,
+        statement="padded rows keep an earlier batch's SWA write locations, and write there",
+        properties=frozenset({"write_frame"}),
+        lives=has_input(SWA_LOCATIONS),
+        exposed=tail_was_used(SWA_LOCATIONS),
+        shows=writes_foreign_swa_slots_alone,
+        nowhere="it has no static SWA write locations",
         follows=frozenset(
             {
                 "kv_parity",
@@ -95,17 +140,20 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "swa_int64": Fault(
         statement="SWA write locations are of another dtype than the pool's own translation",
-        property="index_contract",
-        could_show=hands_locations_over,
+        properties=frozenset({"index_contract"}),
+        lives=hands_locations_over,
+        exposed=hands_locations_over,
         shows=hands_over_another_dtype,
         nowhere="it hands no SWA write locations over",
+        follows=frozenset({"live_inputs"}),
     ),
     "req_pool_pad": Fault(
-        statement="what padded rows are told to read depends on what the runner ran before",
-        property="hermetic_replay",
-        could_show=padded,
-        shows=padded_rows_depend_on_history,
-        follows=frozenset({"read_frame"}),
+        statement="padded rows keep an earlier batch's request rows, and read what those hold",
+        properties=frozenset({"hermetic_replay", "read_frame"}),
+        lives=has_input(REQUEST_ROWS),
+        exposed=tail_was_used(REQUEST_ROWS),
+        shows=padded_rows_are_requests,
+        nowhere="it has no static request rows",
     ),
 }
 """The fault classes that an engine's behaviour can tell."""
@@ -116,13 +164,13 @@ def faults_shown(property_id: str, observation: Observation) -> list[str]:
     return [
         name
         for name, fault in FAULTS.items()
-        if fault.property == property_id and fault.shows(observation)
+        if property_id in fault.properties and fault.shows(observation)
     ]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict on one fault and runner, on how many observations it stands, and why."""
+    """A verdict on one fault and runner, how often the state was reached that shows it, and why."""
 
     fault: str
     runner: str
@@ -135,19 +183,42 @@ class Judged:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Finding:
+    """A property that a leg violated, how first, and the fault classes whose evidence holds.
+
+    `listed` says why a finding is known of every engine of its kind and is no verdict; `cause`
+    is what a counterfactual run proved, if one did.
+    """
+
+    runner: str
+    preset: str
+    property: str
+    message: str
+    faults: tuple[str, ...] = ()
+    listed: str | None = None
+    cause: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as JSON data."""
+        return {**asdict(self), "faults": list(self.faults)}
+
+
 @dataclass
 class Evidence:
-    """What was observed of one runner, by fault: how often, and the first that shows it.
+    """What was observed of one leg, by fault: how often, and the first that shows it.
 
-    `asked` are the properties that were asked of it.
+    `asked` are the properties that were asked of it; `violated` are how each of them first was.
     """
 
     runner: str
     asked: set[str] = field(default_factory=set)
     replays: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    living: Counter[str] = field(default_factory=Counter)
+    exposed: Counter[str] = field(default_factory=Counter)
     shown: dict[str, str] = field(default_factory=dict)
-    unexplained: dict[str, str] = field(default_factory=dict)
+    violated: dict[str, str] = field(default_factory=dict)
+    unexplained: set[str] = field(default_factory=set)
 
     def see(self, observation: Observation, asked: Collection[str]) -> None:
         """Count a replay for the faults that it could have shown, asked these properties."""
@@ -155,59 +226,75 @@ class Evidence:
             return
         self.asked.update(asked)
         self.replays += 1
-        self.counts.update(
-            name
-            for name, fault in FAULTS.items()
-            if fault.property in asked and fault.could_show(observation)
-        )
+        for name, fault in FAULTS.items():
+            if fault.properties & set(asked):
+                self.living[name] += fault.lives(observation)
+                self.exposed[name] += fault.exposed(observation)
 
     def add(self, property_id: str, message: str, faults: Collection[str]) -> None:
         """Book a violation under the fault classes that its observation shows."""
+        self.violated.setdefault(property_id, message)
         for name in faults:
             self.shown.setdefault(name, message)
         if not faults:
-            self.unexplained.setdefault(property_id, message)
+            self.unexplained.add(property_id)
 
     def judge(self) -> list[Judged]:
-        """Return the verdict on each fault whose property was asked."""
+        """Return the verdict on each fault of which a property was asked."""
         return [
             self._judge(name, fault)
             for name, fault in FAULTS.items()
-            if fault.property in self.asked
+            if fault.properties & self.asked
         ]
 
     def _judge(self, name: str, fault: Fault) -> Judged:
-        count = self.counts[name]
+        count = self.exposed[name]
         if name in self.shown:
             verdict, message = Verdict.PRESENT, self.shown[name]
         elif count:
-            verdict, message = Verdict.ABSENT, f"none of {count} observations shows it"
-        elif self.replays and fault.nowhere is not None:
+            verdict, message = Verdict.ABSENT, f"it would have shown in {count} replays"
+        elif self.replays and not self.living[name]:
             verdict, message = Verdict.ABSENT, fault.nowhere
         else:
-            verdict, message = Verdict.UNDECIDED, "nothing was observed that could show it"
+            verdict = Verdict.UNDECIDED
+            message = f"none of {self.replays} replays could have shown it"
         return Judged(name, self.runner, verdict, count, message)
 
-    def findings(self) -> list[str]:
-        """Return, in words, each violated property that no fault class explains."""
-        follows = {prop for name in self.shown for prop in FAULTS[name].follows}
+    def findings(self, preset: str) -> list[Finding]:
+        """Return every violated property, with the fault classes that explain it, if any."""
         return [
-            f"{self.runner} violates {name}, which no fault class explains: {message}"
-            for name, message in self.unexplained.items()
-            if name not in follows
+            Finding(self.runner, preset, name, message, self._explaining(name))
+            for name, message in self.violated.items()
         ]
+
+    def _explaining(self, property_id: str) -> tuple[str, ...]:
+        """Return the fault classes that were shown and that a violated property belongs to."""
+        own = [name for name in self.shown if property_id in FAULTS[name].properties]
+        following = [name for name in self.shown if property_id in FAULTS[name].follows]
+        # What one observation left unexplained is not explained by another's evidence, unless
+        # it follows from that.
+        return tuple(following if property_id in self.unexplained else own + following)
 
 
 def overall(
-    judged: Collection[Mapping[str, Any]], fault: str, runner: str | None = None
+    judged: Collection[Mapping[str, Any]],
+    undecided: Collection[str],
+    fault: str,
+    runner: str | None = None,
 ) -> Verdict:
-    """Return what verdicts say of a fault, on all runners or on one."""
+    """Return what verdicts say of a fault, on all runners or on one.
+
+    `undecided` are the runners of which something could not be tried: without a runner that
+    shows it, they leave the fault undecided.
+    """
     verdicts = {
         entry["verdict"]
         for entry in judged
         if entry["fault"] == fault and runner in {None, entry["runner"]}
     }
-    return next(
-        (verdict for verdict in (Verdict.PRESENT, Verdict.ABSENT) if verdict in verdicts),
-        Verdict.UNDECIDED,
-    )
+    if Verdict.PRESENT in verdicts:
+        return Verdict.PRESENT
+    open_runners = undecided if runner is None else {runner} & set(undecided)
+    if open_runners or Verdict.UNDECIDED in verdicts or not verdicts:
+        return Verdict.UNDECIDED
+    return Verdict.ABSENT

@@ -1,10 +1,5 @@
-"""Engines by name or by folder: fetched apart, and tried each in a process of its own.
+"""Engines by name or by folder: where they lie, and how those that do not are fetched, apart."""
 
-Knows where engines lie and how to ask for a trial. What an engine does is found out in
-`harness.engines.trial`.
-"""
-
-import json
 import os
 import re
 import subprocess
@@ -13,9 +8,7 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from harness.engines.case import EngineCase
 from harness.lockstep.config import CannotRunError
 from subjects.engines.sglang.loading import PACKAGE, package_folder
 
@@ -25,8 +18,6 @@ FOLDER_VARIABLE = "PARITYBIT_ENGINES"
 
 DEPENDENCIES = "dependencies"
 NAMED = re.compile(rf"{PACKAGE}==([0-9][0-9a-z.]*)")
-TRIAL_SECONDS = 600
-"""After this long a trial is given up."""
 
 
 @dataclass(frozen=True)
@@ -99,54 +90,6 @@ def fetched() -> list[str]:
 def in_order(version: str) -> list[int]:
     """Return what versions sort by."""
     return [int(part) for part in re.findall(r"\d+", version)]
-
-
-def trial(
-    engine: Found, device: str, seed: int, log: Path, case: EngineCase | None = None
-) -> dict[str, Any]:
-    """Try an engine in a process of its own and return its answer; what it says goes to `log`.
-
-    With a case, that alone is played.
-
-    Raises CannotRunError if it cannot be imported here or does not finish.
-    """
-    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        request, answer = Path(scratch) / "request.json", Path(scratch) / "answer.json"
-        request.write_text(
-            json.dumps(
-                {
-                    "package": str(engine.package),
-                    "dependencies": str(folder() / DEPENDENCIES),
-                    "device": device,
-                    "seed": seed,
-                    "case": None if case is None else case.case.to_json(),
-                }
-            )
-        )
-        command = [sys.executable, "-m", "harness.engines.trial", str(request), str(answer)]
-        with log.open("w") as output:
-            try:
-                done = subprocess.run(
-                    command,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                    timeout=TRIAL_SECONDS,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired as error:
-                raise CannotRunError(
-                    f"the trial of {engine.name} did not end within {TRIAL_SECONDS} s"
-                ) from error
-        if not answer.exists():
-            lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
-            raise CannotRunError(
-                f"the trial of {engine.name} ended with {done.returncode}: {lines[-1]}"
-            )
-        found: dict[str, Any] = json.loads(answer.read_text())
-    if not found["legs"] and found["moved"]:
-        raise CannotRunError(f"{engine.name} cannot be tried here: {found['moved'][0]}")
-    return found
 
 
 def _download(version: str | None, into: Path) -> Path:

@@ -3,19 +3,21 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.campaigns.hunt import HuntResult, draw, whole
-from harness.checks.play import Lockstep
+from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
-from harness.engines.faults import Evidence, faults_shown
+from harness.engines import localise, statics
+from harness.engines.faults import Evidence, Finding, faults_shown
 from harness.engines.padding import RUN, PaddingLedger
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import ExtraRun
 from harness.records.case import Case
 from harness.schedules.schedule import Schedule, Step
 from harness.schedules.shrink import shrink
+from subjects.protocol import Offer
 
 OURS = "ours, bits compared"
 OWN = "the engine's Triton attention, against the dense oracle"
@@ -23,13 +25,17 @@ NONE = "none: populated without being captured"
 """Whose the arithmetic of a leg is."""
 
 
+def unheard(outcome: Outcome) -> None:
+    """Tell nobody of a schedule that was played."""
+
+
 @dataclass
 class Leg:
     """A pair with an engine's runner, and what playing schedules on it gave.
 
     `ledger` disturbs padding at each padded replay. `asked` counts the schedules in which each
-    property was asked, `failing` holds the first that violated it,
-    up to where it did.
+    property was asked, `failing` holds the first that violated it, up to where it did. `tell`
+    is called after each schedule.
     """
 
     lockstep: Lockstep
@@ -37,9 +43,11 @@ class Leg:
     arithmetic: str
     captured: bool = True
     ledger: PaddingLedger | None = None
+    tell: Callable[[Outcome], None] = unheard
     result: HuntResult = field(default_factory=HuntResult)
     asked: Counter[str] = field(default_factory=Counter)
     failing: dict[str, tuple[Schedule, str]] = field(default_factory=dict)
+    causes: dict[str, str] = field(default_factory=dict)
     observer: Callable[[Observation], None] | None = None
     started: float = field(default_factory=time.perf_counter)
 
@@ -66,7 +74,9 @@ class Leg:
             if ledger is not None:
                 ledger.see(observation)
 
-        extra_runs: Mapping[str, ExtraRun] = {} if ledger is None else {RUN: ledger.disturb}
+        extra_runs: dict[str, ExtraRun] = {statics.RUN: statics.held_before}
+        if ledger is not None:
+            extra_runs[RUN] = ledger.disturb
         outcome = whole(lockstep.play(schedule, see, extra_runs=extra_runs))
         self.result.add(outcome)
         self.asked.update(asked)
@@ -79,19 +89,24 @@ class Leg:
             last = violation.step + 1 if name in places else len(schedule.steps)
             failing = Schedule(schedule.steps[:last], schedule.seed)
             self.failing.setdefault(name, (failing, message))
+        self.tell(outcome)
 
     def play_drawn(self, seed: int, examples: int) -> None:
         """Play schedules that the hunter draws."""
         draw(self.lockstep, self.play, seed, examples)
 
-    def cases(self, seed: int, most_forwards: int, known: list[Schedule]) -> list[Case]:
+    def findings(self) -> list[Finding]:
+        """Return every violated property as a finding, with its cause where one was proved."""
+        found = self.evidence.findings(self.lockstep.trial.preset)
+        return [replace(one, cause=self.causes.get(one.property)) for one in found]
+
+    def cases(self, seed: int, most_forwards: int) -> list[Case]:
         """Return a case of each violated property: its first failing schedule, shrunk.
 
-        So many forwards at most are spent on each. `known` are schedules shrunk before, for
-        other properties and legs: one that violates this one too is taken as it is. What is
-        shrunk here is added to them.
+        So many forwards at most are spent on each; a schedule shrunk for another property that
+        violates this one too is taken as it is. What caused it is looked for in the case.
         """
-        found = []
+        found, known = list[Case](), list[Schedule]()
         shortest_first = sorted(self.failing.items(), key=lambda item: len(item[1][0].steps))
         for target, (schedule, _) in shortest_first:
             fails = self._fails(target, most_forwards)
@@ -103,6 +118,11 @@ class Leg:
             violations = whole(self.lockstep.play(smallest)).violations
             recorded = tuple(violation.to_json() for violation in violations)
             found.append(Case(self.lockstep.trial, smallest, target, seed, recorded))
+            places = [one.step for one in violations if one.property == target]
+            if places and Offer.FRESH_ENGINE not in self.lockstep.pair.subject.missing:
+                cause = localise.proven_cause(self.lockstep, smallest, places[0], target)
+                if cause is not None:
+                    self.causes[target] = cause
         return found
 
     def _fails(self, target: str, most_forwards: int) -> Callable[[Schedule], bool]:

@@ -1,17 +1,61 @@
-"""What an engine's trial plays: the trials of its legs, their schedules, and their bounds."""
+"""What an engine's trial plays: the legs of each runner, their schedules, and their bounds."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Finish, Schedule
 
-TRIALS = (
-    TrialConfig(runner="decode", preset="gpt_oss", page_size=1),
-    TrialConfig(runner="decode", preset="gemma3", page_size=4),
-    TrialConfig(runner="cpu_graph", preset="mimo", page_size=1),
-)
-"""The trials of the runners of decodes: model and page size."""
 
-EXAMPLES = {"traffic": 2, "generated": 2}
-"""Schedules of each source in each trial."""
+class Kind(StrEnum):
+    """What is done in a leg."""
+
+    REPLAYED = "replayed"
+    OWN_KERNELS = "own kernels"
+    POPULATED = "populated"
+    HANDED_OVER = "handed over"
+
+
+PAGE_SIZES = {"gemma3": 4}
+"""Slots of a page by model, where they are not 1: two kinds of allocation are tried."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How a runner is tried: in which ways, and on which models if none are asked for.
+
+    `word` stands in the source of every engine that has it; `captures` is whether a GPU can
+    capture it.
+    """
+
+    word: str
+    kinds: tuple[Kind, ...]
+    presets: tuple[str, ...]
+    captures: bool = True
+
+
+RUNNERS = {
+    "decode": Runner("CudaGraphRunner", (Kind.REPLAYED, Kind.OWN_KERNELS), ("gpt_oss", "gemma3")),
+    "target_verify": Runner("TARGET_VERIFY", (), ("gpt_oss",)),
+    "cpu_graph": Runner("CPUGraphRunner", (Kind.REPLAYED,), ("mimo",), captures=False),
+    "eagle_draft": Runner("EAGLEDraftCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
+    "eagle_draft_extend": Runner("EAGLEDraftExtendCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
+    "frozen_kv_mtp": Runner("FrozenKVMTPCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
+    "piecewise": Runner("piecewise", (Kind.POPULATED,), ("mimo",)),
+    "breakable": Runner("breakable", (Kind.POPULATED,), ("mimo",)),
+}
+"""Every runner of an engine, in the order in which they are tried."""
+
+
+def trial_of(runner: str, preset: str, kind: Kind, device: str) -> TrialConfig:
+    """Return the settings of a leg."""
+    trial = TrialConfig(runner=runner, preset=preset, device=device)
+    if kind is Kind.OWN_KERNELS:  # Slow, so with little room: slots are reused at once.
+        return replace(trial, full_slots=40, swa_slots=36, rows=8, buckets=(2, 4))
+    if kind is Kind.HANDED_OVER:
+        return trial
+    return replace(trial, page_size=PAGE_SIZES.get(preset, 1))
+
 
 SHRINKING_FORWARDS = 120
 """Forwards at most that are spent on shrinking one failing schedule."""
@@ -34,14 +78,8 @@ SHRINKING = Schedule(
 It then shrinks into a smaller bucket, for runners whose full buckets leave no history.
 """
 
-PREFILL = TrialConfig(preset="mimo")
-"""The trial of the prefill and speculative runners, whichever it is."""
-
 PROMPTS = Schedule(tuple(Admit(prompt, prompt) for prompt in (11, 3, 12, 7)))
 """Prompts prefilled in turn: each second one is padded after a longer one."""
-
-KERNELS = TrialConfig(preset="gpt_oss", full_slots=40, swa_slots=36, rows=8, buckets=(2, 4))
-"""The trial of the engine's own kernels: little room, so that slots are reused."""
 
 REUSING = Schedule(
     (
@@ -57,6 +95,12 @@ REUSING = Schedule(
     )
 )
 """Four decode, two finish, their slots are given out again, three decode in a bucket of four."""
+
+FIRST = {"decode": SHRINKING, "cpu_graph": SHRINKING, "piecewise": PROMPTS, "breakable": PROMPTS}
+"""What is played on a runner first, with every property on; nothing for one without an entry."""
+
+EXAMPLES = 4
+"""Schedules of traffic and drawn ones, together, that each leg plays beside its first."""
 
 OWN_BOUND = {"cpu": 2e-4, "cuda": 2e-2}
 """Largest |engine - dense| / (1 + |dense|) of a logit, float32. On CUDA the engine's kernels

@@ -14,11 +14,14 @@ from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
 FORMAT = "paritybit-engine"
-VERSION = 2
+VERSION = 3
+
+Asked = Sequence[tuple[str, str | None]]
+"""Faults asked about, each on one runner or, with None, on all."""
 
 
 def faults_of(asked: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Return the (fault, runner or None) asked about; all faults if none are named.
+    """Return the (fault, runner or None) asked about; none if none are named.
 
     Raises UnknownNameError for a name no build has, CannotRunError for a bug that an
     engine's behaviour does not tell.
@@ -34,14 +37,42 @@ def faults_of(asked: Sequence[str]) -> list[tuple[str, str | None]]:
                 f"the trial of an engine cannot tell {name}; it tells {', '.join(FAULTS)}"
             )
         found.append((name, runner or None))
-    return found or [(name, None) for name in FAULTS]
+    return found
 
 
-def judge(answer: dict[str, Any], asked: Sequence[tuple[str, str | None]]) -> Verdict:
-    """Return what an answer says of the faults asked about: one that is present decides."""
-    verdicts = {overall(answer["faults"], fault, runner) for fault, runner in asked}
+def counted(answer: Mapping[str, Any], asked: Asked) -> list[dict[str, Any]]:
+    """Return the findings that decide a trial.
+
+    They are those that are not listed; where faults were asked about, not those that other
+    fault classes explain. What no fault class explains always counts.
+    """
+    named = {fault for fault, _ in asked}
+    return [
+        finding
+        for finding in answer["findings"]
+        if not finding["listed"]
+        and (not named or not finding["faults"] or named & set(finding["faults"]))
+    ]
+
+
+def judge(answer: Mapping[str, Any], asked: Asked) -> Verdict:
+    """Return what an answer comes to.
+
+    Present if a finding counts; else undecided if anything that was asked could not be told;
+    else absent, which is said of nothing that was not tried.
+    """
+    if counted(answer, asked):
+        return Verdict.PRESENT
+    open_runners = {entry["runner"] for entry in answer["undecided"]}
+    verdicts = {
+        overall(answer["faults"], open_runners, fault, runner)
+        for fault, runner in asked or [(fault, None) for fault in FAULTS]
+    }
+    tried = any(leg["replays"] for leg in answer["legs"])
+    if not tried or answer["interrupted"] or (not asked and open_runners):
+        return Verdict.UNDECIDED
     order = (Verdict.PRESENT, Verdict.UNDECIDED, Verdict.ABSENT)
-    return next((verdict for verdict in order if verdict in verdicts), Verdict.UNDECIDED)
+    return next(verdict for verdict in order if verdict in verdicts)
 
 
 def unasked(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -62,11 +93,7 @@ def unasked(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def make(
-    name: str,
-    device: str,
-    command: str,
-    asked: Sequence[tuple[str, str | None]],
-    answer: dict[str, Any],
+    name: str, device: str, command: str, asked: Asked, answer: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the record of one trial."""
     return {
@@ -75,10 +102,40 @@ def make(
         "engine": name,
         "asked": [f"{fault}@{runner}" if runner else fault for fault, runner in asked],
         "verdict": judge(answer, asked),
-        "faults": {name: fault.statement for name, fault in FAULTS.items()},
+        "message": sentence(name, answer, asked),
+        "faults": {fault: found.statement for fault, found in FAULTS.items()},
         "unasked": unasked(answer),
         "answer": answer,
     }
+
+
+def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
+    """Return the verdict in one sentence: what was found first, else what is open, else how much.
+
+    What is open is said beside a finding too.
+    """
+    found = counted(answer, asked)
+    open_legs = [f"{entry['leg']} ({entry['reason']})" for entry in answer["undecided"]]
+    still = f"; undecided: {'; '.join(open_legs)}" if open_legs else ""
+    if found:
+        first = found[0]
+        classes = f" ({', '.join(first['faults'])})" if first["faults"] else ""
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        where = f"{first['runner']} {first['preset']}"
+        return f"{name}: {first['property']} of {where}{classes}: {first['message']}{more}{still}"
+    of_faults = ", ".join(f"{fault}@{on}" if on else fault for fault, on in asked)
+    if judge(answer, asked) is Verdict.UNDECIDED:
+        cells = [
+            f"{entry['fault']} on {entry['runner']} ({entry['message']})"
+            for entry in answer["faults"]
+            if entry["verdict"] == Verdict.UNDECIDED
+        ]
+        return f"{name}: undecided: {'; '.join(open_legs + cells) or 'nothing was replayed'}"
+    replays = sum(leg["replays"] for leg in answer["legs"])
+    padded = sum(leg["padded"] for leg in answer["legs"])
+    runners = ", ".join(dict.fromkeys(leg["runner"] for leg in answer["legs"]))
+    what = of_faults or "anything that differs"
+    return f"{name}: no {what} in {replays} replays, {padded} of them padded, of {runners}{still}"
 
 
 def write(record: dict[str, Any], path: Path) -> None:

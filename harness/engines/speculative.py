@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.checks.of_steps.hermetic_replay import FreshReplay
 from harness.checks.property import Property
 from harness.checks.table import PROPERTIES, not_asked
+from harness.engines import statics
 from harness.engines.adapters import host_of, pool_of
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.observation import Observation, Snapshot
@@ -98,12 +99,23 @@ class SpeculativeLeg:
         with torch.inference_mode():
             for place, (full, live) in enumerate(SIZES):
                 self.runner.hand_over(self._batch(full))
+                before = {name: buffer.clone() for name, buffer in buffers.items()}
                 reads = self._reads(live)
+                held = {name: buffer.clone() for name, buffer in buffers.items()}
                 for name, buffer in buffers.items():
                     buffer.copy_(built[name])
-                yield self._observation(place, live, reads, self._reads(live))
+                fresh = FreshReplay({}, self._reads(live))
+                extra = {"hermetic_replay": fresh, statics.RUN: before}
+                yield self._observation(place, live, reads, held, extra)
 
-    def _observation(self, place: int, live: int, reads: Reads, fresh: Reads) -> Observation:
+    def _observation(
+        self,
+        place: int,
+        live: int,
+        reads: Reads,
+        held: Mapping[str, Tensor],
+        extra: Mapping[str, Any],
+    ) -> Observation:
         """Return an observation of what rows were told to read alone: all else in it is empty."""
         rows = self.runner.rows
         bucket = len(reads[Kind.FULL])
@@ -117,6 +129,7 @@ class SpeculativeLeg:
             live_output={},
             defined={},
             reads=reads,
+            given={"req_pool_indices": self._batch(live).req_pool_indices},
         )
         nothing = torch.zeros(0)
         unseen = Snapshot(nothing, nothing, nothing, nothing, (), None, None)
@@ -132,7 +145,8 @@ class SpeculativeLeg:
             replay=replay,
             facts=None,
             expected_graph=False,
-            extra={"hermetic_replay": FreshReplay({}, fresh)},
+            static=held,
+            extra=extra,
         )
 
     def _reads(self, requests: int) -> Reads:

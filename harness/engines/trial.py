@@ -1,69 +1,31 @@
-"""One engine's trial, in a process of its own: `python -m harness.engines.trial`.
+"""One engine's trial: its legs planned, spread over processes, and what they say put together."""
 
-Takes a request file and writes an answer file, both JSON. A part of the engine that is
-missing or has moved costs its own leg of the trial, and is said in one sentence.
-"""
-
-import json
-import logging
-import sys
 import time
-import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from harness.checks.of_schedules.dense_agreement import sample_error
-from harness.checks.play import Lockstep
-from harness.checks.property import judge
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.engines.adapters import (
-    DECODING,
-    PREFILLING,
-    DecodingEngines,
-    PrefillEngines,
-    encoder_refusal,
-    load,
-)
-from harness.engines.faults import Evidence, faults_shown
-from harness.engines.legs import NONE, OURS, OWN, Leg, properties_json
-from harness.engines.padding import PaddingLedger, tails_json
-from harness.engines.playlist import (
-    EXAMPLES,
-    KERNELS,
-    OWN_BOUND,
-    PREFILL,
-    PROMPTS,
-    REUSING,
-    SHRINKING,
-    SHRINKING_FORWARDS,
-    TRIALS,
-)
-from harness.engines.speculative import MISSING, SPECULATING, SpeculativeLeg, rules_asked
-from harness.engines.windows import measure
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.observation import Observation
-from harness.records.case import Case, case_from_json
-from harness.schedules.schedule import Schedule
-from harness.schedules.traffic import traffic_schedules
-from reference.batch import Mode
+from harness.campaigns.executor import Campaign, Ended, execute
+from harness.engines.case import EngineCase
+from harness.engines.fetch import DEPENDENCIES, Found, folder
+from harness.engines.playlist import EXAMPLES, RUNNERS, Kind
+from harness.engines.progress import Played, listening
+from harness.engines.worker import LegAnswer, LegTask, run_leg
+from harness.lockstep.config import known
+from harness.lockstep.tracebacks import headline
+from harness.records.case import Case
 from reference.config import PRESETS
-from reference.model import Model
-from subjects.engines.sglang.engine import DecodingEngine, PrefillEngine
-from subjects.engines.sglang.loading import Engine, message
-from subjects.protocol import OwnArithmetic
+
+LEG_SECONDS = 600.0
+SECONDS_PER_SCHEDULE = 60.0
+"""How long a leg may take, and each of its schedules besides: many times what they do."""
 
 EMULATED = (
     "the model: ours, of the shape named with each leg, around the engine's attention layers",
     "the scheduler: ours; slots come from the engine's allocator, rows from its request table",
     "the CPU runner's compiler and attention backend: its function runs uncompiled, over the"
     " engine's Triton backend",
-    "the prefill and speculative runners' graphs: they are built without being captured, and"
-    " their populate alone is tried",
     "the model runner and one process rank: stand-ins that hold settings and hand batches over",
 )
 EMULATED_ON_CPU = (
@@ -73,250 +35,190 @@ EMULATED_ON_CPU = (
 """What is not the engine's."""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What a trial is to try: all runners and models if none are named.
+
+    `examples` are schedules of each leg beside its first.
+    """
+
+    device: str
+    seed: int = 0
+    runners: tuple[str, ...] = ()
+    presets: tuple[str, ...] = ()
+    examples: int = EXAMPLES
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise UnknownNameError for a runner or model that no build has."""
+        for runner in self.runners:
+            known("runner", runner, RUNNERS)
+        for preset in self.presets:
+            known("preset", preset, PRESETS)
+
+
 @dataclass
 class Answer:
-    """What a trial says, as JSON-able data."""
+    """What a trial says. `undecided` are legs and runners of which something is open, with why."""
 
     legs: list[dict[str, Any]] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    undecided: list[dict[str, str]] = field(default_factory=list)
+    lacking: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     padding: list[dict[str, Any]] = field(default_factory=list)
     policies: list[dict[str, Any]] = field(default_factory=list)
-    findings: list[str] = field(default_factory=list)
-    cases: list[dict[str, Any]] = field(default_factory=list)
-    moved: list[str] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
     stubs: list[str] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
     assumed_off: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    interrupted: bool = False
+
+    def add(self, said: LegAnswer) -> None:
+        """Add what a leg says."""
+        if said.played is not None:
+            self.legs.append({**said.played, "leg": said.leg, "undecided": said.undecided})
+        if said.undecided is not None:
+            self.leave_open(said.leg, said.runner, said.undecided)
+        self.faults += said.faults
+        self.findings += said.findings
+        self.notes += [f"{said.leg}: {note}" for note in said.notes]
+        self.padding += said.padding
+        self.policies = self.policies or said.policies
+        self.cases += said.cases
+        self.stubs = sorted({*self.stubs, *said.stubs})
+        self.modules = sorted({*self.modules, *said.modules})
+        self.assumed_off = sorted({*self.assumed_off, *said.assumed_off})
+
+    def leave_open(self, leg: str, runner: str, reason: str) -> None:
+        """Note why a leg, or a runner, settles nothing."""
+        self.undecided.append({"leg": leg, "runner": runner, "reason": reason})
 
 
-class Session:
-    """The legs of one engine's trial."""
-
-    def __init__(self, engine: Engine, device: str, seed: int) -> None:
-        self.engine = engine
-        self.device = device
-        self.seed = seed
-        self.answer = Answer()
-        self.asked: set[str] = set()
-        self.evidence: dict[str, Evidence] = {}
-        self.shrunk: list[Schedule] = []
-
-    def run(self) -> Answer:
-        """Run every leg and return the answer."""
-        for trial in TRIALS:
-            if self.device == "cpu" or DECODING[trial.runner].graphs:
-                self.leg(f"{trial.runner} {trial.preset}", partial(self.decode, trial))
-        self.leg("encoder", self.encoder)
-        for name in PREFILLING:
-            self.leg(name, partial(self.prefill, replace(PREFILL, runner=name)))
-        for name in SPECULATING:
-            self.leg(name, partial(self.speculate, replace(PREFILL, runner=name)))
-        self.leg("kernels", self.kernels)
-        answer = self.answer
-        for evidence in self.evidence.values():
-            answer.faults += [judged.to_json() for judged in evidence.judge()]
-            answer.findings += evidence.findings()
-        answer.stubs = sorted(self.engine.stubs.used)
-        answer.modules = sorted(set(self.engine.modules))
-        answer.emulated += [*EMULATED, *(EMULATED_ON_CPU if self.device == "cpu" else ())]
-        answer.assumed_off = sorted(self.asked)
-        return answer
-
-    def leg(self, name: str, run: Callable[[], None]) -> None:
-        """Run a leg; say in one sentence what of the engine has moved, if that ends it."""
-        start = time.perf_counter()
-        try:
-            run()
-        except Exception as error:  # An engine's code may fail in any way.
-            self.answer.moved.append(f"{name}: {message(error)}")
-            logging.exception(name)
-        logging.info("%s: %.1f s", name, time.perf_counter() - start)
-
-    def evidence_of(self, runner: str) -> Evidence:
-        """Return what has been observed of a runner."""
-        return self.evidence.setdefault(runner, Evidence(runner))
-
-    def replay(self, case: Case) -> Answer:
-        """Play the schedule of one case, and return the answer."""
-        if case.trial.runner not in DECODING:
-            valid = ", ".join(DECODING)
-            raise ValueError(f"no case is of runner {case.trial.runner}; valid: {valid}")
-        self.leg(case.trial.runner, partial(self._replay, case))
-        return self.answer
-
-    def _replay(self, case: Case) -> None:
-        leg, _ = self._decoding(case.trial)
-        target = set() if case.target is None else {case.target}
-        leg.play(case.schedule, STEP_PROPERTIES | target)
-        self.answer.legs.append(leg.to_json())
-
-    def decode(self, trial: TrialConfig) -> None:
-        """Try a runner of decodes with our arithmetic, bit by bit."""
-        leg, subject = self._decoding(trial)
-        ledger = leg.ledger = PaddingLedger(subject, leg.lockstep.pair)
-        leg.play(SHRINKING, frozenset(PROPERTIES))
-        config, most = leg.lockstep.pair.config, max(trial.buckets)
-        for schedule in traffic_schedules(config, most, trial.room, EXAMPLES["traffic"], self.seed):
-            leg.play(schedule)
-        leg.play_drawn(self.seed, EXAMPLES["generated"])
-        self.answer.findings += [f"{trial.runner}: {note}" for note in subject.notes()]
-        self.answer.padding += [
-            {**label(trial), "buffer": name, **entry.to_json()}
-            for name, entry in ledger.entries.items()
-        ]
-        self.answer.policies = self.answer.policies or ledger.policies()
-        leg.ledger = None
-        self.answer.cases += [
-            case.to_json() for case in leg.cases(self.seed, SHRINKING_FORWARDS, self.shrunk)
-        ]
-        self.answer.legs.append(leg.to_json())
-
-    def _decoding(
-        self, trial: TrialConfig, *, own_kernels: bool = False
-    ) -> tuple[Leg, DecodingEngine]:
-        """Return the leg of a runner of decodes, and that runner as engine under test."""
-        engines = DecodingEngines(self.engine, own_kernels, self.asked)
-        lockstep = Lockstep(replace(trial, device=self.device), engines=engines)
-        subject = lockstep.pair.subject
-        assert isinstance(subject, DecodingEngine)
-        arithmetic = OWN if own_kernels else OURS
-        return Leg(lockstep, self.evidence_of(trial.runner), arithmetic), subject
-
-    def encoder(self) -> None:
-        """Say whether a model with windows can have an encoder and its lengths."""
-        trial = replace(PREFILL, device=self.device)
-        refused = encoder_refusal(self.engine, self._model(trial), trial)
-        verdict = f"never exists beside windows: {refused}" if refused else "not decided"
-        self.answer.padding.append(
-            {
-                **label(replace(PREFILL, runner="decode")),
-                "buffer": "encoder_lens",
-                "dtype": "",
-                "disturbed": 0,
-                "outlived": 0,
-                "moved": 0,
-                "message": None,
-                "verdict": verdict,
-            }
-        )
-
-    def prefill(self, trial: TrialConfig) -> None:
-        """Try what a prefill runner populates."""
-        lockstep = self._prefill_lockstep(replace(trial, device=self.device))
-        subject = lockstep.pair.subject
-        assert isinstance(subject, PrefillEngine)
-        leg = Leg(lockstep, self.evidence_of(trial.runner), NONE, captured=False)
-        leg.play(PROMPTS, frozenset(PROPERTIES))
-        if not leg.result.padded_replays:
-            raise RuntimeError("no prefill was padded")
-        self.answer.padding += [{**label(trial), **entry} for entry in tails_json(subject.tails)]
-        self.answer.legs.append(leg.to_json())
-
-    def _prefill_lockstep(self, trial: TrialConfig) -> Lockstep:
-        """Return a pair with a prefill runner, which shares static buffers where it can."""
-        try:
-            return Lockstep(
-                trial, engines=PrefillEngines(self.engine, shares=True, asked=self.asked)
-            )
-        except AssertionError as error:
-            self.answer.findings.append(
-                f"{trial.runner} cannot be built beside the runners before it: {error}"
-            )
-            return Lockstep(
-                trial, engines=PrefillEngines(self.engine, shares=False, asked=self.asked)
-            )
-
-    def speculate(self, trial: TrialConfig) -> None:
-        """Try which slots the rows that a speculative runner hands to attention would read."""
-        start, name = time.perf_counter(), trial.runner
-        trial = replace(trial, device=self.device)
-        rules, unasked = rules_asked(MISSING)
-        asked = [rule.id for rule in rules]
-        evidence, padded, places = self.evidence_of(name), 0, 0
-        failing: dict[str, tuple[Any, str]] = {}
-        for observation in SpeculativeLeg(self.engine, trial, self.asked).observations():
-            replay = observation.replay
-            assert replay is not None
-            places, padded = places + 1, padded + replay.padded
-            evidence.see(observation, asked)
-            for violation in judge(rules, observation):
-                said = f"{replay.live_size} live rows of {replay.bucket}: {violation.message}"
-                shown = faults_shown(violation.property, observation)
-                evidence.add(violation.property, said, shown)
-                failing.setdefault(violation.property, (None, said))
-        if not padded:
-            raise RuntimeError("no batch was padded")
-        self.answer.legs.append(
-            {
-                **label(trial),
-                "arithmetic": NONE,
-                "captured": False,
-                "schedules": 1,
-                "steps": places,
-                "replays": places,
-                "padded": padded,
-                "events": {},
-                "properties": properties_json(
-                    dict.fromkeys(asked, 1), dict.fromkeys(failing, 1), failing
-                ),
-                "unasked": unasked,
-                "seconds": time.perf_counter() - start,
-            }
-        )
-
-    def kernels(self) -> None:
-        """Try the decode runner with the engine's own kernels, against the dense oracle."""
-        leg, subject = self._decoding(KERNELS, own_kernels=True)
-        pair = leg.lockstep.pair
-        windows = measure(pair)
-        subject.arithmetic = OwnArithmetic(windows, OWN_BOUND[self.device])
-        errors: list[float] = []
-
-        def hold_against_oracle(observation: Observation) -> None:
-            errors.extend(
-                sample_error(pair.models, sample)
-                for sample in observation.samples
-                if sample.arithmetic is not None
-            )
-
-        leg.observer = hold_against_oracle
-        leg.play(REUSING, STEP_PROPERTIES | {"dense_agreement"})
-        self.answer.findings += [
-            f"told a window of {pair.config.window}, the engine's own attention sees"
-            f" {windows[Mode.DECODE]} keys on decode and {windows[Mode.EXTEND]} on extend",
-            f"with the engine's own kernels, live logits are off the dense oracle by up to"
-            f" {max(errors):.2g}; the bound is {OWN_BOUND[self.device]:g}",
-        ]
-        if "dense_agreement" in leg.failing:
-            said = leg.failing["dense_agreement"][1]
-            self.answer.findings.append(f"with the engine's own kernels, {said}")
-        self.answer.legs.append(leg.to_json())
-
-    def _model(self, trial: TrialConfig) -> Model:
-        """Return a trial's target model."""
-        return Model(PRESETS[trial.preset].tiny, torch.float32, torch.device(trial.device))
+Hear = Callable[[Played], None]
+OnLeg = Callable[[LegAnswer], None]
 
 
-def label(trial: TrialConfig) -> dict[str, Any]:
-    """Return what names a leg."""
-    return {"runner": trial.runner, "preset": trial.preset, "page_size": trial.page_size}
+def try_all(engine: Found, settings: Settings, log: Path, hear: Hear, on_leg: OnLeg) -> Answer:
+    """Try every runner that an engine has, and return what was found; the engine prints to `log`.
+
+    `hear` is called as schedules are played, `on_leg` as legs end. Interrupted, it returns what
+    the legs that have ended said.
+    """
+    answer = Answer()
+    chosen = settings.runners or tuple(RUNNERS)
+    tasks = list[LegTask]()
+    for name in chosen:
+        runner = RUNNERS[name]
+        if settings.device != "cpu" and not runner.captures:
+            reason = "it compiles a function on a CPU, and has no place on a GPU"
+            answer.lacking.append({"runner": name, "reason": reason})
+        elif not mentions(engine.package, runner.word):
+            reason = f"nothing in the engine is called {runner.word}"
+            answer.lacking.append({"runner": name, "reason": reason})
+        elif not runner.kinds:
+            answer.leave_open(name, name, "nothing here drives it yet")
+        else:
+            tasks += _legs_of(name, engine, settings, log)
+    _run(answer, tasks, settings, log, hear, on_leg)
+    return answer
 
 
-def main(arguments: list[str]) -> int:
-    """Run the trial of a request file and write its answer."""
-    request = json.loads(Path(arguments[0]).read_text())
-    warnings.simplefilter("ignore")
-    logging.basicConfig(level=logging.INFO)
-    start = time.perf_counter()
-    engine = load(Path(request["package"]), Path(request["dependencies"]), request["device"])
-    session, case = Session(engine, request["device"], request["seed"]), request["case"]
-    answer = session.run() if case is None else session.replay(case_from_json(case, "the case"))
-    answer.seconds = time.perf_counter() - start
-    Path(arguments[1]).write_text(json.dumps(asdict(answer)))
-    return 0
+def play_case(engine: Found, case: EngineCase, log: Path) -> Answer:
+    """Play the schedule of one case on an engine, and return what was found."""
+    answer, trial = Answer(), case.case.trial
+    settings = Settings(trial.device, case.case.seed)
+    task = _leg(trial.runner, trial.preset, Kind.REPLAYED, engine, settings, log, case)
+    _run(answer, [task], settings, log, lambda played: None, lambda said: None)
+    return answer
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def mentions(package: Path, word: str) -> bool:
+    """Whether a word stands anywhere in an engine's source.
+
+    A runner whose class has only moved is still mentioned; one that is not was never there.
+    """
+    sources = (package / "srt").rglob("*.py")
+    return any(word in source.read_text(errors="replace") for source in sources)
+
+
+def _legs_of(name: str, engine: Found, settings: Settings, log: Path) -> list[LegTask]:
+    """Return the legs of a runner: its kinds, on each model; its own kernels on one alone."""
+    runner = RUNNERS[name]
+    presets = settings.presets or runner.presets
+    return [
+        _leg(name, preset, kind, engine, settings, log)
+        for kind in runner.kinds
+        for preset in (presets[:1] if kind is Kind.OWN_KERNELS else presets)
+    ]
+
+
+def _leg(
+    runner: str,
+    preset: str,
+    kind: Kind,
+    engine: Found,
+    settings: Settings,
+    log: Path,
+    case: EngineCase | None = None,
+) -> LegTask:
+    return LegTask(
+        package=str(engine.package),
+        dependencies=str(folder() / DEPENDENCIES),
+        device=settings.device,
+        runner=runner,
+        preset=preset,
+        kind=kind,
+        seed=settings.seed,
+        examples=settings.examples,
+        log=str(log),
+        progress=str(log.with_suffix(".progress")),
+        case=None if case is None else case.case,
+    )
+
+
+def _run(
+    answer: Answer,
+    tasks: Sequence[LegTask],
+    settings: Settings,
+    log: Path,
+    hear: Hear,
+    on_leg: OnLeg,
+) -> None:
+    """Run legs, each in a process of its own if need be, and add what they say in their order."""
+    said: dict[str, LegAnswer] = {}
+
+    def on_end(ended: Ended[LegTask, LegAnswer]) -> None:
+        task, result = ended.task, ended.result
+        if result is None:
+            result = LegAnswer(task.label, task.runner, task.preset, headline(ended.error or ""))
+        said[task.label] = result
+        on_leg(result)
+
+    campaign = Campaign(
+        run_leg,
+        shared=lambda task: task.runner,
+        seconds=lambda task: LEG_SECONDS + SECONDS_PER_SCHEDULE * task.examples,
+    )
+    started, progress = time.perf_counter(), log.with_suffix(".progress")
+    try:
+        with listening(progress, hear):
+            execute(campaign, tasks, max(1, min(settings.workers, len(tasks))), on_end)
+    except KeyboardInterrupt:
+        answer.interrupted = True
+    progress.unlink(missing_ok=True)
+    for task in tasks:
+        if task.label in said:
+            answer.add(said[task.label])
+        else:
+            answer.leave_open(task.label, task.runner, "it was interrupted")
+    answer.emulated = [*EMULATED, *(EMULATED_ON_CPU if settings.device == "cpu" else ())]
+    answer.seconds = time.perf_counter() - started
+
+
+def to_json(answer: Answer) -> dict[str, Any]:
+    """Return an answer as JSON data."""
+    return {**asdict(answer), "cases": [case.to_json() for case in answer.cases]}

@@ -1,10 +1,11 @@
-"""How many keys an engine's own kernels see on SWA layers, measured phase by phase.
+"""How many keys an engine's own kernels see on SWA layers, held against the model's window."""
 
-An engine's own convention must not be mistaken for a fault, so it is measured first.
-"""
+from collections.abc import Mapping
 
 import torch
 
+from harness.engines.faults import Finding
+from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
 from harness.schedules.schedule import Admit, Decode, Extend, Step
@@ -13,6 +14,31 @@ from reference.config import Kind, Role
 
 BEYOND = 3
 """How many positions beyond the window are probed, on either side."""
+
+ONE_MORE = (
+    "the engine's extend kernel masks with the window and one key more, in every release known:"
+    " a public difference between its own phases"
+)
+"""Why one key more on extend, and nothing else, is listed."""
+
+
+def window_findings(
+    trial: TrialConfig, window: int, seen: Mapping[Mode, int]
+) -> tuple[dict[Mode, int], list[Finding]]:
+    """Return the windows that the oracle is to hold the engine to, and where it sees others.
+
+    They are the model's own, in every mode, but for the one difference that is listed.
+    """
+    held, found = dict.fromkeys(seen, window), list[Finding]()
+    for mode, keys in seen.items():
+        if keys == window:
+            continue
+        listed = ONE_MORE if mode is Mode.EXTEND and keys == window + 1 else None
+        if listed:
+            held[mode] = keys
+        said = f"told a window of {window}, the engine's own attention sees {keys} keys on {mode}"
+        found.append(Finding(trial.runner, trial.preset, "dense_agreement", said, listed=listed))
+    return held, found
 
 
 def measure(pair: Pair) -> dict[Mode, int]:

@@ -19,9 +19,9 @@ from harness.engines.faults import Evidence, faults_shown
 from harness.engines.fetch import DEPENDENCIES, folder
 from harness.engines.legs import Leg
 from harness.engines.padding import PaddingLedger
-from harness.engines.playlist import KERNELS, OWN_BOUND, PREFILL, PROMPTS, REUSING, SHRINKING
+from harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind, trial_of
 from harness.engines.speculative import MISSING, SpeculativeLeg, rules_asked
-from harness.engines.windows import measure
+from harness.engines.windows import measure, window_findings
 from harness.lockstep.config import TrialConfig
 from subjects.engines.sglang.engine import DecodingEngine
 from subjects.engines.sglang.loading import Engine
@@ -104,18 +104,19 @@ def decoding(lockstep: Lockstep, mutation: str) -> dict[str, Any]:
         leg.ledger = None
         return {
             "faults": verdicts(leg.evidence),
-            "findings": leg.evidence.findings(),
+            "findings": [finding.to_json() for finding in leg.findings()],
             "violated": sorted(leg.failing),
             "padded": leg.result.padded_replays,
             "padding": {name: entry.verdict for name, entry in ledger.entries.items()},
             "shrunk": shrunk(leg) if mutation == "none" else {},
+            "causes": leg.causes,
             "unasked": lockstep.unasked,
         }
 
 
 def shrunk(leg: Leg) -> dict[str, int]:
     """Return how many steps each case has that a leg leaves, by its target."""
-    return {str(case.target): len(case.schedule.steps) for case in leg.cases(0, FORWARDS, [])}
+    return {str(case.target): len(case.schedule.steps) for case in leg.cases(0, FORWARDS)}
 
 
 def verdicts(evidence: Evidence) -> dict[str, str]:
@@ -125,11 +126,11 @@ def verdicts(evidence: Evidence) -> dict[str, str]:
 
 def unmutated(engine: Engine) -> dict[str, Any]:
     """Return what the other legs say: its own kernels, and what other runners populate."""
-    trial = TrialConfig(runner="piecewise", preset=PREFILL.preset)
+    trial = trial_of("piecewise", "mimo", Kind.POPULATED, "cpu")
     prefill = Leg(
         Lockstep(trial, engines=PrefillEngines(engine, shares=False)), Evidence("piecewise"), ""
     )
-    prefill.play(PROMPTS)
+    prefill.play(FIRST["piecewise"])
     return {
         **own_kernels(engine),
         "piecewise": verdicts(prefill.evidence),
@@ -141,7 +142,7 @@ def unmutated(engine: Engine) -> dict[str, Any]:
 def draft_extend(engine: Engine, *, heals: bool) -> dict[str, str]:
     """Return the verdicts on the draft-extend runner, its stale request rows healed or not."""
     evidence = Evidence("eagle_draft_extend")
-    leg = SpeculativeLeg(engine, TrialConfig(runner=evidence.runner, preset=PREFILL.preset))
+    leg = SpeculativeLeg(engine, trial_of(evidence.runner, "mimo", Kind.HANDED_OVER, "cpu"))
     if heals:
         replay, buffers = leg.runner.runner.replay, leg.runner.runner.buffers
 
@@ -161,12 +162,15 @@ def draft_extend(engine: Engine, *, heals: bool) -> dict[str, str]:
 
 def own_kernels(engine: Engine) -> dict[str, Any]:
     """Return what the engine's own kernels see, and whether they are off the oracle."""
-    lockstep = Lockstep(KERNELS, engines=DecodingEngines(engine, own_kernels=True))
-    windows = measure(lockstep.pair)
+    trial = trial_of("decode", "gpt_oss", Kind.OWN_KERNELS, "cpu")
+    lockstep = Lockstep(trial, engines=DecodingEngines(engine, own_kernels=True))
+    seen = measure(lockstep.pair)
+    windows, found = window_findings(trial, lockstep.pair.config.window, seen)
     lockstep.pair.subject.arithmetic = OwnArithmetic(windows, OWN_BOUND["cpu"])
     leg = Leg(lockstep, Evidence("decode"), "")
     leg.play(REUSING, {"dense_agreement"})
-    return {"windows": windows, "off": "dense_agreement" in leg.failing}
+    listed = [finding.message for finding in found if finding.listed]
+    return {"windows": seen, "listed": listed, "off": "dense_agreement" in leg.failing}
 
 
 def main(package: str, *mutations: str) -> None:

@@ -68,8 +68,7 @@ def test_a_case_of_version_1_is_read_with_what_its_property_is_called_now(
 
 
 def test_a_trial_keeps_a_case_of_each_property_by_leg() -> None:
-    answer = json.loads(json.dumps({"cases": [CASE.to_json()]}))
-    found = cases_of("sglang==1", answer)
+    found = cases_of("sglang==1", [CASE])
     assert found == {"kv_parity-decode-gpt_oss.json": EngineCase("sglang==1", CASE)}
 
 

@@ -1,5 +1,6 @@
 """Asking for an engine: what is malformed, what cannot be had, what cannot be decided."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from harness.__main__ import main
 from harness.cli.engine_display import changes
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
-from harness.engines.faults import Verdict
+from harness.engines.faults import FAULTS, Verdict
 from harness.lockstep.config import CannotRunError, UnknownNameError
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 
@@ -51,15 +52,49 @@ def test_releases_that_lie_here_are_listed_in_order_of_their_versions(
     assert engines.fetched() == ["0.5.9", "0.5.10", "0.5.10.post1", "0.5.11"]
 
 
-def test_an_engine_that_cannot_be_imported_is_skipped_in_one_sentence(
+def test_an_engine_whose_parts_have_moved_is_undecided_and_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "python" / "sglang" / "srt"
+    package.mkdir(parents=True)
+    (package / "runner.py").write_text("class CudaGraphRunner: ...\n")
+    asked = ["--runner", "decode", "--out", str(tmp_path / "out")]
+    assert main(["regress", "--engine", str(tmp_path), *asked]) == CANNOT_RUN
+    said = " ".join(capsys.readouterr().out.split())
+    assert "undecided: sglang in" in said
+    assert "has none of" in said or "has no module" in said
+    assert (tmp_path / "out" / "latest" / "index.html").exists()
+
+
+def test_a_runner_that_an_engine_never_had_is_not_tried_and_leaves_nothing_decided(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "python" / "sglang" / "srt").mkdir(parents=True)
-    code = main(["regress", "--engine", str(tmp_path), "--out", str(tmp_path / "out")])
-    assert code == CANNOT_RUN
-    error = capsys.readouterr().err
-    assert "cannot be tried here" in error
-    assert error.count("\n") == 1
+    asked = ["--runner", "frozen_kv_mtp", "--out", str(tmp_path / "out")]
+    assert main(["regress", "--engine", str(tmp_path), *asked]) == CANNOT_RUN
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no frozen_kv_mtp: nothing in the engine is called" in said
+
+
+@pytest.mark.parametrize("wrong", [["--runner", "no_runner"], ["--preset", "no_model"]])
+def test_a_runner_or_model_that_no_build_has_is_malformed(
+    wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    assert main(["regress", "--engine", str(tmp_path), *wrong]) == MALFORMED
+    assert "valid: " in capsys.readouterr().err
+
+
+def test_a_walk_keeps_its_table_when_a_release_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(engines.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(engines, "_pip", lambda *arguments: "(from versions: 0.5.11)")
+    asked = ["--releases", "0.0.0,0.0.1", "--out", str(tmp_path / "out")]
+    assert main(["bisect-releases", *asked]) == CANNOT_RUN
+    said = capsys.readouterr().out
+    assert "there is no release 0.0.0" in said
+    assert "faults by release" in said
 
 
 def test_a_bug_that_behaviour_does_not_tell_cannot_be_decided() -> None:
@@ -72,15 +107,36 @@ def test_a_bug_that_behaviour_does_not_tell_cannot_be_decided() -> None:
     assert engine_record.faults_of(["swa_pad@decode"]) == [("swa_pad", "decode")]
 
 
-def answer(**verdicts: str) -> dict[str, Any]:
-    """Return an answer with verdicts on the decode runner."""
-    seen = {"observations": 3, "message": "seen"}
+def leg(runner: str = "decode", replays: int = 5) -> dict[str, Any]:
+    """Return a leg that was played."""
+    return {"runner": runner, "replays": replays, "padded": replays}
+
+
+def answer(findings: Sequence[dict[str, Any]] = (), **verdicts: str) -> dict[str, Any]:
+    """Return an answer with verdicts on the decode runner; those not named are absent."""
+    seen = {"runner": "decode", "observations": 3, "message": "seen"}
+    told = {**dict.fromkeys(FAULTS, "absent"), **verdicts}
     return {
-        "faults": [
-            {"fault": fault, "runner": "decode", "verdict": verdict, **seen}
-            for fault, verdict in verdicts.items()
-        ]
+        "faults": [{"fault": fault, "verdict": verdict, **seen} for fault, verdict in told.items()],
+        "findings": list(findings),
+        "undecided": [],
+        "legs": [leg()],
+        "interrupted": False,
     }
+
+
+def finding(*faults: str, listed: str | None = None) -> dict[str, Any]:
+    """Return a violated property, with the fault classes that explain it."""
+    where = {"property": "kv_parity", "runner": "decode", "preset": "mimo", "message": "slot 7"}
+    return {**where, "faults": list(faults), "listed": listed, "cause": None}
+
+
+def open_leg(runner: str) -> list[dict[str, str]]:
+    """Return that a runner could not be tried."""
+    return [{"leg": runner, "runner": runner, "reason": "a part has moved"}]
+
+
+FOUND = [finding("req_pool_pad")]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +151,48 @@ def answer(**verdicts: str) -> dict[str, Any]:
     ],
 )
 def test_the_verdict_is_of_the_fault_asked_about(asked: list[str], expected: Verdict) -> None:
-    found = answer(swa_pad="absent", req_pool_pad="present")
+    found = answer(FOUND, req_pool_pad="present", swa_int64="undecided")
     assert engine_record.judge(found, engine_record.faults_of(asked)) == expected
+
+
+@pytest.mark.parametrize("asked", [[], ["swa_pad"], ["swa_pad@decode"]])
+def test_what_no_fault_class_explains_is_present_whatever_was_asked(asked: list[str]) -> None:
+    found = answer([finding()])
+    assert engine_record.judge(found, engine_record.faults_of(asked)) is Verdict.PRESENT
+    assert "kv_parity of decode mimo: slot 7" in engine_record.sentence("it", found, ())
+
+
+def test_a_listed_finding_is_no_verdict() -> None:
+    assert engine_record.judge(answer([finding(listed="known")]), ()) is Verdict.ABSENT
+
+
+def test_a_runner_that_could_not_be_tried_is_undecided_and_named() -> None:
+    found = {**answer(), "undecided": open_leg("piecewise")}
+    assert engine_record.judge(found, ()) is Verdict.UNDECIDED
+    assert engine_record.judge(found, [("swa_pad", None)]) is Verdict.UNDECIDED
+    assert engine_record.judge(found, [("swa_pad", "decode")]) is Verdict.ABSENT
+    assert "piecewise (a part has moved)" in engine_record.sentence("it", found, ())
+
+
+def test_a_finding_does_not_hide_what_is_undecided() -> None:
+    found = {**answer([finding()]), "undecided": open_leg("piecewise")}
+    assert engine_record.judge(found, ()) is Verdict.PRESENT
+    assert "piecewise (a part has moved)" in engine_record.sentence("it", found, ())
+
+
+@pytest.mark.parametrize("changed", [{"legs": []}, {"legs": [leg(replays=0)]}])
+def test_an_engine_of_which_nothing_was_replayed_is_undecided(changed: dict[str, Any]) -> None:
+    assert engine_record.judge({**answer(), **changed}, ()) is Verdict.UNDECIDED
+
+
+def test_an_interrupted_trial_is_never_green() -> None:
+    assert engine_record.judge({**answer(), "interrupted": True}, ()) is Verdict.UNDECIDED
+
+
+def test_a_clean_trial_says_what_it_is_about_and_how_much_was_replayed() -> None:
+    assert engine_record.judge(answer(), ()) is Verdict.ABSENT
+    said = engine_record.sentence("it", answer(), [("swa_pad", None)])
+    assert said == "it: no swa_pad in 5 replays, 5 of them padded, of decode"
 
 
 def test_a_walk_says_where_a_fault_appears_and_where_it_is_gone() -> None:

@@ -18,6 +18,8 @@ def leg(**changed: Any) -> dict[str, Any]:
         "page_size": 1,
         "arithmetic": "ours",
         "captured": True,
+        "leg": "decode gpt_oss",
+        "undecided": None,
         "schedules": 2,
         "steps": 9,
         "replays": 5,
@@ -30,6 +32,17 @@ def leg(**changed: Any) -> dict[str, Any]:
     }
 
 
+FINDING = {
+    "runner": "decode",
+    "preset": "gpt_oss",
+    "property": "kv_parity",
+    "message": "step 6: slot 7",
+    "faults": ["swa_pad"],
+    "listed": None,
+    "cause": "what was left is the cause",
+}
+
+
 def record(*legs: dict[str, Any]) -> dict[str, Any]:
     """Return the record of a trial of some legs."""
     seen = {"observations": 3, "message": "seen"}
@@ -38,8 +51,11 @@ def record(*legs: dict[str, Any]) -> dict[str, Any]:
         "legs": list(legs),
         "padding": [],
         "policies": [],
-        "findings": ["a finding"],
-        "moved": ["a part"],
+        "findings": [FINDING],
+        "undecided": [{"leg": "piecewise mimo", "runner": "piecewise", "reason": "a part moved"}],
+        "lacking": [{"runner": "frozen_kv_mtp", "reason": "nothing is called so"}],
+        "notes": ["a note"],
+        "interrupted": False,
         "stubs": ["transformers"],
         "emulated": ["the graph <b>"],
         "assumed_off": [],
@@ -53,10 +69,19 @@ def test_the_page_says_what_was_not_the_engine_s() -> None:
     made = record()
     page = render(made)
     assert all(
-        words in page for words in ("transformers", "a part", "a finding", "the graph &lt;b")
+        words in page for words in ("transformers", "nothing is called so", "the graph &lt;b")
     )
     assert "<b>" not in page
     assert set(made["faults"]) == set(FAULTS)
+
+
+def test_the_page_and_the_terminal_show_findings_and_what_is_undecided_in_words() -> None:
+    made = record()
+    for text in (render(made), "\n".join(notes(made))):
+        for words in ("step 6: slot 7", "what was left is the cause", "a part moved", "a note"):
+            assert words in text
+    head = render(made).split("<section", 2)[1]
+    assert "a part moved" in head
 
 
 def test_the_page_and_the_terminal_say_what_was_not_asked_and_why() -> None:
@@ -65,7 +90,6 @@ def test_the_page_and_the_terminal_say_what_was_not_asked_and_why() -> None:
     for text in (page, said):
         assert "batch_invariance" in text
         assert "the engine chooses the bucket" in text
-    assert "step 6: slot 7" in page
 
 
 def test_legs_that_lack_the_same_for_one_reason_are_named_together() -> None:

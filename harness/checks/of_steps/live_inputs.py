@@ -1,6 +1,6 @@
 """live_inputs: a static input that is no longer refreshed, or a tail that is no longer reset."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -46,6 +46,8 @@ def odd_inputs(observation: Observation) -> list[str]:
     replay = observation.replay
     if replay is None:
         return []
+    if replay.given is not None:
+        return _odd_given(observation, replay.given)
     expected = expected_inputs(replay)
     there = {name for name in observation.static if not name.startswith(OUTPUTS)} - METADATA
     counts = {"num_token_non_padded", "global_num_tokens"} if expected.bucket_tokens else set()
@@ -66,10 +68,35 @@ def odd_inputs(observation: Observation) -> list[str]:
     ]
 
 
+def _odd_given(observation: Observation, given: Mapping[str, Tensor]) -> list[str]:
+    """List the static inputs that convert what the batch brings, lengths apart."""
+    return [
+        f"static input {name} is {held.dtype}, where the batch brings {right.dtype}"
+        for name, right in sorted(given.items())
+        if (held := observation.static[name]).dtype != right.dtype and name not in LENGTHS
+    ]
+
+
+def batch_axis(held: Tensor, given: Tensor) -> int:
+    """Return the axis along which a static input has room for more than a batch brings.
+
+    The last one where it has room for no more.
+    """
+    axes = range(held.ndim)
+    return next((axis for axis in axes if held.shape[axis] != given.shape[axis]), held.ndim - 1)
+
+
 def parts(observation: Observation) -> Iterator[Part]:
     """Yield the parts of a replay's static inputs of which it is said what they hold."""
     replay = observation.replay
     if replay is None:
+        return
+    if replay.given is not None:
+        for name, right in replay.given.items():
+            held = observation.static[name]
+            axis = batch_axis(held, right)
+            live = (*[slice(None)] * axis, slice(right.shape[axis]))
+            yield Part(name, True, 0, held[live], right)
         return
     expected = expected_inputs(replay)
     if expected.only_padded and not replay.padded:

@@ -11,6 +11,9 @@ from reference.config import Kind
 from reference.model import Output
 from subjects.engines.sglang.runner import SglangRunner, output_of, tensors_of, uncompiled
 
+UNPOPULATED = frozenset({"num_token_non_padded"})
+"""Static inputs that replays leave as they were captured: the settings that they serve are off."""
+
 RowSlots = Mapping[Kind, list[list[int]]]
 """Per sub-pool, the engine's slots that each row is to read."""
 
@@ -35,6 +38,11 @@ class ReplayingRunner(SglangRunner, ABC):
     @abstractmethod
     def statics(self) -> Mapping[str, Tensor]:
         """Return every static buffer that a replay reads: the runner's and the backend's."""
+
+    def given(self, batch: Any) -> Mapping[str, Tensor]:
+        """Return what a batch brings for the static inputs that the last replay read, by name."""
+        found = {name: getattr(batch, name, None) for name in self.inputs().keys() - UNPOPULATED}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
     @abstractmethod
     def reads(self, rows: int) -> RowSlots:

@@ -33,8 +33,6 @@ NOT_OFFERED = {
     Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
     Offer.ALLOCATOR: "the harness plans who holds which slot; the engine's own allocator follows,"
     " and is not read",
-    Offer.INPUTS: "its static inputs have other names and layouts; what the padding of each held"
-    " is in the table of padding",
     Offer.CROSS_ATTENTION: "the engine's attention backends for windows refuse it",
 }
 """What no runner of the engine offers, and why."""
@@ -42,7 +40,8 @@ NOT_OFFERED = {
 UNCAPTURED = "the runner is built without being captured: what it populates is seen, and no more"
 
 WITHOUT_CAPTURE = dict.fromkeys(
-    (Offer.ARITHMETIC, Offer.KV, Offer.FRESH_ENGINE, Offer.GRAPHS, Offer.READS), UNCAPTURED
+    (Offer.ARITHMETIC, Offer.KV, Offer.FRESH_ENGINE, Offer.GRAPHS, Offer.READS, Offer.INPUTS),
+    UNCAPTURED,
 )
 """What a prefill runner does not offer."""
 
@@ -261,6 +260,7 @@ class DecodingEngine(SglangEngine[ReplayingRunner]):
             live_output=output,
             defined=output,
             reads=self._reads(bucket),
+            given=self.runner.given(given),
         )
         return Forward(output, replay)
 

@@ -1,0 +1,41 @@
+"""An engine's static inputs around one replay: what they held before it, and their padded tails."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from harness.checks.of_steps.live_inputs import batch_axis
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair
+from harness.lockstep.requests import PlannedStep
+
+RUN = "statics"
+"""What the further run is called in an observation."""
+
+
+def held_before(pair: Pair, planned: PlannedStep) -> Mapping[str, Tensor]:
+    """Return copies of what the static inputs of a step's runner hold before it is populated."""
+    buffers = pair.subject.static_buffers(planned.mode)
+    return {name: buffer.clone() for name, buffer in buffers.items()}
+
+
+def before(observation: Observation) -> Mapping[str, Tensor]:
+    """Return what static inputs held before the replay; what they hold now if nobody looked."""
+    found: Mapping[str, Tensor] = observation.extra.get(RUN, observation.static)
+    return found
+
+
+def tail(observation: Observation, name: str, held: Tensor) -> Tensor:
+    """Return the padded part of what a static input held, flat.
+
+    It begins where the batch's own values end, and is as long as those are for the rows that
+    the bucket has beyond the live ones; empty for an input that the batch does not bring.
+    """
+    replay = observation.replay
+    given = (replay.given or {}).get(name) if replay is not None else None
+    if replay is None or given is None or not replay.live_size:
+        return held.flatten()[:0]
+    axis = batch_axis(held, given)
+    live = given.shape[axis]
+    end = live * replay.bucket // replay.live_size
+    return held.narrow(axis, live, min(end, held.shape[axis]) - live).flatten()

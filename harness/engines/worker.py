@@ -1,0 +1,356 @@
+"""One leg of an engine's trial, in a process that has loaded that engine and no other.
+
+A part of the engine that is missing or has moved costs its leg alone, which is then undecided,
+in one sentence; the traceback goes to the log.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import threading
+import warnings
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.checks.of_schedules.dense_agreement import sample_error
+from harness.checks.play import Lockstep, Outcome
+from harness.checks.property import judge
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.engines.adapters import (
+    DecodingEngines,
+    PrefillEngines,
+    encoder_refusal,
+    load,
+)
+from harness.engines.faults import Evidence, Finding, faults_shown
+from harness.engines.legs import NONE, OURS, OWN, Leg, properties_json
+from harness.engines.padding import PaddingLedger, tails_json
+from harness.engines.playlist import (
+    FIRST,
+    OWN_BOUND,
+    REUSING,
+    SHRINKING_FORWARDS,
+    Kind,
+    trial_of,
+)
+from harness.engines.progress import Played, tell
+from harness.engines.speculative import MISSING, SpeculativeLeg, rules_asked
+from harness.engines.windows import measure, window_findings
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.observation import Observation
+from harness.lockstep.tracebacks import traceback_of
+from harness.records.case import Case
+from harness.schedules.traffic import traffic_schedules
+from reference.config import PRESETS
+from reference.model import Model
+from subjects.engines.sglang.engine import DecodingEngine, PrefillEngine
+from subjects.engines.sglang.loading import Engine, message
+from subjects.protocol import OwnArithmetic
+
+UNCAPTURED = (
+    "it is built without being captured: what it populates is judged, and no replay of it is"
+)
+"""Why a runner that no leg captures is undecided."""
+
+
+@dataclass(frozen=True)
+class LegTask:
+    """A piece of work: one leg of a trial of the engine whose package lies in a folder.
+
+    `examples` counts its schedules of traffic and drawn ones. With a `case` that alone is
+    played. What the engine prints goes to `log`, progress to `progress`.
+    """
+
+    package: str
+    dependencies: str
+    device: str
+    runner: str
+    preset: str
+    kind: Kind
+    seed: int
+    examples: int
+    log: str
+    progress: str
+    case: Case | None = None
+
+    @property
+    def label(self) -> str:
+        """What the leg is called."""
+        own = ", its own kernels" if self.kind is Kind.OWN_KERNELS else ""
+        return f"{self.runner} {self.preset}{own}"
+
+
+@dataclass
+class LegAnswer:
+    """What a leg says. `undecided` says why it settles nothing, if it does not."""
+
+    leg: str
+    runner: str
+    preset: str
+    undecided: str | None = None
+    played: dict[str, Any] | None = None
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    padding: list[dict[str, Any]] = field(default_factory=list)
+    policies: list[dict[str, Any]] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
+    stubs: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    assumed_off: list[str] = field(default_factory=list)
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether its process must not run another leg: what failed may have left anything."""
+        return self.undecided is not None
+
+    def label(self) -> dict[str, Any]:
+        """Return what names a leg in a row of a table."""
+        return {"runner": self.runner, "preset": self.preset}
+
+
+def run_leg(task: LegTask) -> LegAnswer:
+    """Run one leg. What goes wrong in the engine's code makes it undecided."""
+    _print_to(task.log)
+    engine = _engine(task.package, task.dependencies, task.device)
+    session = _Session(engine, task)
+    try:
+        session.run()
+    except Exception as error:  # An engine's code may fail in any way.
+        logging.error("%s: %s", task.label, traceback_of(error))
+        session.answer.undecided = message(error)
+    answer = session.answer
+    answer.stubs, answer.modules = sorted(engine.stubs.used), sorted(set(engine.modules))
+    answer.assumed_off = sorted(session.asked)
+    return answer
+
+
+@lru_cache(maxsize=1)
+def _engine(package: str, dependencies: str, device: str) -> Engine:
+    """Return the engine of this process, loaded once."""
+    warnings.simplefilter("ignore")
+    logging.basicConfig(level=logging.INFO)
+    engine = load(Path(package), Path(dependencies), device)
+    # Its own lock is a semaphore of the system, which a process that is ended leaves behind.
+    importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
+    return engine
+
+
+@lru_cache(maxsize=1)
+def _print_to(log: str) -> None:
+    """Let all that this process prints go to a file, which other processes append to as well."""
+    sys.stdout.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+
+
+class _Session:
+    """The work of one leg."""
+
+    def __init__(self, engine: Engine, task: LegTask) -> None:
+        self.engine = engine
+        self.task = task
+        self.trial = trial_of(task.runner, task.preset, task.kind, task.device)
+        self.evidence = Evidence(task.runner)
+        self.asked: set[str] = set()
+        self.answer = LegAnswer(task.label, task.runner, task.preset)
+
+    def run(self) -> None:
+        """Run the leg, whichever its kind."""
+        if self.task.case is not None:
+            self._replay(self.task.case)
+        elif self.task.kind is Kind.REPLAYED:
+            self._replayed()
+        elif self.task.kind is Kind.OWN_KERNELS:
+            self._own_kernels()
+        elif self.task.kind is Kind.POPULATED:
+            self._populated()
+        else:
+            self._handed_over()
+
+    def _finish(self, leg: Leg, listed: list[Finding] | None = None) -> None:
+        """Book what a leg was played for; one that replayed nothing padded settles nothing."""
+        self.answer.faults = [judged.to_json() for judged in self.evidence.judge()]
+        found = [*leg.findings(), *(listed or [])]
+        self.answer.findings = [finding.to_json() for finding in found]
+        self.answer.played = leg.to_json()
+        if not leg.result.padded_replays:
+            self.answer.undecided = "no padded replay was played"
+
+    def _decoding(
+        self, trial: TrialConfig, *, own_kernels: bool = False
+    ) -> tuple[Leg, DecodingEngine]:
+        """Return the leg of a captured runner, and that runner as engine under test."""
+        engines = DecodingEngines(self.engine, own_kernels, self.asked)
+        lockstep = Lockstep(trial, engines=engines)
+        subject = lockstep.pair.subject
+        assert isinstance(subject, DecodingEngine)
+        leg = Leg(lockstep, self.evidence, OWN if own_kernels else OURS)
+        leg.tell = self._teller(leg)
+        return leg, subject
+
+    def _teller(self, leg: Leg) -> Any:
+        """Return what tells of each schedule that a leg has played."""
+        planned = self.task.examples + 1 if self.task.kind is Kind.REPLAYED else 1
+
+        def told(outcome: Outcome) -> None:
+            result = leg.result
+            tell(
+                Path(self.task.progress),
+                Played(
+                    self.task.label,
+                    result.schedules,
+                    planned,
+                    result.replays,
+                    result.padded_replays,
+                    tuple(sorted(leg.failing)),
+                ),
+            )
+
+        return told
+
+    def _replay(self, case: Case) -> None:
+        """Play the schedule of one case."""
+        leg, _ = self._decoding(case.trial)
+        target = set() if case.target is None else {case.target}
+        leg.play(case.schedule, STEP_PROPERTIES | target)
+        self._finish(leg)
+        self.answer.undecided = None if leg.result.replays else "the case replays nothing"
+
+    def _replayed(self) -> None:
+        """Play a runner with our arithmetic, bit by bit; shrink what fails."""
+        task = self.task
+        leg, subject = self._decoding(self.trial)
+        ledger = leg.ledger = PaddingLedger(subject, leg.lockstep.pair)
+        leg.play(FIRST[task.runner], frozenset(PROPERTIES))
+        config, most = leg.lockstep.pair.config, max(self.trial.buckets)
+        of_traffic = task.examples // 2
+        for schedule in traffic_schedules(config, most, self.trial.room, of_traffic, task.seed):
+            leg.play(schedule)
+        leg.play_drawn(task.seed, task.examples - of_traffic)
+        leg.ledger = None
+        answer = self.answer
+        answer.notes = subject.notes()
+        answer.padding = [
+            {**self._label(), "buffer": name, **entry.to_json()}
+            for name, entry in ledger.entries.items()
+        ]
+        if task.runner == "decode":
+            answer.padding.append(self._encoder())
+        answer.policies = ledger.policies()
+        answer.cases = leg.cases(task.seed, SHRINKING_FORWARDS)
+        self._finish(leg)
+
+    def _label(self) -> dict[str, Any]:
+        return {**self.answer.label(), "page_size": self.trial.page_size}
+
+    def _encoder(self) -> dict[str, Any]:
+        """Say whether a model with windows can have an encoder and its lengths."""
+        model = Model(
+            PRESETS[self.trial.preset].tiny, torch.float32, torch.device(self.task.device)
+        )
+        refused = encoder_refusal(self.engine, model, self.trial)
+        return {
+            **self._label(),
+            "buffer": "encoder_lens",
+            "dtype": "",
+            "disturbed": 0,
+            "outlived": 0,
+            "moved": 0,
+            "message": None,
+            "verdict": f"never exists beside windows: {refused}" if refused else "not decided",
+        }
+
+    def _populated(self) -> None:
+        """Judge what a runner populates that is not captured."""
+        decode = replace(self.trial, runner="decode")
+        Lockstep(decode, engines=DecodingEngines(self.engine, asked=self.asked))
+        lockstep = self._prefill_lockstep()
+        subject = lockstep.pair.subject
+        assert isinstance(subject, PrefillEngine)
+        leg = Leg(lockstep, self.evidence, NONE, captured=False)
+        leg.tell = self._teller(leg)
+        leg.play(FIRST[self.task.runner], frozenset(PROPERTIES))
+        self.answer.padding = [{**self._label(), **entry} for entry in tails_json(subject.tails)]
+        self._finish(leg)
+        self.answer.undecided = self.answer.undecided or UNCAPTURED
+
+    def _prefill_lockstep(self) -> Lockstep:
+        """Return a pair with a prefill runner, which shares static buffers where it can."""
+        try:
+            engines = PrefillEngines(self.engine, shares=True, asked=self.asked)
+            return Lockstep(self.trial, engines=engines)
+        except AssertionError as error:
+            self.answer.notes.append(f"it cannot be built beside the decode runner: {error}")
+            engines = PrefillEngines(self.engine, shares=False, asked=self.asked)
+            return Lockstep(self.trial, engines=engines)
+
+    def _handed_over(self) -> None:
+        """Judge which slots the rows that a speculative runner hands to attention would read."""
+        name = self.task.runner
+        rules, unasked = rules_asked(MISSING)
+        asked = [rule.id for rule in rules]
+        evidence, padded, places = self.evidence, 0, 0
+        failing: dict[str, tuple[Any, str]] = {}
+        for observation in SpeculativeLeg(self.engine, self.trial, self.asked).observations():
+            replay = observation.replay
+            assert replay is not None
+            places, padded = places + 1, padded + replay.padded
+            evidence.see(observation, asked)
+            for violation in judge(rules, observation):
+                said = f"{replay.live_size} live rows of {replay.bucket}: {violation.message}"
+                shown = faults_shown(violation.property, observation)
+                evidence.add(violation.property, said, shown)
+                failing.setdefault(violation.property, (None, said))
+        self.answer.faults = [judged.to_json() for judged in evidence.judge()]
+        found = evidence.findings(self.trial.preset)
+        self.answer.findings = [finding.to_json() for finding in found]
+        self.answer.played = {
+            **self._label(),
+            "arithmetic": NONE,
+            "captured": False,
+            "schedules": 1,
+            "steps": places,
+            "replays": places,
+            "padded": padded,
+            "events": {},
+            "properties": properties_json(
+                dict.fromkeys(asked, 1), dict.fromkeys(failing, 1), failing
+            ),
+            "unasked": unasked,
+            "seconds": 0.0,
+        }
+        played = Played(self.task.label, 1, 1, places, padded, tuple(sorted(failing)))
+        tell(Path(self.task.progress), played)
+        self.answer.undecided = UNCAPTURED if padded else f"no batch of {name} was padded"
+
+    def _own_kernels(self) -> None:
+        """Try the decode runner with the engine's own kernels, against the dense oracle."""
+        leg, subject = self._decoding(self.trial, own_kernels=True)
+        pair = leg.lockstep.pair
+        seen, bound = measure(pair), OWN_BOUND[self.task.device]
+        windows, found = window_findings(self.trial, pair.config.window, seen)
+        subject.arithmetic = OwnArithmetic(windows, bound)
+        errors: list[float] = []
+
+        def hold_against_oracle(observation: Observation) -> None:
+            errors.extend(
+                sample_error(pair.models, sample)
+                for sample in observation.samples
+                if sample.arithmetic is not None
+            )
+
+        leg.observer = hold_against_oracle
+        leg.play(REUSING, STEP_PROPERTIES | {"dense_agreement"})
+        self.answer.notes.append(
+            f"with the engine's own kernels, live logits are off the dense oracle by up to"
+            f" {max(errors):.2g}; the bound is {bound:g}"
+        )
+        self._finish(leg, found)
