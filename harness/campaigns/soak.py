@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -34,6 +34,9 @@ HUNT_EXAMPLES = 100
 
 MEDIAN = 8
 """Schedules within which every bug must be caught by half of the seeds."""
+
+SEEDS_AT_ONCE = 5
+"""Seeds of one piece of work: a bug takes minutes by all of them where its steps overlap."""
 
 KEPT = 8
 """Locksteps that a process keeps: those of a bug."""
@@ -99,7 +102,7 @@ class CleanSteps:
 
 @dataclass(frozen=True)
 class SeededHunts:
-    """A piece of work: hunts of one bug on one runner, each seed's on another trial."""
+    """A piece of work: hunts of one bug on one runner by some seeds, each on another trial."""
 
     device: str
     bug: str
@@ -152,11 +155,7 @@ def soak(
         Chunk(all_trials[place % len(all_trials)], first_seed + CHUNK_STEPS * place, chunk_steps)
         for place in range(-(-steps // chunk_steps))
     ]
-    hunts = [
-        SeededHunts(device, name, runner, tuple(seeds))
-        for name, bug in BUGS.items()
-        for runner in affected_runners(bug)
-    ]
+    hunts = all_hunts(device, seeds)
     processes = processes_for(workers, device)
     soaked = Soaked(device, len(seeds), workers)
     with Progress(transient=True) as progress:
@@ -178,8 +177,18 @@ def soak(
         except KeyboardInterrupt:
             soaked.interrupted = True
     soaked.cleans.sort(key=lambda ended: ended.task.seed)
-    soaked.detections.sort(key=lambda ended: hunts.index(ended.task))
     return _figures(soaked)
+
+
+def all_hunts(device: str, seeds: Sequence[int]) -> list[SeededHunts]:
+    """Return the hunts of every bug on every runner by all seeds, those that take longest first."""
+    slowest_first = sorted(BUGS.values(), key=lambda bug: not bug.overlap)
+    return [
+        SeededHunts(device, bug.name, runner, tuple(seeds[first : first + SEEDS_AT_ONCE]))
+        for bug in slowest_first
+        for runner in affected_runners(bug)
+        for first in range(0, len(seeds), SEEDS_AT_ONCE)
+    ]
 
 
 def _figures(soaked: Soaked) -> dict[str, Any]:
@@ -188,7 +197,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
     played = [ended.result for ended in cleans if ended.result is not None]
     counts = sum((clean.counts for clean in played), Counter[str]())
     alarms = [alarm for clean in played for alarm in clean.alarms]
-    bugs = [_bug_row(ended.task, ended.result) for ended in detections if ended.result is not None]
+    bugs = _bug_rows(detections)
     ends = [(ended.task.label, ended.error) for ended in cleans]
     ends += [(ended.task.label, ended.error) for ended in detections]
     errors = [{"task": label, "error": error} for label, error in ends if error is not None]
@@ -302,17 +311,33 @@ def hunt_by_seed(hunts: SeededHunts) -> Detections:
     return Detections(len(varied), tuple(needed))
 
 
-def _bug_row(hunts: SeededHunts, detections: Detections) -> dict[str, Any]:
+def _bug_rows(ends: Iterable[Ended[SeededHunts, Detections]]) -> list[dict[str, Any]]:
+    """Return what the seeds of each bug on each runner needed, in the catalogue's order."""
+    rows = []
+    for name, bug in BUGS.items():
+        for runner in affected_runners(bug):
+            parts = [
+                (ended.task, ended.result)
+                for ended in ends
+                if (ended.task.bug, ended.task.runner) == (name, runner) and ended.result
+            ]
+            if parts:
+                rows.append(_bug_row(sorted(parts, key=lambda part: part[0].seeds)))
+    return rows
+
+
+def _bug_row(parts: Sequence[tuple[SeededHunts, Detections]]) -> dict[str, Any]:
     """Return what the seeds of one bug on one runner needed, as JSON data."""
-    needed = detections.needed
+    hunts = parts[0][0]
+    needed = [schedules for _, detections in parts for schedules in detections.needed]
     return {
         "bug": hunts.bug,
         "runner": hunts.runner,
         "property": detected_by(BUGS[hunts.bug], hunts.runner),
-        "trials": detections.trials,
-        "seeds": len(hunts.seeds),
+        "trials": parts[0][1].trials,
+        "seeds": sum(len(part.seeds) for part, _ in parts),
         "caught": len(needed),
-        "schedules_needed": list(needed),
+        "schedules_needed": needed,
         "median": statistics.median(needed) if needed else None,
         "most": max(needed, default=None),
     }

@@ -79,7 +79,7 @@ def _flat(parts: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
     return tuple(chain(*parts))
 
 
-def _admit(config: ModelConfig) -> st.SearchStrategy[Step]:
+def _admit(config: ModelConfig) -> st.SearchStrategy[Admit]:
     near_window = st.integers(max(1, config.window - 3), config.window + 1)
     prompt = st.one_of(st.integers(1, 4), near_window, st.integers(1, 3 * config.window))
     return st.builds(Admit, prompt, _chunk(config))
@@ -129,9 +129,13 @@ def _step(
     rounds = [_round(max_bs)] * round_weight if Mode.TARGET_VERIFY in modes else []
     # An engine idles between any two forwards, and no slot need change its owner before it does.
     idling = [st.tuples(_admit(config), st.builds(Idle, pick))] * 2 if idle else []
-    # As an engine schedules a decode, it evicts what the next query of each request cannot see.
+    if under_test in idle:
+        idling += [st.tuples(_admit(config), st.just(Idle(idle.index(under_test))))] * FAVOUR
+    # As an engine schedules a forward, it evicts what the next query of each request cannot see.
     evicting_weight = 2 * FAVOUR if under_test is Mode.DECODE else 2
     evicting = [st.integers(1, max_bs).map(_decode_and_evict)] * evicting_weight
+    if under_test is Mode.EXTEND:
+        evicting += [_prefill_and_evict(config, max_bs)] * 2 * FAVOUR
     kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling, *evicting]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
 
@@ -139,6 +143,17 @@ def _step(
 def _decode_and_evict(count: int) -> tuple[Step, ...]:
     """Return two decodes of the first `count` requests, and evictions from each after both."""
     return (Decode(tuple(range(count))), *map(Evict, range(count))) * 2
+
+
+def _prefill_and_evict(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
+    """Return a strategy of a long prompt's first chunks, and evictions from everyone after each."""
+    evictions = tuple(map(Evict, range(max_bs)))
+
+    def steps(prompt: int, chunk: int) -> tuple[Step, ...]:
+        return (Admit(prompt, chunk), *evictions, *(Extend(0, chunk), *evictions) * 2)
+
+    prompts = st.integers(config.window + 1, 3 * config.window)
+    return st.builds(steps, prompts, st.integers(config.window // 2, config.window))
 
 
 def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
