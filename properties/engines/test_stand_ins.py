@@ -1,8 +1,9 @@
 """What stands in for an engine's surroundings never answers silently for what nobody declared."""
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,14 @@ def test_groups_of_settings_are_one_bag_and_hold_others_within_a_scope() -> None
 
 
 @pytest.fixture
-def stubbed() -> Iterator[Any]:
+def finder() -> StubFinder:
+    """A finder of one stub."""
+    return StubFinder((STUBBED,))
+
+
+@pytest.fixture
+def stubbed(finder: StubFinder) -> Iterator[Any]:
     """A stubbed module, imported."""
-    finder = StubFinder((STUBBED,))
     sys.meta_path.insert(0, finder)
     yield importlib.import_module(STUBBED)
     sys.meta_path.remove(finder)
@@ -100,6 +106,8 @@ from {STUBBED}.deep import option
 made = Config(size=3)
 path = Model.parts.first
 chosen = 1 if ready else 2
+other = Model == Config
+listed = [*Model]
 
 @register
 def decorated(value):
@@ -133,7 +141,7 @@ def test_a_stand_in_can_be_called_and_subclassed_while_modules_are_imported(
 ) -> None:
     assert isinstance(imported.made, stubbed.Config)
     assert issubclass(imported.Own, stubbed.Model)
-    assert imported.chosen == 1
+    assert (imported.chosen, imported.other, imported.listed) == (1, False, [])
     assert imported.optional(3) == 3
     assert isinstance(imported.lazily(), stubbed.Late)
 
@@ -154,14 +162,39 @@ def test_a_stand_in_that_is_called_later_names_itself(imported: Any, stubbed: An
     assert message(missing.value) == f"the engine called {STUBBED}.Config, which is a stand-in"
 
 
-def test_a_stand_in_is_neither_true_nor_false_once_modules_are_imported(stubbed: Any) -> None:
-    with pytest.raises(StandInUsedError, match=rf"the truth of {STUBBED}\.READY, which"):
-        assert stubbed.READY
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (bool, "asked for the truth of"),
+        (lambda used: used == "ready", "compared something with"),
+        (lambda used: "ready" in ("set", used), "compared something with"),
+        (list, "listed"),
+    ],
+)
+def test_a_stand_in_says_nothing_of_itself_once_modules_are_imported(
+    stubbed: Any, use: Callable[[Any], object], said: str
+) -> None:
+    with pytest.raises(StandInUsedError, match=rf"the engine {said} {STUBBED}\.READY, which"):
+        use(stubbed.READY)
 
 
-def test_what_is_declared_of_a_stub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stand_in_that_was_refused_is_noted_whoever_catches_the_error(
+    finder: StubFinder, stubbed: Any
+) -> None:
+    with contextlib.suppress(Exception):
+        stubbed.Config.made()
+    assert finder.used == {STUBBED, f"{STUBBED}.Config.made"}
+
+
+def test_a_stand_in_is_itself(stubbed: Any) -> None:
+    assert stubbed.READY in {stubbed.READY: 1}
+    assert stubbed.READY in [stubbed.READY]
+
+
+def test_what_is_declared_of_a_stub_answers(
+    finder: StubFinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(ANSWERS, f"{STUBBED}.declared", {"answer": lambda: 5})
-    finder = StubFinder((STUBBED,))
     spec = finder.find_spec(f"{STUBBED}.declared")
     assert spec is not None
     module: Any = finder.create_module(spec)

@@ -16,6 +16,7 @@ from subjects.engines.sglang.loading import Engine
 from subjects.engines.sglang.missing import PartMissingError, UndeclaredError
 from subjects.engines.sglang.ranks import OneRank
 from subjects.engines.sglang.settings import ATTENTION, GROUPS, OFF, SIZES, SUBGROUPS
+from subjects.engines.sglang.stubs import AttentionArch
 
 
 class StubConfig:
@@ -160,7 +161,7 @@ class Host:
             "head_dim": config.full.head_dim,
             "v_head_dim": config.full.head_dim,
             "swa_v_head_dim": config.swa.head_dim,
-            "attention_arch": "MHA",
+            "attention_arch": AttentionArch.MHA,
             "num_hidden_layers": len(config.layers),
             "hf_config": hf_config,
             "hf_text_config": hf_config,

@@ -14,4 +14,4 @@ class UndeclaredError(PartMissingError, AttributeError):
 
 
 class StandInUsedError(PartMissingError):
-    """The engine called a stand-in, or asked one for its truth, outside an import."""
+    """The engine called, compared, listed or asked the truth of a stand-in outside an import."""

@@ -1,12 +1,14 @@
 """Stand-ins for modules that an engine imports and, as our model goes, never uses.
 
-While modules are imported a stand-in can be called, subclassed and asked for anything. Later
-a call says which stand-in it was of: what an engine uses must be declared in `ANSWERS`.
+While modules are imported a stand-in can be called, compared, subclassed and asked for
+anything. Later whoever calls or compares one is told which it was: what an engine uses must be
+declared in `ANSWERS`.
 """
 
 import importlib
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
@@ -34,6 +36,14 @@ STUBS = (
 ABSENT = ("tvm_ffi.cpp",)
 """What must not be found below a stub: a compiler, without which an engine takes torch's way."""
 
+
+class AttentionArch(StrEnum):
+    """How a model attends: over keys and values of heads, or over latent ones."""
+
+    MHA = "MHA"
+    MLA = "MLA"
+
+
 ANSWERS: dict[str, dict[str, Any]] = {
     "sglang.srt.configs.hybrid_arch": dict.fromkeys(
         (
@@ -45,23 +55,45 @@ ANSWERS: dict[str, dict[str, Any]] = {
         ),
         lambda *arguments: None,
     ),
+    "sglang.srt.configs.model_config": {
+        "AttentionArch": AttentionArch,
+        "is_deepseek_dsa": lambda config: False,
+    },
     "sgl_kernel.utils": {"is_arch_support_pdl": lambda: False},
 }
 """What stubbed modules have that is used: a plain decoder, no programmatic dependent launch."""
 
 
 class Stand(type):
-    """The type of stand-ins: any attribute of one is another, and it lists nothing."""
+    """The type of stand-ins: any attribute of one is another, and it lists nothing.
+
+    `refused` collects the names of those that are used outside an import: an engine may catch
+    the error.
+    """
+
+    refused: set[str]
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return stand_in(cls.__module__, f"{cls.__qualname__}.{name}")
+        return stand_in(cls.__module__, f"{cls.__qualname__}.{name}", cls.refused)
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         """Return an instance. Raises StandInUsedError outside an import."""
         only_imported(cls, "called")
         return super().__call__(*arguments, **named)
+
+    def __eq__(cls, other: object) -> bool:
+        """Return whether both are one. Raises StandInUsedError outside an import if they are not.
+
+        An engine compares a setting with it, say, which is then of no declared kind.
+        """
+        if cls is not other:
+            only_imported(cls, "compared something with")
+        return cls is other
+
+    def __hash__(cls) -> int:
+        return super().__hash__()
 
     def __bool__(cls) -> bool:
         """Return True. Raises StandInUsedError outside an import."""
@@ -69,6 +101,8 @@ class Stand(type):
         return True
 
     def __iter__(cls) -> Iterator[Any]:
+        """List nothing. Raises StandInUsedError outside an import."""
+        only_imported(cls, "listed")
         return iter(())
 
 
@@ -94,15 +128,17 @@ class Anything(metaclass=Stand):
         return {"type": "any"}
 
 
-def stand_in(module: str, name: str) -> Stand:
+def stand_in(module: str, name: str, refused: set[str]) -> Stand:
     """Return a class of that module and name that can be subclassed and asked for anything."""
-    return Stand(name.rpartition(".")[2], (Anything,), {"__module__": module, "__qualname__": name})
+    named = {"__module__": module, "__qualname__": name, "refused": refused}
+    return Stand(name.rpartition(".")[2], (Anything,), named)
 
 
-def only_imported(used: type, how: str) -> None:
+def only_imported(used: Stand, how: str) -> None:
     """Raise StandInUsedError, which names what is used, unless a module is being imported."""
     if not importing():
         name = f"{used.__module__}.{used.__qualname__}"
+        used.refused.add(name)
         raise StandInUsedError(f"the engine {how} {name}, which is a stand-in")
 
 
@@ -124,18 +160,25 @@ def importing() -> bool:
 
 
 class StubModule(ModuleType):
-    """A module that has every name."""
+    """A module that has every name. `refused` is that of its stand-ins."""
+
+    def __init__(self, name: str, refused: set[str]) -> None:
+        super().__init__(name)
+        self.refused = refused
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = stand_in(self.__name__, name)
+        made = stand_in(self.__name__, name, self.refused)
         setattr(self, name, made)
         return made
 
 
 class StubFinder(MetaPathFinder, Loader):
-    """Finds stubs of the given names, and notes which were asked for."""
+    """Finds stubs of the given names.
+
+    `used` are those that were asked for, and what of them was refused outside an import.
+    """
 
     def __init__(self, names: tuple[str, ...] = STUBS) -> None:
         self.names = names
@@ -153,7 +196,7 @@ class StubFinder(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return an empty stub."""
-        return StubModule(spec.name)
+        return StubModule(spec.name, self.used)
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the stub what is declared of it."""
