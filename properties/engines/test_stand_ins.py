@@ -5,11 +5,15 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from subjects.engines.sglang.host import StubConfig, StubGroups
+from reference.config import PRESETS
+from reference.model import Model
+from subjects.engines.sglang.host import Host, StubConfig, StubGroups, server_arguments
 from subjects.engines.sglang.loading import message
 from subjects.engines.sglang.missing import PartMissingError, StandInUsedError, UndeclaredError
 from subjects.engines.sglang.settings import OFF
@@ -207,3 +211,38 @@ def test_what_is_declared_of_a_stub_answers(
 def test_every_declared_answer_and_absence_is_of_a_stub() -> None:
     names = (*ANSWERS, *ABSENT)
     assert all(any(f"{name}.".startswith(f"{stub}.") for stub in STUBS) for name in names)
+
+
+class NoEngine:
+    """An engine without any part but its word for no speculation."""
+
+    def fill(self, module: str, values: dict[str, Any]) -> None:
+        """Set nothing."""
+
+    def module(self, name: str) -> Any:
+        """Have no module."""
+        raise PartMissingError(name)
+
+    def part(self, *places: str) -> Any:
+        """Return the enumeration that is asked for."""
+        return SimpleNamespace(NONE="none")
+
+
+def test_a_stand_in_of_a_model_runner_is_of_one_rank_and_names_what_it_lacks() -> None:
+    asked = set[str]()
+    engine: Any = NoEngine()
+    host = Host(engine, server_arguments((2,), (4,), 1, asked), "cpu", asked)
+    runner = host.model_runner(Model(PRESETS["mimo"].tiny, torch.float32, torch.device("cpu")), {})
+    assert (runner.tp_size, runner.ps.tp_size, runner.server_args.tp_size) == (1, 1, 1)
+    assert runner.server_args.device == host.bag.device == "cpu"
+    assert asked == set()
+    for bag, name in (
+        (runner, "model_runner"),
+        (runner.ps, "parallel"),
+        (runner.model_config, "model_config"),
+        (runner.model_config.hf_config, "hf_config"),
+        (runner.server_args.cuda_graph_config.decode, "cuda_graph"),
+        (host.bag, "config"),
+    ):
+        with pytest.raises(UndeclaredError, match=rf"asked for {name}\.unheard_of,"):
+            _ = bag.unheard_of
