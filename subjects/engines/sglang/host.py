@@ -1,25 +1,32 @@
 """What an engine's code finds around it: settings, one rank, and a runner of models.
 
-Values are declared here; whatever else the engine asks a setting for is off (None), and
-noted, so that a report can say what was assumed.
+Every value is declared, here or, where it is off, in `settings`. What else the engine asks for
+is refused and noted, so that a report can say what was left at the engine's own default.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from reference.config import Kind
 from reference.model import Model
-from subjects.engines.sglang.loading import Engine, PartMissingError
+from subjects.engines.sglang.loading import Engine
+from subjects.engines.sglang.missing import PartMissingError, UndeclaredError
+from subjects.engines.sglang.ranks import OneRank
+from subjects.engines.sglang.settings import ATTENTION, GROUPS, OFF, SIZES, SUBGROUPS
+from subjects.engines.sglang.stubs import AttentionArch
 
 
 class StubConfig:
-    """A bag of declared values, in which any other name is None. `asked` collects those names."""
+    """A bag of declared values, and of those that are off for bags of its label.
+
+    Any other name raises UndeclaredError; `asked` collects those names.
+    """
 
     def __init__(self, values: dict[str, Any], asked: set[str], label: str) -> None:
+        self.__dict__.update(OFF.get(label, {}))
         self.__dict__.update(values)
         self._asked = asked
         self._label = label
@@ -31,7 +38,9 @@ class StubConfig:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        self._asked.add(f"{self._label}.{name}")
+        asked = f"{self._label}.{name}"
+        self._asked.add(asked)
+        raise UndeclaredError(f"the engine asked for {asked}, which is not declared")
 
 
 class StubGroups(StubConfig):
@@ -45,121 +54,18 @@ class StubGroups(StubConfig):
         """Hold other values within a scope."""
         before = dict(self.__dict__)
         self.__dict__.update(values)
-        yield self
-        self.__dict__.clear()
-        self.__dict__.update(before)
-
-
-SUBGROUPS = frozenset(
-    {
-        "comm",
-        "deterministic",
-        "dllm",
-        "features",
-        "graph",
-        "kernel",
-        "mamba",
-        "moe",
-        "offload",
-        "overlap",
-    }
-)
-"""What an engine's resolved configuration is divided into."""
-
-ANSWERS: dict[str, dict[str, Any]] = {
-    "srt.configs.hybrid_arch": dict.fromkeys(
-        ("mambaish_config", "mamba2_config", "hybrid_gdn_config", "kimi_linear_config"),
-        lambda *arguments: None,
-    ),
-}
-"""What functions of stubbed modules answer: the model is a plain decoder."""
-
-
-class OneRank:
-    """A process group of one process."""
-
-    world_size = 1
-    rank_in_group = 0
-    rank = 0
-    local_rank = 0
-    ca_comm = None
-    is_first_rank = True
-    is_last_rank = True
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.ranks = [0]
-
-    def barrier(self) -> None:
-        """Wait for nobody."""
-
-    @contextmanager
-    def graph_capture(self, context: Any = None, stream: Any = None) -> Iterator[Any]:
-        """Give the stream that a capture runs on."""
-        if self.device == "cpu":
-            yield context or SimpleNamespace(stream=None)
-            return
-        context = context or SimpleNamespace(stream=stream or torch.cuda.Stream())
-        context.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(context.stream):
-            yield context
-        torch.cuda.current_stream().wait_stream(context.stream)
-
-
-GROUPS = (
-    "_WORLD",
-    "_TP",
-    "_PP",
-    "_ATTN_TP",
-    "_ATTN_CP",
-    "_DCP",
-    "_MOE_EP",
-    "_MOE_DP",
-    "_MOE_TP",
-)
-"""The names that a process group may have in the engine."""
-
-ATTENTION = {
-    "_ATTN_TP_RANK": 0,
-    "_ATTN_TP_SIZE": 1,
-    "_ATTN_DP_RANK": 0,
-    "_ATTN_DP_SIZE": 1,
-    "_LOCAL_ATTN_DP_SIZE": 1,
-    "_LOCAL_ATTN_DP_RANK": 0,
-    "_ENABLE_DP_ATTENTION_FLAG": False,
-}
-"""Attention's own parallel sizes, by the names they may have."""
-
-SIZES = {
-    "tp_size": 1,
-    "pp_size": 1,
-    "dp_size": 1,
-    "ep_size": 1,
-    "attn_cp_size": 1,
-    "attn_tp_size": 1,
-    "attn_dp_size": 1,
-    "attn_dcp_size": 1,
-    "moe_dp_size": 1,
-    "dcp_size": 1,
-    "dcp_rank": 0,
-    "pp_rank": 0,
-    "tp_rank": 0,
-    "attn_tp_rank": 0,
-    "attn_cp_rank": 0,
-    "attn_dp_rank": 0,
-    "attn_dcp_rank": 0,
-    "moe_ep_size": 1,
-    "moe_ep_rank": 0,
-    "attn_dp_enabled": False,
-    "num_dp_ranks": 1,
-}
+        try:
+            yield self
+        finally:
+            self.__dict__.clear()
+            self.__dict__.update(before)
 
 
 def server_arguments(
     buckets: tuple[int, ...], tokens: tuple[int, ...], page_size: int, asked: set[str]
 ) -> dict[str, Any]:
     """Return the settings that are not off; `asked` collects the others that are asked for."""
-    phases = {
+    phases: dict[str, Any] = {
         name: StubConfig(
             {"bs": list(sizes), "backend": "full", "max_bs": max(sizes)}, asked, "cuda_graph"
         )
@@ -173,7 +79,7 @@ def server_arguments(
         "piecewise_cuda_graph_tokens": list(tokens),
         "piecewise_cuda_graph_max_tokens": max(tokens),
         "piecewise_cuda_graph_compiler": "eager",
-        "cuda_graph_config": SimpleNamespace(**phases),
+        "cuda_graph_config": StubConfig(phases, asked, "cuda_graph_config"),
         "attention_backend": "triton",
         "chunked_prefill_size": max(tokens),
         "page_size": page_size,
@@ -198,14 +104,20 @@ class Host:
         self.device = device
         self.asked = asked
         self.encoder_decoder = False
-        self.arguments = StubConfig(settings, self.asked, "server_args")
         self.rank = OneRank(device)
-        self.bag = StubGroups(settings, asked, "config")
-        self._publish(settings)
+        self.arguments = self._stub("server_args", settings | {"device": device})
+        self.bag = StubGroups(settings | {"device": device}, asked, "config")
+        groups = {f"{name.lower().strip('_')}_group": self.rank for name in GROUPS}
+        self.parallel = self._stub("parallel", SIZES | groups)
+        self._publish()
 
-    def _publish(self, settings: dict[str, Any]) -> None:
+    def _stub(self, label: str, values: dict[str, Any]) -> StubConfig:
+        """Return a bag of declared values."""
+        return StubConfig(values, self.asked, label)
+
+    def _publish(self) -> None:
         """Let the engine's own accessors find the settings and the groups."""
-        arguments = self.arguments
+        arguments, bag = self.arguments, self.bag
         self.engine.fill(
             "srt.server_args",
             {
@@ -213,8 +125,6 @@ class Host:
                 "_global_server_args": arguments,
             },
         )
-        for module, answers in ANSWERS.items():
-            self.engine.fill(module, answers)
         self.engine.fill("srt.distributed.parallel_state", dict.fromkeys(GROUPS, self.rank))
         self.engine.fill("srt.layers.dp_attention", ATTENTION)
         try:
@@ -224,13 +134,10 @@ class Host:
         if hasattr(context._CONTEXT, "_server_args"):
             context._CONTEXT._server_args = arguments
         if hasattr(context._CONTEXT, "config_bag"):
-            bag = self.bag
             type(context._CONTEXT).config_bag = lambda context, name: bag
-        groups = {f"{name.lower().strip('_')}_group": self.rank for name in GROUPS}
-        parallel = StubConfig(SIZES | groups, self.asked, "parallel")
-        context._CONTEXT.parallel = parallel
+        context._CONTEXT.parallel = self.parallel
         if hasattr(context, "_PARALLEL"):
-            vars(context)["_PARALLEL"] = parallel
+            vars(context)["_PARALLEL"] = self.parallel
 
     def set(self, name: str, value: Any) -> None:
         """Change one setting, wherever the engine looks for it."""
@@ -240,6 +147,7 @@ class Host:
     def model_config(self, model: Model) -> StubConfig:
         """Return what the engine may ask of a model's configuration."""
         config = model.config
+        hf_config = self._stub("hf_config", {"architectures": [], "model_type": "decoder"})
         values = {
             "is_encoder_decoder": self.encoder_decoder,
             "hidden_size": config.hidden,
@@ -253,11 +161,12 @@ class Host:
             "head_dim": config.full.head_dim,
             "v_head_dim": config.full.head_dim,
             "swa_v_head_dim": config.swa.head_dim,
-            "attention_arch": "MHA",
+            "attention_arch": AttentionArch.MHA,
             "num_hidden_layers": len(config.layers),
-            "hf_config": SimpleNamespace(architectures=[], model_type="decoder"),
+            "hf_config": hf_config,
+            "hf_text_config": hf_config,
         }
-        return StubConfig(values, self.asked, "model_config")
+        return self._stub("model_config", values)
 
     def model_runner(self, model: Model, values: dict[str, Any]) -> StubConfig:
         """Return what the engine's runners take for the model runner they serve."""
@@ -268,13 +177,14 @@ class Host:
                 logits[rows] = torch.zeros((rows, width), device=self.device)
             return logits[rows]
 
-        declared = {
+        shared = {"get_logits_buffer": logits_buffer, "max_rows": 0}
+        ngrams = {"enabled": False, "table": None}
+        declared = SIZES | {
             "device": self.device,
             "gpu_id": 0,
             "server_args": self.arguments,
+            "ps": self.parallel,
             "model_config": self.model_config(model),
-            "dcp_size": 1,
-            "dcp_rank": 0,
             "page_size": self.arguments.page_size,
             "dtype": model.dtype,
             "kv_cache_dtype": model.dtype,
@@ -291,17 +201,20 @@ class Host:
             "get_pp_proxy_dspark_hidden_size": lambda: None,
             "get_aux_hidden_states_width": lambda: None,
             "attn_tp_sequence_sharded": lambda tokens: False,
-            "graph_shared_output": SimpleNamespace(get_logits_buffer=logits_buffer, max_rows=0),
-            "ngram_embedding_manager": SimpleNamespace(enabled=False, table=None),
+            "graph_shared_output": self._stub("graph_shared_output", shared),
+            "ngram_embedding_manager": self._stub("ngram_embedding_manager", ngrams),
             "is_multimodal": True,
             "is_generation": True,
             "attention_layers": [],
+            "dsa_indexers": [],
             "mha_companion_layers": [],
+            "moe_fusions": [],
+            "moe_layers": [],
             "prepare_dummy_forward_batch": lambda batch, *rest, **named: batch,
             "capture_head_hooks": [],
             "capture_tail_hooks": [],
         }
-        return StubConfig(declared | values, self.asked, "model_runner")
+        return self._stub("model_runner", declared | values)
 
     def forget_shared_buffers(self) -> None:
         """Let what is built next share no static buffer with what was built before."""

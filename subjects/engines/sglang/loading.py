@@ -7,123 +7,23 @@ runners never call is stubbed. The list of stubs is fixed, whatever is loaded.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from subjects.engines.sglang.missing import PartMissingError
+from subjects.engines.sglang.stubs import StubFinder
+
+__all__ = ["PACKAGE", "Engine", "PartMissingError", "message", "named", "package_folder"]
+
 PACKAGE = "sglang"
 
-STUBS = (
-    "IPython",
-    "compressed_tensors",
-    "gguf",
-    "huggingface_hub",
-    "openai",
-    "partial_json_parser",
-    "safetensors",
-    "sglang.srt.configs",
-    "sglang.srt.server_args",
-    "torchvision",
-    "transformers",
-    "tvm_ffi",
-)
-"""Modules that are empty stand-ins: models, tokenizers, the command line, compiled extras."""
-
-
-STUBS_ON_CUDA = ("sgl_kernel",)
-"""Stubbed on a GPU besides: compiled kernels for layers that our model does not have."""
-
 OPERATORS_ON_CUDA = ("moe_fused_gate",)
-"""Operators of that module that an engine's import wants to exist; they never run."""
-
-ANSWERS_ON_CUDA: dict[str, dict[str, Any]] = {
-    "sgl_kernel.utils": {"is_arch_support_pdl": lambda: False},
-}
-"""What stubbed functions answer on a GPU: no programmatic dependent launch."""
-
-ABSENT = ("tvm_ffi.cpp",)
-"""What must not be found below a stub: a compiler, without which an engine takes torch's way."""
-
-
-class PartMissingError(Exception):
-    """The engine has no part of a name that is looked for, or the part does not work here."""
-
-
-class Stand(type):
-    """The type of stand-ins: any attribute of one is another, and it lists nothing."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return stand_in(name)
-
-    def __iter__(cls) -> Iterator[Any]:
-        return iter(())
-
-
-class Anything(metaclass=Stand):
-    """What stand-ins descend from: takes any arguments, and any value as a pydantic field."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        pass
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Give back the first argument, as a decorator that does nothing."""
-        return arguments[0] if arguments else self
-
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__()
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
-        return {"type": "any"}
-
-
-def stand_in(name: str) -> Stand:
-    """Return a class of that name that can be called, subclassed and asked for anything."""
-    return Stand(name, (Anything,), {})
-
-
-class StubModule(ModuleType):
-    """A module that has every name."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = stand_in(name)
-        setattr(self, name, made)
-        return made
-
-
-class StubFinder(MetaPathFinder, Loader):
-    """Finds stubs of the given names, and notes which were asked for."""
-
-    def __init__(self, names: tuple[str, ...] = STUBS) -> None:
-        self.names = names
-        self.used: set[str] = set()
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a stub, for a name on the list or below one."""
-        if fullname in ABSENT:
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        root = next((name for name in self.names if f"{fullname}.".startswith(f"{name}.")), None)
-        if root is None:
-            return None
-        self.used.add(root)
-        return ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return an empty stub."""
-        return StubModule(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Leave the stub empty."""
+"""Operators of `sgl_kernel` that an engine's import wants to exist; they never run."""
 
 
 def package_folder(engine: Path) -> Path | None:
@@ -141,7 +41,7 @@ class Engine:
     """
 
     def __init__(self, package: Path, dependencies: Path, device: str = "cpu") -> None:
-        self.stubs = StubFinder(STUBS if device == "cpu" else STUBS + STUBS_ON_CUDA)
+        self.stubs = StubFinder()
         if device != "cpu":
             self.operators = torch.library.Library("sgl_kernel", "FRAGMENT")
             for name in OPERATORS_ON_CUDA:
@@ -149,9 +49,6 @@ class Engine:
         self.modules: list[str] = []
         sys.meta_path.insert(0, self.stubs)
         sys.path.append(str(dependencies))
-        for module, answers in (ANSWERS_ON_CUDA if device != "cpu" else {}).items():
-            for name, answer in answers.items():
-                setattr(importlib.import_module(module), name, answer)
         bare = ModuleType(PACKAGE)
         bare.__path__ = [str(package)]
         sys.modules[PACKAGE] = bare

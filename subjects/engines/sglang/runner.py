@@ -16,7 +16,7 @@ from subjects.engines.sglang.attention import OurArithmetic, keep_whole
 from subjects.engines.sglang.decoder import Decoder
 from subjects.engines.sglang.graphs import whole
 from subjects.engines.sglang.host import Host
-from subjects.engines.sglang.loading import PartMissingError
+from subjects.engines.sglang.missing import PartMissingError
 from subjects.engines.sglang.pool import SglangPool
 
 

@@ -1,0 +1,248 @@
+"""What stands in for an engine's surroundings never answers silently for what nobody declared."""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from reference.config import PRESETS
+from reference.model import Model
+from subjects.engines.sglang.host import Host, StubConfig, StubGroups, server_arguments
+from subjects.engines.sglang.loading import message
+from subjects.engines.sglang.missing import PartMissingError, StandInUsedError, UndeclaredError
+from subjects.engines.sglang.settings import OFF
+from subjects.engines.sglang.stubs import ABSENT, ANSWERS, STUBS, StubFinder
+
+STUBBED = "stubbed_for_a_test"
+
+
+def bag(label: str = "server_args", **values: Any) -> tuple[StubConfig, set[str]]:
+    """Return a bag of some values, and the names that it is asked for in vain."""
+    asked = set[str]()
+    return StubConfig(values, asked, label), asked
+
+
+def test_a_setting_that_nobody_declared_names_itself() -> None:
+    made, asked = bag()
+    with pytest.raises(UndeclaredError) as raised:
+        _ = made.attention_sinks
+    assert message(raised.value) == (
+        "the engine asked for server_args.attention_sinks, which is not declared"
+    )
+    assert isinstance(raised.value, PartMissingError)
+    assert asked == {"server_args.attention_sinks"}
+
+
+def test_an_engine_that_asks_with_a_default_gets_it_and_that_is_noted() -> None:
+    made, asked = bag()
+    assert not hasattr(made, "attention_sinks")
+    assert getattr(made, "sink_tokens", 7) == 7
+    assert asked == {"server_args.attention_sinks", "server_args.sink_tokens"}
+
+
+def test_what_is_declared_or_off_answers_and_is_not_noted() -> None:
+    made, asked = bag(page_size=4, enable_lora="declared")
+    assert made.page_size == 4
+    assert made.enable_lora == "declared"
+    assert made.disable_cuda_graph is False
+    assert made.dllm_algorithm is None
+    assert asked == set()
+
+
+@pytest.mark.parametrize("label", OFF)
+def test_what_is_off_is_off_in_its_own_bag_alone(label: str) -> None:
+    made, asked = bag(label)
+    assert all(not getattr(made, name) for name in OFF[label])
+    elsewhere, _ = bag("no_bag_of_an_engine")
+    assert not any(hasattr(elsewhere, name) for name in OFF[label])
+    assert asked == set()
+
+
+def test_what_was_set_later_is_declared() -> None:
+    made, _ = bag()
+    made.set("attention_sinks", 2)
+    assert made.attention_sinks == 2
+
+
+def test_groups_of_settings_are_one_bag_and_hold_others_within_a_scope() -> None:
+    asked = set[str]()
+    made = StubGroups({"page_size": 4}, asked, "config")
+    assert made.moe is made
+    with pytest.raises(RuntimeError), made.override(page_size=1):
+        assert made.page_size == 1
+        raise RuntimeError
+    assert made.page_size == 4
+    with pytest.raises(UndeclaredError, match=r"asked for config\.kv_size,"):
+        _ = made.kv_size
+
+
+@pytest.fixture
+def finder() -> StubFinder:
+    """A finder of one stub."""
+    return StubFinder((STUBBED,))
+
+
+@pytest.fixture
+def stubbed(finder: StubFinder) -> Iterator[Any]:
+    """A stubbed module, imported."""
+    sys.meta_path.insert(0, finder)
+    yield importlib.import_module(STUBBED)
+    sys.meta_path.remove(finder)
+    for name in [name for name in sys.modules if name.startswith(STUBBED)]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def imported(stubbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module that uses a stub as an engine's modules do while they are imported."""
+    name = "importing_for_a_test"
+    (tmp_path / f"{name}.py").write_text(
+        f"""
+from {STUBBED} import Config, Model, ready, register
+from {STUBBED}.deep import option
+
+made = Config(size=3)
+path = Model.parts.first
+chosen = 1 if ready else 2
+other = Model == Config
+listed = [*Model]
+
+@register
+def decorated(value):
+    return value
+
+@option("name")
+def optional(value):
+    return value
+
+class Own(Model):
+    def __init__(self):
+        super().__init__()
+
+def lazily():
+    import {name}_later
+    return {name}_later.made
+
+def calls():
+    return path(1)
+"""
+    )
+    (tmp_path / f"{name}_later.py").write_text(f"import {STUBBED}\nmade = {STUBBED}.Late()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module(name)
+    for loaded in (name, f"{name}_later"):
+        sys.modules.pop(loaded, None)
+
+
+def test_a_stand_in_can_be_called_and_subclassed_while_modules_are_imported(
+    imported: Any, stubbed: Any
+) -> None:
+    assert isinstance(imported.made, stubbed.Config)
+    assert issubclass(imported.Own, stubbed.Model)
+    assert (imported.chosen, imported.other, imported.listed) == (1, False, [])
+    assert imported.optional(3) == 3
+    assert isinstance(imported.lazily(), stubbed.Late)
+
+
+def test_a_stand_in_that_is_called_later_names_itself(imported: Any, stubbed: Any) -> None:
+    for call, name in (
+        (stubbed.Config, "Config"),
+        (imported.calls, "Model.parts.first"),
+        (imported.Own, "Own"),
+        (lambda: imported.decorated(3), "register"),
+        (lambda: imported.made(3), "Config"),
+    ):
+        with pytest.raises(StandInUsedError) as raised:
+            call()
+        assert name in message(raised.value)
+    with pytest.raises(PartMissingError) as missing:
+        stubbed.Config()
+    assert message(missing.value) == f"the engine called {STUBBED}.Config, which is a stand-in"
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (bool, "asked for the truth of"),
+        (lambda used: used == "ready", "compared something with"),
+        (lambda used: "ready" in ("set", used), "compared something with"),
+        (list, "listed"),
+    ],
+)
+def test_a_stand_in_says_nothing_of_itself_once_modules_are_imported(
+    stubbed: Any, use: Callable[[Any], object], said: str
+) -> None:
+    with pytest.raises(StandInUsedError, match=rf"the engine {said} {STUBBED}\.READY, which"):
+        use(stubbed.READY)
+
+
+def test_a_stand_in_that_was_refused_is_noted_whoever_catches_the_error(
+    finder: StubFinder, stubbed: Any
+) -> None:
+    with contextlib.suppress(Exception):
+        stubbed.Config.made()
+    assert finder.used == {STUBBED, f"{STUBBED}.Config.made"}
+
+
+def test_a_stand_in_is_itself(stubbed: Any) -> None:
+    assert stubbed.READY in {stubbed.READY: 1}
+    assert stubbed.READY in [stubbed.READY]
+
+
+def test_what_is_declared_of_a_stub_answers(
+    finder: StubFinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ANSWERS, f"{STUBBED}.declared", {"answer": lambda: 5})
+    spec = finder.find_spec(f"{STUBBED}.declared")
+    assert spec is not None
+    module: Any = finder.create_module(spec)
+    finder.exec_module(module)
+    assert module.answer() == 5
+    with pytest.raises(StandInUsedError):
+        module.other()
+
+
+def test_every_declared_answer_and_absence_is_of_a_stub() -> None:
+    names = (*ANSWERS, *ABSENT)
+    assert all(any(f"{name}.".startswith(f"{stub}.") for stub in STUBS) for name in names)
+
+
+class NoEngine:
+    """An engine without any part but its word for no speculation."""
+
+    def fill(self, module: str, values: dict[str, Any]) -> None:
+        """Set nothing."""
+
+    def module(self, name: str) -> Any:
+        """Have no module."""
+        raise PartMissingError(name)
+
+    def part(self, *places: str) -> Any:
+        """Return the enumeration that is asked for."""
+        return SimpleNamespace(NONE="none")
+
+
+def test_a_stand_in_of_a_model_runner_is_of_one_rank_and_names_what_it_lacks() -> None:
+    asked = set[str]()
+    engine: Any = NoEngine()
+    host = Host(engine, server_arguments((2,), (4,), 1, asked), "cpu", asked)
+    runner = host.model_runner(Model(PRESETS["mimo"].tiny, torch.float32, torch.device("cpu")), {})
+    assert (runner.tp_size, runner.ps.tp_size, runner.server_args.tp_size) == (1, 1, 1)
+    assert runner.server_args.device == host.bag.device == "cpu"
+    assert asked == set()
+    for bag, name in (
+        (runner, "model_runner"),
+        (runner.ps, "parallel"),
+        (runner.model_config, "model_config"),
+        (runner.model_config.hf_config, "hf_config"),
+        (runner.server_args.cuda_graph_config.decode, "cuda_graph"),
+        (host.bag, "config"),
+    ):
+        with pytest.raises(UndeclaredError, match=rf"asked for {name}\.unheard_of,"):
+            _ = bag.unheard_of
