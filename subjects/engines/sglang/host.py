@@ -161,7 +161,14 @@ def server_arguments(
     """Return the settings that are not off; `asked` collects the others that are asked for."""
     phases = {
         name: StubConfig(
-            {"bs": list(sizes), "backend": "full", "max_bs": max(sizes)}, asked, "cuda_graph"
+            {
+                "bs": list(sizes),
+                "backend": "full",
+                "max_bs": max(sizes),
+                "tc_compiler": "eager",
+            },
+            asked,
+            "cuda_graph",
         )
         for name, sizes in (("decode", buckets), ("prefill", tokens))
     }
@@ -295,8 +302,6 @@ class Host:
             "ngram_embedding_manager": SimpleNamespace(enabled=False, table=None),
             "is_multimodal": True,
             "is_generation": True,
-            "attention_layers": [],
-            "mha_companion_layers": [],
             "prepare_dummy_forward_batch": lambda batch, *rest, **named: batch,
             "capture_head_hooks": [],
             "capture_tail_hooks": [],
