@@ -71,6 +71,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         ("mambaish_config", "mamba2_config", "hybrid_gdn_config", "kimi_linear_config"),
         lambda *arguments: None,
     ),
+    "srt.configs.model_config": {"is_qwen4_exp": lambda *arguments: False},
 }
 """What functions of stubbed modules answer: the model is a plain decoder."""
 
@@ -249,6 +250,7 @@ class Host:
         config = model.config
         values = {
             "is_encoder_decoder": self.encoder_decoder,
+            "is_multimodal": True,
             "hidden_size": config.hidden,
             "spec_hidden_size": config.hidden,
             "vocab_size": config.vocab,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from reference.batch import Mode
 from reference.config import Kind
+from reference.model import Output
 from subjects.engines.sglang.decode import ReplayingRunner, RowSlots, listed
 from subjects.engines.sglang.loading import PartMissingError
 from subjects.engines.sglang.pieces import installed, splitting
@@ -34,6 +35,11 @@ class PrefillRunner(ReplayingRunner):
         for name, value in ANY_PADDING.items():
             if hasattr(module, name):
                 setattr(module, name, value)
+
+    def replay(self, batch: Any) -> Output:
+        """Run a prefill through the engine's graphs; return what its live rows give."""
+        with self.context():
+            return super().replay(batch)
 
     def can_run(self, batch: Any) -> bool:
         """Whether the engine would replay this batch."""
@@ -117,8 +123,9 @@ class PiecewiseRunner(PrefillRunner):
         engine = self.host.engine
         attention = engine.module("srt.layers.radix_attention")
         name = "unified_attention_with_output"
-        if not hasattr(getattr(attention, name), "__wrapped__"):
-            setattr(attention, name, splitting(getattr(attention, name)))
+        call = getattr(attention, name, None)  # Without it, the engine has no pieces to build.
+        if call is not None and not hasattr(call, "__wrapped__"):
+            setattr(attention, name, splitting(call))
         install = installed(
             engine.part(
                 "srt.compilation.piecewise_context_manager:is_in_piecewise_cuda_graph",
