@@ -78,7 +78,7 @@ class OurArithmetic:
     ) -> None:
         """Attend from each new token to its request's listed prefix and the new ones before it.
 
-        Queries beyond the last request's get nothing.
+        Queries beyond the last request's get nothing; of those that it lacks none is read.
         """
         windowed = sliding_window_size > -1
         starts, ends = qo_indptr.tolist(), kv_indptr.tolist()
@@ -86,7 +86,7 @@ class OurArithmetic:
         begin, slots = [0], list[int]()
         for request in range(len(starts) - 1):
             prefix = prefixes[ends[request] : ends[request + 1]]
-            for token in range(starts[request], starts[request + 1]):
+            for token in range(starts[request], min(starts[request + 1], query.shape[0])):
                 new = range(stored + starts[request], stored + token + 1)
                 seen = [*prefix, *new]
                 slots += seen[-sliding_window_size:] if windowed else seen

@@ -68,7 +68,10 @@ SUBGROUPS = frozenset(
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "srt.configs.hybrid_arch": dict.fromkeys(
-        ("mambaish_config", "mamba2_config", "hybrid_gdn_config", "kimi_linear_config"),
+        (
+            *("mambaish_config", "mamba2_config", "hybrid_gdn_config", "kimi_linear_config"),
+            "linear_attn_model_spec",
+        ),
         lambda *arguments: None,
     ),
     "srt.configs.model_config": {"is_qwen4_exp": lambda *arguments: False},
@@ -162,14 +165,7 @@ def server_arguments(
     """Return the settings that are not off; `asked` collects the others that are asked for."""
     phases = {
         name: StubConfig(
-            {
-                "bs": list(sizes),
-                "backend": "full",
-                "max_bs": max(sizes),
-                "tc_compiler": "eager",
-            },
-            asked,
-            "cuda_graph",
+            {"bs": list(sizes), "backend": "full", "max_bs": max(sizes)}, asked, "cuda_graph"
         )
         for name, sizes in (("decode", buckets), ("prefill", tokens))
     }
@@ -304,6 +300,8 @@ class Host:
             "ngram_embedding_manager": SimpleNamespace(enabled=False, table=None),
             "is_multimodal": True,
             "is_generation": True,
+            "attention_layers": [],
+            "mha_companion_layers": [],
             "prepare_dummy_forward_batch": lambda batch, *rest, **named: batch,
             "capture_head_hooks": [],
             "capture_tail_hooks": [],

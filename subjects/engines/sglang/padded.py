@@ -20,12 +20,14 @@ HOLDS: Mapping[str, str] = {
             "seq_lens_cpu",
             "mamba_track_indices",
             "mamba_track_mask",
-            "input_embeds",
         )
     },
     "attention.cuda_graph_swa_out_cache_loc": "out_cache_loc_swa",
 }
-"""Static inputs with a padded tail, and which of our own inputs holds what each of them does."""
+"""Static inputs with a padded tail, and which of our own inputs holds what each of them does.
+
+Embeddings are not among them: the model writes them, which is ours.
+"""
 
 OF_REQUESTS = frozenset(
     {"req_pool_indices", "seq_lens", "seq_lens_cpu", "mamba_track_indices", "mamba_track_mask"}
@@ -76,13 +78,11 @@ class PaddedInput:
 
 def padded_inputs(inputs: Mapping[str, Tensor], *, by_token: bool) -> dict[str, PaddedInput]:
     """Return the static inputs that have a padded tail, by name. Buckets may count tokens."""
-    found = {}
-    for name, buffer in inputs.items():
-        if name in HOLDS:
-            last = buffer.transpose(0, -1) if HOLDS[name] == "input_embeds" else buffer
-            of_requests = by_token and HOLDS[name] in OF_REQUESTS
-            found[name] = PaddedInput(last, HOLDS[name], of_requests)
-    return found
+    return {
+        name: PaddedInput(buffer, HOLDS[name], by_token and HOLDS[name] in OF_REQUESTS)
+        for name, buffer in inputs.items()
+        if name in HOLDS
+    }
 
 
 def declared_padding(registry: Any) -> dict[str, DeclaredPadding]:

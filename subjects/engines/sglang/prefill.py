@@ -29,7 +29,9 @@ class PrefillRunner(ReplayingRunner):
     def prepare(self) -> None:
         """Choose the kind of graphs; let every batch that a captured size holds be replayed."""
         super().prepare()
-        self.host.arguments.cuda_graph_config.prefill.set("backend", self.backend_name)
+        graphs = self.host.arguments.cuda_graph_config.prefill
+        graphs.set("backend", self.backend_name)
+        graphs.set("tc_compiler", "eager")
         found = self.runner_type()
         module = self.host.engine.module(found.__module__.partition(".")[2])
         for name, value in ANY_PADDING.items():
