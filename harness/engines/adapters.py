@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from harness.lockstep.requests import Owner

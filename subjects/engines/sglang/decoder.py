@@ -111,9 +111,7 @@ class Decoder(torch.nn.Module):
             return no_payload(model, ops, positions)
         if batch.forward_mode.is_extend():
             return self._extended(index, mask, input_ids, positions, batch)
-        states = model.advance_states(
-            ops, self.states.recurrent, decode_paths(index), input_ids
-        )
+        states = model.advance_states(ops, self.states.recurrent, decode_paths(index), input_ids)
         return model.payload(ops, states, mask, torch.zeros_like(positions))
 
     def _extended(

@@ -127,7 +127,7 @@ class Event:
 
 def implement_on_cpu(namespace: str) -> None:
     """Let the operators that a namespace registers for CUDA be a CPU's from here on."""
-    implement = torch.library.Library.impl
+    implement: Any = torch.library.Library.impl
 
     def implemented(library: Any, name: Any, function: Any, key: str = "", **named: Any) -> None:
         moved = library.ns == namespace and key == "CUDA"

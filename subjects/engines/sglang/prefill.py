@@ -1,6 +1,7 @@
 """The engine's runners of prefills over its own pool: built, captured and replayed by its code.
 
-Between their graphs attention runs eagerly, on the live tokens of the batch under way.
+Between their graphs attention runs eagerly, on the live tokens of the batch under way. Runners
+of other modes may be built without being captured, as far as their real populate.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ from reference.config import Kind
 from reference.model import Output
 from subjects.engines.sglang.decode import ReplayingRunner, RowSlots, listed
 from subjects.engines.sglang.loading import PartMissingError
-from subjects.engines.sglang.pieces import installed, splitting
-from subjects.engines.sglang.runner import tensors_of, uncompiled
+from subjects.engines.sglang.runner import SglangRunner, tensors_of, uncompiled
+from subjects.graphs.pieces import installed, splitting
 
 ANY_PADDING = {"_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR": 1 << 20}
 """What lets an engine replay a batch however much of it is padding; it costs time alone."""
@@ -172,3 +173,31 @@ class BreakableRunner(PrefillRunner):
                 self.host.engine.fill(module, {"_weak_ref_if_tensor": lambda held: held})
             except PartMissingError:
                 continue
+
+
+UNCAPTURED = ("capture", "warmup", "warmup_compile", "_warmup", "_capture_all")
+"""Methods that capture or warm up, where a runner has them."""
+
+UNCOMPILED = {
+    "patch_model": uncompiled,
+    "resolve_decode_backend": lambda runner: None,
+}
+"""What compiles or captures in a runner's module, where it has it."""
+
+
+class UncapturedRunner(SglangRunner):
+    """A runner that is built and not captured."""
+
+    def runner_type(self) -> Any:
+        """Return the engine's class without what captures."""
+        found = super().runner_type()
+        module = self.host.engine.module(found.__module__.partition(".")[2])
+        for name, value in UNCOMPILED.items():
+            if hasattr(module, name):
+                setattr(module, name, value)
+        idle = {name: _nothing for name in UNCAPTURED if hasattr(found, name)}
+        return type(found.__name__, (found,), idle)
+
+
+def _nothing(runner: Any, *arguments: Any, **named: Any) -> None:
+    """Capture nothing."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subjects.engines.sglang.host import StubConfig
 from subjects.engines.sglang.loading import named
-from subjects.engines.sglang.uncaptured import UncapturedRunner
+from subjects.engines.sglang.prefill import UncapturedRunner
 from subjects.engines.sglang.runner import tensors_of
 
 TOPK, STEPS, DRAFT_TOKENS = 2, 3, 4

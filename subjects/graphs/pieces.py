@@ -1,4 +1,4 @@
-"""What stands for the engine's compiler of a model that is captured in pieces.
+"""What stands for an engine's compiler of a model that is captured in pieces.
 
 The compiler splits a forward at the engine's own attention call. Here that call splits it
 while it runs: a graph ends, the call runs, and the next graph begins. A replay runs the graphs
