@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from harness.lockstep.requests import Owner
@@ -18,22 +16,19 @@ from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, Replayi
 from subjects.engines.sglang.engine import (
     NO_TRACKING,
     OWN_KERNELS,
-    WITHOUT_CAPTURE,
-    DecodingEngine,
-    PrefillEngine,
+    ReplayingEngine,
 )
+from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.host import Host, server_arguments
-from subjects.engines.sglang.loading import Engine
+from subjects.engines.sglang.loading import PACKAGE, Engine
 from subjects.engines.sglang.mirror import Mirror
 from subjects.engines.sglang.pool import SglangPool
-from subjects.engines.sglang.prefill import BreakableRunner, PiecewiseRunner, PrefillRunner
+from subjects.engines.sglang.prefill import BreakableRunner, PiecewiseRunner
 from subjects.protocol import Offer
 
-DECODING: Mapping[str, type[ReplayingRunner]] = {
-    runner.name: runner for runner in (DecodeRunner, CpuGraphRunner)
-}
-PREFILLING: Mapping[str, type[PrefillRunner]] = {
-    runner.name: runner for runner in (PiecewiseRunner, BreakableRunner)
+REPLAYING: Mapping[str, type[ReplayingRunner]] = {
+    runner.name: runner
+    for runner in (DecodeRunner, CpuGraphRunner, PiecewiseRunner, BreakableRunner)
 }
 """The engine's runners that a pair is played with, by name."""
 
@@ -43,6 +38,7 @@ def load(package: Path, dependencies: Path, device: str) -> Engine:
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
         graphs.emulate(TrialConfig(device=device).ops())
+        graphs.implement_on_cpu(PACKAGE)
     graphs.count_replays()
     return Engine(package, dependencies, device)
 
@@ -70,16 +66,19 @@ def owners_of(pair: Pair) -> Callable[[], Sequence[Owner]]:
 
 
 @dataclass
-class DecodingEngines:
-    """Builds a runner of decodes and a fresh one beside it, over one pool of the engine.
+class RunnerEngines:
+    """Builds a runner and a fresh one beside it, over one pool of the engine.
 
-    With `own_kernels` the engine keeps its Triton attention, and is its own fresh engine.
-    `asked` collects the settings that the engine asked for and nobody declared.
+    With `own_kernels` the engine keeps its Triton attention, and is its own fresh engine. With
+    `shares`, the runner shares static buffers with those built before it; AssertionError is
+    raised where the engine does not allow that. `asked` collects the settings that the engine
+    asked for and nobody declared.
     """
 
     engine: Engine
     own_kernels: bool = False
     asked: set[str] = field(default_factory=set)
+    shares: bool = False
 
     def __call__(self, pair: Pair) -> Engines:
         """Build both over the graph world of a pair."""
@@ -88,50 +87,29 @@ class DecodingEngines:
         states = pair.graph_pools.state
         pool = pool_of(self.engine, pair.model, pair.trial, states)
         mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
+        if not self.shares:
+            host.forget_shared_buffers()
         subject = self._build(pair, mirror, host)
         if self.own_kernels:
             return subject, subject
-        return subject, self._build(pair, mirror, host_of(self.engine, pair.trial, self.asked))
+        other = host_of(self.engine, pair.trial, self.asked)
+        other.forget_shared_buffers()
+        return subject, self._build(pair, mirror, other)
 
-    def _build(self, pair: Pair, mirror: Mirror, host: Host) -> DecodingEngine:
-        kind = DECODING[pair.trial.runner]
-        host.forget_shared_buffers()
+    def _build(self, pair: Pair, mirror: Mirror, host: Host) -> ReplayingEngine:
+        kind = REPLAYING[pair.trial.runner]
+        before = Replays.captured
         with mirror.pool.stored_dtypes() as stored:
             runner = kind(
                 host, pair.model, mirror.pool, pair.trial.ops(), own_kernels=self.own_kernels
             )
+        trial, by_token = pair.trial, kind.mode is Mode.EXTEND
+        sizes = trial.token_buckets if by_token else trial.buckets
+        graphs = (Replays.captured - before) // len(sizes)
         missing: dict[Offer, str] = dict(OWN_KERNELS) if self.own_kernels else {}
-        if not kind.graphs:
+        if "mamba_track_indices" not in runner.inputs():
             missing |= NO_TRACKING
-        return DecodingEngine(runner, mirror, Mode.DECODE, stored, missing)
-
-
-@dataclass
-class PrefillEngines:
-    """Builds a runner of prefills without capturing it, which is its own fresh engine.
-
-    With `shares`, it shares static buffers with the runners built before it; AssertionError
-    is raised where the engine does not allow that.
-    """
-
-    engine: Engine
-    shares: bool
-    asked: set[str] = field(default_factory=set)
-
-    def __call__(self, pair: Pair) -> Engines:
-        """Build it over the graph world of a pair."""
-        host = host_of(self.engine, pair.trial, self.asked)
-        states = pair.graph_pools.state
-        pool = pool_of(self.engine, pair.model, pair.trial, states)
-        mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
-        if not self.shares:
-            host.forget_shared_buffers()
-        runner = PREFILLING[pair.trial.runner](
-            host, pair.model, pool, pair.trial.ops(), own_kernels=False
-        )
-        nothing: set[torch.dtype] = set()
-        built = PrefillEngine(runner, mirror, Mode.EXTEND, nothing, WITHOUT_CAPTURE)
-        return built, built
+        return ReplayingEngine(runner, mirror, stored, graphs, missing)
 
 
 def encoder_refusal(engine: Engine, model: Model, trial: TrialConfig) -> str | None:

@@ -5,7 +5,7 @@ valid values before it. If they are still there afterwards the input is kept, no
 whether any live bit moved then says if somebody reads it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,10 @@ from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
 from harness.lockstep.tracebacks import subject_runs
+from reference.batch import Mode
 from reference.model import Output
-from subjects.engines.sglang.engine import KEPT, RESET, DecodingEngine
+from subjects.engines.sglang.engine import ReplayingEngine
+from subjects.engines.sglang.padded import KEPT, RESET
 
 RUN = "padding"
 """What the further run is called in an observation."""
@@ -71,10 +73,12 @@ class Disturbed:
 class PaddingLedger:
     """The entries of a runner's static inputs, by name."""
 
-    def __init__(self, subject: DecodingEngine, pair: Pair) -> None:
+    def __init__(self, subject: ReplayingEngine, pair: Pair) -> None:
+        trial = pair.trial
         self.subject = subject
-        self.buckets = sorted(pair.trial.buckets)
-        self.bounds = index_bounds(pair.config, pair.trial.sizes)
+        self.by_token = subject.mode is Mode.EXTEND
+        self.buckets = sorted(trial.token_buckets if self.by_token else trial.buckets)
+        self.bounds = index_bounds(pair.config, trial.sizes)
         self.entries = {
             name: Entry(str(held.buffer.dtype).removeprefix("torch."))
             for name, held in subject.padded_inputs().items()
@@ -89,7 +93,8 @@ class PaddingLedger:
         """
         subject, batch = self.subject, planned.graph.batch
         assert batch is not None
-        live, names = batch.live_requests, sorted(self.entries)
+        live = batch.live_tokens if self.by_token else batch.live_requests
+        names = sorted(self.entries)
         bucket = next(size for size in self.buckets if size >= live)
         if live == bucket:
             return []
@@ -100,7 +105,7 @@ class PaddingLedger:
             self.runs += 1
             name = names[self.runs % len(names)]
             held = subject.padded_inputs()[name]
-            tail = held.buffer[..., live:bucket]
+            tail = held.tail(live, bucket, batch.live_requests)
             other = self._other_values(tail, self.bounds[held.holds])
             tail.copy_(other)
             with subject_runs():
@@ -166,21 +171,3 @@ def live_difference(observation: Observation, disturbed: Disturbed) -> str | Non
         changed = where.get("section") or f"KV of layer {where['layer']}"
         return f"{changed} changed outside slot 0"
     return None
-
-
-def tails_json(tails: Mapping[str, Sequence[Tensor]]) -> list[dict[str, Any]]:
-    """Return what the padding of each input held, where nothing disturbed it, as JSON data."""
-    return [
-        {
-            "buffer": name,
-            "dtype": str(held[0].dtype).removeprefix("torch."),
-            "disturbed": len(held),
-            "outlived": sum(bool(tail.any()) for tail in held),
-            "moved": 0,
-            "message": None,
-            "verdict": (
-                "kept, not decided who reads it" if any(tail.any() for tail in held) else RESET
-            ),
-        }
-        for name, held in tails.items()
-    ]

@@ -12,7 +12,6 @@ class Kind(StrEnum):
 
     REPLAYED = "replayed"
     OWN_KERNELS = "own kernels"
-    POPULATED = "populated"
     HANDED_OVER = "handed over"
 
 
@@ -41,8 +40,8 @@ RUNNERS = {
     "eagle_draft": Runner("EAGLEDraftCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
     "eagle_draft_extend": Runner("EAGLEDraftExtendCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
     "frozen_kv_mtp": Runner("FrozenKVMTPCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
-    "piecewise": Runner("piecewise", (Kind.POPULATED,), ("mimo",)),
-    "breakable": Runner("breakable", (Kind.POPULATED,), ("mimo",)),
+    "piecewise": Runner("piecewise", (Kind.REPLAYED,), ("mimo",)),
+    "breakable": Runner("breakable", (Kind.REPLAYED,), ("mimo",)),
 }
 """Every runner of an engine, in the order in which they are tried."""
 

@@ -21,15 +21,10 @@ from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.property import judge
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.engines.adapters import (
-    DecodingEngines,
-    PrefillEngines,
-    encoder_refusal,
-    load,
-)
-from harness.engines.faults import Evidence, Finding, faults_shown
+from harness.engines.adapters import RunnerEngines, encoder_refusal, load
+from harness.engines.faults import FAULTS, Evidence, Finding, faults_shown
 from harness.engines.legs import NONE, OURS, OWN, Leg, properties_json
-from harness.engines.padding import PaddingLedger, tails_json
+from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import (
     FIRST,
     OWN_BOUND,
@@ -48,7 +43,7 @@ from harness.records.case import Case
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
 from reference.model import Model
-from subjects.engines.sglang.engine import DecodingEngine, PrefillEngine
+from subjects.engines.sglang.engine import ReplayingEngine
 from subjects.engines.sglang.loading import Engine, message
 from subjects.protocol import OwnArithmetic
 
@@ -161,6 +156,7 @@ class _Session:
         self.evidence = Evidence(task.runner)
         self.asked: set[str] = set()
         self.answer = LegAnswer(task.label, task.runner, task.preset)
+        self.refused: str | None = None
 
     def run(self) -> None:
         """Run the leg, whichever its kind."""
@@ -170,31 +166,52 @@ class _Session:
             self._replayed()
         elif self.task.kind is Kind.OWN_KERNELS:
             self._own_kernels()
-        elif self.task.kind is Kind.POPULATED:
-            self._populated()
         else:
             self._handed_over()
 
     def _finish(self, leg: Leg, listed: list[Finding] | None = None) -> None:
         """Book what a leg was played for; one that replayed nothing padded settles nothing."""
         self.answer.faults = [judged.to_json() for judged in self.evidence.judge()]
-        found = [*leg.findings(), *(listed or [])]
+        found = [*leg.findings(), *(listed or []), *self._refusal()]
         self.answer.findings = [finding.to_json() for finding in found]
         self.answer.played = leg.to_json()
         if not leg.result.padded_replays:
             self.answer.undecided = "no padded replay was played"
 
-    def _decoding(
-        self, trial: TrialConfig, *, own_kernels: bool = False
-    ) -> tuple[Leg, DecodingEngine]:
+    def _refusal(self) -> list[Finding]:
+        """Return that the engine refused to build the runner beside another, if it did.
+
+        A fault class that the leg shows of what is bound to the graph explains it.
+        """
+        if self.refused is None:
+            return []
+        contract = "index_contract"
+        shown = tuple(name for name in self.evidence.shown if contract in FAULTS[name].properties)
+        return [Finding(self.task.runner, self.task.preset, contract, self.refused, shown)]
+
+    def _captured(self, engines: RunnerEngines, trial: TrialConfig) -> tuple[Leg, ReplayingEngine]:
         """Return the leg of a captured runner, and that runner as engine under test."""
-        engines = DecodingEngines(self.engine, own_kernels, self.asked)
         lockstep = Lockstep(trial, engines=engines)
         subject = lockstep.pair.subject
-        assert isinstance(subject, DecodingEngine)
-        leg = Leg(lockstep, self.evidence, OWN if own_kernels else OURS)
+        assert isinstance(subject, ReplayingEngine)
+        leg = Leg(lockstep, self.evidence, OWN if engines.own_kernels else OURS)
         leg.tell = self._teller(leg)
         return leg, subject
+
+    def _beside_decode(self) -> tuple[Leg, ReplayingEngine]:
+        """Return the leg of a runner built beside the decode runner, whose buffers it shares.
+
+        Where the engine refuses that, which is a finding, it is built alone.
+        """
+        alone = RunnerEngines(self.engine, asked=self.asked)
+        if self.trial.runner == "decode":
+            return self._captured(alone, self.trial)
+        Lockstep(replace(self.trial, runner="decode"), engines=alone)
+        try:
+            return self._captured(replace(alone, shares=True), self.trial)
+        except AssertionError as error:
+            self.refused = f"it cannot be built beside the decode runner: {message(error)}"
+            return self._captured(alone, self.trial)
 
     def _teller(self, leg: Leg) -> Any:
         """Return what tells of each schedule that a leg has played."""
@@ -218,7 +235,7 @@ class _Session:
 
     def _replay(self, case: Case) -> None:
         """Play the schedule of one case."""
-        leg, _ = self._decoding(case.trial)
+        leg, _ = self._captured(RunnerEngines(self.engine, asked=self.asked), case.trial)
         target = set() if case.target is None else {case.target}
         leg.play(case.schedule, STEP_PROPERTIES | target)
         self._finish(leg)
@@ -227,7 +244,7 @@ class _Session:
     def _replayed(self) -> None:
         """Play a runner with our arithmetic, bit by bit; shrink what fails."""
         task = self.task
-        leg, subject = self._decoding(self.trial)
+        leg, subject = self._beside_decode()
         ledger = leg.ledger = PaddingLedger(subject, leg.lockstep.pair)
         leg.play(FIRST[task.runner], frozenset(PROPERTIES))
         config, most = leg.lockstep.pair.config, max(self.trial.buckets)
@@ -267,30 +284,6 @@ class _Session:
             "message": None,
             "verdict": f"never exists beside windows: {refused}" if refused else "not decided",
         }
-
-    def _populated(self) -> None:
-        """Judge what a runner populates that is not captured."""
-        decode = replace(self.trial, runner="decode")
-        Lockstep(decode, engines=DecodingEngines(self.engine, asked=self.asked))
-        lockstep = self._prefill_lockstep()
-        subject = lockstep.pair.subject
-        assert isinstance(subject, PrefillEngine)
-        leg = Leg(lockstep, self.evidence, NONE, captured=False)
-        leg.tell = self._teller(leg)
-        leg.play(FIRST[self.task.runner], frozenset(PROPERTIES))
-        self.answer.padding = [{**self._label(), **entry} for entry in tails_json(subject.tails)]
-        self._finish(leg)
-        self.answer.undecided = self.answer.undecided or UNCAPTURED
-
-    def _prefill_lockstep(self) -> Lockstep:
-        """Return a pair with a prefill runner, which shares static buffers where it can."""
-        try:
-            engines = PrefillEngines(self.engine, shares=True, asked=self.asked)
-            return Lockstep(self.trial, engines=engines)
-        except AssertionError as error:
-            self.answer.notes.append(f"it cannot be built beside the decode runner: {error}")
-            engines = PrefillEngines(self.engine, shares=False, asked=self.asked)
-            return Lockstep(self.trial, engines=engines)
 
     def _handed_over(self) -> None:
         """Judge which slots the rows that a speculative runner hands to attention would read."""
@@ -333,7 +326,8 @@ class _Session:
 
     def _own_kernels(self) -> None:
         """Try the decode runner with the engine's own kernels, against the dense oracle."""
-        leg, subject = self._decoding(self.trial, own_kernels=True)
+        engines = RunnerEngines(self.engine, own_kernels=True, asked=self.asked)
+        leg, subject = self._captured(engines, self.trial)
         pair = leg.lockstep.pair
         seen, bound = measure(pair), OWN_BOUND[self.task.device]
         windows, found = window_findings(self.trial, pair.config.window, seen)

@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.checks.play import Lockstep
 from harness.checks.property import judge
-from harness.engines.adapters import DecodingEngines, PrefillEngines, load
+from harness.engines.adapters import RunnerEngines, load
 from harness.engines.faults import Evidence, faults_shown
 from harness.engines.fetch import DEPENDENCIES, folder
 from harness.engines.legs import Leg
@@ -23,7 +23,7 @@ from harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind,
 from harness.engines.speculative import MISSING, SpeculativeLeg, rules_asked
 from harness.engines.windows import measure, window_findings
 from harness.lockstep.config import TrialConfig
-from subjects.engines.sglang.engine import DecodingEngine
+from subjects.engines.sglang.engine import ReplayingEngine
 from subjects.engines.sglang.loading import Engine
 from subjects.protocol import OwnArithmetic
 
@@ -95,7 +95,7 @@ def mutated(runner: Any, mutation: str) -> Iterator[None]:
 def decoding(lockstep: Lockstep, mutation: str) -> dict[str, Any]:
     """Return what the decode runner shows with our arithmetic."""
     subject = lockstep.pair.subject
-    assert isinstance(subject, DecodingEngine)
+    assert isinstance(subject, ReplayingEngine)
     ledger = PaddingLedger(subject, lockstep.pair)
     ledger.at_once = len(ledger.entries)
     leg = Leg(lockstep, Evidence("decode"), "", ledger=ledger)
@@ -126,10 +126,8 @@ def verdicts(evidence: Evidence) -> dict[str, str]:
 
 def unmutated(engine: Engine) -> dict[str, Any]:
     """Return what the other legs say: its own kernels, and what other runners populate."""
-    trial = trial_of("piecewise", "mimo", Kind.POPULATED, "cpu")
-    prefill = Leg(
-        Lockstep(trial, engines=PrefillEngines(engine, shares=False)), Evidence("piecewise"), ""
-    )
+    trial = trial_of("piecewise", "mimo", Kind.REPLAYED, "cpu")
+    prefill = Leg(Lockstep(trial, engines=RunnerEngines(engine)), Evidence("piecewise"), "")
     prefill.play(FIRST["piecewise"])
     return {
         **own_kernels(engine),
@@ -163,7 +161,7 @@ def draft_extend(engine: Engine, *, heals: bool) -> dict[str, str]:
 def own_kernels(engine: Engine) -> dict[str, Any]:
     """Return what the engine's own kernels see, and whether they are off the oracle."""
     trial = trial_of("decode", "gpt_oss", Kind.OWN_KERNELS, "cpu")
-    lockstep = Lockstep(trial, engines=DecodingEngines(engine, own_kernels=True))
+    lockstep = Lockstep(trial, engines=RunnerEngines(engine, own_kernels=True))
     seen = measure(lockstep.pair)
     windows, found = window_findings(trial, lockstep.pair.config.window, seen)
     lockstep.pair.subject.arithmetic = OwnArithmetic(windows, OWN_BOUND["cpu"])
@@ -177,7 +175,7 @@ def main(package: str, *mutations: str) -> None:
     """Play with our arithmetic and, unmutated, all other legs; print what they show."""
     warnings.simplefilter("ignore")
     engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
-    lockstep = Lockstep(TrialConfig(), engines=DecodingEngines(engine))
+    lockstep = Lockstep(TrialConfig(), engines=RunnerEngines(engine))
     found = {mutation: decoding(lockstep, mutation) for mutation in mutations}
     found["none"] |= unmutated(engine)
     sys.stdout.write(f"\n{json.dumps(found)}\n")

@@ -1,8 +1,5 @@
 """What trials say of two releases: one that had the faults, and one that mended the worst."""
 
-import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,27 +7,16 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.engines import fetch as engines
 from harness.engines.case import EngineCase
 from harness.engines.faults import Verdict
 from harness.engines.playlist import SHRINKING
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case
 from properties.support.harness.command_line import FINDING
-from properties.support.places import ROOT
+from properties.support.releases import package_of, told_by
 from reference.config import PRESETS
-from subjects.engines.sglang.loading import package_folder
 
 BROKE, MENDED = "0.5.11", "0.5.12"
-
-
-def package_of(version: str) -> Path:
-    """Return where a release lies; skip the test if it does not lie here."""
-    package = package_folder(engines.folder() / f"sglang-{version}")
-    if package is None:
-        pytest.skip(f"engine trials were not run: `make engine VERSION={version}` fetches one")
-    return package
-
 
 MUTATIONS = {
     BROKE: ("none", "heal_swa_pad"),
@@ -42,11 +28,7 @@ MUTATIONS = {
 @cache
 def all_shown(version: str) -> Any:
     """Return what one schedule shows of a release that lies here, by mutation of its populate."""
-    package = str(package_of(version))
-    command = [sys.executable, "-m", "properties.engines.mutated", package, *MUTATIONS[version]]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return told_by("properties.engines.mutated", version, *MUTATIONS[version])
 
 
 def shown(version: str, mutation: str = "none") -> Any:
@@ -146,8 +128,8 @@ def test_windows_are_measured_by_phase() -> None:
 
 
 def test_prefill_runners_are_told_apart_by_the_dtype_of_their_locations() -> None:
-    assert shown(BROKE)["piecewise"] == {"swa_int64": Verdict.PRESENT}
-    assert shown(MENDED)["piecewise"] == {"swa_int64": Verdict.ABSENT}
+    assert shown(BROKE)["piecewise"]["swa_int64"] == Verdict.PRESENT
+    assert shown(MENDED)["piecewise"]["swa_int64"] == Verdict.ABSENT
 
 
 def test_healing_the_rows_of_the_draft_extend_runner_turns_its_verdict() -> None:

@@ -10,31 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference.config import ModelConfig
+from reference.config import Kind, ModelConfig
 from reference.model import most_keys
 from reference.ops import Ops
-from subjects.engines.sglang.pool import SglangPool
 
 
 class OurArithmetic:
     """Our ops in place of the engine's two attention kernels. Bits are then the reference's.
 
-    `batch` is the engine batch of the eager forward under way: the extend kernel is given
-    the new tokens' K and V, and the ops read them where they were stored. `layer` is the
-    layer under way.
+    `layer` is the layer of the decode under way.
     """
 
-    def __init__(self, ops: Ops, pool: SglangPool, config: ModelConfig) -> None:
+    def __init__(self, ops: Ops, config: ModelConfig) -> None:
         self.ops = ops
-        self.pool = pool
         self.config = config
-        self.batch: Any = None
         self.layer = 0
 
-    @property
-    def most_keys(self) -> int:
-        """How many keys a token of the layer under way may list."""
-        return most_keys(self.config, self.config.layers[self.layer], masked=False)
+    def most_keys(self, kind: Kind) -> int:
+        """How many keys a token of a layer of one kind may list."""
+        return most_keys(self.config, kind, masked=False)
 
     def install(self, backend: Any) -> None:
         """Take the place of a backend's kernels."""
@@ -62,7 +56,7 @@ class OurArithmetic:
             kv_indptr[1 : rows + 1],
             kv_indices,
             sinks,
-            self.most_keys,
+            self.most_keys(self.config.layers[self.layer]),
         )
         out.copy_(mixed.view(out.shape))
 
@@ -82,30 +76,32 @@ class OurArithmetic:
         sinks: Tensor | None = None,
         **named: Any,
     ) -> None:
-        """Attend from each new token to its request's listed prefix and the new ones before it."""
-        loc = self.batch.out_cache_loc
+        """Attend from each new token to its request's listed prefix and the new ones before it.
+
+        Queries beyond the last request's get nothing; of those that it lacks none is read.
+        """
         windowed = sliding_window_size > -1
-        new = (self.pool.translate(loc) if windowed else loc).tolist()
         starts, ends = qo_indptr.tolist(), kv_indptr.tolist()
-        prefixes = kv_indices.tolist()
+        prefixes, stored = kv_indices.tolist(), keys.shape[0]
         begin, slots = [0], list[int]()
         for request in range(len(starts) - 1):
             prefix = prefixes[ends[request] : ends[request + 1]]
-            for token in range(starts[request], starts[request + 1]):
-                seen = prefix + new[starts[request] : token + 1]
+            for token in range(starts[request], min(starts[request + 1], query.shape[0])):
+                new = range(stored + starts[request], stored + token + 1)
+                seen = [*prefix, *new]
                 slots += seen[-sliding_window_size:] if windowed else seen
                 begin.append(len(slots))
-        bounds = torch.tensor(begin, device=query.device)
+        bounds, rows = torch.tensor(begin, device=query.device), len(begin) - 1
         mixed = self.ops.attention(
-            query,
-            torch.stack((keys, values)),
+            query[:rows],
+            torch.stack((torch.cat((keys, new_keys)), torch.cat((values, new_values)))),
             bounds[:-1],
             bounds[1:],
             torch.tensor(slots, device=query.device),
             sinks,
-            self.most_keys,
+            self.most_keys(Kind.SWA if windowed else Kind.FULL),
         )
-        out.copy_(mixed.view(out.shape))
+        out[:rows].copy_(mixed.view(out[:rows].shape))
 
 
 def keep_whole(backend: Any, whole: Callable[..., Any]) -> None:

@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.engines.sglang.runner import SglangRunner, output_of, tensors_of, uncompiled
@@ -19,12 +20,22 @@ RowSlots = Mapping[Kind, list[list[int]]]
 
 
 class ReplayingRunner(SglangRunner, ABC):
-    """A runner of decodes."""
+    """A runner of batches of one mode."""
+
+    mode: ClassVar[Mode] = Mode.DECODE
 
     def replay(self, batch: Any) -> Output:
-        """Run a decode through the engine's captured graph; return what its live rows give."""
+        """Run a batch through the engine's captured graph; return what its live rows give."""
         execute = getattr(self.runner, "execute", None) or self.runner.replay
         return output_of(execute(batch))
+
+    def can_run(self, batch: Any) -> bool:
+        """Whether the engine would replay this batch."""
+        return True
+
+    def live_size(self, batch: Any) -> int:
+        """Return how much of a bucket is live, in its own unit."""
+        return int(batch.batch_size)
 
     @property
     @abstractmethod
@@ -45,10 +56,10 @@ class ReplayingRunner(SglangRunner, ABC):
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
     @abstractmethod
-    def reads(self, rows: int) -> RowSlots:
-        """Return the slots that the last replay's index lists give the first `rows` rows to read.
+    def reads(self, batch: Any) -> RowSlots:
+        """Return the slots that the last replay's index lists give its rows to read.
 
-        They are the engine's slots.
+        It was that of `batch`. The slots are the engine's.
         """
 
 
@@ -76,9 +87,9 @@ class DecodeRunner(ReplayingRunner):
         held.pop("attention.req_to_token", None)
         return {**self.inputs(), **held}
 
-    def reads(self, rows: int) -> RowSlots:
-        """Return the slots that the last replay's index lists give the first `rows` rows."""
-        held = self.backend
+    def reads(self, batch: Any) -> RowSlots:
+        """Return the slots that the last replay's index lists give its bucket's rows."""
+        held, rows = self.backend, self.bucket
         return {
             Kind.FULL: listed(held.kv_indptr, held.cuda_graph_kv_indices, rows),
             Kind.SWA: listed(held.window_kv_indptr, held.cuda_graph_window_kv_indices, rows),
@@ -151,9 +162,9 @@ class CpuGraphRunner(ReplayingRunner):
         """Return every static buffer that a replay reads."""
         return self.inputs()
 
-    def reads(self, rows: int) -> RowSlots:
-        """Return the slots that the last replay's index lists give the first `rows` rows."""
-        planned = self.backend.forward_metadata
+    def reads(self, batch: Any) -> RowSlots:
+        """Return the slots that the last replay's index lists give its bucket's rows."""
+        planned, rows = self.backend.forward_metadata, self.bucket
         return {
             Kind.FULL: listed(planned.kv_indptr, planned.kv_indices, rows),
             Kind.SWA: listed(planned.window_kv_indptr, planned.window_kv_indices, rows),

@@ -10,28 +10,23 @@ from torch import Tensor
 from reference.config import Kind
 from reference.model import Heads, Model, TokenInputs
 from reference.ops import Ops
-from reference.state_pool import StatePaths, StatePool
+from reference.state_pool import StatePool
 from subjects.engines.sglang.loading import Engine
 from subjects.states import decode_paths, extend_paths
 
 
-class Decoder(torch.nn.Module):
-    """The engine calls `forward` as it does any model's. `window` is that of SWA layers.
+class Body(torch.nn.Module):
+    """The layers alone, from tokens to hidden states. `window` is that of SWA layers.
 
-    `entering` is called with the number of a layer before it attends. Recurrent states are in
-    `states`, where the engine's state indices say; without it there are none.
+    `entering` is called with the number of a layer before it attends.
     """
 
-    shared_experts_config = None
+    layers: tuple[torch.nn.Module, ...] = ()
 
-    def __init__(
-        self, engine: Engine, model: Model, ops: Ops, window: int, states: StatePool | None
-    ) -> None:
+    def __init__(self, engine: Engine, model: Model, ops: Ops, window: int) -> None:
         super().__init__()
-        self.states = states
-        self.decoder = model
+        self.weights = model
         self.ops = ops
-        self.output = engine.part("srt.layers.logits_processor:LogitsProcessorOutput")
         layer = engine.part("srt.layers.radix_attention:RadixAttention")
         config = model.config
         self.attention = [
@@ -45,9 +40,47 @@ class Decoder(torch.nn.Module):
             )
             for index, kind in enumerate(config.layers)
         ]
-        self.config = SimpleNamespace(model_type="decoder")
-        self.model = SimpleNamespace(layers=[], forward=self.forward)
         self.entering: Callable[[int], None] = lambda layer: None
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: Any,
+        input_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden states of every token. `input_embeds` are added to the embeddings."""
+        if input_embeds is None:
+            input_embeds = no_payload(self.weights, self.ops, positions)
+        tokens = TokenInputs(
+            input_ids=input_ids,
+            payload=input_embeds,
+            positions=positions,
+            mrope_positions=forward_batch.mrope_positions,
+            live_tokens=torch.full_like(input_ids[:1], input_ids.shape[0], dtype=torch.int32),
+        )
+        return self.weights.run_layers(self.ops, tokens, Access(self, forward_batch))
+
+
+class Decoder(torch.nn.Module):
+    """The engine calls `forward` as it does any model's, and may replace that of its `model`.
+
+    Recurrent states are in `states`, where the engine's state indices say; without it there
+    are none. They are read and stored outside of the body, as an engine's own are.
+    """
+
+    shared_experts_config = None
+
+    def __init__(
+        self, engine: Engine, model: Model, ops: Ops, window: int, states: StatePool | None
+    ) -> None:
+        super().__init__()
+        self.states = states
+        self.weights = model
+        self.ops = ops
+        self.output = engine.part("srt.layers.logits_processor:LogitsProcessorOutput")
+        self.config = SimpleNamespace(model_type="decoder")
+        self.model = Body(engine, model, ops, window)
 
     def forward(
         self,
@@ -61,55 +94,54 @@ class Decoder(torch.nn.Module):
 
         When it extends, logits are of each request's last token.
         """
-        model, ops = self.decoder, self.ops
-        tokens = TokenInputs(
-            input_ids=input_ids,
-            payload=self._payload(input_ids, positions, forward_batch),
-            positions=positions,
-            mrope_positions=forward_batch.mrope_positions,
-            live_tokens=torch.full_like(input_ids[:1], input_ids.shape[0], dtype=torch.int32),
-        )
-        hidden = model.run_layers(ops, tokens, Access(self, forward_batch))
+        payload = self._payload(input_ids, positions, forward_batch)
+        if forward_batch.input_embeds is not None:  # Static: what a captured body reads.
+            payload = forward_batch.input_embeds.copy_(payload)
+        hidden = self.model(input_ids, positions, forward_batch, payload)
         last = hidden
         if forward_batch.forward_mode.is_extend():
             last = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
-        return self.output(next_token_logits=model.logits(ops, last), hidden_states=hidden)
+        logits = self.weights.logits(self.ops, last)
+        return self.output(next_token_logits=logits, hidden_states=hidden)
 
     def _payload(self, input_ids: Tensor, positions: Tensor, batch: Any) -> Tensor:
-        model, ops = self.decoder, self.ops
+        model, ops = self.weights, self.ops
         index, mask = batch.mamba_track_indices, batch.mamba_track_mask
-        nothing = torch.zeros_like(positions)
         if self.states is None or index is None:
-            return model.payload(ops, model.embedding[nothing], nothing.bool(), nothing)
-        paths = decode_paths(index)
+            return no_payload(model, ops, positions)
         if batch.forward_mode.is_extend():
-            paths, mask = self._extended(index, mask, positions, batch)
-        states = model.advance_states(ops, self.states.recurrent, paths, input_ids)
-        return model.payload(ops, states, mask, nothing)
+            return self._extended(index, mask, input_ids, positions, batch)
+        states = model.advance_states(ops, self.states.recurrent, decode_paths(index), input_ids)
+        return model.payload(ops, states, mask, torch.zeros_like(positions))
 
     def _extended(
-        self, index: Tensor, mask: Tensor, positions: Tensor, batch: Any
-    ) -> tuple[StatePaths, Tensor]:
-        """Return the paths of a prefill's tokens, and the mask of each."""
-        lengths = batch.extend_seq_lens
+        self, index: Tensor, mask: Tensor, input_ids: Tensor, positions: Tensor, batch: Any
+    ) -> Tensor:
+        """Return the payload of a prefill's tokens; that of padded ones is zero."""
+        assert self.states is not None
+        model, lengths = self.weights, batch.extend_seq_lens
         requests = torch.arange(index.shape[0], device=index.device).repeat_interleave(lengths)
-        longest = max(batch.extend_seq_lens_cpu)
-        return extend_paths(index, requests, positions, longest), mask[requests]
+        live, longest = len(requests), int(max(batch.extend_seq_lens_cpu))
+        paths = extend_paths(index, requests, positions[:live], longest)
+        states = model.advance_states(self.ops, self.states.recurrent, paths, input_ids[:live])
+        found = no_payload(model, self.ops, positions)
+        found[:live] = model.payload(self.ops, states, mask[requests], torch.zeros_like(requests))
+        return found
 
 
 class Access:
     """KV access of one forward, through the engine's attention layers."""
 
-    def __init__(self, decoder: Decoder, batch: Any) -> None:
-        self.decoder = decoder
+    def __init__(self, body: Body, batch: Any) -> None:
+        self.body = body
         self.batch = batch
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Let the engine store key and value and attend."""
         heads = Heads(query, key, value)
-        sinks = self.decoder.decoder.layers[layer].sinks
-        self.decoder.entering(layer)
-        mixed = self.decoder.attention[layer](
+        sinks = self.body.weights.layers[layer].sinks
+        self.body.entering(layer)
+        mixed = self.body.attention[layer](
             heads.query.flatten(1),
             heads.key.flatten(1),
             heads.value.flatten(1),
@@ -118,3 +150,9 @@ class Access:
         )
         found: Tensor = mixed.view(query.shape)
         return found
+
+
+def no_payload(model: Model, ops: Ops, positions: Tensor) -> Tensor:
+    """Return the payload of tokens without a recurrent state."""
+    nothing = torch.zeros_like(positions)
+    return model.payload(ops, model.embedding[nothing], nothing.bool(), nothing)

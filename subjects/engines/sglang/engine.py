@@ -1,7 +1,6 @@
 """One of the engine's runners as the harness takes it: `EngineUnderTest` over the engine's pool."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
@@ -13,7 +12,12 @@ from subjects.captured import facts_of
 from subjects.engines.sglang.decode import CpuGraphRunner, ReplayingRunner
 from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.mirror import Mirror
-from subjects.engines.sglang.prefill import PrefillRunner
+from subjects.engines.sglang.padded import (
+    DeclaredPadding,
+    PaddedInput,
+    declared_padding,
+    padded_inputs,
+)
 from subjects.engines.sglang.runner import SglangRunner
 from subjects.protocol import (
     Forward,
@@ -37,14 +41,6 @@ NOT_OFFERED = {
 }
 """What no runner of the engine offers, and why."""
 
-UNCAPTURED = "the runner is built without being captured: what it populates is seen, and no more"
-
-WITHOUT_CAPTURE = dict.fromkeys(
-    (Offer.ARITHMETIC, Offer.KV, Offer.FRESH_ENGINE, Offer.GRAPHS, Offer.READS, Offer.INPUTS),
-    UNCAPTURED,
-)
-"""What a prefill runner does not offer."""
-
 OWN_KERNELS = {
     Offer.ARITHMETIC: "the engine's own attention kernels round otherwise than the reference",
     Offer.FRESH_ENGINE: "with the engine's own kernels one runner is captured; replays beside one"
@@ -53,61 +49,6 @@ OWN_KERNELS = {
 """What a runner with the engine's own kernels does not offer."""
 
 NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs for it"}
-
-PADDED_INPUTS = {
-    **{
-        name: name
-        for name in (
-            "input_ids",
-            "positions",
-            "mrope_positions",
-            "req_pool_indices",
-            "seq_lens",
-            "seq_lens_cpu",
-            "out_cache_loc",
-            "out_cache_loc_swa",
-            "mamba_track_indices",
-            "mamba_track_mask",
-        )
-    },
-    "attention.cuda_graph_swa_out_cache_loc": "out_cache_loc_swa",
-}
-"""Static inputs of a runner of decodes whose last axis is the batch's, and what each holds."""
-
-KEPT, RESET = "kept", "reset"
-
-POLICIES = {
-    "keep_pad": KEPT,
-    "foreach_copy": KEPT,
-    "fill_once": KEPT,
-    "fill_sentinel": RESET,
-    "zero": RESET,
-}
-"""What the engine's words for a padding policy come to."""
-
-
-@dataclass(frozen=True)
-class DeclaredPadding:
-    """What the engine declares that the padding of a buffer holds: its word, and its meaning.
-
-    `meaning` is "kept" or "reset", to `value`; None for a word that is not known.
-    """
-
-    word: str
-    meaning: str | None
-    value: Any
-
-
-@dataclass(frozen=True)
-class PaddedInput:
-    """A static input whose last axis is the batch's.
-
-    `holds` is the name of our own input that holds the same: its valid values are known.
-    """
-
-    buffer: Tensor
-    holds: str
-
 
 Runner = TypeVar("Runner", bound=SglangRunner)
 
@@ -138,7 +79,6 @@ class SglangEngine(Generic[Runner]):
         self._captured = {name: buffer.clone() for name, buffer in runner.statics().items()}
         self._captured_facts = facts_of(runner.statics())
         self._replays = self._allocated = 0
-        self._locations: torch.dtype | None = None
 
     def reset(self) -> None:
         """Start again just captured: no request owns a slot, and KV is the world's storage."""
@@ -191,17 +131,6 @@ class SglangEngine(Generic[Runner]):
         """Take the engine's KV from the world's storage."""
         self.mirror.write_kv()
 
-    def facts(self, replay: Replay) -> ReplayFacts:
-        """Return what the replay that just ran relied on."""
-        return ReplayFacts(
-            captured_buffers=self._captured_facts,
-            buffers=facts_of(self.runner.statics()),
-            locations=self._location_dtypes(),
-            allocated=self._allocated,
-            graphs_replayed=self._replays,
-            graphs_expected=int(self.runner.graphs),
-        )
-
     def forward_overridden(
         self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
     ) -> NoReturn:
@@ -221,48 +150,72 @@ class SglangEngine(Generic[Runner]):
         self.pool.preset(self._preset)
         return self.runner.batch(batch, rows, loc, extend=mode is Mode.EXTEND), loc
 
-    def _extended(self, batch: Any) -> Output:
-        """Run a prefill eagerly, by the engine's own code."""
-        output = self.runner.extend(batch)
+    def _eager(self, batch: Any) -> Output:
+        """Run a batch eagerly, by the engine's own code."""
+        output = self.runner.eagerly(batch)
         self._preset = self.pool.preset_locations
         return output
 
     def _location_dtypes(self) -> LocationDtypes | None:
         """Return the dtype of SWA locations handed over; one that is wrong, if there is one."""
         right = self.pool.translate(self.pool.held(0, 0, 1)).dtype
-        handed = {self._locations} if self._locations is not None else self.stored
-        wrong = sorted(handed - {right}, key=str)
-        return LocationDtypes(wrong[0] if wrong else right, right, None) if handed else None
+        wrong = sorted(self.stored - {right}, key=str)
+        return LocationDtypes(wrong[0] if wrong else right, right, None) if self.stored else None
 
 
-class DecodingEngine(SglangEngine[ReplayingRunner]):
-    """A runner of decodes. Prefills run eagerly, by the engine's own code."""
+class ReplayingEngine(SglangEngine[ReplayingRunner]):
+    """A runner that replays the batches of its mode. Others run eagerly, by the engine's own code.
+
+    `graphs` is how many graphs a replay is of.
+    """
+
+    def __init__(
+        self,
+        runner: ReplayingRunner,
+        mirror: Mirror,
+        stored: Collection[torch.dtype],
+        graphs: int,
+        missing: Mapping[Offer, str],
+    ) -> None:
+        super().__init__(runner, mirror, runner.mode, stored, missing)
+        self.graphs = graphs
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
-        """Run one forward, a decode by replay. RuntimeError is raised for an idle one."""
+        """Run one forward, by replay where it can. RuntimeError is raised for an idle one."""
         given, _ = self.placed(batch, mode)
         assert batch is not None
-        if mode is Mode.EXTEND:
-            return Forward(self._extended(given), None)
+        if mode is not self.mode or not self.runner.can_run(given):
+            return Forward(self._eager(given), None)
         replays, allocated = Replays.count, Replays.allocated
         output = self.runner.replay(given)
         self._replays = Replays.count - replays
         self._allocated = Replays.allocated - allocated
         self._preset = self.pool.preset_locations
-        bucket = self.runner.bucket
+        bucket, live = self.runner.bucket, self.runner.live_size(given)
         replay = Replay(
             runner=self.runner.name,
             bucket=bucket,
-            live_size=batch.live_requests,
-            padded=batch.live_requests < bucket,
+            live_size=live,
+            padded=live < bucket,
             output=output,
             live_rows=batch.live_requests,
             live_output=output,
             defined=output,
-            reads=self._reads(bucket),
+            reads=self._reads(given),
             given=self.runner.given(given),
         )
         return Forward(output, replay)
+
+    def facts(self, replay: Replay) -> ReplayFacts:
+        """Return what the replay that just ran relied on."""
+        return ReplayFacts(
+            captured_buffers=self._captured_facts,
+            buffers=facts_of(self.runner.statics()),
+            locations=self._location_dtypes(),
+            allocated=self._allocated,
+            graphs_replayed=self._replays,
+            graphs_expected=self.graphs,
+        )
 
     def notes(self) -> list[str]:
         """Return, in words, what was seen of the engine that no property judges."""
@@ -275,68 +228,14 @@ class DecodingEngine(SglangEngine[ReplayingRunner]):
 
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""
-        return {
-            name: PaddedInput(buffer, PADDED_INPUTS[name])
-            for name, buffer in self.runner.statics().items()
-            if name in PADDED_INPUTS
-        }
+        return padded_inputs(self.runner.statics(), by_token=self.mode is Mode.EXTEND)
 
     def declared_padding(self) -> Mapping[str, DeclaredPadding]:
         """Return the padding policies of the engine's registry of buffers, where it has one."""
-        registry = getattr(self.runner.runner, "buffer_registry", None)
-        slots = getattr(registry, "_slots", {})
-        found = {}
-        for name, slot in slots.items():
-            word = str(slot.padding_policy.value)
-            value = {"zero": 0, "fill_sentinel": slot.pad_value}.get(word)
-            found[name] = DeclaredPadding(word, POLICIES.get(word), value)
-        return found
+        return declared_padding(getattr(self.runner.runner, "buffer_registry", None))
 
-    def _reads(self, bucket: int) -> Mapping[str, Sequence[Sequence[int]]]:
-        reads = self.runner.reads(bucket)
+    def _reads(self, given: Any) -> Mapping[str, Sequence[Sequence[int]]]:
+        reads = self.runner.reads(given)
         return {
             kind: [self.mirror.ours(kind, slots) for slots in rows] for kind, rows in reads.items()
         }
-
-
-class PrefillEngine(SglangEngine[PrefillRunner]):
-    """A runner of prefills that is not captured: it is populated, then the prefill runs eagerly.
-
-    `tails` are what the padding of each buffer held at each padded prefill.
-    """
-
-    BUFFERS = ("input_ids", "positions", "mrope_positions", "out_cache_loc", "out_cache_loc_swa")
-
-    def reset(self) -> None:
-        """Start again, and forget what padding held."""
-        super().reset()
-        self.tails: dict[str, list[Tensor]] = {}
-
-    def facts(self, replay: Replay) -> ReplayFacts:
-        """Return the dtype of the static SWA locations, if the runner has such."""
-        return ReplayFacts(locations=self._location_dtypes())
-
-    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
-        """Populate the runner with a prefill, then run that eagerly."""
-        given, _ = self.placed(batch, mode)
-        assert batch is not None
-        static, tokens = self.runner.populate(given), batch.live_tokens
-        locations = getattr(static, "out_cache_loc_swa", None)
-        self._locations = None if locations is None else locations.dtype
-        for name in self.BUFFERS:
-            values = getattr(static, name, None)
-            if values is not None and values.shape[-1] > tokens:
-                self.tails.setdefault(name, []).append(values[..., tokens:].clone())
-        bucket = static.input_ids.shape[0]
-        output = self._extended(given)
-        replay = Replay(
-            runner=self.runner.name,
-            bucket=bucket,
-            live_size=tokens,
-            padded=tokens < bucket,
-            output=output,
-            live_rows=batch.live_requests,
-            live_output=output,
-            defined={},
-        )
-        return Forward(output, replay)

@@ -28,6 +28,16 @@ class CpuGraph:
         self.parts: list[Callable[[], Any]] = []
         self._open: TapeSegment | None = None
 
+    def capture_begin(self, *arguments: Any, **named: Any) -> None:
+        """Record from here on, as a part of what a caller captures in several graphs."""
+        CpuGraph.recording = self
+        self.begin()
+
+    def capture_end(self) -> None:
+        """Record no more."""
+        self.end()
+        CpuGraph.recording = None
+
     def begin(self) -> None:
         """Record from here on."""
         self._open = TapeSegment(self.ops)
@@ -49,13 +59,11 @@ class CpuGraph:
 @contextmanager
 def recording(cuda_graph: CpuGraph, **settings: Any) -> Iterator[None]:
     """Stand for `torch.cuda.graph`."""
-    CpuGraph.recording = cuda_graph
-    cuda_graph.begin()
+    cuda_graph.capture_begin()
     try:
         yield
     finally:
-        cuda_graph.end()
-        CpuGraph.recording = None
+        cuda_graph.capture_end()
 
 
 def whole(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,16 +86,21 @@ def whole(function: Callable[..., Any]) -> Callable[..., Any]:
 class Replays:
     """What the replays of this process were: how many, and the CUDA blocks allocated around them.
 
-    Both only ever grow.
+    `captured` counts graphs. All only ever grow.
     """
 
     count = 0
     allocated = 0
+    captured = 0
 
 
 def count_replays() -> None:
-    """Count the replays of every graph from here on, whichever class they are of."""
-    replay = torch.cuda.CUDAGraph.replay
+    """Count every graph and its replays from here on, whichever class they are of."""
+    replay, capture_end = torch.cuda.CUDAGraph.replay, torch.cuda.CUDAGraph.capture_end
+
+    def ended(graph: Any) -> None:
+        capture_end(graph)
+        Replays.captured += 1
 
     def counted(graph: Any) -> None:
         before = allocations()
@@ -96,6 +109,7 @@ def count_replays() -> None:
         Replays.allocated += allocations() - before
 
     torch.cuda.CUDAGraph.replay = counted  # type: ignore[method-assign,assignment]
+    torch.cuda.CUDAGraph.capture_end = ended  # type: ignore[method-assign,assignment]
 
 
 class Event:
@@ -111,6 +125,17 @@ class Event:
         """Do nothing."""
 
 
+def implement_on_cpu(namespace: str) -> None:
+    """Let the operators that a namespace registers for CUDA be a CPU's from here on."""
+    implement: Any = torch.library.Library.impl
+
+    def implemented(library: Any, name: Any, function: Any, key: str = "", **named: Any) -> None:
+        moved = library.ns == namespace and key == "CUDA"
+        implement(library, name, function, "CPU" if moved else key, **named)
+
+    torch.library.Library.impl = implemented  # type: ignore[method-assign,assignment]
+
+
 def emulate(ops: Ops) -> None:
     """Give torch's CPU module what an engine needs of a device module to capture graphs."""
     CpuGraph.ops = ops
@@ -124,3 +149,4 @@ def emulate(ops: Ops) -> None:
         "current_stream": lambda *arguments: stream,
     }.items():
         setattr(torch.cpu, name, value)
+    torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]

@@ -150,6 +150,7 @@ class Host:
         hf_config = self._stub("hf_config", {"architectures": [], "model_type": "decoder"})
         values = {
             "is_encoder_decoder": self.encoder_decoder,
+            "is_multimodal": True,
             "hidden_size": config.hidden,
             "spec_hidden_size": config.hidden,
             "vocab_size": config.vocab,

@@ -1,20 +1,185 @@
-"""The engine's prefill runners, as far as they go without a compiler: their real populate.
+"""The engine's runners of prefills over its own pool: built, captured and replayed by its code.
 
-They are built without being captured. What they hand to the captured function is the
-engine's own; that function never runs here.
+Between their graphs attention runs eagerly, on the live tokens of the batch under way. Runners
+of other modes may be built without being captured, as far as their real populate.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from subjects.engines.sglang.runner import SglangRunner, uncompiled
+from torch import Tensor
+
+from reference.batch import Mode
+from reference.config import Kind
+from reference.model import Output
+from subjects.engines.sglang.decode import ReplayingRunner, RowSlots, listed
+from subjects.engines.sglang.loading import PartMissingError
+from subjects.engines.sglang.runner import SglangRunner, tensors_of, uncompiled
+from subjects.graphs.pieces import installed, splitting
+
+ANY_PADDING = {"_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR": 1 << 20}
+"""What lets an engine replay a batch however much of it is padding; it costs time alone."""
+
+
+class PrefillRunner(ReplayingRunner):
+    """A prefill runner. `backend_name` is what engines with one class for all call its graphs."""
+
+    mode = Mode.EXTEND
+    backend_name: ClassVar[str]
+
+    def prepare(self) -> None:
+        """Choose the kind of graphs; let every batch that a captured size holds be replayed."""
+        super().prepare()
+        graphs = self.host.arguments.cuda_graph_config.prefill
+        graphs.set("backend", self.backend_name)
+        graphs.set("tc_compiler", "eager")
+        found = self.runner_type()
+        module = self.host.engine.module(found.__module__.partition(".")[2])
+        for name, value in ANY_PADDING.items():
+            if hasattr(module, name):
+                setattr(module, name, value)
+
+    def replay(self, batch: Any) -> Output:
+        """Run a prefill through the engine's graphs; return what its live rows give."""
+        with self.context():
+            return super().replay(batch)
+
+    def can_run(self, batch: Any) -> bool:
+        """Whether the engine would replay this batch."""
+        chooses = getattr(self.runner, "can_run_graph", None) or self.runner.can_run
+        return bool(chooses(batch))
+
+    def live_size(self, batch: Any) -> int:
+        """Return how many tokens of a bucket are live."""
+        return len(batch.input_ids)
+
+    @property
+    def bucket(self) -> int:
+        """The captured size of the last replay, in tokens."""
+        live = self.runner.raw_num_tokens
+        return int(min(size for size in self.runner.capture_num_tokens if size >= live))
+
+    def inputs(self) -> Mapping[str, Tensor]:
+        """Return the runner's static input buffers, by name."""
+        registry = getattr(self.runner, "buffer_registry", None)
+        if registry is not None:
+            return {name: slot.buffer for name, slot in registry._slots.items()}
+        return tensors_of(self.runner.buffers)
+
+    def statics(self) -> Mapping[str, Tensor]:
+        """Return every static buffer that a replay reads: inputs, and facts of requests."""
+        facts = getattr(self.runner, "_prefill_static_buffers", None) or {
+            name: held
+            for name, held in tensors_of(self.runner).items()
+            if name.startswith("static_")
+        }
+        return {**self.inputs(), **facts}
+
+    def reads(self, batch: Any) -> RowSlots:
+        """Return the slots that each live token reads.
+
+        Those of its request's prefix are the last replay's index lists; the new tokens before
+        it, and itself, are handed to attention beside them.
+        """
+        planned, window = self.backend.forward_metadata, self.model.weights.config.window
+        return {
+            Kind.FULL: token_reads(
+                batch, planned.kv_indptr, planned.kv_indices, batch.out_cache_loc, None
+            ),
+            Kind.SWA: token_reads(
+                batch,
+                planned.window_kv_indptr,
+                planned.window_kv_indices,
+                self.pool.translate(batch.out_cache_loc),
+                window,
+            ),
+        }
+
+
+def token_reads(
+    batch: Any, indptr: Tensor, indices: Tensor, new: Tensor, window: int | None
+) -> list[list[int]]:
+    """Return the slots that each token of a prefill reads: its last `window`, or all of them."""
+    found, slots, first = list[list[int]](), new.tolist(), 0
+    prefixes = listed(indptr, indices, batch.batch_size)
+    for prefix, count in zip(prefixes, batch.extend_seq_lens_cpu, strict=True):
+        for token in range(first, first + count):
+            seen = prefix + slots[first : token + 1]
+            found.append(seen if window is None else seen[-window:])
+        first += count
+    return found
+
+
+class PiecewiseRunner(PrefillRunner):
+    """The runner of prefill by pieces between attentions; its compiler is stood in for."""
+
+    name = "piecewise"
+    backend_name = "tc_piecewise"
+    places = (
+        "srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner",
+        "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner",
+    )
+
+    def prepare(self) -> None:
+        """Let the model be captured in pieces, uncompiled, split at the engine's attention."""
+        super().prepare()
+        engine = self.host.engine
+        attention = engine.module("srt.layers.radix_attention")
+        name = "unified_attention_with_output"
+        call = getattr(attention, name, None)  # Without it, the engine has no pieces to build.
+        if call is not None and not hasattr(call, "__wrapped__"):
+            setattr(attention, name, splitting(call))
+        install = installed(
+            engine.part(
+                "srt.compilation.piecewise_context_manager:is_in_piecewise_cuda_graph",
+                "srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph"
+                ":is_in_tc_piecewise_cuda_graph",
+            ),
+            engine.part(
+                "srt.compilation.piecewise_context_manager:is_in_pcg_torch_compile",
+                "srt.compilation.compile_phase:is_in_torch_compile_warmup",
+            ),
+        )
+        for module in (
+            "srt.model_executor.piecewise_cuda_graph_runner",
+            "srt.model_executor.runner_backend.tc_piecewise_cuda_graph_backend",
+        ):
+            try:
+                engine.fill(module, {"install_torch_compiled": install})
+            except PartMissingError:
+                continue
+
+
+class BreakableRunner(PrefillRunner):
+    """The runner of prefill by segments broken at attention."""
+
+    name = "breakable"
+    backend_name = "breakable"
+    places = (
+        "srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner",
+        "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner",
+    )
+
+    def prepare(self) -> None:
+        """Keep what a CPU graph leaves behind as it is: it has no memory that is reused."""
+        super().prepare()
+        if self.host.device != "cpu":
+            return
+        for module in (
+            "srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
+            "srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
+        ):
+            try:
+                self.host.engine.fill(module, {"_weak_ref_if_tensor": lambda held: held})
+            except PartMissingError:
+                continue
+
 
 UNCAPTURED = ("capture", "warmup", "warmup_compile", "_warmup", "_capture_all")
 """Methods that capture or warm up, where a runner has them."""
 
 UNCOMPILED = {
     "patch_model": uncompiled,
-    "install_torch_compiled": lambda *arguments, **named: None,
-    "resolve_prefill_backend": lambda runner: None,
     "resolve_decode_backend": lambda runner: None,
 }
 """What compiles or captures in a runner's module, where it has it."""
@@ -34,40 +199,5 @@ class UncapturedRunner(SglangRunner):
         return type(found.__name__, (found,), idle)
 
 
-class PrefillRunner(UncapturedRunner):
-    """A prefill runner."""
-
-    def populate(self, batch: Any) -> Any:
-        """Return the batch of static buffers that the captured function would be given.
-
-        Some engines return more beside it.
-        """
-        fill = getattr(self.runner, "replay_prepare", None) or self.runner.load_batch
-        with self.context():
-            filled = fill(batch)
-        parts = filled if isinstance(filled, tuple) else (filled,)
-        return next(part for part in parts if hasattr(part, "out_cache_loc"))
-
-
 def _nothing(runner: Any, *arguments: Any, **named: Any) -> None:
     """Capture nothing."""
-
-
-class PiecewiseRunner(PrefillRunner):
-    """The runner of prefill by pieces between attentions."""
-
-    name = "piecewise"
-    places = (
-        "srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner",
-        "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner",
-    )
-
-
-class BreakableRunner(PrefillRunner):
-    """The runner of prefill by segments broken at attention."""
-
-    name = "breakable"
-    places = (
-        "srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner",
-        "srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner",
-    )

@@ -47,18 +47,20 @@ class SglangRunner:
                 "req_to_token_pool": pool.requests,
                 "token_to_kv_pool": pool.kv,
                 "token_to_kv_pool_allocator": pool.allocator,
+                "attention_layers": self.model.model.attention,
+                "mha_companion_layers": [None] * len(self.model.model.attention),
             },
         )
         self.model_runner.set("kv_index_translator", translator(host, pool))
         self.backend = engine.part("srt.layers.attention.triton_backend:TritonAttnBackend")(
             self.model_runner
         )
-        self.arithmetic = OurArithmetic(ops, pool, model.config)
+        self.arithmetic = OurArithmetic(ops, model.config)
         if own_kernels:
             keep_whole(self.backend, whole)
         else:
             self.arithmetic.install(self.backend)
-            self.model.entering = partial(setattr, self.arithmetic, "layer")
+            self.model.model.entering = partial(setattr, self.arithmetic, "layer")
         self.prepare()
         with self.context():
             self.runner = self.runner_type()(self.made_from())
@@ -102,6 +104,7 @@ class SglangRunner:
             "capture_hidden_mode": self.hidden_modes.NULL,
             "num_token_non_padded": batch.num_token_non_padded,
             "num_token_non_padded_cpu": batch.live_tokens,
+            "global_num_token_non_padded_cpu": batch.live_tokens,
             "global_forward_mode": self.modes.EXTEND if extend else self.modes.DECODE,
         }
         if extend:
@@ -124,9 +127,8 @@ class SglangRunner:
         if hasattr(ids, "own_plan"):
             ids.own_plan(batch).bind(batch, ids, cols=None)
 
-    def extend(self, batch: Any) -> Output:
-        """Run a prefill eagerly, as the engine's model runner does; return what it gives."""
-        self.arithmetic.batch = batch
+    def eagerly(self, batch: Any) -> Output:
+        """Run a batch without a graph, as the engine's model runner does; return what it gives."""
         loc = getattr(batch, "out_cache_loc_swa", None)
         if loc is not None:
             self.pool.preset(loc)

@@ -1,0 +1,100 @@
+"""What stands for an engine's compiler of a model that is captured in pieces.
+
+The compiler splits a forward at the engine's own attention call. Here that call splits it
+while it runs: a graph ends, the call runs, and the next graph begins. A replay runs the graphs
+and makes the same calls between them, which find the forward that is under way by themselves.
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import torch
+
+
+class Pieces:
+    """A captured forward: its graphs, and the calls that run between them."""
+
+    recording: "Pieces | None" = None
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self.graphs: list[Any] = []
+        self.calls: list[Callable[[], Any]] = []
+        self.output: Any = None
+
+    def capture(self, forward: Callable[[], Any]) -> None:
+        """Capture a forward, whose output a replay fills anew."""
+        Pieces.recording = self
+        self._begin()
+        try:
+            self.output = forward()
+        finally:
+            self.graphs[-1].capture_end()
+            Pieces.recording = None
+
+    def split(self, call: Callable[[], Any]) -> Any:
+        """Run a call between two graphs, now and at every replay."""
+        self.graphs[-1].capture_end()
+        value = call()
+        self.calls.append(call)
+        self._begin()
+        return value
+
+    def replay(self) -> Any:
+        """Run the graphs and the calls between them; return the forward's output."""
+        for graph, call in zip(self.graphs, [*self.calls, None], strict=True):
+            graph.replay()
+            if call is not None:
+                call()
+        return self.output
+
+    def _begin(self) -> None:
+        self.graphs.append(torch.cuda.CUDAGraph())
+        self.graphs[-1].capture_begin(pool=self.pool)
+
+
+def splitting(attention: Callable[..., None]) -> Callable[..., None]:
+    """Let each call of the engine's attention split the forward that is being captured."""
+
+    @wraps(attention)
+    def called(*arguments: Any, **named: Any) -> None:
+        if Pieces.recording is None:
+            attention(*arguments, **named)
+        else:
+            Pieces.recording.split(partial(attention, *arguments, **named))
+
+    return called
+
+
+def installed(
+    in_graphs: Callable[[], bool], warms_up: Callable[[], bool]
+) -> Callable[..., torch.nn.Module]:
+    """Return what stands for the engine's own function that lets a module be compiled.
+
+    `in_graphs` says whether a forward is to run by graphs, `warms_up` whether it is to compile
+    and not yet to capture. As there, the first forward of a size warms up, the second one is
+    captured, and all others replay it.
+    """
+
+    def install(module: torch.nn.Module, *, graph_pool: Any = None, **named: Any) -> Any:
+        eager, captured = module.forward, dict[int, Pieces | None]()
+
+        def forward(input_ids: torch.Tensor, *arguments: Any, **by_name: Any) -> Any:
+            run, size = partial(eager, input_ids, *arguments, **by_name), len(input_ids)
+            if not in_graphs() or warms_up():
+                return run()
+            if size not in captured:
+                captured[size] = None
+                return run()
+            pieces = captured[size]
+            if pieces is None:
+                captured[size] = pieces = Pieces(graph_pool)
+                pieces.capture(run)
+                return pieces.output
+            return pieces.replay()
+
+        module.forward = forward
+        return module
+
+    return install
