@@ -16,7 +16,6 @@ from reference.state_pool import StatePool
 from subjects.engines.sglang import graphs
 from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
 from subjects.engines.sglang.engine import (
-    NO_TRACKING,
     OWN_KERNELS,
     WITHOUT_CAPTURE,
     DecodingEngine,
@@ -27,10 +26,11 @@ from subjects.engines.sglang.loading import Engine
 from subjects.engines.sglang.mirror import Mirror
 from subjects.engines.sglang.pool import SglangPool
 from subjects.engines.sglang.prefill import BreakableRunner, PiecewiseRunner, PrefillRunner
+from subjects.engines.sglang.verify import TargetVerifyRunner
 from subjects.protocol import Offer
 
 DECODING: Mapping[str, type[ReplayingRunner]] = {
-    runner.name: runner for runner in (DecodeRunner, CpuGraphRunner)
+    runner.name: runner for runner in (DecodeRunner, CpuGraphRunner, TargetVerifyRunner)
 }
 PREFILLING: Mapping[str, type[PrefillRunner]] = {
     runner.name: runner for runner in (PiecewiseRunner, BreakableRunner)
@@ -101,9 +101,7 @@ class DecodingEngines:
                 host, pair.model, mirror.pool, pair.trial.ops(), own_kernels=self.own_kernels
             )
         missing: dict[Offer, str] = dict(OWN_KERNELS) if self.own_kernels else {}
-        if not kind.graphs:
-            missing |= NO_TRACKING
-        return DecodingEngine(runner, mirror, Mode.DECODE, stored, missing)
+        return DecodingEngine(runner, mirror, kind.mode, stored, {**missing, **kind.missing})
 
 
 @dataclass

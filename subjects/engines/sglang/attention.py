@@ -14,6 +14,7 @@ from reference.config import ModelConfig
 from reference.model import most_keys
 from reference.ops import Ops
 from subjects.engines.sglang.pool import SglangPool
+from subjects.engines.sglang.trees import TreeBatch, tree_keys
 
 
 class OurArithmetic:
@@ -34,7 +35,10 @@ class OurArithmetic:
     @property
     def most_keys(self) -> int:
         """How many keys a token of the layer under way may list."""
-        return most_keys(self.config, self.config.layers[self.layer], masked=False)
+        return self._most_keys(masked=False)
+
+    def _most_keys(self, *, masked: bool) -> int:
+        return most_keys(self.config, self.config.layers[self.layer], masked=masked)
 
     def install(self, backend: Any) -> None:
         """Take the place of a backend's kernels."""
@@ -77,14 +81,36 @@ class OurArithmetic:
         qo_indptr: Tensor,
         kv_indptr: Tensor,
         kv_indices: Tensor,
+        custom_mask: Tensor | None,
+        causal: bool,
+        mask_indptr: Tensor | None,
+        longest: int,
         *rest: Any,
         sliding_window_size: int = -1,
         sinks: Tensor | None = None,
+        window_kv_offsets: Tensor | None = None,
         **named: Any,
     ) -> None:
-        """Attend from each new token to its request's listed prefix and the new ones before it."""
-        loc = self.batch.out_cache_loc
+        """Attend from each new token to its request's listed prefix and the new ones before it.
+
+        With a mask the new ones are `longest` draft tokens of every request, and attend by it.
+        """
         windowed = sliding_window_size > -1
+        if custom_mask is not None:
+            assert mask_indptr is not None
+            tree = TreeBatch(
+                qo_indptr=qo_indptr,
+                kv_indptr=kv_indptr,
+                kv_indices=kv_indices,
+                mask=custom_mask,
+                mask_indptr=mask_indptr,
+                offsets=window_kv_offsets,
+                drafts=longest,
+                window=sliding_window_size if windowed else None,
+            )
+            self._verify(query, (keys, values), (new_keys, new_values), out, tree, sinks)
+            return
+        loc = self.batch.out_cache_loc
         new = (self.pool.translate(loc) if windowed else loc).tolist()
         starts, ends = qo_indptr.tolist(), kv_indptr.tolist()
         prefixes = kv_indices.tolist()
@@ -104,6 +130,38 @@ class OurArithmetic:
             torch.tensor(slots, device=query.device),
             sinks,
             self.most_keys,
+        )
+        out.copy_(mixed.view(out.shape))
+
+    def _verify(
+        self,
+        query: Tensor,
+        stored: tuple[Tensor, Tensor],
+        new: tuple[Tensor, Tensor],
+        out: Tensor,
+        tree: TreeBatch,
+        sinks: Tensor | None,
+    ) -> None:
+        """Attend from each draft token to its listed prefix and, by the tree's mask, the drafts.
+
+        As the kernel does, it takes the drafts' K and V from what it is given, and not from
+        where they were stored: a graph holds no batch that could tell where that was.
+        """
+        slots, most = stored[0].shape[0], self._most_keys(masked=True)
+        cache = torch.stack(
+            [torch.cat((old, one.view(-1, *old.shape[1:]))) for old, one in zip(stored, new)]
+        )
+        listed = tree_keys(tree, query.shape[0], most, slots)
+        mixed = self.ops.attention(
+            query,
+            cache,
+            listed.begin,
+            listed.end,
+            listed.slots,
+            sinks,
+            most,
+            listed.mask,
+            listed.begin,
         )
         out.copy_(mixed.view(out.shape))
 

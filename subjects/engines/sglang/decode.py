@@ -2,14 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.engines.sglang.runner import SglangRunner, output_of, tensors_of, uncompiled
+from subjects.protocol import Offer
+
+NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs for it"}
+"""What a runner without static inputs of recurrent states does not offer."""
 
 UNPOPULATED = frozenset({"num_token_non_padded"})
 """Static inputs that replays leave as they were captured: the settings that they serve are off."""
@@ -19,10 +24,17 @@ RowSlots = Mapping[Kind, list[list[int]]]
 
 
 class ReplayingRunner(SglangRunner, ABC):
-    """A runner of decodes."""
+    """A runner of decodes, or of what takes a decode's place: k tokens of every request.
+
+    `mode` is what it replays, `missing` what it does not offer, and why.
+    """
+
+    mode: ClassVar[Mode] = Mode.DECODE
+    tokens_per_request: ClassVar[int] = 1
+    missing: ClassVar[Mapping[Offer, str]] = {}
 
     def replay(self, batch: Any) -> Output:
-        """Run a decode through the engine's captured graph; return what its live rows give."""
+        """Run a batch through the engine's captured graph; return what its live rows give."""
         execute = getattr(self.runner, "execute", None) or self.runner.replay
         return output_of(execute(batch))
 
@@ -46,9 +58,9 @@ class ReplayingRunner(SglangRunner, ABC):
 
     @abstractmethod
     def reads(self, rows: int) -> RowSlots:
-        """Return the slots that the last replay's index lists give the first `rows` rows to read.
+        """Return the slots that the last replay's index lists give `rows` requests to read.
 
-        They are the engine's slots.
+        There is a row for each of their tokens. They are the engine's slots.
         """
 
 
@@ -98,6 +110,7 @@ class CpuGraphRunner(ReplayingRunner):
     left_behind = False
     places = ("srt.model_executor.cpu_graph_runner:CPUGraphRunner",)
     graphs = False
+    missing = NO_TRACKING
 
     def prepare(self) -> None:
         """Let the backend answer for a CPU's own, and the model run uncompiled."""

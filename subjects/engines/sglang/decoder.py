@@ -59,7 +59,7 @@ class Decoder(torch.nn.Module):
     ) -> Any:
         """Return hidden states of every token, and logits of as many.
 
-        When it extends, logits are of each request's last token.
+        When it extends by known tokens, logits are of each request's last one.
         """
         model, ops = self.decoder, self.ops
         tokens = TokenInputs(
@@ -71,7 +71,7 @@ class Decoder(torch.nn.Module):
         )
         hidden = model.run_layers(ops, tokens, Access(self, forward_batch))
         last = hidden
-        if forward_batch.forward_mode.is_extend():
+        if extends(forward_batch):
             last = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
         return self.output(next_token_logits=model.logits(ops, last), hidden_states=hidden)
 
@@ -82,7 +82,7 @@ class Decoder(torch.nn.Module):
         if self.states is None or index is None:
             return model.payload(ops, model.embedding[nothing], nothing.bool(), nothing)
         paths = decode_paths(index)
-        if batch.forward_mode.is_extend():
+        if extends(batch):
             paths, mask = self._extended(index, mask, positions, batch)
         states = model.advance_states(ops, self.states.recurrent, paths, input_ids)
         return model.payload(ops, states, mask, nothing)
@@ -95,6 +95,12 @@ class Decoder(torch.nn.Module):
         requests = torch.arange(index.shape[0], device=index.device).repeat_interleave(lengths)
         longest = max(batch.extend_seq_lens_cpu)
         return extend_paths(index, requests, positions, longest), mask[requests]
+
+
+def extends(batch: Any) -> bool:
+    """Whether a batch of the engine computes tokens that are known; drafts are not."""
+    mode = batch.forward_mode
+    return bool(mode.is_extend() and not mode.is_target_verify())
 
 
 class Access:

@@ -52,8 +52,6 @@ OWN_KERNELS = {
 }
 """What a runner with the engine's own kernels does not offer."""
 
-NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs for it"}
-
 PADDED_INPUTS = {
     **{
         name: name
@@ -222,7 +220,7 @@ class SglangEngine(Generic[Runner]):
         return self.runner.batch(batch, rows, loc, extend=mode is Mode.EXTEND), loc
 
     def _extended(self, batch: Any) -> Output:
-        """Run a prefill eagerly, by the engine's own code."""
+        """Run a batch eagerly, by the engine's own code."""
         output = self.runner.extend(batch)
         self._preset = self.pool.preset_locations
         return output
@@ -236,13 +234,16 @@ class SglangEngine(Generic[Runner]):
 
 
 class DecodingEngine(SglangEngine[ReplayingRunner]):
-    """A runner of decodes. Prefills run eagerly, by the engine's own code."""
+    """A runner of decodes, or of verifies. All else runs eagerly, by the engine's own code."""
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
-        """Run one forward, a decode by replay. RuntimeError is raised for an idle one."""
+        """Run one forward, one of the runner's mode by replay.
+
+        RuntimeError is raised for an idle one.
+        """
         given, _ = self.placed(batch, mode)
         assert batch is not None
-        if mode is Mode.EXTEND:
+        if mode is not self.mode:
             return Forward(self._extended(given), None)
         replays, allocated = Replays.count, Replays.allocated
         output = self.runner.replay(given)
@@ -256,7 +257,7 @@ class DecodingEngine(SglangEngine[ReplayingRunner]):
             live_size=batch.live_requests,
             padded=batch.live_requests < bucket,
             output=output,
-            live_rows=batch.live_requests,
+            live_rows=batch.live_requests * self.runner.tokens_per_request,
             live_output=output,
             defined=output,
             reads=self._reads(bucket),

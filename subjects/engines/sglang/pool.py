@@ -155,6 +155,13 @@ class SglangPool:
         """Free the SWA slots of tokens begin .. end-1 of a request."""
         self.allocator.free_swa(self.held(row, begin, end))
 
+    def shrink(self, row: int, begin: int, end: int) -> None:
+        """Take back the slots of tokens begin .. end-1, the last that a request holds.
+
+        They are whole pages but for the last, as in the engine's own verify.
+        """
+        self.allocator.free(self.held(row, begin, end))
+
     def free(self, row: int, count: int, evicted: int) -> None:
         """Take back the slots of a request of `count` tokens, the first of which were evicted."""
         whole = evicted

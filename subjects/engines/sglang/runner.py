@@ -47,6 +47,7 @@ class SglangRunner:
                 "req_to_token_pool": pool.requests,
                 "token_to_kv_pool": pool.kv,
                 "token_to_kv_pool_allocator": pool.allocator,
+                **self.declared(),
             },
         )
         self.model_runner.set("kv_index_translator", translator(host, pool))
@@ -62,6 +63,10 @@ class SglangRunner:
         self.prepare()
         with self.context():
             self.runner = self.runner_type()(self.made_from())
+
+    def declared(self) -> dict[str, Any]:
+        """Return what the engine's model runner is told for this runner alone."""
+        return {}
 
     def made_from(self) -> Any:
         """Return what the engine's runner is built from."""
@@ -113,10 +118,15 @@ class SglangRunner:
                 "extend_prefix_lens_cpu": prefix,
                 "extend_seq_lens_cpu": counts,
             }
+        values |= self.adds(batch)
         known = {field.name for field in fields(self.batches)}
         made = self.batches(**{name: value for name, value in values.items() if name in known})
         self.bind(made)
         return made
+
+    def adds(self, batch: ForwardBatch) -> dict[str, Any]:
+        """Return what the engine's batch has for this runner alone, or otherwise than others."""
+        return {}
 
     def bind(self, batch: Any) -> None:
         """Plan a batch's KV ids, where the engine does so beforehand."""
@@ -125,7 +135,7 @@ class SglangRunner:
             ids.own_plan(batch).bind(batch, ids, cols=None)
 
     def extend(self, batch: Any) -> Output:
-        """Run a prefill eagerly, as the engine's model runner does; return what it gives."""
+        """Run a batch eagerly, as the engine's model runner does; return what it gives."""
         self.arithmetic.batch = batch
         loc = getattr(batch, "out_cache_loc_swa", None)
         if loc is not None:

@@ -1,0 +1,151 @@
+"""The engine's verify of draft trees: its decode runner, captured for a model runner that drafts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.config import SPECULATION, Kind
+from reference.model import Model
+from reference.ops import Ops
+from subjects.engines.sglang.decode import DecodeRunner, RowSlots
+from subjects.engines.sglang.host import Host
+from subjects.engines.sglang.pool import SglangPool
+from subjects.engines.sglang.trees import TreeBatch, tree_keys
+from subjects.protocol import Offer
+
+DRAFTS = SPECULATION.draft_tokens
+
+SETTINGS = {
+    "speculative_algorithm": "EAGLE",
+    "speculative_num_steps": SPECULATION.steps,
+    "speculative_eagle_topk": SPECULATION.topk,
+    "speculative_num_draft_tokens": DRAFTS,
+}
+"""The engine's settings when it drafts."""
+
+
+class TargetVerifyRunner(DecodeRunner):
+    """The runner that replays one graph for a batch of trees of drafts, k tokens of each request.
+
+    What is ours: the trees and their mask, a tensor apart that the engine copies (a server may
+    build it in the engine's own buffer); which drafts are accepted; and where their KV then
+    lies (see `Mirror`).
+    """
+
+    name = "target_verify"
+    mode = Mode.TARGET_VERIFY
+    tokens_per_request = DRAFTS
+    missing = {
+        Offer.TRACKED_STATE: "an engine that drafts has no static inputs for it: its decode runner"
+        " makes them only where nothing speculates"
+    }
+
+    def __init__(
+        self, host: Host, model: Model, pool: SglangPool, ops: Ops, *, own_kernels: bool
+    ) -> None:
+        for name, value in SETTINGS.items():
+            host.set(name, value)
+        super().__init__(host, model, pool, ops, own_kernels=own_kernels)
+
+    def declared(self) -> dict[str, Any]:
+        """Return what makes the engine's decode runner capture a verify."""
+        algorithms = self.host.engine.part("srt.speculative.spec_info:SpeculativeAlgorithm")
+        return {
+            "spec_algorithm": algorithms.EAGLE,
+            "decode_num_tokens_per_bs": lambda **named: DRAFTS,
+            "decode_num_tokens_per_req": lambda **named: DRAFTS,
+        }
+
+    def adds(self, batch: ForwardBatch) -> dict[str, Any]:
+        """Return the mode and the trees of a batch to verify."""
+        if batch.mode is not Mode.TARGET_VERIFY:
+            return {}
+        verify = self.modes.TARGET_VERIFY
+        full = self.hidden_modes.FULL
+        trees = self.host.engine.part("srt.speculative.eagle_info:EagleVerifyInput")(
+            draft_token=batch.input_ids,
+            custom_mask=batch.spec_info["custom_mask"],
+            positions=batch.positions,
+            retrieve_index=None,
+            retrieve_next_token=None,
+            retrieve_next_sibling=None,
+            retrieve_cum_len=None,
+            spec_steps=SPECULATION.steps,
+            topk=SPECULATION.topk,
+            draft_token_num=DRAFTS,
+            capture_hidden_mode=full,
+            seq_lens_sum=int(batch.seq_lens_cpu.sum()),
+            seq_lens_cpu=batch.seq_lens_cpu,
+        )
+        return {
+            "forward_mode": verify,
+            "global_forward_mode": verify,
+            "spec_info": trees,
+            "capture_hidden_mode": full,
+        }
+
+    @property
+    def mask(self) -> Tensor:
+        """The static mask of the trees, as the backend holds it."""
+        holder = getattr(self.backend, "verify_mask", None)
+        found: Tensor = self.backend.cuda_graph_custom_mask if holder is None else holder.buffer
+        return found
+
+    def statics(self) -> Mapping[str, Tensor]:
+        """Return every static buffer that a replay reads: the runner's and the backend's."""
+        return {**super().statics(), "attention.cuda_graph_custom_mask": self.mask}
+
+    def reads(self, rows: int) -> RowSlots:
+        """Return the slots that the last replay's lists give the tokens of `rows` requests.
+
+        A draft token's own slots are those that it and the drafts above it were stored to, as
+        the mask says which are above it. Of slot 0, where padding lies, one is listed.
+        """
+        statics, tokens = self.statics(), rows * DRAFTS
+        full = statics["out_cache_loc"][:tokens]
+        swa = next(
+            (statics[name][:tokens] for name in SWA_LOCATIONS if name in statics),
+            self.pool.translate(full),
+        )
+        return {
+            kind: self._slots_read(kind, rows, stored)
+            for kind, stored in ((Kind.FULL, full), (Kind.SWA, swa))
+        }
+
+    def _slots_read(self, kind: Kind, rows: int, stored: Tensor) -> list[list[int]]:
+        held, window = self.backend, self.model.decoder.config.window
+        swa = kind is Kind.SWA
+        listed = tree_keys(
+            TreeBatch(
+                qo_indptr=held.qo_indptr[: rows + 1],
+                kv_indptr=(held.window_kv_indptr if swa else held.kv_indptr)[: rows + 1],
+                kv_indices=held.cuda_graph_window_kv_indices if swa else held.cuda_graph_kv_indices,
+                mask=self.mask,
+                mask_indptr=held.mask_indptr[: rows + 1],
+                offsets=held.cuda_graph_window_kv_offsets if swa else None,
+                drafts=DRAFTS,
+                window=window if swa else None,
+            ),
+            rows * DRAFTS,
+            self.model.decoder.config.max_context,
+            BASE,
+        )
+        slots = listed.slots.clone()
+        drafted = slots >= BASE
+        slots[drafted] = stored.to(slots.dtype)[slots[drafted] - BASE]
+        read = zip(listed.begin.tolist(), listed.end.tolist(), strict=True)
+        return [_once(slots[b:e][listed.mask[b:e]].tolist()) for b, e in read]
+
+
+SWA_LOCATIONS = ("out_cache_loc_swa", "attention.cuda_graph_swa_out_cache_loc")
+"""Static buffers that hold the SWA write locations, in engines that have one of them."""
+
+BASE = 1 << 32
+"""Beyond all slots: draft tokens are listed from here on before their slots are looked up."""
+
+
+def _once(slots: list[int]) -> list[int]:
+    """Return slots with slot 0 at most once: as often as it is read says nothing."""
+    return ([0] if 0 in slots else []) + [slot for slot in slots if slot]
