@@ -16,6 +16,7 @@ from reference.state_pool import StatePool
 from subjects.engines.sglang import graphs
 from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
 from subjects.engines.sglang.engine import (
+    NO_TRACKING,
     OWN_KERNELS,
     WITHOUT_CAPTURE,
     DecodingEngine,
@@ -101,7 +102,9 @@ class DecodingEngines:
                 host, pair.model, mirror.pool, pair.trial.ops(), own_kernels=self.own_kernels
             )
         missing: dict[Offer, str] = dict(OWN_KERNELS) if self.own_kernels else {}
-        return DecodingEngine(runner, mirror, kind.mode, stored, {**missing, **kind.missing})
+        if "mamba_track_indices" not in runner.inputs():
+            missing |= NO_TRACKING
+        return DecodingEngine(runner, mirror, kind.mode, stored, missing)
 
 
 @dataclass

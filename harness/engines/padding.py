@@ -100,7 +100,7 @@ class PaddingLedger:
             self.runs += 1
             name = names[self.runs % len(names)]
             held = subject.padded_inputs()[name]
-            tail = held.buffer[..., live:bucket]
+            tail = held.tail(batch, bucket)
             other = self._other_values(tail, self.bounds[held.holds])
             tail.copy_(other)
             with subject_runs():
@@ -147,6 +147,8 @@ class PaddingLedger:
         """Return valid values that no reset gives; of numbers, none that the tail holds."""
         if tail.dtype is torch.bool:
             return torch.ones_like(tail)
+        if bound == 2:  # Bits: none stays as it is.
+            return 1 - tail
         added = 2 + self.runs % 3
         values = tail + added
         return torch.where(values < bound, values, added).to(tail.dtype)

@@ -149,7 +149,10 @@ class OurArithmetic:
         """
         slots, most = stored[0].shape[0], self._most_keys(masked=True)
         cache = torch.stack(
-            [torch.cat((old, one.view(-1, *old.shape[1:]))) for old, one in zip(stored, new)]
+            [
+                torch.cat((old, one.view(-1, *old.shape[1:])))
+                for old, one in zip(stored, new, strict=True)
+            ]
         )
         listed = tree_keys(tree, query.shape[0], most, slots)
         mixed = self.ops.attention(

@@ -11,10 +11,6 @@ from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.engines.sglang.runner import SglangRunner, output_of, tensors_of, uncompiled
-from subjects.protocol import Offer
-
-NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs for it"}
-"""What a runner without static inputs of recurrent states does not offer."""
 
 UNPOPULATED = frozenset({"num_token_non_padded"})
 """Static inputs that replays leave as they were captured: the settings that they serve are off."""
@@ -26,12 +22,11 @@ RowSlots = Mapping[Kind, list[list[int]]]
 class ReplayingRunner(SglangRunner, ABC):
     """A runner of decodes, or of what takes a decode's place: k tokens of every request.
 
-    `mode` is what it replays, `missing` what it does not offer, and why.
+    `mode` is what it replays.
     """
 
     mode: ClassVar[Mode] = Mode.DECODE
     tokens_per_request: ClassVar[int] = 1
-    missing: ClassVar[Mapping[Offer, str]] = {}
 
     def replay(self, batch: Any) -> Output:
         """Run a batch through the engine's captured graph; return what its live rows give."""
@@ -110,7 +105,6 @@ class CpuGraphRunner(ReplayingRunner):
     left_behind = False
     places = ("srt.model_executor.cpu_graph_runner:CPUGraphRunner",)
     graphs = False
-    missing = NO_TRACKING
 
     def prepare(self) -> None:
         """Let the backend answer for a CPU's own, and the model run uncompiled."""

@@ -15,6 +15,7 @@ from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.mirror import Mirror
 from subjects.engines.sglang.prefill import PrefillRunner
 from subjects.engines.sglang.runner import SglangRunner
+from subjects.engines.sglang.verify import MASK
 from subjects.protocol import (
     Forward,
     LocationDtypes,
@@ -52,6 +53,8 @@ OWN_KERNELS = {
 }
 """What a runner with the engine's own kernels does not offer."""
 
+NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs for it"}
+
 PADDED_INPUTS = {
     **{
         name: name
@@ -71,6 +74,11 @@ PADDED_INPUTS = {
     "attention.cuda_graph_swa_out_cache_loc": "out_cache_loc_swa",
 }
 """Static inputs of a runner of decodes whose last axis is the batch's, and what each holds."""
+
+OF_TOKENS = frozenset(
+    {"input_ids", "positions", "mrope_positions", "out_cache_loc", "out_cache_loc_swa"}
+)
+"""What a batch has for each token; of all else one for each request."""
 
 KEPT, RESET = "kept", "reset"
 
@@ -98,13 +106,29 @@ class DeclaredPadding:
 
 @dataclass(frozen=True)
 class PaddedInput:
-    """A static input whose last axis is the batch's.
+    """A static input whose last axis is the batch's, `each` elements for a request.
 
     `holds` is the name of our own input that holds the same: its valid values are known.
     """
 
     buffer: Tensor
     holds: str
+    each: int = 1
+
+    def tail(self, batch: ForwardBatch, bucket: int) -> Tensor:
+        """Return what padding holds when a batch is replayed in a bucket of so many requests."""
+        return self.buffer[..., batch.live_requests * self.each : bucket * self.each]
+
+
+@dataclass(frozen=True)
+class PaddedMask(PaddedInput):
+    """A mask of `each` draft tokens of a request over its keys and themselves, flat."""
+
+    def tail(self, batch: ForwardBatch, bucket: int) -> Tensor:
+        """Return the bits of padded requests, which have one key each."""
+        begin = sum(self.each * (span.begin + self.each) for span in batch.spans)
+        padded = bucket - batch.live_requests
+        return self.buffer[begin : begin + padded * self.each * (1 + self.each)]
 
 
 Runner = TypeVar("Runner", bound=SglangRunner)
@@ -276,11 +300,15 @@ class DecodingEngine(SglangEngine[ReplayingRunner]):
 
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""
-        return {
-            name: PaddedInput(buffer, PADDED_INPUTS[name])
-            for name, buffer in self.runner.statics().items()
-            if name in PADDED_INPUTS
+        statics, each = self.runner.statics(), self.runner.tokens_per_request
+        found = {
+            name: PaddedInput(statics[name], holds, each if holds in OF_TOKENS else 1)
+            for name, holds in PADDED_INPUTS.items()
+            if name in statics
         }
+        if self.mode is Mode.TARGET_VERIFY:
+            found[MASK] = PaddedMask(statics[MASK], "custom_mask", each)
+        return found
 
     def declared_padding(self) -> Mapping[str, DeclaredPadding]:
         """Return the padding policies of the engine's registry of buffers, where it has one."""

@@ -120,10 +120,10 @@ class Mirror:
                 self.pool.give_row(held.row)
                 self._freed = True
                 continue
-            room = len(owner.full_pages) * self.pool.sizes.page_size
-            if held.tokens > room:
-                self.pool.shrink(held.row, room, held.tokens)
-                held.tokens = room
+            kept = len(owner.full_pages) * self.pool.sizes.page_size
+            if held.tokens > kept:
+                self.pool.shrink(held.row, kept, held.tokens)
+                held.tokens = kept
                 self._freed = True
             evicted = min(self._evicted(owner), held.tokens)
             if evicted > held.evicted:

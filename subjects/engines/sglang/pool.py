@@ -151,16 +151,13 @@ class SglangPool:
         found: Tensor = self.requests.req_to_token[row, begin:end].to(torch.int64)
         return found
 
+    def shrink(self, row: int, begin: int, end: int) -> None:
+        """Free the slots, full and SWA, of tokens begin .. end-1 of a request, its last ones."""
+        self.allocator.free(self.held(row, begin, end))
+
     def evict(self, row: int, begin: int, end: int) -> None:
         """Free the SWA slots of tokens begin .. end-1 of a request."""
         self.allocator.free_swa(self.held(row, begin, end))
-
-    def shrink(self, row: int, begin: int, end: int) -> None:
-        """Take back the slots of tokens begin .. end-1, the last that a request holds.
-
-        They are whole pages but for the last, as in the engine's own verify.
-        """
-        self.allocator.free(self.held(row, begin, end))
 
     def free(self, row: int, count: int, evicted: int) -> None:
         """Take back the slots of a request of `count` tokens, the first of which were evicted."""

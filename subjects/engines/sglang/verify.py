@@ -1,4 +1,4 @@
-"""The engine's verify of draft trees: its decode runner, captured for a model runner that drafts."""
+"""The engine's verify of draft trees: its decode runner, captured where a model is drafted for."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +13,11 @@ from subjects.engines.sglang.decode import DecodeRunner, RowSlots
 from subjects.engines.sglang.host import Host
 from subjects.engines.sglang.pool import SglangPool
 from subjects.engines.sglang.trees import TreeBatch, tree_keys
-from subjects.protocol import Offer
 
 DRAFTS = SPECULATION.draft_tokens
+
+MASK = "attention.cuda_graph_custom_mask"
+"""The static input that says which drafts each draft token sees."""
 
 SETTINGS = {
     "speculative_algorithm": "EAGLE",
@@ -31,16 +33,13 @@ class TargetVerifyRunner(DecodeRunner):
 
     What is ours: the trees and their mask, a tensor apart that the engine copies (a server may
     build it in the engine's own buffer); which drafts are accepted; and where their KV then
-    lies (see `Mirror`).
+    lies (see `Mirror`). Such an engine keeps recurrent states elsewhere than in this runner's
+    static inputs, so that no request's is tracked.
     """
 
     name = "target_verify"
     mode = Mode.TARGET_VERIFY
     tokens_per_request = DRAFTS
-    missing = {
-        Offer.TRACKED_STATE: "an engine that drafts has no static inputs for it: its decode runner"
-        " makes them only where nothing speculates"
-    }
 
     def __init__(
         self, host: Host, model: Model, pool: SglangPool, ops: Ops, *, own_kernels: bool
@@ -95,7 +94,11 @@ class TargetVerifyRunner(DecodeRunner):
 
     def statics(self) -> Mapping[str, Tensor]:
         """Return every static buffer that a replay reads: the runner's and the backend's."""
-        return {**super().statics(), "attention.cuda_graph_custom_mask": self.mask}
+        return {**super().statics(), MASK: self.mask}
+
+    def given(self, batch: Any) -> Mapping[str, Tensor]:
+        """Return what a batch brings, the mask of its trees too, in the static one's dtype."""
+        return {**super().given(batch), MASK: batch.spec_info.custom_mask.to(self.mask.dtype)}
 
     def reads(self, rows: int) -> RowSlots:
         """Return the slots that the last replay's lists give the tokens of `rows` requests.
