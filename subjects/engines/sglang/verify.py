@@ -103,8 +103,9 @@ class TargetVerifyRunner(DecodeRunner):
     def reads(self, rows: int) -> RowSlots:
         """Return the slots that the last replay's lists give the tokens of `rows` requests.
 
-        A draft token's own slots are those that it and the drafts above it were stored to, as
-        the mask says which are above it. Of slot 0, where padding lies, one is listed.
+        The kernel is given K and V of the drafts, which are listed where they were stored: of a
+        live token its own and those that the mask has above it. Of a padded one none is listed,
+        for nothing reads what it stores.
         """
         statics, tokens = self.statics(), rows * DRAFTS
         full = statics["out_cache_loc"][:tokens]
@@ -113,33 +114,38 @@ class TargetVerifyRunner(DecodeRunner):
             self.pool.translate(full),
         )
         return {
-            kind: self._slots_read(kind, rows, stored)
+            kind: self._slots_read(kind, rows, stored.tolist())
             for kind, stored in ((Kind.FULL, full), (Kind.SWA, swa))
         }
 
-    def _slots_read(self, kind: Kind, rows: int, stored: Tensor) -> list[list[int]]:
-        held, window = self.backend, self.model.decoder.config.window
-        swa = kind is Kind.SWA
-        listed = tree_keys(
-            TreeBatch(
-                qo_indptr=held.qo_indptr[: rows + 1],
-                kv_indptr=(held.window_kv_indptr if swa else held.kv_indptr)[: rows + 1],
-                kv_indices=held.cuda_graph_window_kv_indices if swa else held.cuda_graph_kv_indices,
-                mask=self.mask,
-                mask_indptr=held.mask_indptr[: rows + 1],
-                offsets=held.cuda_graph_window_kv_offsets if swa else None,
-                drafts=DRAFTS,
-                window=window if swa else None,
-            ),
-            rows * DRAFTS,
-            self.model.decoder.config.max_context,
-            BASE,
+    def _slots_read(self, kind: Kind, rows: int, stored: list[int]) -> list[list[int]]:
+        config = self.model.decoder.config
+        listed = tree_keys(self._trees(kind, rows), rows * DRAFTS, config.max_context, BASE)
+        bounds = zip(listed.begin.tolist(), listed.end.tolist(), strict=True)
+        live = int(self.runner.raw_num_token)
+        seen = [listed.slots[begin:end][listed.mask[begin:end]].tolist() for begin, end in bounds]
+        return [
+            [
+                slot if slot < BASE else stored[slot - BASE]
+                for slot in slots
+                if slot < BASE or token < live
+            ]
+            for token, slots in enumerate(seen)
+        ]
+
+    def _trees(self, kind: Kind, rows: int) -> TreeBatch:
+        """Return what the kernel is given of `rows` requests by the backend's static lists."""
+        held, swa = self.backend, kind is Kind.SWA
+        return TreeBatch(
+            qo_indptr=held.qo_indptr[: rows + 1],
+            kv_indptr=(held.window_kv_indptr if swa else held.kv_indptr)[: rows + 1],
+            kv_indices=held.cuda_graph_window_kv_indices if swa else held.cuda_graph_kv_indices,
+            mask=self.mask,
+            mask_indptr=held.mask_indptr[: rows + 1],
+            offsets=held.cuda_graph_window_kv_offsets if swa else None,
+            drafts=DRAFTS,
+            window=self.model.decoder.config.window if swa else None,
         )
-        slots = listed.slots.clone()
-        drafted = slots >= BASE
-        slots[drafted] = stored.to(slots.dtype)[slots[drafted] - BASE]
-        read = zip(listed.begin.tolist(), listed.end.tolist(), strict=True)
-        return [_once(slots[b:e][listed.mask[b:e]].tolist()) for b, e in read]
 
 
 SWA_LOCATIONS = ("out_cache_loc_swa", "attention.cuda_graph_swa_out_cache_loc")
@@ -147,8 +153,3 @@ SWA_LOCATIONS = ("out_cache_loc_swa", "attention.cuda_graph_swa_out_cache_loc")
 
 BASE = 1 << 32
 """Beyond all slots: draft tokens are listed from here on before their slots are looked up."""
-
-
-def _once(slots: list[int]) -> list[int]:
-    """Return slots with slot 0 at most once: as often as it is read says nothing."""
-    return ([0] if 0 in slots else []) + [slot for slot in slots if slot]
