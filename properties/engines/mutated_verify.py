@@ -1,7 +1,8 @@
 """Verify draft trees on a release, wronged in turn; print what was judged, as JSON.
 
 A script: one release per process. `python -m properties.engines.mutated_verify PACKAGE
-PAGE_SIZE MUTATION …`, where `none` is the release as it is.
+PAGE_SIZE MUTATION …`, where `none` is the release as it is, and `elements` wrongs one element of
+each static list in turn, right before its graph is launched.
 """
 
 import json
@@ -13,8 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from harness.campaigns.hunt import whole
 from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
 from harness.engines.adapters import DecodingEngines, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import DEPENDENCIES, folder
@@ -125,13 +129,58 @@ def verifying(lockstep: Lockstep, mutation: str) -> dict[str, Any]:
     }
 
 
+LISTS = {
+    "attention.qo_indptr": 1,
+    "attention.kv_indptr": 1,
+    "attention.cuda_graph_kv_indices": 0,
+    "attention.window_kv_indptr": 1,
+    "attention.cuda_graph_window_kv_indices": 0,
+    "attention.cuda_graph_window_kv_offsets": 0,
+    "attention.mask_indptr": 1,
+    "positions": 0,
+    "out_cache_loc": 0,
+}
+"""Static lists that the captured verify reads, and the element that is one too high."""
+
+
+@contextmanager
+def wronged(runner: TargetVerifyRunner, name: str) -> Iterator[None]:
+    """Add one to an element of a static list before each launch, for a while."""
+    launch = torch.cuda.CUDAGraph.replay
+
+    def other(graph: Any) -> None:
+        runner.statics()[name][LISTS[name]] += 1
+        launch(graph)
+
+    torch.cuda.CUDAGraph.replay = other  # type: ignore[method-assign,assignment]
+    yield
+    torch.cuda.CUDAGraph.replay = launch  # type: ignore[method-assign]
+
+
+def elements(lockstep: Lockstep) -> dict[str, list[str]]:
+    """Return what one wrong element of each list violates."""
+    subject = lockstep.pair.subject
+    assert isinstance(subject, DecodingEngine)
+    assert isinstance(subject.runner, TargetVerifyRunner)
+    found = {}
+    for name in LISTS:
+        with wronged(subject.runner, name):
+            found[name] = sorted(whole(lockstep.play(VERIFYING)).violated)
+    return found
+
+
 def main(package: str, page_size: str, *mutations: str) -> None:
     """Play with our arithmetic; print what it shows."""
     warnings.simplefilter("ignore")
     engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
     trial = TrialConfig(runner="target_verify", page_size=int(page_size))
     lockstep = Lockstep(trial, engines=DecodingEngines(engine))
-    found = {mutation: verifying(lockstep, mutation) for mutation in mutations}
+    found: dict[str, Any] = {
+        mutation: verifying(lockstep, mutation) for mutation in mutations if mutation != "elements"
+    }
+    if "elements" in mutations:
+        lockstep.watch(STATE_PROPERTIES)
+        found["elements"] = elements(lockstep)
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 
 

@@ -23,7 +23,7 @@ WRONGED = {
 """What wronging a release's populate must violate, at least."""
 
 PLAYED = {
-    NEWEST: ("1", ("none", *WRONGED)),
+    NEWEST: ("1", ("none", *WRONGED, "elements")),
     MENDED: ("4", ("none", "heal_req_pool_pad")),
 }
 """The page size that a release is tried with, and how it is wronged, in one process."""
@@ -55,6 +55,12 @@ def test_a_verify_that_is_wronged_violates_what_it_must(mutation: str) -> None:
     shown = all_shown(NEWEST)[mutation]
     assert WRONGED[mutation] <= set(shown["violated"])
     assert shown["replays"] > 0
+
+
+def test_a_graph_reads_every_list_as_it_is_when_it_is_launched() -> None:
+    found = all_shown(NEWEST)["elements"]
+    assert [name for name, violated in found.items() if "kv_parity" not in violated] == []
+    assert "attention.cuda_graph_window_kv_offsets" in found
 
 
 def test_stale_request_rows_are_all_that_is_wrong_with_the_release_that_kept_them() -> None:
