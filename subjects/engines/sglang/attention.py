@@ -95,36 +95,47 @@ class OurArithmetic:
 
         With a mask the new ones are `longest` draft tokens of every request, and attend by it.
         """
-        windowed = sliding_window_size > -1
-        if custom_mask is not None:
-            assert mask_indptr is not None
-            tree = TreeBatch(
-                qo_indptr=qo_indptr,
-                kv_indptr=kv_indptr,
-                kv_indices=kv_indices,
-                mask=custom_mask,
-                mask_indptr=mask_indptr,
-                offsets=window_kv_offsets,
-                drafts=longest,
-                window=sliding_window_size if windowed else None,
-            )
-            self._verify(query, (keys, values), (new_keys, new_values), out, tree, sinks)
+        stored, window = (keys, values), sliding_window_size if sliding_window_size > -1 else None
+        if custom_mask is None or mask_indptr is None:
+            lists = qo_indptr, kv_indptr, kv_indices
+            self._extend(query, stored, out, lists, window, sinks)
             return
+        tree = TreeBatch(
+            qo_indptr=qo_indptr,
+            kv_indptr=kv_indptr,
+            kv_indices=kv_indices,
+            mask=custom_mask,
+            mask_indptr=mask_indptr,
+            offsets=window_kv_offsets,
+            drafts=longest,
+            window=window,
+        )
+        self._verify(query, stored, (new_keys, new_values), out, tree, sinks)
+
+    def _extend(
+        self,
+        query: Tensor,
+        stored: tuple[Tensor, Tensor],
+        out: Tensor,
+        lists: tuple[Tensor, Tensor, Tensor],
+        window: int | None,
+        sinks: Tensor | None,
+    ) -> None:
+        """Attend from each new token to its request's prefix and the new ones before it."""
         loc = self.batch.out_cache_loc
-        new = (self.pool.translate(loc) if windowed else loc).tolist()
-        starts, ends = qo_indptr.tolist(), kv_indptr.tolist()
-        prefixes = kv_indices.tolist()
+        new = (loc if window is None else self.pool.translate(loc)).tolist()
+        starts, ends, prefixes = (listed.tolist() for listed in lists)
         begin, slots = [0], list[int]()
         for request in range(len(starts) - 1):
             prefix = prefixes[ends[request] : ends[request + 1]]
             for token in range(starts[request], starts[request + 1]):
                 seen = prefix + new[starts[request] : token + 1]
-                slots += seen[-sliding_window_size:] if windowed else seen
+                slots += seen if window is None else seen[-window:]
                 begin.append(len(slots))
         bounds = torch.tensor(begin, device=query.device)
         mixed = self.ops.attention(
             query,
-            torch.stack((keys, values)),
+            torch.stack(stored),
             bounds[:-1],
             bounds[1:],
             torch.tensor(slots, device=query.device),
