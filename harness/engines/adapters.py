@@ -24,11 +24,18 @@ from subjects.engines.sglang.loading import PACKAGE, Engine
 from subjects.engines.sglang.mirror import Mirror
 from subjects.engines.sglang.pool import SglangPool
 from subjects.engines.sglang.prefill import BreakableRunner, PiecewiseRunner
+from subjects.engines.sglang.verify import TargetVerifyRunner
 from subjects.protocol import Offer
 
 REPLAYING: Mapping[str, type[ReplayingRunner]] = {
     runner.name: runner
-    for runner in (DecodeRunner, CpuGraphRunner, PiecewiseRunner, BreakableRunner)
+    for runner in (
+        DecodeRunner,
+        TargetVerifyRunner,
+        CpuGraphRunner,
+        PiecewiseRunner,
+        BreakableRunner,
+    )
 }
 """The engine's runners that a pair is played with, by name."""
 

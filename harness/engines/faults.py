@@ -16,8 +16,9 @@ from reference.config import Kind
 
 Seen = Callable[[Observation], bool]
 
-REQUEST_ROWS = "req_pool_indices"
-SWA_LOCATIONS = "out_cache_loc_swa"
+REQUEST_ROWS = ("req_pool_indices",)
+SWA_LOCATIONS = ("out_cache_loc_swa", "swa_out_cache_loc")
+"""How the names of static inputs end that hold these."""
 
 
 class Verdict(StrEnum):
@@ -51,33 +52,33 @@ def padded(observation: Observation) -> bool:
     return observation.replay is not None and observation.replay.padded
 
 
-def inputs_called(observation: Observation, name: str) -> list[str]:
-    """Return the static inputs whose names end so: a backend's have its name before theirs."""
-    return [found for found in observation.static if found.split(".")[-1].endswith(name)]
+def inputs_called(observation: Observation, endings: tuple[str, ...]) -> list[str]:
+    """Return the static inputs whose names end so."""
+    return [name for name in observation.static if name.endswith(endings)]
 
 
-def has_input(name: str) -> Seen:
-    """Return whether a runner has a static input of that name."""
-    return lambda observation: bool(inputs_called(observation, name))
+def has_input(endings: tuple[str, ...]) -> Seen:
+    """Return whether a runner has a static input whose name ends so."""
+    return lambda observation: bool(inputs_called(observation, endings))
 
 
-def tail_was_used(name: str) -> Seen:
+def tail_was_used(endings: tuple[str, ...]) -> Seen:
     """Return whether rows that are padded now held an earlier batch's values of a static input."""
 
     def seen(observation: Observation) -> bool:
         return padded(observation) and any(
             bool(tail(observation, found, before(observation)[found]).any())
-            for found in inputs_called(observation, name)
+            for found in inputs_called(observation, endings)
         )
 
     return seen
 
 
-def tail_is_used(observation: Observation, name: str) -> bool:
+def tail_is_used(observation: Observation, endings: tuple[str, ...]) -> bool:
     """Whether padded rows of a static input hold anything but what is reserved."""
     return any(
         bool(tail(observation, found, observation.static[found]).any())
-        for found in inputs_called(observation, name)
+        for found in inputs_called(observation, endings)
     )
 
 

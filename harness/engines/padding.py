@@ -5,6 +5,7 @@ valid values before it. If they are still there afterwards the input is kept, no
 whether any live bit moved then says if somebody reads it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from harness.checks.differences import first_kv_difference
 from harness.lockstep.bits import any_set, bits, cloned, outputs_differ
-from harness.lockstep.noise import index_bounds
+from harness.lockstep.noise import COUNTS, index_bounds
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
 from harness.lockstep.tracebacks import subject_runs
 from reference.batch import Mode
+from reference.config import SPECULATION
 from reference.model import Output
 from subjects.engines.sglang.engine import ReplayingEngine
 from subjects.engines.sglang.padded import KEPT, RESET
@@ -78,7 +80,8 @@ class PaddingLedger:
         self.subject = subject
         self.by_token = subject.mode is Mode.EXTEND
         self.buckets = sorted(trial.token_buckets if self.by_token else trial.buckets)
-        self.bounds = index_bounds(pair.config, trial.sizes)
+        counts = dict.fromkeys(COUNTS, SPECULATION.draft_tokens + 1)
+        self.bounds = {**index_bounds(pair.config, trial.sizes), **counts}
         self.entries = {
             name: Entry(str(held.buffer.dtype).removeprefix("torch."))
             for name, held in subject.padded_inputs().items()
@@ -105,8 +108,8 @@ class PaddingLedger:
             self.runs += 1
             name = names[self.runs % len(names)]
             held = subject.padded_inputs()[name]
-            tail = held.tail(live, bucket, batch.live_requests)
-            other = self._other_values(tail, self.bounds[held.holds])
+            tail = held.tail(batch, bucket)
+            other = self._other_values(tail, self.bounds.get(held.holds, math.inf))
             tail.copy_(other)
             with subject_runs():
                 output = cloned(subject.forward(batch, planned.mode).output)
@@ -148,10 +151,12 @@ class PaddingLedger:
             )
         return found
 
-    def _other_values(self, tail: Tensor, bound: int) -> Tensor:
+    def _other_values(self, tail: Tensor, bound: float) -> Tensor:
         """Return valid values that no reset gives; of numbers, none that the tail holds."""
         if tail.dtype is torch.bool:
             return torch.ones_like(tail)
+        if bound == 2:  # Bits: none stays as it is.
+            return 1 - tail
         added = 2 + self.runs % 3
         values = tail + added
         return torch.where(values < bound, values, added).to(tail.dtype)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Finish, Schedule
+from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Verify
 
 
 class Kind(StrEnum):
@@ -35,7 +35,7 @@ class Runner:
 
 RUNNERS = {
     "decode": Runner("CudaGraphRunner", (Kind.REPLAYED, Kind.OWN_KERNELS), ("gpt_oss", "gemma3")),
-    "target_verify": Runner("TARGET_VERIFY", (), ("gpt_oss",)),
+    "target_verify": Runner("TARGET_VERIFY", (Kind.REPLAYED,), ("gpt_oss", "gemma3")),
     "cpu_graph": Runner("CPUGraphRunner", (Kind.REPLAYED,), ("mimo",), captures=False),
     "eagle_draft": Runner("EAGLEDraftCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
     "eagle_draft_extend": Runner("EAGLEDraftExtendCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
@@ -77,6 +77,41 @@ SHRINKING = Schedule(
 It then shrinks into a smaller bucket, for runners whose full buckets leave no history.
 """
 
+VERIFYING = Schedule(
+    (
+        *(Admit(prompt, 24) for prompt in (3, 5, 7, 9)),
+        Verify((0, 1, 2, 3), 2),
+        Verify((0, 1, 2, 3), 0),
+        Verify((0, 1, 2), 3),
+        Finish(3),
+        Admit(4, 24),
+        Verify((0, 1, 2), 1),
+        Decode((0, 1, 2)),
+        Evict(0),
+        Verify((3, 2, 1), 0),
+        Verify((0,), 3),
+    )
+)
+"""As SHRINKING, for a runner of verifies: of each tree some drafts are rejected.
+
+Requests decode in between, and one loses what left its windows.
+"""
+
+VERIFYING = Schedule(
+    (
+        *(Admit(prompt, 24) for prompt in (3, 5, 7, 9)),
+        Verify((0, 1, 2, 3), 1),
+        Verify((0, 1, 2, 3), 2),
+        Verify((0, 1, 2), 0),
+        Finish(3),
+        Admit(4, 24),
+        Verify((0, 1, 2), 3),
+        Verify((3, 2, 1), 1),
+        Verify((0,), 0),
+    )
+)
+"""The same of drafts that are verified, some of which are rejected."""
+
 PROMPTS = Schedule(tuple(Admit(prompt, prompt) for prompt in (11, 3, 12, 7)))
 """Prompts prefilled in turn: each second one is padded after a longer one."""
 
@@ -95,7 +130,13 @@ REUSING = Schedule(
 )
 """Four decode, two finish, their slots are given out again, three decode in a bucket of four."""
 
-FIRST = {"decode": SHRINKING, "cpu_graph": SHRINKING, "piecewise": PROMPTS, "breakable": PROMPTS}
+FIRST = {
+    "decode": SHRINKING,
+    "target_verify": VERIFYING,
+    "cpu_graph": SHRINKING,
+    "piecewise": PROMPTS,
+    "breakable": PROMPTS,
+}
 """What is played on a runner first, with every property on; nothing for one without an entry."""
 
 EXAMPLES = 4

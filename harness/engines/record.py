@@ -134,8 +134,8 @@ def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
     replays = sum(leg["replays"] for leg in answer["legs"])
     padded = sum(leg["padded"] for leg in answer["legs"])
     runners = ", ".join(dict.fromkeys(leg["runner"] for leg in answer["legs"]))
-    what = of_faults or "anything that differs"
-    return f"{name}: no {what} in {replays} replays, {padded} of them padded, of {runners}{still}"
+    what = f"no {of_faults}" if of_faults else "nothing differs"
+    return f"{name}: {what} in {replays} replays, {padded} of them padded, of {runners}{still}"
 
 
 def write(record: dict[str, Any], path: Path) -> None:

@@ -249,7 +249,8 @@ class _Session:
         leg.play(FIRST[task.runner], frozenset(PROPERTIES))
         config, most = leg.lockstep.pair.config, max(self.trial.buckets)
         of_traffic = task.examples // 2
-        for schedule in traffic_schedules(config, most, self.trial.room, of_traffic, task.seed):
+        room, mode = self.trial.room, subject.mode
+        for schedule in traffic_schedules(config, most, room, of_traffic, task.seed, mode):
             leg.play(schedule)
         leg.play_drawn(task.seed, task.examples - of_traffic)
         leg.ledger = None

@@ -13,7 +13,7 @@ from harness.lockstep.requests import Owner
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.generate import schedules
-from harness.schedules.schedule import Admit, Decode, Schedule
+from harness.schedules.schedule import Admit, Decode, Schedule, Verify
 from reference.batch import Mode
 from reference.config import PRESETS, Kind, Role, draft_config
 from reference.pool import KVPools, PoolSizes, fill_with_garbage
@@ -22,7 +22,7 @@ from subjects.engines.sglang.slots import inverse, pair_slots
 from subjects.protocol import Offer
 
 CONFIG = PRESETS["gpt_oss"].tiny
-MODES = frozenset({Mode.DECODE})
+MODES = frozenset({Mode.DECODE, Mode.TARGET_VERIFY})
 
 
 def test_slots_of_the_same_token_correspond_and_the_rest_in_order() -> None:
@@ -108,6 +108,11 @@ class ListPool:
         for slot in self.held(row, begin, end).tolist():
             self.available[Kind.SWA].append(self.mapping.pop(slot))
 
+    def shrink(self, row: int, begin: int, end: int) -> None:
+        """Take back the slots of a request's last tokens."""
+        self.evict(row, begin, end)
+        self.available[Kind.FULL] += self.held(row, begin, end).tolist()
+
     def free(self, row: int, count: int, evicted: int) -> None:
         """Take back the slots of a request."""
         self.evict(row, evicted, count)
@@ -156,11 +161,15 @@ class MirroredWorld:
             self.mirror.read_kv()
             assert torch.equal(self.pools.storage, before)
             self.check_tokens(self.world.owners())
+            verifies = batch.mode is Mode.TARGET_VERIFY
+            rows_of_logits = batch.live_tokens if verifies else batch.live_requests
             output = {
-                "logits": torch.zeros(batch.live_requests, CONFIG.vocab),
+                "logits": torch.zeros(rows_of_logits, CONFIG.vocab),
                 "hidden": torch.zeros(batch.live_tokens, CONFIG.hidden),
             }
             self.world.commit(batch, output)
+            self.mirror.write_kv()
+            self.check_tokens(self.world.owners())
 
     def check_tokens(self, owners: Sequence[Owner]) -> None:
         """Check that K of every token lies where the engine's own tables say."""
@@ -181,13 +190,30 @@ class MirroredWorld:
                     assert torch.equal(ours[page * size + token % size], theirs[slot])
 
 
+@pytest.mark.parametrize("mode", sorted(MODES))
 @pytest.mark.parametrize("page_size", [1, 4])
-@settings(max_examples=25, deadline=None)
-@given(schedule=schedules(CONFIG, BUCKETS, TOKEN_BUCKETS, MODES, Mode.DECODE))
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
 def test_every_token_s_kv_lies_where_the_engine_s_own_tables_say(
-    page_size: int, schedule: Schedule
+    page_size: int, mode: Mode, data: st.DataObject
 ) -> None:
-    MirroredWorld(page_size).play(schedule)
+    drawn = schedules(CONFIG, BUCKETS, TOKEN_BUCKETS, MODES, mode)
+    MirroredWorld(page_size).play(data.draw(drawn))
+
+
+@pytest.mark.parametrize(("page_size", "kept"), [(1, 6), (4, 8)])
+def test_of_rejected_drafts_the_pages_that_hold_nothing_else_are_free_again(
+    page_size: int, kept: int
+) -> None:
+    made = MirroredWorld(page_size)
+    made.play(Schedule((Admit(5, 8),)))
+    free = {kind: len(slots) for kind, slots in made.lists.available.items()}
+    made.play(Schedule((Admit(5, 8), Verify((0,), 0))))
+    (owner,) = made.world.owners()
+    assert owner.length == 6
+    assert made.mirror.held[owner.serial].tokens == kept
+    found = {kind: len(slots) for kind, slots in made.lists.available.items()}
+    assert found == {kind: count - (kept - 5) for kind, count in free.items()}
 
 
 def test_what_an_engine_writes_is_read_in_our_slots() -> None:

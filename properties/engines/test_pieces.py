@@ -1,14 +1,16 @@
 """A forward captured in pieces, on graphs of a CPU; and what a prefill's padding and reads are."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from reference.batch import Mode
 from reference.torch_ops import TorchOps
 from subjects.engines.sglang.graphs import CpuGraph
-from subjects.engines.sglang.padded import padded_inputs
+from subjects.engines.sglang.padded import padded_inputs, padded_rows
 from subjects.engines.sglang.prefill import token_reads
 from subjects.graphs.pieces import Pieces, installed, splitting
 
@@ -78,17 +80,37 @@ def test_padding_of_tokens_ends_with_the_bucket_and_that_of_requests_with_the_bu
         "mamba_track_mask": torch.arange(5),
         "input_embeds": torch.zeros(12, 4),
     }
+    batch: Any = SimpleNamespace(live_tokens=2, live_requests=1)
     tails = {
-        name: held.tail(live=2, bucket=4, requests=1).tolist()
-        for name, held in padded_inputs(inputs, by_token=True).items()
+        name: held.tail(batch, 4).tolist()
+        for name, held in padded_inputs(inputs, Mode.EXTEND, 1).items()
     }
     assert tails == {
         "positions": [2, 3],
         "mrope_positions": [[2, 3], [14, 15], [26, 27]],
         "mamba_track_mask": [1, 2, 3, 4],
     }
-    of_requests = padded_inputs(inputs, by_token=False)["mamba_track_mask"]
-    assert of_requests.tail(live=2, bucket=4, requests=2).tolist() == [2, 3]
+
+
+def test_padding_of_a_runner_of_requests_is_as_wide_as_its_tokens() -> None:
+    inputs = {"positions": torch.arange(12), "seq_lens": torch.arange(4)}
+    batch: Any = SimpleNamespace(live_requests=1)
+    found = padded_inputs(inputs, Mode.TARGET_VERIFY, 3)
+    assert found["positions"].tail(batch, 2).tolist() == [3, 4, 5]
+    assert found["seq_lens"].tail(batch, 2).tolist() == [1]
+
+
+def test_padding_of_a_draft_has_as_many_rows_for_each_request() -> None:
+    inputs = {
+        "topk_p": torch.arange(8.0).view(4, 2),
+        "out_cache_loc": torch.arange(24),
+        "mrope_positions": torch.arange(24).view(3, 8),
+    }
+    batch: Any = SimpleNamespace(live_requests=1)
+    found = padded_rows(inputs, requests=4)
+    assert found["topk_p"].tail(batch, 2).tolist() == [[2.0, 3.0]]
+    assert found["out_cache_loc"].tail(batch, 2).tolist() == [6, 7, 8, 9, 10, 11]
+    assert found["mrope_positions"].tail(batch, 2).tolist() == [[2, 3], [10, 11], [18, 19]]
 
 
 def test_a_token_reads_its_prefix_and_the_new_ones_before_it_within_its_window() -> None:

@@ -77,7 +77,7 @@ def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
             return message, where
         for row, (slots, right) in enumerate(zip(rows, expected, strict=True)):
             if slots != right:
-                live = row < replay.live_size
+                live = row < replay.live_rows
                 where = {"kind": kind, "row": row, "live": live, "padded_slots": list(slots)}
                 message = (
                     f"{replay.runner}, {'live' if live else 'padded'} row {row} of {len(rows)} is"

@@ -13,6 +13,8 @@ from torch import Tensor
 from reference.config import Kind, ModelConfig
 from reference.model import most_keys
 from reference.ops import Ops
+from subjects.engines.sglang.missing import PartMissingError
+from subjects.engines.sglang.trees import TreeBatch, tree_keys
 
 
 class OurArithmetic:
@@ -25,10 +27,6 @@ class OurArithmetic:
         self.ops = ops
         self.config = config
         self.layer = 0
-
-    def most_keys(self, kind: Kind) -> int:
-        """How many keys a token of a layer of one kind may list."""
-        return most_keys(self.config, kind, masked=False)
 
     def install(self, backend: Any) -> None:
         """Take the place of a backend's kernels."""
@@ -49,14 +47,15 @@ class OurArithmetic:
     ) -> None:
         """Attend from each row to its listed slots."""
         rows = query.shape[0]
+        must_be_planned(kv_indices)
         mixed = self.ops.attention(
             query,
             torch.stack((keys, values)),
             kv_indptr[:rows],
             kv_indptr[1 : rows + 1],
-            kv_indices,
+            to_the_end(kv_indices),
             sinks,
-            self.most_keys(self.config.layers[self.layer]),
+            most_keys(self.config, self.config.layers[self.layer], masked=False),
         )
         out.copy_(mixed.view(out.shape))
 
@@ -71,37 +70,108 @@ class OurArithmetic:
         qo_indptr: Tensor,
         kv_indptr: Tensor,
         kv_indices: Tensor,
+        custom_mask: Tensor | None,
+        causal: bool,
+        mask_indptr: Tensor | None,
+        longest: int,
         *rest: Any,
         sliding_window_size: int = -1,
         sinks: Tensor | None = None,
+        window_kv_offsets: Tensor | None = None,
         **named: Any,
     ) -> None:
         """Attend from each new token to its request's listed prefix and the new ones before it.
 
-        Queries beyond the last request's get nothing; of those that it lacks none is read.
+        With a mask the new ones are `longest` draft tokens of every request, and attend by it.
+        As the kernel does, it takes the new ones' K and V from what it is given, and not from
+        where they were stored: a graph holds no batch that could tell where that was. Queries
+        beyond the last request's get nothing.
         """
-        windowed = sliding_window_size > -1
-        starts, ends = qo_indptr.tolist(), kv_indptr.tolist()
-        prefixes, stored = kv_indices.tolist(), keys.shape[0]
-        begin, slots = [0], list[int]()
-        for request in range(len(starts) - 1):
-            prefix = prefixes[ends[request] : ends[request + 1]]
-            for token in range(starts[request], min(starts[request + 1], query.shape[0])):
-                new = range(stored + starts[request], stored + token + 1)
-                seen = [*prefix, *new]
-                slots += seen[-sliding_window_size:] if windowed else seen
-                begin.append(len(slots))
-        bounds, rows = torch.tensor(begin, device=query.device), len(begin) - 1
+        must_be_planned(kv_indices)
+        window = sliding_window_size if sliding_window_size > -1 else None
+        kind = Kind.FULL if window is None else Kind.SWA
+        stored = torch.stack((keys, values))
+        new = torch.stack([one.view(-1, *keys.shape[1:]) for one in (new_keys, new_values)])
+        mask: Tensor | None = None
+        if custom_mask is None or mask_indptr is None:
+            most = most_keys(self.config, kind, masked=False)
+            slots, begin, end = listed_keys(
+                query.shape[0], keys.shape[0], qo_indptr, kv_indptr, kv_indices, most, window
+            )
+        else:
+            most = most_keys(self.config, kind, masked=True)
+            tree = TreeBatch(
+                qo_indptr=qo_indptr,
+                kv_indptr=kv_indptr,
+                kv_indices=kv_indices,
+                mask=custom_mask,
+                mask_indptr=mask_indptr,
+                offsets=window_kv_offsets,
+                drafts=longest,
+                window=window,
+            )
+            listed = tree_keys(tree, query.shape[0], most, keys.shape[0])
+            slots, begin, end, mask = listed.slots, listed.begin, listed.end, listed.mask
         mixed = self.ops.attention(
-            query[:rows],
-            torch.stack((torch.cat((keys, new_keys)), torch.cat((values, new_values)))),
-            bounds[:-1],
-            bounds[1:],
-            torch.tensor(slots, device=query.device),
+            query,
+            torch.cat((stored, new), 1),
+            begin,
+            end,
+            slots,
             sinks,
-            self.most_keys(Kind.SWA if windowed else Kind.FULL),
-        )
-        out[:rows].copy_(mixed.view(out[:rows].shape))
+            most,
+            mask,
+            None if mask is None else begin,
+        ).view(out.shape)
+        rows = torch.arange(out.shape[0], device=out.device) < qo_indptr[-1]
+        out.copy_(torch.where(rows.view(-1, *[1] * (out.ndim - 1)), mixed, out))
+
+
+def must_be_planned(kv_indices: Tensor | None) -> None:
+    """Raise PartMissingError for keys of which an engine's backend has made no list."""
+    if kv_indices is None:
+        raise PartMissingError("the engine's attention backend lists no keys for such a layer")
+
+
+def to_the_end(values: Tensor) -> Tensor:
+    """Return a list with all that follows it in its storage.
+
+    A kernel is told where a list begins and not where it ends, and a graph's may have grown
+    since it was captured.
+    """
+    whole = values.untyped_storage().nbytes() // values.element_size()
+    return values.as_strided((whole - values.storage_offset(),), (1,))
+
+
+def listed_keys(
+    tokens: int,
+    stored: int,
+    starts: Tensor,
+    prefixes: Tensor,
+    indices: Tensor,
+    most: int,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the keys of each of T new tokens: places, and where a token's begin and end in them.
+
+    Those of request r are tokens starts[r] .. starts[r+1]-1, and its prefix is at the places
+    indices[prefixes[r] : prefixes[r+1]]; token t itself is at place `stored` + t. A token sees
+    the last `window` of its prefix and of the new ones up to itself, all where that is None,
+    and `most` of them at most. It asks nothing of the device, so that a graph can hold it.
+    """
+    device, requests = indices.device, starts.shape[0] - 1
+    token, turn = torch.arange(tokens, device=device), torch.arange(most, device=device)
+    request = (starts[1:] <= token[:, None]).sum(1).clamp(max=requests - 1)
+    before = prefixes[request + 1] - prefixes[request]
+    total = before + token - starts[request] + 1
+    first = torch.zeros_like(total) if window is None else (total - window).clamp(min=0)
+    place = first[:, None] + turn
+    listed = torch.cat((indices, indices.new_zeros(1)))
+    old = listed[(prefixes[request][:, None] + place).clamp(max=indices.shape[0])]
+    new = stored + starts[request][:, None] + place - before[:, None]
+    slots = torch.where(place < before[:, None], old, new.clamp(max=stored + tokens - 1))
+    begin = token * most
+    return slots.flatten(), begin, begin + (total - first).clamp(max=most)
 
 
 def keep_whole(backend: Any, whole: Callable[..., Any]) -> None:

@@ -15,14 +15,18 @@ from subjects.engines.sglang.runner import SglangRunner, output_of, tensors_of, 
 UNPOPULATED = frozenset({"num_token_non_padded"})
 """Static inputs that replays leave as they were captured: the settings that they serve are off."""
 
+BACKEND_LOCATIONS = "attention.cuda_graph_swa_out_cache_loc"
+"""The static SWA write locations of an engine whose attention backend holds them."""
+
 RowSlots = Mapping[Kind, list[list[int]]]
 """Per sub-pool, the engine's slots that each row is to read."""
 
 
 class ReplayingRunner(SglangRunner, ABC):
-    """A runner of batches of one mode."""
+    """A runner of batches of one mode, so many tokens of every request where those are as many."""
 
     mode: ClassVar[Mode] = Mode.DECODE
+    tokens_per_request: ClassVar[int] = 1
 
     def replay(self, batch: Any) -> Output:
         """Run a batch through the engine's captured graph; return what its live rows give."""
@@ -53,13 +57,15 @@ class ReplayingRunner(SglangRunner, ABC):
     def given(self, batch: Any) -> Mapping[str, Tensor]:
         """Return what a batch brings for the static inputs that the last replay read, by name."""
         found = {name: getattr(batch, name, None) for name in self.inputs().keys() - UNPOPULATED}
+        if BACKEND_LOCATIONS in self.statics():
+            found[BACKEND_LOCATIONS] = self.pool.translate(batch.out_cache_loc)
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
     @abstractmethod
     def reads(self, batch: Any) -> RowSlots:
         """Return the slots that the last replay's index lists give its rows to read.
 
-        It was that of `batch`. The slots are the engine's.
+        It was that of `batch`. There is a row for each token. The slots are the engine's.
         """
 
 

@@ -92,14 +92,14 @@ class Decoder(torch.nn.Module):
     ) -> Any:
         """Return hidden states of every token, and logits of as many.
 
-        When it extends, logits are of each request's last token.
+        When it extends by known tokens, logits are of each request's last one.
         """
         payload = self._payload(input_ids, positions, forward_batch)
         if forward_batch.input_embeds is not None:  # Static: what a captured body reads.
             payload = forward_batch.input_embeds.copy_(payload)
         hidden = self.model(input_ids, positions, forward_batch, payload)
         last = hidden
-        if forward_batch.forward_mode.is_extend():
+        if extends(forward_batch):
             last = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
         logits = self.weights.logits(self.ops, last)
         return self.output(next_token_logits=logits, hidden_states=hidden)
@@ -109,7 +109,7 @@ class Decoder(torch.nn.Module):
         index, mask = batch.mamba_track_indices, batch.mamba_track_mask
         if self.states is None or index is None:
             return no_payload(model, ops, positions)
-        if batch.forward_mode.is_extend():
+        if extends(batch):
             return self._extended(index, mask, input_ids, positions, batch)
         states = model.advance_states(ops, self.states.recurrent, decode_paths(index), input_ids)
         return model.payload(ops, states, mask, torch.zeros_like(positions))
@@ -127,6 +127,12 @@ class Decoder(torch.nn.Module):
         found = no_payload(model, self.ops, positions)
         found[:live] = model.payload(self.ops, states, mask[requests], torch.zeros_like(requests))
         return found
+
+
+def extends(batch: Any) -> bool:
+    """Whether a batch of the engine computes tokens that are known; drafts are not."""
+    mode = batch.forward_mode
+    return bool(mode.is_extend() and not mode.is_target_verify())
 
 
 class Access:

@@ -198,7 +198,7 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
             live_size=live,
             padded=live < bucket,
             output=output,
-            live_rows=batch.live_requests,
+            live_rows=batch.live_requests * self.runner.tokens_per_request,
             live_output=output,
             defined=output,
             reads=self._reads(given),
@@ -228,7 +228,7 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
 
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""
-        return padded_inputs(self.runner.statics(), by_token=self.mode is Mode.EXTEND)
+        return padded_inputs(self.runner.statics(), self.mode, self.runner.tokens_per_request)
 
     def declared_padding(self) -> Mapping[str, DeclaredPadding]:
         """Return the padding policies of the engine's registry of buffers, where it has one."""

@@ -102,7 +102,13 @@ class Mirror:
         return rows, torch.cat(locs)
 
     def follow(self) -> None:
-        """Free what the world has freed since, whole requests and what left the windows."""
+        """Free what the world has freed since: requests, what left windows, rejected drafts.
+
+        The KV of accepted drafts has then been moved up, and of what is behind it the pages
+        that hold none of it are freed. So does the engine's own verify of trees in pages; without
+        pages it frees the slots of rejected drafts wherever they lie, and later releases keep
+        both for the drafts to come. Which slots those are is therefore ours, freeing them its.
+        """
         if not self.held:
             return
         running = {owner.serial: owner for owner in self.owners()}
@@ -114,6 +120,11 @@ class Mirror:
                 self.pool.give_row(held.row)
                 self._freed = True
                 continue
+            kept = len(owner.full_pages) * self.pool.sizes.page_size
+            if held.tokens > kept:
+                self.pool.shrink(held.row, kept, held.tokens)
+                held.tokens = kept
+                self._freed = True
             evicted = min(self._evicted(owner), held.tokens)
             if evicted > held.evicted:
                 self.pool.evict(held.row, held.evicted, evicted)

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from reference.batch import ForwardBatch, Mode
+
 HOLDS: Mapping[str, str] = {
     **{
         name: name
@@ -20,8 +22,17 @@ HOLDS: Mapping[str, str] = {
             "seq_lens_cpu",
             "mamba_track_indices",
             "mamba_track_mask",
+            "topk_p",
+            "topk_index",
+            "hidden_states",
+            "extend_seq_lens",
+            "num_correct_drafts",
+            "num_accept_tokens",
         )
     },
+    "num_accepted_drafts": "num_correct_drafts",
+    "num_accepted_tokens": "num_accept_tokens",
+    "bonus_tokens": "input_ids",
     "attention.cuda_graph_swa_out_cache_loc": "out_cache_loc_swa",
 }
 """Static inputs with a padded tail, and which of our own inputs holds what each of them does.
@@ -29,10 +40,13 @@ HOLDS: Mapping[str, str] = {
 Embeddings are not among them: the model writes them, which is ours.
 """
 
-OF_REQUESTS = frozenset(
-    {"req_pool_indices", "seq_lens", "seq_lens_cpu", "mamba_track_indices", "mamba_track_mask"}
+OF_TOKENS = frozenset(
+    {"input_ids", "positions", "mrope_positions", "out_cache_loc", "out_cache_loc_swa"}
 )
-"""Those of requests, whatever a bucket counts."""
+"""What a batch has for each token; of all else one for each request."""
+
+MASK = "attention.cuda_graph_custom_mask"
+"""The static mask of draft trees."""
 
 KEPT, RESET = "kept", "reset"
 
@@ -60,29 +74,76 @@ class DeclaredPadding:
 
 @dataclass(frozen=True)
 class PaddedInput:
-    """A static input, its last axis the batch's: of requests, or of what else a bucket counts.
+    """A static input whose last axis is the batch's, `each` elements for a request.
 
     `holds` is the name of our own input that holds the same: its valid values are known.
     """
 
     buffer: Tensor
     holds: str
-    of_requests: bool
+    each: int = 1
 
-    def tail(self, live: int, bucket: int, requests: int) -> Tensor:
-        """Return the padding of a bucket of which so much is live, in so many requests."""
-        if self.of_requests:
-            return self.buffer[..., requests:]
-        return self.buffer[..., live:bucket]
+    def tail(self, batch: ForwardBatch, bucket: int) -> Tensor:
+        """Return the padding of a batch that is replayed in a bucket of so many requests."""
+        return self.buffer[..., batch.live_requests * self.each : bucket * self.each]
 
 
-def padded_inputs(inputs: Mapping[str, Tensor], *, by_token: bool) -> dict[str, PaddedInput]:
-    """Return the static inputs that have a padded tail, by name. Buckets may count tokens."""
-    return {
-        name: PaddedInput(buffer, HOLDS[name], by_token and HOLDS[name] in OF_REQUESTS)
-        for name, buffer in inputs.items()
+@dataclass(frozen=True)
+class PaddedPrefill(PaddedInput):
+    """A static input of a runner whose buckets count tokens."""
+
+    def tail(self, batch: ForwardBatch, bucket: int) -> Tensor:
+        """Return the padding of a batch that is replayed in a bucket of so many tokens."""
+        if self.holds in OF_TOKENS:
+            return self.buffer[..., batch.live_tokens : bucket]
+        return self.buffer[..., batch.live_requests :]
+
+
+@dataclass(frozen=True)
+class PaddedMask(PaddedInput):
+    """A mask of `each` draft tokens of a request over its keys and themselves, flat."""
+
+    def tail(self, batch: ForwardBatch, bucket: int) -> Tensor:
+        """Return the bits of padded requests, which have one key each."""
+        begin = sum(self.each * (span.begin + self.each) for span in batch.spans)
+        padded = bucket - batch.live_requests
+        return self.buffer[begin : begin + padded * self.each * (1 + self.each)]
+
+
+@dataclass(frozen=True)
+class PaddedRows(PaddedInput):
+    """A static input with `each` rows for a request on its first axis; sections have a last one."""
+
+    def tail(self, batch: ForwardBatch, bucket: int) -> Tensor:
+        """Return the rows of padded requests."""
+        axis = -1 if self.holds == "mrope_positions" else 0
+        padded = (bucket - batch.live_requests) * self.each
+        return self.buffer.narrow(axis, batch.live_requests * self.each, padded)
+
+
+def padded_inputs(
+    statics: Mapping[str, Tensor], mode: Mode, tokens_per_request: int
+) -> dict[str, PaddedInput]:
+    """Return the static inputs that have a padded tail, by name: those of no draft model."""
+    kind = PaddedPrefill if mode is Mode.EXTEND else PaddedInput
+    found: dict[str, PaddedInput] = {
+        name: kind(buffer, HOLDS[name], tokens_per_request if HOLDS[name] in OF_TOKENS else 1)
+        for name, buffer in statics.items()
         if name in HOLDS
     }
+    if MASK in statics and mode is Mode.TARGET_VERIFY:
+        found[MASK] = PaddedMask(statics[MASK], "custom_mask", tokens_per_request)
+    return found
+
+
+def padded_rows(statics: Mapping[str, Tensor], requests: int) -> dict[str, PaddedInput]:
+    """Return the same of a draft model's runner, whose static inputs are for so many requests."""
+    found: dict[str, PaddedInput] = {}
+    for name, buffer in statics.items():
+        if name in HOLDS:
+            axis = -1 if HOLDS[name] == "mrope_positions" else 0
+            found[name] = PaddedRows(buffer, HOLDS[name], buffer.shape[axis] // requests)
+    return found
 
 
 def declared_padding(registry: Any) -> dict[str, DeclaredPadding]:

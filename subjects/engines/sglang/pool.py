@@ -151,6 +151,10 @@ class SglangPool:
         found: Tensor = self.requests.req_to_token[row, begin:end].to(torch.int64)
         return found
 
+    def shrink(self, row: int, begin: int, end: int) -> None:
+        """Free the slots, full and SWA, of tokens begin .. end-1 of a request, its last ones."""
+        self.allocator.free(self.held(row, begin, end))
+
     def evict(self, row: int, begin: int, end: int) -> None:
         """Free the SWA slots of tokens begin .. end-1 of a request."""
         self.allocator.free_swa(self.held(row, begin, end))

@@ -49,6 +49,7 @@ class SglangRunner:
                 "token_to_kv_pool_allocator": pool.allocator,
                 "attention_layers": self.model.model.attention,
                 "mha_companion_layers": [None] * len(self.model.model.attention),
+                **self.declared(),
             },
         )
         self.model_runner.set("kv_index_translator", translator(host, pool))
@@ -64,6 +65,10 @@ class SglangRunner:
         self.prepare()
         with self.context():
             self.runner = self.runner_type()(self.made_from())
+
+    def declared(self) -> dict[str, Any]:
+        """Return what the engine's model runner is told for this runner alone."""
+        return {}
 
     def made_from(self) -> Any:
         """Return what the engine's runner is built from."""
@@ -116,10 +121,15 @@ class SglangRunner:
                 "extend_prefix_lens_cpu": prefix,
                 "extend_seq_lens_cpu": counts,
             }
+        values |= self.adds(batch)
         known = {field.name for field in fields(self.batches)}
         made = self.batches(**{name: value for name, value in values.items() if name in known})
         self.bind(made)
         return made
+
+    def adds(self, batch: ForwardBatch) -> dict[str, Any]:
+        """Return what the engine's batch has for this runner alone, or otherwise than others."""
+        return {}
 
     def bind(self, batch: Any) -> None:
         """Plan a batch's KV ids, where the engine does so beforehand."""
