@@ -197,6 +197,7 @@ class Host:
             "spec_algorithm": self.no_speculation(),
             "decode_num_tokens_per_bs": lambda **named: 1,
             "decode_num_tokens_per_req": lambda **named: 1,
+            "_pp_kwargs": lambda proxies: {},
             "get_pp_proxy_topk_size": lambda: None,
             "get_pp_proxy_residual_num_blocks": lambda: None,
             "get_pp_proxy_dspark_hidden_size": lambda: None,

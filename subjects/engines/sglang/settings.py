@@ -89,9 +89,11 @@ SETTINGS_OFF = {
     **PARALLEL_OFF,
     **dict.fromkeys(
         (
+            "decode_attention_backend",
             "dllm_algorithm",
             "enable_lean_attention",
             "enable_lora",
+            "prefill_attention_backend",
             "return_hidden_states_mode",
             "speculative_algorithm",
             "speculative_eagle_topk",

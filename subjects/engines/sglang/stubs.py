@@ -58,6 +58,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "sglang.srt.configs.model_config": {
         "AttentionArch": AttentionArch,
         "is_deepseek_dsa": lambda config: False,
+        "is_qwen4_exp": lambda config: False,
     },
     "sgl_kernel.utils": {"is_arch_support_pdl": lambda: False},
 }
