@@ -22,7 +22,6 @@ from harness.engines.faults import Evidence
 from harness.engines.fetch import DEPENDENCIES, folder
 from harness.engines.legs import Leg
 from harness.engines.padding import PaddingLedger
-from harness.engines.playlist import PREFILL
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Extend, Finish, Schedule
 from properties.engines.mutated import verdicts
@@ -191,7 +190,7 @@ def main(package: str, runner: str, *mutations: str) -> None:
     """Play with each mutation; print what it shows."""
     warnings.simplefilter("ignore")
     engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
-    trial = TrialConfig(runner=runner, preset=PREFILL.preset)
+    trial = TrialConfig(runner=runner, preset="mimo")
     lockstep = Lockstep(trial, engines=RunnerEngines(engine))
     found = {mutation: judged(lockstep, mutation) for mutation in mutations}
     sys.stdout.write(f"\n{json.dumps(found)}\n")
