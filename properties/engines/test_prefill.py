@@ -62,7 +62,7 @@ def test_locations_of_another_dtype_are_told_where_they_are_stored(
     version: str, runner: str
 ) -> None:
     found = shown(version, runner)
-    assert found["violated"] == ["index_contract"]
+    assert "index_contract" in found["violated"]
     assert found["faults"]["swa_int64"] == Verdict.PRESENT
 
 
