@@ -11,10 +11,14 @@ from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from harness.lockstep.requests import Owner
 from reference.batch import Mode
+from reference.config import SPECULATION
 from reference.model import Model
 from reference.state_pool import StatePool
 from subjects.engines.sglang import graphs
 from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
+from subjects.engines.sglang.draft_engine import DraftingEngine
+from subjects.engines.sglang.draft_extend import EagleDraftExtendRunner
+from subjects.engines.sglang.drafting import DraftingRunner
 from subjects.engines.sglang.engine import (
     NO_TRACKING,
     OWN_KERNELS,
@@ -34,6 +38,9 @@ DECODING: Mapping[str, type[ReplayingRunner]] = {
 }
 PREFILLING: Mapping[str, type[PrefillRunner]] = {
     runner.name: runner for runner in (PiecewiseRunner, BreakableRunner)
+}
+SPECULATING: Mapping[str, type[DraftingRunner]] = {
+    runner.name: runner for runner in (EagleDraftExtendRunner,)
 }
 """The engine's runners that a pair is played with, by name."""
 
@@ -104,6 +111,48 @@ class DecodingEngines:
         if not kind.graphs:
             missing |= NO_TRACKING
         return DecodingEngine(runner, mirror, Mode.DECODE, stored, missing)
+
+
+@dataclass
+class DraftingEngines:
+    """Builds a speculative runner and a fresh one beside it, over one pool of the engine.
+
+    `asked` collects the settings that the engine asked for and nobody declared.
+    """
+
+    engine: Engine
+    asked: set[str] = field(default_factory=set)
+
+    def __call__(self, pair: Pair) -> Engines:
+        """Build both over the graph world of a pair."""
+        # Its modules bind what stands around it as they are imported: that comes first.
+        host, trial = host_of(self.engine, pair.trial, self.asked), pair.trial
+        pool = SglangPool(
+            self.engine,
+            pair.config,
+            trial.sizes,
+            DTYPES[trial.dtype],
+            trial.device,
+            pair.graph_pools.state,
+            pair.draft.config,
+            spare=spare_slots(trial),
+        )
+        mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
+        subject = self._build(pair, mirror, host)
+        return subject, self._build(pair, mirror, host_of(self.engine, trial, self.asked))
+
+    def _build(self, pair: Pair, mirror: Mirror, host: Host) -> DraftingEngine:
+        kind = SPECULATING[pair.trial.runner]
+        host.forget_shared_buffers()
+        with mirror.pool.stored_dtypes() as stored:
+            runner = kind(host, pair.models, mirror.pool, pair.trial.ops())
+        return DraftingEngine(runner, mirror, kind.mode, stored, {})
+
+
+def spare_slots(trial: TrialConfig) -> int:
+    """Return the slots of tokens that were not accepted, of a full batch, in whole pages."""
+    tokens = max(trial.buckets) * SPECULATION.draft_tokens
+    return -(-tokens // trial.page_size) * trial.page_size
 
 
 @dataclass

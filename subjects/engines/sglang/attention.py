@@ -13,22 +13,17 @@ from torch import Tensor
 from reference.config import ModelConfig
 from reference.model import most_keys
 from reference.ops import Ops
-from subjects.engines.sglang.pool import SglangPool
 
 
 class OurArithmetic:
     """Our ops in place of the engine's two attention kernels. Bits are then the reference's.
 
-    `batch` is the engine batch of the eager forward under way: the extend kernel is given
-    the new tokens' K and V, and the ops read them where they were stored. `layer` is the
-    layer under way.
+    `layer` is the layer under way.
     """
 
-    def __init__(self, ops: Ops, pool: SglangPool, config: ModelConfig) -> None:
+    def __init__(self, ops: Ops, config: ModelConfig) -> None:
         self.ops = ops
-        self.pool = pool
         self.config = config
-        self.batch: Any = None
         self.layer = 0
 
     @property
@@ -83,29 +78,52 @@ class OurArithmetic:
         **named: Any,
     ) -> None:
         """Attend from each new token to its request's listed prefix and the new ones before it."""
-        loc = self.batch.out_cache_loc
-        windowed = sliding_window_size > -1
-        new = (self.pool.translate(loc) if windowed else loc).tolist()
-        starts, ends = qo_indptr.tolist(), kv_indptr.tolist()
-        prefixes = kv_indices.tolist()
-        begin, slots = [0], list[int]()
-        for request in range(len(starts) - 1):
-            prefix = prefixes[ends[request] : ends[request + 1]]
-            for token in range(starts[request], starts[request + 1]):
-                seen = prefix + new[starts[request] : token + 1]
-                slots += seen[-sliding_window_size:] if windowed else seen
-                begin.append(len(slots))
-        bounds = torch.tensor(begin, device=query.device)
-        mixed = self.ops.attention(
-            query,
-            torch.stack((keys, values)),
-            bounds[:-1],
-            bounds[1:],
-            torch.tensor(slots, device=query.device),
-            sinks,
+        slots, begin, end = listed_keys(
+            query.shape[0],
+            keys.shape[0],
+            qo_indptr,
+            kv_indptr,
+            kv_indices,
             self.most_keys,
+            max(sliding_window_size, 0),
+        )
+        stored = torch.stack((keys, values))
+        new = torch.stack((new_keys.view(-1, *keys.shape[1:]), new_values.view(-1, *keys.shape[1:])))
+        mixed = self.ops.attention(
+            query, torch.cat((stored, new), 1), begin, end, slots, sinks, self.most_keys
         )
         out.copy_(mixed.view(out.shape))
+
+
+def listed_keys(
+    tokens: int,
+    stored: int,
+    starts: Tensor,
+    prefixes: Tensor,
+    indices: Tensor,
+    most: int,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the keys of each of T new tokens: places, and where a token's begin and end in them.
+
+    Those of request r are tokens starts[r] .. starts[r+1]-1, and its prefix is at the places
+    indices[prefixes[r] : prefixes[r+1]]; token t itself is at place `stored` + t. A token sees
+    the last `window` of its prefix and of the new ones up to itself, all where that is 0, and
+    `most` of them at most. It asks nothing of the device, so that a graph can hold it.
+    """
+    device, requests = indices.device, starts.shape[0] - 1
+    token, turn = torch.arange(tokens, device=device), torch.arange(most, device=device)
+    request = (starts[1:] <= token[:, None]).sum(1).clamp(max=requests - 1)
+    before = prefixes[request + 1] - prefixes[request]
+    total = before + token - starts[request] + 1
+    first = (total - window).clamp(min=0) if window else torch.zeros_like(total)
+    place = first[:, None] + turn
+    listed = torch.cat((indices, indices.new_zeros(1)))
+    old = listed[(prefixes[request][:, None] + place).clamp(max=indices.shape[0])]
+    new = stored + starts[request][:, None] + place - before[:, None]
+    slots = torch.where(place < before[:, None], old, new.clamp(max=stored + tokens - 1))
+    begin = token * most
+    return slots.flatten(), begin, begin + (total - first).clamp(max=most)
 
 
 def keep_whole(backend: Any, whole: Callable[..., Any]) -> None:

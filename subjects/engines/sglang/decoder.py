@@ -72,7 +72,7 @@ class Decoder(torch.nn.Module):
         hidden = model.run_layers(ops, tokens, Access(self, forward_batch))
         last = hidden
         if forward_batch.forward_mode.is_extend():
-            last = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
+            last = hidden[last_rows(forward_batch)]
         return self.output(next_token_logits=model.logits(ops, last), hidden_states=hidden)
 
     def _payload(self, input_ids: Tensor, positions: Tensor, batch: Any) -> Tensor:
@@ -97,6 +97,12 @@ class Decoder(torch.nn.Module):
         return extend_paths(index, requests, positions, longest), mask[requests]
 
 
+def last_rows(batch: Any) -> Tensor:
+    """Return the rows of the last tokens of an engine batch's requests, int64 [B]."""
+    found: Tensor = batch.extend_seq_lens.cumsum(0) - 1
+    return found
+
+
 class Access:
     """KV access of one forward, through the engine's attention layers."""
 
@@ -106,15 +112,19 @@ class Access:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Let the engine store key and value and attend."""
-        heads = Heads(query, key, value)
+        return self.attended(layer, Heads(query, key, value), stores=True)
+
+    def attended(self, layer: int, heads: Heads, *, stores: bool) -> Tensor:
+        """Return what the engine's layer gives for some heads, whose K and V it may store."""
         sinks = self.decoder.decoder.layers[layer].sinks
         self.decoder.entering(layer)
         mixed = self.decoder.attention[layer](
             heads.query.flatten(1),
-            heads.key.flatten(1),
-            heads.value.flatten(1),
+            heads.key.flatten(1) if stores else None,
+            heads.value.flatten(1) if stores else None,
             self.batch,
+            **({} if stores else {"save_kv_cache": False}),
             **({} if sinks is None else {"sinks": sinks}),
         )
-        found: Tensor = mixed.view(query.shape)
+        found: Tensor = mixed.view(heads.query.shape)
         return found

@@ -120,6 +120,7 @@ class SglangEngine(Generic[Runner]):
     """
 
     arithmetic: OwnArithmetic | None = None
+    eager_modes: frozenset[Mode] = frozenset()
 
     def __init__(
         self,
@@ -215,12 +216,18 @@ class SglangEngine(Generic[Runner]):
 
     def placed(self, batch: ForwardBatch | None, mode: Mode) -> tuple[Any, Tensor]:
         """Return the engine's batch for one of the world's, in the engine's slots, and those."""
+        rows, loc = self.placed_rows(batch)
+        assert batch is not None
+        return self.runner.batch(batch, rows, loc, extend=mode is Mode.EXTEND), loc
+
+    def placed_rows(self, batch: ForwardBatch | None) -> tuple[Tensor, Tensor]:
+        """Return the engine's rows and slots of one of the world's batches: see `Mirror.place`."""
         if batch is None:
             raise RuntimeError(self.missing[Offer.IDLE_REPLAY])
-        rows, loc = self.mirror.place(batch)
+        placed = self.mirror.place(batch)
         # Subject and fresh engine share the pool, so that each brings its own Python state.
         self.pool.preset(self._preset)
-        return self.runner.batch(batch, rows, loc, extend=mode is Mode.EXTEND), loc
+        return placed
 
     def _extended(self, batch: Any) -> Output:
         """Run a prefill eagerly, by the engine's own code."""

@@ -7,6 +7,7 @@ runners never call is stubbed. The list of stubs is fixed, whatever is loaded.
 import importlib
 import inspect
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -28,6 +29,8 @@ STUBS = (
     "partial_json_parser",
     "safetensors",
     "sglang.srt.configs",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.tp_worker",
     "sglang.srt.server_args",
     "torchvision",
     "transformers",
@@ -55,8 +58,11 @@ class PartMissingError(Exception):
     """The engine has no part of a name that is looked for, or the part does not work here."""
 
 
-class Stand(type):
-    """The type of stand-ins: any attribute of one is another, and it lists nothing."""
+class Stand(ABCMeta):
+    """The type of stand-ins: any attribute of one is another, and it lists nothing.
+
+    An abstract base may stand beside one.
+    """
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -79,6 +85,10 @@ class Anything(metaclass=Stand):
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__()
+
+    @classmethod
+    def register(cls, *arguments: Any, **named: Any) -> None:
+        """Register nothing, where an abstract base would register a class."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
