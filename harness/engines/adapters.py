@@ -19,6 +19,7 @@ from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, Replayi
 from subjects.engines.sglang.draft_engine import DraftingEngine
 from subjects.engines.sglang.draft_extend import EagleDraftExtendRunner
 from subjects.engines.sglang.drafting import DraftingRunner
+from subjects.engines.sglang.eagle_draft import EagleDraftRunner
 from subjects.engines.sglang.engine import (
     NO_TRACKING,
     OWN_KERNELS,
@@ -40,7 +41,7 @@ PREFILLING: Mapping[str, type[PrefillRunner]] = {
     runner.name: runner for runner in (PiecewiseRunner, BreakableRunner)
 }
 SPECULATING: Mapping[str, type[DraftingRunner]] = {
-    runner.name: runner for runner in (EagleDraftExtendRunner,)
+    runner.name: runner for runner in (EagleDraftRunner, EagleDraftExtendRunner)
 }
 """The engine's runners that a pair is played with, by name."""
 

@@ -55,7 +55,7 @@ class OurArithmetic:
             torch.stack((keys, values)),
             kv_indptr[:rows],
             kv_indptr[1 : rows + 1],
-            kv_indices,
+            to_the_end(kv_indices),
             sinks,
             self.most_keys,
         )
@@ -93,6 +93,16 @@ class OurArithmetic:
             query, torch.cat((stored, new), 1), begin, end, slots, sinks, self.most_keys
         )
         out.copy_(mixed.view(out.shape))
+
+
+def to_the_end(values: Tensor) -> Tensor:
+    """Return a list with all that follows it in its storage.
+
+    A kernel is told where a list begins and not where it ends, and a graph's may have grown
+    since it was captured.
+    """
+    whole = values.untyped_storage().nbytes() // values.element_size()
+    return values.as_strided((whole - values.storage_offset(),), (1,))
 
 
 def listed_keys(

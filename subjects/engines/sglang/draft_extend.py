@@ -40,8 +40,8 @@ class EagleDraftExtendRunner(DraftingRunner):
 
     def made_from(self) -> Any:
         """Return a stand-in for the worker that the runner serves."""
-        self.catching.set("attn_backend", self.catching_backend)
-        values = self.worker_values(self.catching)
+        self.drafting.set("attn_backend", self.catching_backend)
+        values = self.worker_values(self.drafting)
         return self.worker(values | {"draft_extend_attn_backend": self.catching_backend})
 
     @property

@@ -65,9 +65,9 @@ class DraftingRunner(ReplayingRunner):
         super().prepare()
         part = self.host.engine.part
         self.algorithm = part("srt.speculative.spec_info:SpeculativeAlgorithm").EAGLE
-        self.catching = self.draft_model_runner(Role.DRAFT, {})
+        self.drafting = self.draft_model_runner(Role.DRAFT, {})
         triton = part("srt.layers.attention.triton_backend:TritonAttnBackend")
-        self.catching_backend = self.computed_by_us(triton(self.catching), self.catching.model)
+        self.catching_backend = self.computed_by_us(triton(self.drafting), self.drafting.model)
 
     def draft_model_runner(self, role: Role, borrowed: Mapping[int, int]) -> Any:
         """Return a runner of the draft model over the KV of a model, for the engine to ask."""
@@ -174,7 +174,7 @@ class DraftingRunner(ReplayingRunner):
         given = self.catching_batch(batch, rows, loc, spec_info=hidden)
         with self.context(backend):
             backend.init_forward_metadata(given)
-            output = self.catching.model.forward(given.input_ids, given.positions, given)
+            output = self.drafting.model.forward(given.input_ids, given.positions, given)
         return self.likeliest(output)
 
     def catching_batch(
@@ -186,7 +186,7 @@ class DraftingRunner(ReplayingRunner):
             rows,
             loc,
             extend=True,
-            runner=self.catching,
+            runner=self.drafting,
             token_to_kv_pool=self.pool.storages[Role.DRAFT],
             attn_backend=self.catching_backend,
             spec_algorithm=self.algorithm,

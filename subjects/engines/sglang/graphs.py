@@ -122,8 +122,10 @@ class Event:
 def emulate(ops: Ops) -> None:
     """Give torch's CPU module what an engine needs of a device module to capture graphs.
 
-    Some runners ask torch's CUDA module for it, whatever the device.
+    Some runners ask torch's CUDA module for it, whatever the device. What an engine compiles
+    for a GPU runs as it is written.
     """
+    torch.compiler.set_stance("force_eager")
     CpuGraph.ops = ops
     torch.cuda.CUDAGraph = CpuGraph  # type: ignore[assignment,misc]
     torch.cuda.graph = recording  # type: ignore[assignment,misc]
