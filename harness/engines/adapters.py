@@ -27,6 +27,7 @@ from subjects.engines.sglang.engine import (
     DecodingEngine,
     PrefillEngine,
 )
+from subjects.engines.sglang.frozen_draft import FrozenKvMtpRunner
 from subjects.engines.sglang.host import Host, server_arguments
 from subjects.engines.sglang.loading import Engine
 from subjects.engines.sglang.mirror import Mirror
@@ -41,7 +42,7 @@ PREFILLING: Mapping[str, type[PrefillRunner]] = {
     runner.name: runner for runner in (PiecewiseRunner, BreakableRunner)
 }
 SPECULATING: Mapping[str, type[DraftingRunner]] = {
-    runner.name: runner for runner in (EagleDraftRunner, EagleDraftExtendRunner)
+    runner.name: runner for runner in (EagleDraftRunner, EagleDraftExtendRunner, FrozenKvMtpRunner)
 }
 """The engine's runners that a pair is played with, by name."""
 

@@ -55,8 +55,12 @@ class DraftDecoder(Decoder):
         access = FrozenAccess if self.borrowed else Access
         hidden = model.run_layers(ops, tokens, access(self, forward_batch))
         rows = sampled_rows(forward_batch)
-        sampled = hidden if rows is None else hidden[rows]
-        return self.output(next_token_logits=model.logits(ops, sampled), hidden_states=sampled)
+        return self.says(hidden if rows is None else hidden[rows])
+
+    def says(self, hidden: Tensor) -> Any:
+        """Return what the draft model says of hidden states of its own."""
+        logits = self.decoder.logits(self.ops, hidden)
+        return self.output(next_token_logits=logits, hidden_states=hidden)
 
 
 def sampled_rows(batch: Any) -> Tensor | None:

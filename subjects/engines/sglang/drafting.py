@@ -5,7 +5,7 @@ engine's draft worker the runners ask for is held by a stand-in, whose methods a
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -84,8 +84,8 @@ class DraftingRunner(ReplayingRunner):
                 "sliding_window_size": config.window if windows else None,
                 "is_draft_worker": True,
                 "spec_algorithm": self.algorithm,
-                "forward": lambda batch, **settings: SimpleNamespace(
-                    logits_output=model.forward(batch.input_ids, batch.positions, batch)
+                "forward": lambda batch, **settings: ran(
+                    model.forward(batch.input_ids, batch.positions, batch)
                 ),
             },
         )
@@ -206,13 +206,6 @@ class DraftingRunner(ReplayingRunner):
         return found | {"topk_p": values, "topk_index": index}
 
 
-def listed_between(indptr: Tensor, indices: Tensor) -> list[list[int]]:
-    """Return each row's part of a list of indices, for as many rows as have one."""
-    ends, flat = indptr.tolist(), indices.tolist()
-    return [flat[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
-
-
-def slots_of(tokens: Sequence[int], slots: Tensor) -> list[int]:
-    """Return the slots of some tokens."""
-    found: list[int] = slots[list(tokens)].tolist()
-    return found
+def ran(output: Any) -> Any:
+    """Return what the engine's model runner gives for a forward's output."""
+    return SimpleNamespace(logits_output=output)

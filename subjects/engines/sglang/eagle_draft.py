@@ -19,6 +19,7 @@ class ProposingRunner(DraftingRunner):
     """A runner that proposes tokens, whose forwards are the engine's `draft_forward`.
 
     `candidates` are, by requests of a graph, all that it finds: static, as its output.
+    `forwards` counts those of the draft model since a draft began.
     """
 
     input_places: ClassVar[tuple[str, ...]]
@@ -30,6 +31,7 @@ class ProposingRunner(DraftingRunner):
         draft = made.draft_forward
 
         def draft_forward(batch: Any, *rest: Any, **settings: Any) -> Any:
+            self.forwards = 0
             with watched(draft.__func__) as found:
                 result = draft(batch, *rest, **settings)
             self.candidates[found[-1].scores[0].shape[0]] = found[-1]

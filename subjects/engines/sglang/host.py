@@ -255,7 +255,7 @@ class Host:
             "swa_v_head_dim": config.swa.head_dim,
             "attention_arch": "MHA",
             "num_hidden_layers": len(config.layers),
-            "hf_config": SimpleNamespace(architectures=[], model_type="decoder"),
+            "hf_config": SimpleNamespace(architectures=["Decoder"], model_type="decoder"),
         }
         return StubConfig(values, self.asked, "model_config")
 
