@@ -111,10 +111,10 @@ class Lockstep:
     """Plays schedules on the pair of one trial and judges them by the properties given.
 
     With `records_ops`, what a forward did inside can be explained. `engines` builds the
-    engines under test, our own unless given; `draft` says which draft model a target has. `refused` says why ours cannot be captured with
-    the trial's bugs, if it cannot: the pair is then that of the clean build. `unasked` says
-    which properties the engine cannot be asked, and why. `history` are the last schedules
-    played.
+    engines under test, our own unless given; `draft` says which draft model a target has.
+    `refused` says why ours cannot be captured with the trial's bugs, if it cannot: the pair is
+    then that of the clean build. `unasked` says which properties the engine cannot be asked,
+    and why. `history` are the last schedules played.
     """
 
     def __init__(

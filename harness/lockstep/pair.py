@@ -73,8 +73,9 @@ class Pair:
     With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
     a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
     engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built. `draft` says which draft model a target has. `just_captured` is what their Python objects held then, and
-    `executed_at_capture` whether code of a bug on trial ran by then.
+    cannot be built. `draft` says which draft model a target has. `just_captured` is what their
+    Python objects held then, and `executed_at_capture` whether code of a bug on trial ran by
+    then.
     """
 
     def __init__(

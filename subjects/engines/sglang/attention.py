@@ -88,7 +88,9 @@ class OurArithmetic:
             max(sliding_window_size, 0),
         )
         stored = torch.stack((keys, values))
-        new = torch.stack((new_keys.view(-1, *keys.shape[1:]), new_values.view(-1, *keys.shape[1:])))
+        new = torch.stack(
+            (new_keys.view(-1, *keys.shape[1:]), new_values.view(-1, *keys.shape[1:]))
+        )
         mixed = self.ops.attention(
             query, torch.cat((stored, new), 1), begin, end, slots, sinks, self.most_keys
         )

@@ -1,7 +1,5 @@
 """A speculative runner of the engine as an engine under test."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
@@ -20,7 +18,7 @@ class DraftingEngine(SglangEngine[DraftingRunner]):
     is kept beside KV by this adapter: the engine has no such table.
     """
 
-    eager_modes: ClassVar[frozenset[Mode]] = frozenset({Mode.DRAFT_EXTEND})
+    eager_modes = frozenset({Mode.DRAFT_EXTEND})
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward, of the runner's mode by replay. RuntimeError for an idle one."""

@@ -47,7 +47,9 @@ class EagleDraftExtendRunner(DraftingRunner):
     @property
     def width(self) -> int:
         """Tokens of each request that a graph has room for."""
-        return int(next(getattr(self.runner, name) for name in WIDTHS if hasattr(self.runner, name)))
+        return int(
+            next(getattr(self.runner, name) for name in WIDTHS if hasattr(self.runner, name))
+        )
 
     @property
     def uniform(self) -> bool:

@@ -177,9 +177,7 @@ class DraftingRunner(ReplayingRunner):
             output = self.drafting.model.forward(given.input_ids, given.positions, given)
         return self.likeliest(output)
 
-    def catching_batch(
-        self, batch: ForwardBatch, rows: Tensor, loc: Tensor, **other: Any
-    ) -> Any:
+    def catching_batch(self, batch: ForwardBatch, rows: Tensor, loc: Tensor, **other: Any) -> Any:
         """Return the engine's batch for a draft model that catches up; see `batch`."""
         return self.batch(
             batch,

@@ -23,6 +23,7 @@ class ProposingRunner(DraftingRunner):
     """
 
     input_places: ClassVar[tuple[str, ...]]
+    draft_backend: Any
 
     def proposing_worker(self, values: Mapping[str, Any]) -> Any:
         """Return a stand-in for the engine's worker; what its drafts find is kept."""
@@ -43,7 +44,9 @@ class ProposingRunner(DraftingRunner):
     def speculative_input(self, batch: ForwardBatch, **other: Any) -> Any:
         """Return where drafting starts, as the engine has it."""
         spec = batch.spec_info
-        values = {name: spec[name] for name in ("topk_p", "topk_index", "hidden_states")}
+        values: dict[str, Any] = {
+            name: spec[name] for name in ("topk_p", "topk_index", "hidden_states")
+        }
         bonus = torch.zeros_like(spec["topk_index"][:, 0])
         values |= {"bonus_tokens": bonus, "num_tokens_per_req": SPECULATION.topk, **other}
         made = named(self.host.engine.part(*self.input_places), **values)()

@@ -17,7 +17,6 @@ from reference.ops import Ops
 from subjects.captured import allocations
 from subjects.graphs.tape import TapeSegment
 
-
 NO_POOL = (0, 0)
 """A handle of a pool of graphs' memory."""
 
@@ -129,7 +128,7 @@ def emulate(ops: Ops) -> None:
     CpuGraph.ops = ops
     torch.cuda.CUDAGraph = CpuGraph  # type: ignore[assignment,misc]
     torch.cuda.graph = recording  # type: ignore[assignment,misc]
-    torch.cuda.synchronize = lambda *arguments: None  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda *arguments: None
     stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
     for name, value in {
         "graph": recording,
