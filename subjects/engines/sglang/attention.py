@@ -13,6 +13,7 @@ from torch import Tensor
 from reference.config import ModelConfig
 from reference.model import most_keys
 from reference.ops import Ops
+from subjects.engines.sglang.loading import PartMissingError
 
 
 class OurArithmetic:
@@ -50,6 +51,7 @@ class OurArithmetic:
     ) -> None:
         """Attend from each row to its listed slots."""
         rows = query.shape[0]
+        must_be_planned(kv_indices)
         mixed = self.ops.attention(
             query,
             torch.stack((keys, values)),
@@ -78,6 +80,7 @@ class OurArithmetic:
         **named: Any,
     ) -> None:
         """Attend from each new token to its request's listed prefix and the new ones before it."""
+        must_be_planned(kv_indices)
         slots, begin, end = listed_keys(
             query.shape[0],
             keys.shape[0],
@@ -95,6 +98,12 @@ class OurArithmetic:
             query, torch.cat((stored, new), 1), begin, end, slots, sinks, self.most_keys
         )
         out.copy_(mixed.view(out.shape))
+
+
+def must_be_planned(kv_indices: Tensor | None) -> None:
+    """Raise PartMissingError for keys of which an engine's backend has made no list."""
+    if kv_indices is None:
+        raise PartMissingError("the engine's attention backend lists no keys for such a layer")
 
 
 def to_the_end(values: Tensor) -> Tensor:
