@@ -5,6 +5,7 @@ valid values before it. If they are still there afterwards the input is kept, no
 whether any live bit moved then says if somebody reads it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from harness.checks.differences import first_kv_difference
 from harness.lockstep.bits import any_set, bits, cloned, outputs_differ
-from harness.lockstep.noise import index_bounds
+from harness.lockstep.noise import COUNTS, index_bounds
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
 from harness.lockstep.tracebacks import subject_runs
+from reference.config import SPECULATION
 from reference.model import Output
-from subjects.engines.sglang.engine import KEPT, RESET, DecodingEngine
+from subjects.engines.sglang.engine import KEPT, RESET, SglangEngine
 
 RUN = "padding"
 """What the further run is called in an observation."""
@@ -71,10 +73,11 @@ class Disturbed:
 class PaddingLedger:
     """The entries of a runner's static inputs, by name."""
 
-    def __init__(self, subject: DecodingEngine, pair: Pair) -> None:
+    def __init__(self, subject: SglangEngine[Any], pair: Pair) -> None:
         self.subject = subject
         self.buckets = sorted(pair.trial.buckets)
-        self.bounds = index_bounds(pair.config, pair.trial.sizes)
+        counts = dict.fromkeys(COUNTS, SPECULATION.draft_tokens + 1)
+        self.bounds = {**index_bounds(pair.config, pair.trial.sizes), **counts}
         self.entries = {
             name: Entry(str(held.buffer.dtype).removeprefix("torch."))
             for name, held in subject.padded_inputs().items()
@@ -100,8 +103,8 @@ class PaddingLedger:
             self.runs += 1
             name = names[self.runs % len(names)]
             held = subject.padded_inputs()[name]
-            tail = held.buffer[..., live:bucket]
-            other = self._other_values(tail, self.bounds[held.holds])
+            tail = held.tail(live, bucket)
+            other = self._other_values(tail, self.bounds.get(held.holds, math.inf))
             tail.copy_(other)
             with subject_runs():
                 output = cloned(subject.forward(batch, planned.mode).output)
@@ -143,7 +146,7 @@ class PaddingLedger:
             )
         return found
 
-    def _other_values(self, tail: Tensor, bound: int) -> Tensor:
+    def _other_values(self, tail: Tensor, bound: float) -> Tensor:
         """Return valid values that no reset gives; of numbers, none that the tail holds."""
         if tail.dtype is torch.bool:
             return torch.ones_like(tail)

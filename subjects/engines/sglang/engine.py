@@ -69,11 +69,20 @@ PADDED_INPUTS = {
             "out_cache_loc_swa",
             "mamba_track_indices",
             "mamba_track_mask",
+            "topk_p",
+            "topk_index",
+            "hidden_states",
+            "extend_seq_lens",
+            "num_correct_drafts",
+            "num_accept_tokens",
         )
     },
+    "num_accepted_drafts": "num_correct_drafts",
+    "num_accepted_tokens": "num_accept_tokens",
+    "bonus_tokens": "input_ids",
     "attention.cuda_graph_swa_out_cache_loc": "out_cache_loc_swa",
 }
-"""Static inputs of a runner of decodes whose last axis is the batch's, and what each holds."""
+"""Static inputs of a runner that have rows for each request, and what each holds."""
 
 KEPT, RESET = "kept", "reset"
 
@@ -101,13 +110,20 @@ class DeclaredPadding:
 
 @dataclass(frozen=True)
 class PaddedInput:
-    """A static input whose last axis is the batch's.
+    """A static input with as many rows for each of `requests`, on its first axis.
 
-    `holds` is the name of our own input that holds the same: its valid values are known.
+    Positions in sections have them on their last. `holds` is the name of our own input that holds the same: its valid values are known.
     """
 
     buffer: Tensor
     holds: str
+    requests: int
+
+    def tail(self, live: int, bucket: int) -> Tensor:
+        """Return the rows of the requests `live` .. `bucket` - 1."""
+        axis = -1 if self.holds == "mrope_positions" else 0
+        each = self.buffer.shape[axis] // self.requests
+        return self.buffer.narrow(axis, live * each, (bucket - live) * each)
 
 
 Runner = TypeVar("Runner", bound=SglangRunner)
@@ -229,6 +245,26 @@ class SglangEngine(Generic[Runner]):
         self.pool.preset(self._preset)
         return placed
 
+    def padded_inputs(self) -> Mapping[str, PaddedInput]:
+        """Return the static inputs that have a padded tail, by name."""
+        requests = max(self.runner.runner.capture_bs)
+        return {
+            name: PaddedInput(buffer, PADDED_INPUTS[name], requests)
+            for name, buffer in self.runner.statics().items()
+            if name in PADDED_INPUTS
+        }
+
+    def declared_padding(self) -> Mapping[str, DeclaredPadding]:
+        """Return the padding policies of the engine's registry of buffers, where it has one."""
+        registry = getattr(self.runner.runner, "buffer_registry", None)
+        slots = getattr(registry, "_slots", {})
+        found = {}
+        for name, slot in slots.items():
+            word = str(slot.padding_policy.value)
+            value = {"zero": 0, "fill_sentinel": slot.pad_value}.get(word)
+            found[name] = DeclaredPadding(word, POLICIES.get(word), value)
+        return found
+
     def _extended(self, batch: Any) -> Output:
         """Run a prefill eagerly, by the engine's own code."""
         output = self.runner.extend(batch)
@@ -279,25 +315,6 @@ class DecodingEngine(SglangEngine[ReplayingRunner]):
                 " replayed; they were cleared before each replay here"
             ]
         return []
-
-    def padded_inputs(self) -> Mapping[str, PaddedInput]:
-        """Return the static inputs that have a padded tail, by name."""
-        return {
-            name: PaddedInput(buffer, PADDED_INPUTS[name])
-            for name, buffer in self.runner.statics().items()
-            if name in PADDED_INPUTS
-        }
-
-    def declared_padding(self) -> Mapping[str, DeclaredPadding]:
-        """Return the padding policies of the engine's registry of buffers, where it has one."""
-        registry = getattr(self.runner.runner, "buffer_registry", None)
-        slots = getattr(registry, "_slots", {})
-        found = {}
-        for name, slot in slots.items():
-            word = str(slot.padding_policy.value)
-            value = {"zero": 0, "fill_sentinel": slot.pad_value}.get(word)
-            found[name] = DeclaredPadding(word, POLICIES.get(word), value)
-        return found
 
     def _reads(self, bucket: int) -> Mapping[str, Sequence[Sequence[int]]]:
         reads = self.runner.reads(bucket)
