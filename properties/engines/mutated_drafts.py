@@ -123,7 +123,7 @@ def planning(runner: DraftingRunner) -> Any:
 
 def shown(engine: Engine, name: str, *, plants: bool) -> dict[str, Any]:
     """Return what a runner violates as it is and, if it `plants`, with each mutation."""
-    lockstep, refused = drafting_lockstep(engine, TrialConfig(runner=name))
+    lockstep, refused = drafting_lockstep(engine, TrialConfig(runner=name, buckets=(4,)))
     subject = lockstep.pair.subject
     assert isinstance(subject, DraftingEngine)
     outcome = lockstep.play(DRAFTING)

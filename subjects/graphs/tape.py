@@ -31,6 +31,9 @@ UNTAGGED = frozenset({"aten::lift_fresh", "aten::repeat_interleave"})
 """Calls that no graph could hold and that torch does not tag: tensors made of host data, and
 shapes that depend on values."""
 
+SEVERAL = frozenset({"aten::max", "aten::sort", "aten::topk"})
+"""Calls that return several tensors, of shapes that no value decides."""
+
 INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
 MASKS = (torch.bool, torch.uint8)
@@ -115,10 +118,10 @@ class _Recorder(UncompiledMode):
         elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
             if isinstance(value, Tensor):
                 self.calls.append(_call_into(value, func, args, kwargs))
-            elif _are_tensors(value):
+            elif name in SEVERAL:
                 self.calls.append(Call(_copying(func, value), args, kwargs))
             else:
-                raise UncapturableError(f"{name} does not return tensors alone")
+                raise UncapturableError(f"{name} does not return one tensor")
         return value
 
 
@@ -147,10 +150,6 @@ def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
     return isinstance(values, list | tuple) and all(
         isinstance(part, Tensor) and part.untyped_storage()._cdata in known for part in values
     )
-
-
-def _are_tensors(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(part, Tensor) for part in value)
 
 
 def _copying(func: Any, results: Sequence[Tensor]) -> Callable[..., None]:

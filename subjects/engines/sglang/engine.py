@@ -112,7 +112,8 @@ class DeclaredPadding:
 class PaddedInput:
     """A static input with as many rows for each of `requests`, on its first axis.
 
-    Positions in sections have them on their last. `holds` is the name of our own input that holds the same: its valid values are known.
+    Positions in sections have them on their last. `holds` is the name of our own input that
+    holds the same: its valid values are known.
     """
 
     buffer: Tensor
