@@ -109,10 +109,10 @@ def mutated(runner: DraftingRunner, mutation: Mutation) -> Iterator[None]:
             buffer[places] = mutation.change(buffer[:1])
         plan(given, *rest, **named)
 
-    runner.drafted = counted  # type: ignore[method-assign]
+    vars(runner)["drafted"] = counted
     backend.init_forward_metadata_out_graph = planned
     yield
-    runner.drafted = drafted  # type: ignore[method-assign]
+    del vars(runner)["drafted"]
     backend.init_forward_metadata_out_graph = plan
 
 

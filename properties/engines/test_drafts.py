@@ -118,7 +118,7 @@ def drafted(seed: int, requests: int) -> tuple[Output, Candidates, list[Tensor]]
         found["scores"].split(sizes, 1), found["tokens"].split(sizes, 1), [first, *later]
     )
     best = found["scores"].topk(SPECULATION.draft_tokens - 1).indices.sort().values
-    tree = [torch.cat(candidates.parents[:-1], 1), best, found["tokens"].gather(1, best)]
+    tree = [torch.cat([*candidates.parents[:-1]], 1), best, found["tokens"].gather(1, best)]
     return found, candidates, tree
 
 

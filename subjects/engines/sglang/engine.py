@@ -1,5 +1,6 @@
 """One of the engine's runners as the harness takes it: `EngineUnderTest` over the engine's pool."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
@@ -130,7 +131,7 @@ class PaddedInput:
 Runner = TypeVar("Runner", bound=SglangRunner)
 
 
-class SglangEngine(Generic[Runner]):
+class SglangEngine(ABC, Generic[Runner]):
     """What every runner of the engine has in common as an engine under test.
 
     `stored` are the dtypes of SWA locations that the store was given during capture.
@@ -158,6 +159,10 @@ class SglangEngine(Generic[Runner]):
         self._captured_facts = facts_of(runner.statics())
         self._replays = self._allocated = 0
         self._locations: torch.dtype | None = None
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
+        """Run one forward. RuntimeError is raised for an idle one."""
 
     def reset(self) -> None:
         """Start again just captured: no request owns a slot, and KV is the world's storage."""
