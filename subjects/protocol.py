@@ -228,10 +228,12 @@ class EngineUnderTest(Protocol):
     `missing` says what it cannot offer, and why. KV in the reference's layout and slot
     numbers lies in the world's storage: an engine that keeps KV elsewhere reads it from
     there and writes it there when it is asked to. `arithmetic` is None where it is the
-    reference's own.
+    reference's own. `eager_modes` are those, besides prefills and decodes, whose batches it
+    runs though nothing replays them.
     """
 
     missing: Mapping[Offer, str]
+    eager_modes: frozenset[Mode]
     arithmetic: OwnArithmetic | None
 
     def reset(self) -> None:

@@ -21,6 +21,7 @@ from harness.lockstep.pair import Engines, ExtraRun, Pair
 from harness.lockstep.tracebacks import SubjectFailedError, headline, traceback_of
 from harness.schedules.coverage import Coverage
 from harness.schedules.schedule import Schedule, Step
+from reference.config import ModelConfig, draft_config
 from subjects.buffers import SharedBufferError
 from subjects.protocol import Offer
 
@@ -110,10 +111,10 @@ class Lockstep:
     """Plays schedules on the pair of one trial and judges them by the properties given.
 
     With `records_ops`, what a forward did inside can be explained. `engines` builds the
-    engines under test, our own unless given. `refused` says why ours cannot be captured with
-    the trial's bugs, if it cannot: the pair is then that of the clean build. `unasked` says
-    which properties the engine cannot be asked, and why. `history` are the last schedules
-    played.
+    engines under test, our own unless given; `draft` says which draft model a target has.
+    `refused` says why ours cannot be captured with the trial's bugs, if it cannot: the pair is
+    then that of the clean build. `unasked` says which properties the engine cannot be asked,
+    and why. `history` are the last schedules played.
     """
 
     def __init__(
@@ -123,12 +124,13 @@ class Lockstep:
         *,
         records_ops: bool = False,
         engines: Callable[[Pair], Engines] | None = None,
+        draft: Callable[[ModelConfig], ModelConfig] = draft_config,
     ) -> None:
         self.trial = trial
         self.refused: str | None = None
         self.history: deque[Schedule] = deque(maxlen=HISTORY)
         try:
-            self.pair = Pair(trial, records_ops=records_ops, engines=engines)
+            self.pair = Pair(trial, records_ops=records_ops, engines=engines, draft=draft)
         except SharedBufferError as error:
             self.refused = str(error)
             self.pair = Pair(trial.clean)

@@ -9,15 +9,21 @@ from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from harness.lockstep.requests import Owner
 from reference.batch import Mode
+from reference.config import SPECULATION
 from reference.model import Model
 from reference.state_pool import StatePool
 from subjects.engines.sglang import graphs
 from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
+from subjects.engines.sglang.draft_engine import DraftingEngine
+from subjects.engines.sglang.draft_extend import EagleDraftExtendRunner
+from subjects.engines.sglang.drafting import DraftingRunner
+from subjects.engines.sglang.eagle_draft import EagleDraftRunner
 from subjects.engines.sglang.engine import (
     NO_TRACKING,
     OWN_KERNELS,
     ReplayingEngine,
 )
+from subjects.engines.sglang.frozen_draft import FrozenKvMtpRunner
 from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.host import Host, server_arguments
 from subjects.engines.sglang.loading import PACKAGE, Engine
@@ -36,6 +42,9 @@ REPLAYING: Mapping[str, type[ReplayingRunner]] = {
         PiecewiseRunner,
         BreakableRunner,
     )
+}
+SPECULATING: Mapping[str, type[DraftingRunner]] = {
+    runner.name: runner for runner in (EagleDraftRunner, EagleDraftExtendRunner, FrozenKvMtpRunner)
 }
 """The engine's runners that a pair is played with, by name."""
 
@@ -110,13 +119,60 @@ class RunnerEngines:
             runner = kind(
                 host, pair.model, mirror.pool, pair.trial.ops(), own_kernels=self.own_kernels
             )
-        trial, by_token = pair.trial, kind.mode is Mode.EXTEND
-        sizes = trial.token_buckets if by_token else trial.buckets
-        graphs = (Replays.captured - before) // len(sizes)
+        graphs = graphs_of_a_replay(before, pair.trial, kind)
         missing: dict[Offer, str] = dict(OWN_KERNELS) if self.own_kernels else {}
         if "mamba_track_indices" not in runner.inputs():
             missing |= NO_TRACKING
         return ReplayingEngine(runner, mirror, stored, graphs, missing)
+
+
+@dataclass
+class DraftingEngines:
+    """Builds a speculative runner and a fresh one beside it, over one pool of the engine.
+
+    `asked` collects the settings that the engine asked for and nobody declared.
+    """
+
+    engine: Engine
+    asked: set[str] = field(default_factory=set)
+
+    def __call__(self, pair: Pair) -> Engines:
+        """Build both over the graph world of a pair."""
+        # Its modules bind what stands around it as they are imported: that comes first.
+        host, trial = host_of(self.engine, pair.trial, self.asked), pair.trial
+        pool = SglangPool(
+            self.engine,
+            pair.config,
+            trial.sizes,
+            DTYPES[trial.dtype],
+            trial.device,
+            pair.graph_pools.state,
+            pair.draft.config,
+            spare=spare_slots(trial),
+        )
+        mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
+        subject = self._build(pair, mirror, host)
+        return subject, self._build(pair, mirror, host_of(self.engine, trial, self.asked))
+
+    def _build(self, pair: Pair, mirror: Mirror, host: Host) -> DraftingEngine:
+        kind, before = SPECULATING[pair.trial.runner], Replays.captured
+        host.forget_shared_buffers()
+        with mirror.pool.stored_dtypes() as stored:
+            runner = kind(host, pair.models, mirror.pool, pair.trial.ops())
+        graphs = graphs_of_a_replay(before, pair.trial, kind)
+        return DraftingEngine(runner, mirror, stored, graphs, {})
+
+
+def graphs_of_a_replay(before: int, trial: TrialConfig, kind: type[ReplayingRunner]) -> int:
+    """Return how many graphs each size of a runner has, `before` being those captured before it."""
+    sizes = trial.token_buckets if kind.mode is Mode.EXTEND else trial.buckets
+    return (Replays.captured - before) // len(sizes)
+
+
+def spare_slots(trial: TrialConfig) -> int:
+    """Return the slots of tokens that were not accepted, of a full batch, in whole pages."""
+    tokens = max(trial.buckets) * SPECULATION.draft_tokens
+    return -(-tokens // trial.page_size) * trial.page_size
 
 
 def encoder_refusal(engine: Engine, model: Model, trial: TrialConfig) -> str | None:

@@ -53,8 +53,9 @@ def padded(observation: Observation) -> bool:
 
 
 def inputs_called(observation: Observation, endings: tuple[str, ...]) -> list[str]:
-    """Return the static inputs whose names end so."""
-    return [name for name in observation.static if name.endswith(endings)]
+    """Return the static inputs that the batch brings and whose names end so."""
+    given = (observation.replay.given or {}) if observation.replay is not None else {}
+    return [name for name in given if name.endswith(endings)]
 
 
 def has_input(endings: tuple[str, ...]) -> Seen:
@@ -116,7 +117,7 @@ def padded_rows_are_requests(observation: Observation) -> bool:
     reserved = {kind: [[0]] * len(rows) for kind, rows in replay.reads.items()}
     right = fresh.reads if fresh is not None else reserved
     return any(
-        rows[replay.live_size :] != right[kind][replay.live_size :]
+        rows[replay.live_rows :] != right[kind][replay.live_rows :]
         for kind, rows in replay.reads.items()
     )
 
@@ -128,7 +129,7 @@ FAULTS: Mapping[str, Fault] = {
         lives=has_input(SWA_LOCATIONS),
         exposed=tail_was_used(SWA_LOCATIONS),
         shows=writes_foreign_swa_slots_alone,
-        nowhere="it has no static SWA write locations",
+        nowhere="no batch brings it static SWA write locations",
         follows=frozenset(
             {
                 "kv_parity",
@@ -154,7 +155,7 @@ FAULTS: Mapping[str, Fault] = {
         lives=has_input(REQUEST_ROWS),
         exposed=tail_was_used(REQUEST_ROWS),
         shows=padded_rows_are_requests,
-        nowhere="it has no static request rows",
+        nowhere="no batch brings it static request rows",
     ),
 }
 """The fault classes that an engine's behaviour can tell."""

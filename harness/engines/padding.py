@@ -23,7 +23,7 @@ from harness.lockstep.tracebacks import subject_runs
 from reference.batch import Mode
 from reference.config import SPECULATION
 from reference.model import Output
-from subjects.engines.sglang.engine import ReplayingEngine
+from subjects.engines.sglang.engine import SglangEngine
 from subjects.engines.sglang.padded import KEPT, RESET
 
 RUN = "padding"
@@ -75,7 +75,7 @@ class Disturbed:
 class PaddingLedger:
     """The entries of a runner's static inputs, by name."""
 
-    def __init__(self, subject: ReplayingEngine, pair: Pair) -> None:
+    def __init__(self, subject: SglangEngine[Any], pair: Pair) -> None:
         trial = pair.trial
         self.subject = subject
         self.by_token = subject.mode is Mode.EXTEND

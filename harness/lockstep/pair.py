@@ -25,7 +25,7 @@ from harness.lockstep.tracebacks import SubjectFailedError, subject_runs
 from harness.schedules.schedule import Step
 from reference.allocator import Allocator
 from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, Role, draft_config
+from reference.config import PRESETS, ModelConfig, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
 from reference.pool import KVPools, Tables
@@ -73,8 +73,9 @@ class Pair:
     With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
     a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
     engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built. `just_captured` is what their Python objects held then, and
-    `executed_at_capture` whether code of a bug on trial ran by then.
+    cannot be built. `draft` says which draft model a target has. `just_captured` is what their
+    Python objects held then, and `executed_at_capture` whether code of a bug on trial ran by
+    then.
     """
 
     def __init__(
@@ -83,21 +84,22 @@ class Pair:
         *,
         records_ops: bool = False,
         engines: "Callable[[Pair], Engines] | None" = None,
+        draft: Callable[[ModelConfig], ModelConfig] = draft_config,
     ) -> None:
         torch.set_num_threads(1)
         self.records_ops = records_ops or config.device == "cpu"
         self.trial = config
         self.config = PRESETS[config.preset].tiny
-        draft = draft_config(self.config)
+        drafting = draft(self.config)
         dtype, device = DTYPES[config.dtype], torch.device(config.device)
         self.model = Model(self.config, dtype, device)
-        self.draft = Model(draft, dtype, device, DRAFT_SEED)
-        self.eager_pools = KVPools(self.config, draft, config.sizes, dtype, device)
+        self.draft = Model(drafting, dtype, device, DRAFT_SEED)
+        self.eager_pools = KVPools(self.config, drafting, config.sizes, dtype, device)
         self.on_trial = config.subject()
         self.run_models = {role: self.on_trial.run(model) for role, model in self.models.items()}
         parts = self.on_trial.parts
         tables = parts.of(Part.TABLES, Tables)
-        self.graph_pools = KVPools(self.config, draft, config.sizes, dtype, device, tables)
+        self.graph_pools = KVPools(self.config, drafting, config.sizes, dtype, device, tables)
         self.layout = self.graph_pools.layout
         models = self.run_models[Role.TARGET], self.run_models[Role.DRAFT]
         self.decoder = EagerDecoder(config.ops(), *models, self.eager_pools)
@@ -108,7 +110,8 @@ class Pair:
         self.executed_at_capture = parts.executed.total() > 0
         self.capture_warnings = self.log.take()
         widest = max(config.buckets)
-        self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
+        replayed = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
+        self.modes = replayed | self.subject.eager_modes
         lacks = self.subject.missing.keys()
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes, lacks=lacks)
         of_graph = (
@@ -172,7 +175,8 @@ class Pair:
         if eager is None or graph is None:
             raise SubjectFailedError(f"the worlds planned step {place} differently")
         expected = eager.batch is None or (
-            graph.mode in self.modes and self.trial.expects_graph(eager.batch)
+            self.subject.runner_name(graph.mode) is not None
+            and self.trial.expects_graph(eager.batch)
         )
         return PlannedStep(place, self.forwards, eager, graph, expected)
 

@@ -13,16 +13,19 @@ from harness.lockstep.requests import Owner
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.generate import schedules
-from harness.schedules.schedule import Admit, Decode, Schedule, Verify
-from reference.batch import Mode
-from reference.config import PRESETS, Kind, Role, draft_config
+from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Schedule, Verify
+from reference.batch import ForwardBatch, Mode
+from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from reference.model import Output
 from reference.pool import KVPools, PoolSizes, fill_with_garbage
 from subjects.engines.sglang.mirror import Mirror
 from subjects.engines.sglang.slots import inverse, pair_slots
 from subjects.protocol import Offer
 
 CONFIG = PRESETS["gpt_oss"].tiny
-MODES = frozenset({Mode.DECODE, Mode.TARGET_VERIFY})
+CONFIGS = {Role.TARGET: CONFIG, Role.DRAFT: draft_config(CONFIG)}
+MODES = frozenset({Mode.DECODE, Mode.TARGET_VERIFY, Mode.DRAFT_EXTEND, Mode.DRAFT})
+SPARE = 4
 
 
 def test_slots_of_the_same_token_correspond_and_the_rest_in_order() -> None:
@@ -50,31 +53,46 @@ def test_slots_that_no_token_can_have_are_refused(wrong: list[int]) -> None:
         pair_slots(6, 1, ours=[1, 2], theirs=wrong)
 
 
+def test_slots_apart_have_no_counterpart_and_no_token() -> None:
+    paired = pair_slots(4, 1, ours=[2], theirs=[5], apart=[1, 3])
+    assert paired == (0, 2, 5, 4)
+    assert inverse(paired) == (0, -1, 1, -1, 3, 2)
+    with pytest.raises(ValueError, match="slots of nobody"):
+        pair_slots(4, 1, ours=[2], theirs=[3], apart=[1, 3])
+
+
 class ListPool:
-    """An engine's pool made of lists, first in first out: the interface that a mirror needs."""
+    """An engine's pool made of lists, first in first out: the interface that a mirror needs.
+
+    Of each sub-pool, SPARE slots after the reserved ones are apart.
+    """
 
     device = "cpu"
+    configs = CONFIGS
 
     def __init__(self, sizes: PoolSizes) -> None:
-        self.config = CONFIG
         self.sizes = sizes
-        self.buffers = [
-            tuple(
-                torch.zeros(
-                    sizes.slots(kind), CONFIG.shape(kind).kv_heads, CONFIG.shape(kind).head_dim
+        self.buffers = {
+            role: [
+                tuple(
+                    torch.zeros(
+                        sizes.slots(kind) + SPARE,
+                        config.shape(kind).kv_heads,
+                        config.shape(kind).head_dim,
+                    )
+                    for _ in "KV"
                 )
-                for _ in "KV"
-            )
-            for kind in CONFIG.layers
-        ]
+                for kind in config.layers
+            ]
+            for role, config in CONFIGS.items()
+        }
         self.clear()
 
     def clear(self) -> None:
         """Own nothing."""
         sizes = self.sizes
         self.available = {
-            Kind.FULL: list(range(sizes.page_size, sizes.slots(Kind.FULL))),
-            Kind.SWA: list(range(sizes.page_size, sizes.slots(Kind.SWA))),
+            kind: list(range(sizes.page_size + SPARE, sizes.slots(kind) + SPARE)) for kind in Kind
         }
         self.rows = list(range(1, sizes.rows + 1))
         self.table = torch.zeros(sizes.rows + 1, CONFIG.max_context, dtype=torch.int64)
@@ -108,19 +126,23 @@ class ListPool:
         for slot in self.held(row, begin, end).tolist():
             self.available[Kind.SWA].append(self.mapping.pop(slot))
 
-    def shrink(self, row: int, begin: int, end: int) -> None:
-        """Take back the slots of a request's last tokens."""
-        self.evict(row, begin, end)
-        self.available[Kind.FULL] += self.held(row, begin, end).tolist()
-
     def free(self, row: int, count: int, evicted: int) -> None:
         """Take back the slots of a request."""
         self.evict(row, evicted, count)
         self.available[Kind.FULL] += self.held(row, 0, count).tolist()
 
-    def keys_and_values(self, layer: int) -> Any:
-        """Return K and V of a layer."""
-        return self.buffers[layer]
+    def shrink(self, row: int, begin: int, end: int) -> None:
+        """Take back the slots of a request's last tokens."""
+        self.evict(row, begin, end)
+        self.available[Kind.FULL] += self.held(row, begin, end).tolist()
+
+    def apart(self, kind: Kind) -> list[int]:
+        """Return the slots of a sub-pool that no request ever holds."""
+        return list(range(self.sizes.page_size, self.sizes.page_size + SPARE))
+
+    def keys_and_values(self, role: Role, layer: int) -> Any:
+        """Return K and V of a layer of a model."""
+        return self.buffers[role][layer]
 
 
 class MirroredWorld:
@@ -129,7 +151,7 @@ class MirroredWorld:
     def __init__(self, page_size: int) -> None:
         sizes = PoolSizes(full_slots=80, swa_slots=72, page_size=page_size, rows=16)
         device = torch.device("cpu")
-        self.pools = KVPools(CONFIG, draft_config(CONFIG), sizes, torch.float32, device)
+        self.pools = KVPools(CONFIG, CONFIGS[Role.DRAFT], sizes, torch.float32, device)
         self.lists = ListPool(sizes)
         pool: Any = self.lists
         self.mirror = Mirror(pool, self.pools, self.owners)
@@ -161,13 +183,7 @@ class MirroredWorld:
             self.mirror.read_kv()
             assert torch.equal(self.pools.storage, before)
             self.check_tokens(self.world.owners())
-            verifies = batch.mode is Mode.TARGET_VERIFY
-            rows_of_logits = batch.live_tokens if verifies else batch.live_requests
-            output = {
-                "logits": torch.zeros(rows_of_logits, CONFIG.vocab),
-                "hidden": torch.zeros(batch.live_tokens, CONFIG.hidden),
-            }
-            self.world.commit(batch, output)
+            self.world.commit(batch, nothing_given(batch))
             self.mirror.write_kv()
             self.check_tokens(self.world.owners())
 
@@ -176,18 +192,36 @@ class MirroredWorld:
         for owner in owners:
             held = self.mirror.held[owner.serial]
             for kind, pages in ((Kind.FULL, owner.full_pages), (Kind.SWA, owner.swa_pages)):
-                layer = CONFIG.layers.index(kind)
-                ours = self.pools[Role.TARGET].cache(layer)[0]
-                theirs, size = self.lists.keys_and_values(layer)[0], owner.page_size
-                for token in range(held.tokens):
-                    page = pages[token // size]
-                    slot = int(self.lists.table[held.row, token])
-                    if kind is Kind.SWA and slot not in self.lists.mapping:
-                        assert page is None
-                        continue
-                    assert page is not None
-                    slot = self.lists.mapping[slot] if kind is Kind.SWA else slot
-                    assert torch.equal(ours[page * size + token % size], theirs[slot])
+                assert held.tokens <= len(pages) * owner.page_size
+                for role, config in CONFIGS.items():
+                    layer = config.layers.index(kind)
+                    ours = self.pools[role].cache(layer)[0]
+                    theirs, size = self.lists.keys_and_values(role, layer)[0], owner.page_size
+                    for token in range(held.tokens):
+                        page = pages[token // size]
+                        slot = int(self.lists.table[held.row, token])
+                        if kind is Kind.SWA and slot not in self.lists.mapping:
+                            assert page is None
+                            continue
+                        assert page is not None
+                        slot = self.lists.mapping[slot] if kind is Kind.SWA else slot
+                        assert torch.equal(ours[page * size + token % size], theirs[slot])
+
+
+def nothing_given(batch: ForwardBatch) -> Output:
+    """Return an output of zeros for a batch of any mode."""
+    requests, topk = batch.live_requests, SPECULATION.topk
+    verifies = batch.mode is Mode.TARGET_VERIFY
+    rows_of_logits = batch.live_tokens if verifies else requests
+    return {
+        "logits": torch.zeros(rows_of_logits, CONFIG.vocab),
+        "hidden": torch.zeros(batch.live_tokens, CONFIG.hidden),
+        "topk_p": torch.zeros(requests, topk),
+        "topk_index": torch.zeros(requests, topk, dtype=torch.int64),
+        "scores": torch.zeros(requests, SPECULATION.candidates),
+        "tokens": torch.zeros(requests, SPECULATION.candidates, dtype=torch.int64),
+        "chosen": torch.zeros(requests, SPECULATION.forwards * topk, dtype=torch.int64),
+    }
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))
@@ -216,13 +250,22 @@ def test_of_rejected_drafts_the_pages_that_hold_nothing_else_are_free_again(
     assert found == {kind: count - (kept - 5) for kind, count in free.items()}
 
 
+def test_the_slots_of_a_draft_are_taken_back() -> None:
+    made = MirroredWorld(page_size=1)
+    made.play(Schedule((Admit(3, 8), DraftExtend((0,)), Draft((0,)))))
+    (owner,) = made.world.owners()
+    assert made.mirror.held[owner.serial].tokens == 3
+    free = made.lists.available[Kind.FULL]
+    assert len(free) == made.lists.sizes.full_slots - 3
+
+
 def test_what_an_engine_writes_is_read_in_our_slots() -> None:
     made = MirroredWorld(page_size=1)
     made.play(Schedule((Admit(3, 8), Admit(5, 8), Decode((0, 1)))))
     (owner, _) = made.world.owners()
     row = made.mirror.held[owner.serial].row
     layer = CONFIG.layers.index(Kind.FULL)
-    made.lists.keys_and_values(layer)[0][int(made.lists.table[row, 2])] = 7.5
+    made.lists.keys_and_values(Role.TARGET, layer)[0][int(made.lists.table[row, 2])] = 7.5
     before = made.pools.storage.clone()
     made.mirror.read_kv()
     cache = made.pools[Role.TARGET].cache(layer)
@@ -238,9 +281,6 @@ def test_slots_that_nobody_owns_get_the_bytes_of_their_counterparts() -> None:
     made.mirror.write_kv()
     made.pools.storage.zero_()
     made.mirror.read_kv()
-    for role, _, arena in made.pools.arenas_of(expected):
-        if role is Role.DRAFT:
-            arena.zero_()
     for places in made.pools.sections_of(expected).values():
         places.zero_()  # The engine has no state beside KV: the world's storage is its only one.
     assert torch.equal(made.pools.storage, expected)

@@ -4,7 +4,7 @@ A tape keeps a CUDA graph's semantics: a replay runs no Python of the recorded f
 writes into the same storages, and what a graph could not hold is refused while recording.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -30,6 +30,9 @@ NOT_CAPTURABLE = frozenset(
 UNTAGGED = frozenset({"aten::lift_fresh", "aten::repeat_interleave"})
 """Calls that no graph could hold and that torch does not tag: tensors made of host data, and
 shapes that depend on values."""
+
+SEVERAL = frozenset({"aten::max", "aten::sort", "aten::topk"})
+"""Calls that return several tensors, of shapes that no value decides."""
 
 INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
@@ -113,9 +116,12 @@ class _Recorder(UncompiledMode):
         elif name in ALLOCATIONS:  # Allocated once, at capture; no replay clears the memory.
             pass
         elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
-            if not isinstance(value, Tensor):
+            if isinstance(value, Tensor):
+                self.calls.append(_call_into(value, func, args, kwargs))
+            elif name in SEVERAL:
+                self.calls.append(Call(_copying(func, value), args, kwargs))
+            else:
                 raise UncapturableError(f"{name} does not return one tensor")
-            self.calls.append(_call_into(value, func, args, kwargs))
         return value
 
 
@@ -146,9 +152,21 @@ def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
     )
 
 
+def _copying(func: Any, results: Sequence[Tensor]) -> Callable[..., None]:
+    """Return `func`, whose several values are copied to the recorded `results`."""
+
+    def called(*args: Any, **kwargs: Any) -> None:
+        for result, value in zip(results, func(*args, **kwargs), strict=True):
+            result.copy_(value)
+
+    return called
+
+
 def _not_capturable(func: Any, args: tuple[Any, ...]) -> bool:
     if func.overloadpacket in INDEXING:  # Its work depends on values only if an index is a mask.
         return any(index is not None and index.dtype in MASKS for index in args[1])
+    if func is torch.ops.aten.repeat_interleave.self_int:  # Its shape follows from a number.
+        return False
     return bool(NOT_CAPTURABLE & set(func.tags)) or func._schema.name in UNTAGGED
 
 

@@ -100,7 +100,7 @@ class Decoder(torch.nn.Module):
         hidden = self.model(input_ids, positions, forward_batch, payload)
         last = hidden
         if extends(forward_batch):
-            last = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
+            last = hidden[last_rows(forward_batch)]
         logits = self.weights.logits(self.ops, last)
         return self.output(next_token_logits=logits, hidden_states=hidden)
 
@@ -135,6 +135,12 @@ def extends(batch: Any) -> bool:
     return bool(mode.is_extend() and not mode.is_target_verify())
 
 
+def last_rows(batch: Any) -> Tensor:
+    """Return the rows of the last tokens of an engine batch's requests, int64 [B]."""
+    found: Tensor = batch.extend_seq_lens.cumsum(0) - 1
+    return found
+
+
 class Access:
     """KV access of one forward, through the engine's attention layers."""
 
@@ -144,17 +150,21 @@ class Access:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Let the engine store key and value and attend."""
-        heads = Heads(query, key, value)
+        return self.attended(layer, Heads(query, key, value), stores=True)
+
+    def attended(self, layer: int, heads: Heads, *, stores: bool) -> Tensor:
+        """Return what the engine's layer gives for some heads, whose K and V it may store."""
         sinks = self.body.weights.layers[layer].sinks
         self.body.entering(layer)
         mixed = self.body.attention[layer](
             heads.query.flatten(1),
-            heads.key.flatten(1),
-            heads.value.flatten(1),
+            heads.key.flatten(1) if stores else None,
+            heads.value.flatten(1) if stores else None,
             self.batch,
+            **({} if stores else {"save_kv_cache": False}),
             **({} if sinks is None else {"sinks": sinks}),
         )
-        found: Tensor = mixed.view(query.shape)
+        found: Tensor = mixed.view(heads.query.shape)
         return found
 
 

@@ -1,5 +1,6 @@
 """One of the engine's runners as the harness takes it: `EngineUnderTest` over the engine's pool."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -18,7 +19,6 @@ from subjects.engines.sglang.padded import (
     declared_padding,
     padded_inputs,
 )
-from subjects.engines.sglang.runner import SglangRunner
 from subjects.protocol import (
     Forward,
     LocationDtypes,
@@ -50,35 +50,42 @@ OWN_KERNELS = {
 
 NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs for it"}
 
-Runner = TypeVar("Runner", bound=SglangRunner)
+Runner = TypeVar("Runner", bound=ReplayingRunner)
 
 
-class SglangEngine(Generic[Runner]):
+class SglangEngine(ABC, Generic[Runner]):
     """What every runner of the engine has in common as an engine under test.
 
-    `stored` are the dtypes of SWA locations that the store was given during capture.
+    `stored` are the dtypes of SWA locations that the store was given during capture, `graphs` is
+    how many graphs a replay is of.
     """
 
     arithmetic: OwnArithmetic | None = None
+    eager_modes: frozenset[Mode] = frozenset()
 
     def __init__(
         self,
         runner: Runner,
         mirror: Mirror,
-        mode: Mode,
         stored: Collection[torch.dtype],
+        graphs: int,
         missing: Mapping[Offer, str],
     ) -> None:
         self.runner = runner
         self.mirror = mirror
         self.pool = mirror.pool
-        self.mode = mode
+        self.mode: Mode = runner.mode
+        self.graphs = graphs
         self.stored = frozenset(stored)
         self.missing: Mapping[Offer, str] = {**NOT_OFFERED, **missing}
         self._preset = self._captured_preset = self.pool.preset_locations
         self._captured = {name: buffer.clone() for name, buffer in runner.statics().items()}
         self._captured_facts = facts_of(runner.statics())
         self._replays = self._allocated = 0
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
+        """Run one forward. RuntimeError is raised for an idle one."""
 
     def reset(self) -> None:
         """Start again just captured: no request owns a slot, and KV is the world's storage."""
@@ -131,6 +138,17 @@ class SglangEngine(Generic[Runner]):
         """Take the engine's KV from the world's storage."""
         self.mirror.write_kv()
 
+    def facts(self, replay: Replay) -> ReplayFacts:
+        """Return what the replay that just ran relied on."""
+        return ReplayFacts(
+            captured_buffers=self._captured_facts,
+            buffers=facts_of(self.runner.statics()),
+            locations=self._location_dtypes(),
+            allocated=self._allocated,
+            graphs_replayed=self._replays,
+            graphs_expected=self.graphs,
+        )
+
     def forward_overridden(
         self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
     ) -> NoReturn:
@@ -143,12 +161,26 @@ class SglangEngine(Generic[Runner]):
 
     def placed(self, batch: ForwardBatch | None, mode: Mode) -> tuple[Any, Tensor]:
         """Return the engine's batch for one of the world's, in the engine's slots, and those."""
+        rows, loc = self.placed_rows(batch)
+        assert batch is not None
+        return self.runner.batch(batch, rows, loc, extend=mode is Mode.EXTEND), loc
+
+    def placed_rows(self, batch: ForwardBatch | None) -> tuple[Tensor, Tensor]:
+        """Return the engine's rows and slots of one of the world's batches: see `Mirror.place`."""
         if batch is None:
             raise RuntimeError(self.missing[Offer.IDLE_REPLAY])
-        rows, loc = self.mirror.place(batch)
+        placed = self.mirror.place(batch)
         # Subject and fresh engine share the pool, so that each brings its own Python state.
         self.pool.preset(self._preset)
-        return self.runner.batch(batch, rows, loc, extend=mode is Mode.EXTEND), loc
+        return placed
+
+    @abstractmethod
+    def padded_inputs(self) -> Mapping[str, PaddedInput]:
+        """Return the static inputs that have a padded tail, by name."""
+
+    def declared_padding(self) -> Mapping[str, DeclaredPadding]:
+        """Return the padding policies of the engine's registry of buffers, where it has one."""
+        return declared_padding(getattr(self.runner.runner, "buffer_registry", None))
 
     def _eager(self, batch: Any) -> Output:
         """Run a batch eagerly, by the engine's own code."""
@@ -164,21 +196,7 @@ class SglangEngine(Generic[Runner]):
 
 
 class ReplayingEngine(SglangEngine[ReplayingRunner]):
-    """A runner that replays the batches of its mode. Others run eagerly, by the engine's own code.
-
-    `graphs` is how many graphs a replay is of.
-    """
-
-    def __init__(
-        self,
-        runner: ReplayingRunner,
-        mirror: Mirror,
-        stored: Collection[torch.dtype],
-        graphs: int,
-        missing: Mapping[Offer, str],
-    ) -> None:
-        super().__init__(runner, mirror, runner.mode, stored, missing)
-        self.graphs = graphs
+    """A runner that replays batches of its mode. Others run eagerly, by the engine's own code."""
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward, by replay where it can. RuntimeError is raised for an idle one."""
@@ -206,17 +224,6 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
         )
         return Forward(output, replay)
 
-    def facts(self, replay: Replay) -> ReplayFacts:
-        """Return what the replay that just ran relied on."""
-        return ReplayFacts(
-            captured_buffers=self._captured_facts,
-            buffers=facts_of(self.runner.statics()),
-            locations=self._location_dtypes(),
-            allocated=self._allocated,
-            graphs_replayed=self._replays,
-            graphs_expected=self.graphs,
-        )
-
     def notes(self) -> list[str]:
         """Return, in words, what was seen of the engine that no property judges."""
         if isinstance(self.runner, CpuGraphRunner) and self.runner.left_behind:
@@ -229,10 +236,6 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""
         return padded_inputs(self.runner.statics(), self.mode, self.runner.tokens_per_request)
-
-    def declared_padding(self) -> Mapping[str, DeclaredPadding]:
-        """Return the padding policies of the engine's registry of buffers, where it has one."""
-        return declared_padding(getattr(self.runner.runner, "buffer_registry", None))
 
     def _reads(self, given: Any) -> Mapping[str, Sequence[Sequence[int]]]:
         reads = self.runner.reads(given)

@@ -17,6 +17,9 @@ from reference.ops import Ops
 from subjects.captured import allocations
 from subjects.graphs.tape import TapeSegment
 
+NO_POOL = (0, 0)
+"""A handle of a pool of graphs' memory."""
+
 
 class CpuGraph:
     """What stands for `torch.cuda.CUDAGraph` on a CPU."""
@@ -49,6 +52,10 @@ class CpuGraph:
             self._open.end()
             self.parts.append(self._open.replay)
         self._open = None
+
+    def pool(self) -> tuple[int, int]:
+        """Return the handle of a pool of memory, of which a CPU has none."""
+        return NO_POOL
 
     def replay(self) -> None:
         """Run what was recorded, into the same storages."""
@@ -137,13 +144,20 @@ def implement_on_cpu(namespace: str) -> None:
 
 
 def emulate(ops: Ops) -> None:
-    """Give torch's CPU module what an engine needs of a device module to capture graphs."""
+    """Give torch's CPU module what an engine needs of a device module to capture graphs.
+
+    Some runners ask torch's CUDA module for it, whatever the device. What an engine compiles
+    for a GPU runs as it is written.
+    """
+    torch.compiler.set_stance("force_eager")
     CpuGraph.ops = ops
     torch.cuda.CUDAGraph = CpuGraph  # type: ignore[assignment,misc]
+    torch.cuda.graph = recording  # type: ignore[assignment,misc]
+    torch.cuda.synchronize = lambda *arguments: None
     stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
     for name, value in {
         "graph": recording,
-        "graph_pool_handle": lambda: (0, 0),
+        "graph_pool_handle": lambda: NO_POOL,
         "Event": Event,
         "is_current_stream_capturing": lambda: CpuGraph.recording is not None,
         "current_stream": lambda *arguments: stream,

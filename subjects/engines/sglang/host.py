@@ -147,7 +147,7 @@ class Host:
     def model_config(self, model: Model) -> StubConfig:
         """Return what the engine may ask of a model's configuration."""
         config = model.config
-        hf_config = self._stub("hf_config", {"architectures": [], "model_type": "decoder"})
+        hf_config = self._stub("hf_config", {"architectures": ["Decoder"], "model_type": "decoder"})
         values = {
             "is_encoder_decoder": self.encoder_decoder,
             "is_multimodal": True,

@@ -5,7 +5,7 @@ give and take. Between both lies a bijection of slots, through which all KV can 
 world's layout and slot numbers, and written.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch
-from reference.config import Kind, Role
+from reference.config import Kind
 from reference.pool import KVPools
 from subjects.engines.sglang.pool import SglangPool
 from subjects.engines.sglang.slots import inverse, pair_slots
@@ -133,17 +133,21 @@ class Mirror:
 
     def write_kv(self) -> None:
         """Give every slot of the engine the bytes of its counterpart in the world's storage."""
-        for layer, kind in enumerate(self.pool.config.layers):
-            cache, places = self.pools[Role.TARGET].cache(layer), self._places[kind]
-            for plane, buffer in zip(cache, self.pool.keys_and_values(layer), strict=True):
-                buffer[places] = plane
+        for plane, buffer, places in self._planes():
+            buffer[places] = plane
 
     def read_kv(self) -> None:
         """Give every slot of the world's storage the bytes of its counterpart in the engine."""
-        for layer, kind in enumerate(self.pool.config.layers):
-            cache, places = self.pools[Role.TARGET].cache(layer), self._places[kind]
-            for plane, buffer in zip(cache, self.pool.keys_and_values(layer), strict=True):
-                plane.copy_(buffer[places])
+        for plane, buffer, places in self._planes():
+            plane.copy_(buffer[places])
+
+    def _planes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield K or V of each layer of each model: the world's, the engine's, their bijection."""
+        for role, config in self.pool.configs.items():
+            for layer, kind in enumerate(config.layers):
+                cache, held = self.pools[role].cache(layer), self.pool.keys_and_values(role, layer)
+                for plane, buffer in zip(cache, held, strict=True):
+                    yield plane, buffer, self._places[kind]
 
     def ours(self, kind: Kind, slots: Collection[int]) -> list[int]:
         """Return the world's slots of some of the engine's, -1 for what is no slot."""
@@ -180,6 +184,7 @@ class Mirror:
             found = torch.cat([nothing, *theirs[kind]])
             if kind is Kind.SWA and len(found):
                 found = self.pool.translate(found)
-            paired = pair_slots(sizes.slots(kind), size, ours[kind], found.tolist())
+            apart = self.pool.apart(kind)
+            paired = pair_slots(sizes.slots(kind), size, ours[kind], found.tolist(), apart)
             self._places[kind] = torch.tensor(paired, device=self.pool.device)
             self._ours[kind] = inverse(paired)

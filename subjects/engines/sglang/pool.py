@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from reference.config import Kind, ModelConfig
+from reference.config import Kind, ModelConfig, Role
 from reference.pool import PoolSizes
 from reference.state_pool import StatePool
 from subjects.engines.sglang.loading import Engine, named
@@ -15,8 +16,10 @@ from subjects.engines.sglang.loading import Engine, named
 class SglangPool:
     """The engine's `SWAKVPool`, its allocator and its `ReqToTokenPool`, for one model.
 
-    `states` are the world's, which our arithmetic reaches by the engine's state indices; None
-    where no request has any.
+    A draft model has storage of its own, and slots and rows of these. `states` are the world's,
+    which our arithmetic reaches by the engine's state indices; None where no request has any.
+    Besides the slots of `sizes` there are `spare` ones, in whole pages: `scratch`, which no
+    request of the world ever holds, as long as the pool is not cleared.
     """
 
     def __init__(
@@ -27,53 +30,84 @@ class SglangPool:
         dtype: torch.dtype,
         device: str,
         states: StatePool | None = None,
+        draft: ModelConfig | None = None,
+        spare: int = 0,
     ) -> None:
         self.config = config
         self.states = states
         self.sizes = sizes
         self.device = device
-        shapes = {kind: config.shape(kind) for kind in Kind}
-        self.kv = named(
-            engine.part("srt.mem_cache.swa_memory_pool:SWAKVPool"), enable_kvcache_transpose=False
-        )(
-            size=sizes.full_slots,
-            size_swa=sizes.swa_slots,
-            page_size=sizes.page_size,
-            dtype=dtype,
-            head_num=shapes[Kind.FULL].kv_heads,
-            head_dim=shapes[Kind.FULL].head_dim,
-            swa_head_num=shapes[Kind.SWA].kv_heads,
-            swa_head_dim=shapes[Kind.SWA].head_dim,
-            swa_v_head_dim=shapes[Kind.SWA].head_dim,
-            v_head_dim=shapes[Kind.FULL].head_dim,
-            swa_attention_layer_ids=list(config.layers_of(Kind.SWA)),
-            full_attention_layer_ids=list(config.layers_of(Kind.FULL)),
-            device=device,
-        )
+        self.dtype = dtype
+        self.spare = spare
+        self.configs = {Role.TARGET: config} | ({Role.DRAFT: draft} if draft else {})
+        self.storages = {role: self._storage(engine, of) for role, of in self.configs.items()}
+        self.kv = self.storages[Role.TARGET]
         self.allocator = engine.part(
             "srt.mem_cache.swa_memory_pool:SWATokenToKVPoolAllocator",
             "srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator",
         )(
-            size=sizes.full_slots,
-            size_swa=sizes.swa_slots,
+            size=sizes.full_slots + spare,
+            size_swa=sizes.swa_slots + spare,
             page_size=sizes.page_size,
             dtype=dtype,
             device=device,
             kvcache=self.kv,
             need_sort=False,
         )
+        for role in self.configs.keys() - {Role.TARGET}:
+            # The allocator makes the target's alone follow its map of full to SWA slots.
+            if hasattr(self.storages[role], "register_mapping"):
+                self.storages[role].register_mapping(self.allocator.full_to_swa_index_mapping)
         self.requests = engine.part("srt.mem_cache.memory_pool:ReqToTokenPool")(
             size=sizes.rows,
             max_context_len=config.max_context,
             device=device,
             enable_memory_saver=False,
         )
+        self._take_scratch()
+
+    def _storage(self, engine: Engine, config: ModelConfig) -> Any:
+        """Return storage for the KV of a model, of the engine's class for its layers."""
+        sizes, full, swa = self.sizes, config.full, config.swa
+        common = {
+            "size": sizes.full_slots + self.spare,
+            "page_size": sizes.page_size,
+            "dtype": self.dtype,
+            "head_num": full.kv_heads,
+            "head_dim": full.head_dim,
+            "v_head_dim": full.head_dim,
+            "device": self.device,
+        }
+        if not config.layers_of(Kind.SWA):
+            made = engine.part("srt.mem_cache.memory_pool:MHATokenToKVPool")
+            return made(**common, layer_num=len(config.layers), enable_memory_saver=False)
+        made = engine.part("srt.mem_cache.swa_memory_pool:SWAKVPool")
+        return named(made, enable_kvcache_transpose=False)(
+            **common,
+            size_swa=sizes.swa_slots + self.spare,
+            swa_head_num=swa.kv_heads,
+            swa_head_dim=swa.head_dim,
+            swa_v_head_dim=swa.head_dim,
+            swa_attention_layer_ids=list(config.layers_of(Kind.SWA)),
+            full_attention_layer_ids=list(config.layers_of(Kind.FULL)),
+        )
+
+    def _take_scratch(self) -> None:
+        nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self.scratch: Tensor = self.allocator.alloc(self.spare) if self.spare else nothing
 
     def clear(self) -> None:
-        """Own nothing."""
+        """Own nothing but scratch slots."""
         self.allocator.clear()
         self.requests.clear()
         self.requests.req_to_token.zero_()
+        self._take_scratch()
+
+    def apart(self, kind: Kind) -> list[int]:
+        """Return the scratch slots of a sub-pool."""
+        slots = self.scratch if kind is Kind.FULL else self.translate(self.scratch)
+        found: list[int] = slots.tolist()
+        return found
 
     @contextmanager
     def stored_dtypes(self) -> Iterator[set[torch.dtype]]:
@@ -103,9 +137,9 @@ class SglangPool:
         if hasattr(self.kv, "set_swa_loc"):
             self.kv.set_swa_loc(loc)
 
-    def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return K and V of a layer, each [slots, kv_heads, head_dim]."""
-        found: tuple[Tensor, Tensor] = self.kv.get_kv_buffer(layer)
+    def keys_and_values(self, role: Role, layer: int) -> tuple[Tensor, Tensor]:
+        """Return K and V of a layer of a model, each [slots, kv_heads, head_dim]."""
+        found: tuple[Tensor, Tensor] = self.storages[role].get_kv_buffer(layer)
         return found
 
     def translate(self, loc: Tensor) -> Tensor:

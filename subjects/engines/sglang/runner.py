@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch
+from reference.config import Role
 from reference.model import Model, Output
 from reference.ops import Ops
 from subjects.engines.sglang.attention import OurArithmetic, keep_whole
@@ -82,8 +83,21 @@ class SglangRunner:
         """Bring about what the engine's runner needs to be built."""
         self.model_runner.set("attn_backend", self.backend)
 
-    def batch(self, batch: ForwardBatch, rows: Tensor, loc: Tensor, *, extend: bool) -> Any:
-        """Return the engine's batch for one of ours, over its own request rows and slots."""
+    def batch(
+        self,
+        batch: ForwardBatch,
+        rows: Tensor,
+        loc: Tensor,
+        *,
+        extend: bool,
+        runner: Any = None,
+        **other: Any,
+    ) -> Any:
+        """Return the engine's batch for one of ours, over its own request rows and slots.
+
+        Its KV ids are those of a model's `runner`, the target's unless given. Fields named in
+        `other` have other values than those that follow from our batch.
+        """
         prefix = [span.begin for span in batch.spans]
         counts = [span.end - span.begin for span in batch.spans]
         device = loc.device
@@ -121,19 +135,22 @@ class SglangRunner:
                 "extend_prefix_lens_cpu": prefix,
                 "extend_seq_lens_cpu": counts,
             }
-        values |= self.adds(batch)
-        known = {field.name for field in fields(self.batches)}
-        made = self.batches(**{name: value for name, value in values.items() if name in known})
-        self.bind(made)
+        made = self.known_fields(values | self.adds(batch) | other)
+        self.bind(made, runner)
         return made
 
     def adds(self, batch: ForwardBatch) -> dict[str, Any]:
         """Return what the engine's batch has for this runner alone, or otherwise than others."""
         return {}
 
-    def bind(self, batch: Any) -> None:
-        """Plan a batch's KV ids, where the engine does so beforehand."""
-        ids = self.model_runner.kv_index_translator
+    def known_fields(self, values: Mapping[str, Any]) -> Any:
+        """Return an engine's batch of those values whose fields it has."""
+        known = {field.name for field in fields(self.batches)}
+        return self.batches(**{name: value for name, value in values.items() if name in known})
+
+    def bind(self, batch: Any, runner: Any = None) -> None:
+        """Plan a batch's KV ids of a model's runner, where the engine does so beforehand."""
+        ids = (runner or self.model_runner).kv_index_translator
         if hasattr(ids, "own_plan"):
             ids.own_plan(batch).bind(batch, ids, cols=None)
 
@@ -147,14 +164,14 @@ class SglangRunner:
             return output_of(self.model.forward(batch.input_ids, batch.positions, batch))
 
     @contextmanager
-    def context(self) -> Iterator[None]:
-        """Enter the engine's forward context, where it has one."""
+    def context(self, backend: Any = None) -> Iterator[None]:
+        """Enter the engine's forward context of a backend, the target's, where it has such."""
         try:
             module = self.host.engine.module("srt.model_executor.forward_context")
         except PartMissingError:
             yield
             return
-        with module.forward_context(module.ForwardContext(attn_backend=self.backend)):
+        with module.forward_context(module.ForwardContext(attn_backend=backend or self.backend)):
             yield
 
     def statics(self) -> Mapping[str, Tensor]:
@@ -162,8 +179,8 @@ class SglangRunner:
         return {}
 
 
-def translator(host: Host, pool: SglangPool) -> Any:
-    """Return the engine's converter of KV ids, or None in an engine without one."""
+def translator(host: Host, pool: SglangPool, role: Role = Role.TARGET) -> Any:
+    """Return the engine's converter of a model's KV ids, or None in an engine without one."""
     try:
         made = host.engine.part("srt.mem_cache.kv_index_translator:KVIndexTranslator")
     except PartMissingError:
@@ -171,7 +188,7 @@ def translator(host: Host, pool: SglangPool) -> Any:
     return made(
         req_to_token=pool.requests.req_to_token,
         token_to_kv_pool_allocator=pool.allocator,
-        token_to_kv_pool=pool.kv,
+        token_to_kv_pool=pool.storages[role],
         page_size=pool.sizes.page_size,
         device=pool.device,
     )

@@ -131,7 +131,6 @@ OFF: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "model_config": {
             "hc_hidden_size": None,
             "is_mla_breakable_cuda_graph_supported": False,
-            "is_multimodal": False,
             "model_is_mrope": False,
         },
         "model_runner": {

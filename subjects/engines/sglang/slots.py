@@ -1,32 +1,39 @@
 """The bijection between our slots of a sub-pool and an engine's. Knows no engine."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def pair_slots(
-    count: int, reserved: int, ours: Sequence[int], theirs: Sequence[int]
+    count: int,
+    reserved: int,
+    ours: Sequence[int],
+    theirs: Sequence[int],
+    apart: Collection[int] = (),
 ) -> tuple[int, ...]:
     """Return the engine's slot of each of our `count` slots.
 
     `ours` and `theirs` are the slots of the same tokens, in the same order. The first
     `reserved` slots are their own counterparts; slots that hold no token are paired in order.
+    The engine has as many slots more as are `apart`: they have no counterpart.
     Raises ValueError where two tokens of a side have one slot, or one that is no token's.
     """
+    most = {"ours": count, "the engine's": count + len(apart)}
     for side, slots in (("ours", ours), ("the engine's", theirs)):
         if len(set(slots)) != len(slots):
             raise ValueError(f"two tokens have one slot; the slots are {side}: {sorted(slots)}")
-        wrong = [slot for slot in slots if not reserved <= slot < count]
+        nobodys = apart if slots is theirs else ()
+        wrong = [slot for slot in slots if slot in nobodys or not reserved <= slot < most[side]]
         if wrong:
             raise ValueError(f"tokens have slots of nobody; the slots are {side}: {wrong}")
     paired = dict(zip(ours, theirs, strict=True)) | {slot: slot for slot in range(reserved)}
-    taken = set(paired.values())
-    free = (slot for slot in range(count) if slot not in taken)
+    taken = {*paired.values(), *apart}
+    free = (slot for slot in range(count + len(apart)) if slot not in taken)
     return tuple(paired[slot] if slot in paired else next(free) for slot in range(count))
 
 
 def inverse(paired: Sequence[int]) -> tuple[int, ...]:
-    """Return our slot of each of the engine's slots."""
-    found = [0] * len(paired)
+    """Return our slot of each of the engine's slots, -1 for one that has none."""
+    found = [-1] * (max(paired) + 1)
     for ours, theirs in enumerate(paired):
         found[theirs] = ours
     return tuple(found)

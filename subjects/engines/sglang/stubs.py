@@ -7,6 +7,7 @@ declared in `ANSWERS`.
 
 import importlib
 import sys
+from abc import ABCMeta
 from collections.abc import Iterator
 from enum import StrEnum
 from importlib.abc import Loader, MetaPathFinder
@@ -26,6 +27,8 @@ STUBS = (
     "safetensors",
     "sgl_kernel",
     "sglang.srt.configs",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.tp_worker",
     "sglang.srt.server_args",
     "torchvision",
     "transformers",
@@ -65,11 +68,11 @@ ANSWERS: dict[str, dict[str, Any]] = {
 """What stubbed modules have that is used: a plain decoder, no programmatic dependent launch."""
 
 
-class Stand(type):
+class Stand(ABCMeta):
     """The type of stand-ins: any attribute of one is another, and it lists nothing.
 
-    `refused` collects the names of those that are used outside an import: an engine may catch
-    the error.
+    An abstract base may stand beside one. `refused` collects the names of those that are used
+    outside an import: an engine may catch the error.
     """
 
     refused: set[str]
@@ -123,6 +126,11 @@ class Anything(metaclass=Stand):
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__()
+
+    @classmethod
+    def register(cls, *arguments: Any, **named: Any) -> None:
+        """Register nothing. Raises StandInUsedError outside an import."""
+        only_imported(cls, "called")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""A speculative runner of the engine as an engine under test."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.model import Output
+from reference.speculative import keep_candidates
+from subjects.engines.sglang.drafting import DraftingRunner
+from subjects.engines.sglang.engine import SglangEngine
+from subjects.engines.sglang.graphs import Replays
+from subjects.engines.sglang.padded import PaddedInput, padded_rows
+from subjects.protocol import Forward, Reads, Replay
+
+
+class DraftingEngine(SglangEngine[DraftingRunner]):
+    """A runner of drafts. Prefills and decodes of the target run eagerly, by the engine's code.
+
+    So do drafts that catch up, where another runner is on trial. What requests were proposed
+    is kept beside KV by this adapter: the engine has no such table.
+    """
+
+    eager_modes = frozenset({Mode.DRAFT_EXTEND})
+
+    def padded_inputs(self) -> Mapping[str, PaddedInput]:
+        """Return the static inputs that have a padded tail, by name."""
+        return padded_rows(self.runner.statics(), max(self.runner.runner.capture_bs))
+
+    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
+        """Run one forward, of the runner's mode by replay. RuntimeError for an idle one."""
+        rows, loc = self.placed_rows(batch)
+        assert batch is not None
+        runner = self.runner
+        if mode is self.mode and runner.takes(batch):
+            return self._replayed(batch, rows, loc)
+        if mode is Mode.DRAFT_EXTEND:
+            return Forward(runner.caught_up(batch, rows, loc), None)
+        if mode not in {Mode.EXTEND, Mode.DECODE}:
+            raise RuntimeError(f"the engine's {runner.name} has no graph for a batch of {mode}")
+        given = runner.batch(batch, rows, loc, extend=mode is Mode.EXTEND)
+        return Forward(self._eager(given), None)
+
+    def _replayed(self, batch: ForwardBatch, rows: Tensor, loc: Tensor) -> Forward:
+        replays, allocated = Replays.count, Replays.allocated
+        output = self.runner.drafted(batch, rows, loc)
+        self._replays = Replays.count - replays
+        self._allocated = Replays.allocated - allocated
+        self._preset = self.pool.preset_locations
+        if batch.mode.drafts:
+            table = self.mirror.pools.state.draft_table
+            keep_candidates(self.runner.ops, table, batch.req_pool_indices, output)
+        bucket = self.runner.bucket
+        return Forward(output, self._replay(batch, output, bucket))
+
+    def _replay(self, batch: ForwardBatch, output: Output, bucket: int) -> Replay:
+        return Replay(
+            runner=self.runner.name,
+            bucket=bucket,
+            live_size=batch.live_requests,
+            padded=batch.live_requests < bucket,
+            output=output,
+            live_rows=batch.live_requests,
+            live_output=output,
+            defined=output,
+            reads=self._reads(batch),
+            given=self.runner.brought,
+        )
+
+    def _reads(self, batch: ForwardBatch) -> Reads:
+        return {
+            kind: [self.mirror.ours(kind, slots) for slots in rows]
+            for kind, rows in self.runner.row_slots(batch).items()
+        }
