@@ -1,6 +1,7 @@
 """The engine's verify of draft trees: its decode runner, captured where a model is drafted for."""
 
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from torch import Tensor
@@ -59,23 +60,22 @@ class TargetVerifyRunner(DecodeRunner):
         """Return the mode and the trees of a batch to verify."""
         if batch.mode is not Mode.TARGET_VERIFY:
             return {}
-        verify = self.modes.TARGET_VERIFY
-        full = self.hidden_modes.FULL
-        trees = self.host.engine.part("srt.speculative.eagle_info:EagleVerifyInput")(
-            draft_token=batch.input_ids,
-            custom_mask=batch.spec_info["custom_mask"],
-            positions=batch.positions,
-            retrieve_index=None,
-            retrieve_next_token=None,
-            retrieve_next_sibling=None,
-            retrieve_cum_len=None,
-            spec_steps=SPECULATION.steps,
-            topk=SPECULATION.topk,
-            draft_token_num=DRAFTS,
-            capture_hidden_mode=full,
-            seq_lens_sum=int(batch.seq_lens_cpu.sum()),
-            seq_lens_cpu=batch.seq_lens_cpu,
-        )
+        verify, full = self.modes.TARGET_VERIFY, self.hidden_modes.FULL
+        kind = self.host.engine.part("srt.speculative.eagle_info:EagleVerifyInput")
+        # What accepts drafts is never asked: what else it wants to be given is nothing.
+        wanted = {one.name: None for one in fields(kind) if one.default is MISSING}
+        values = {
+            "draft_token": batch.input_ids,
+            "custom_mask": batch.spec_info["custom_mask"],
+            "positions": batch.positions,
+            "spec_steps": SPECULATION.steps,
+            "topk": SPECULATION.topk,
+            "draft_token_num": DRAFTS,
+            "capture_hidden_mode": full,
+            "seq_lens_sum": int(batch.seq_lens_cpu.sum()),
+            "seq_lens_cpu": batch.seq_lens_cpu,
+        }
+        trees = kind(**(wanted | values))
         return {
             "forward_mode": verify,
             "global_forward_mode": verify,
