@@ -33,6 +33,7 @@ class PrefillRunner(ReplayingRunner):
         graphs = self.host.arguments.cuda_graph_config.prefill
         graphs.set("backend", self.backend_name)
         graphs.set("tc_compiler", "eager")
+        self.model_runner.set("_pp_kwargs", lambda tensors: {})
         found = self.runner_type()
         module = self.host.engine.module(found.__module__.partition(".")[2])
         for name, value in ANY_PADDING.items():
