@@ -17,8 +17,9 @@ def render(record: Mapping[str, Any]) -> str:
     """
     sign, tone = SIGNS[record["verdict"]]
     answer = record["answer"]
-    captured = [leg for leg in answer["legs"] if leg["captured"]]
-    figures = {name: sum(leg[name] for leg in captured) for name in ("replays", "padded", "steps")}
+    figures = {
+        name: sum(leg[name] for leg in answer["legs"]) for name in ("replays", "padded", "steps")
+    }
     page = environment().get_template("engine.html.j2")
     return page.render(record=record, answer=answer, sign=sign, tone=tone, figures=figures)
 

@@ -34,6 +34,8 @@ class Telling:
         found = [f"{one['property']}: {one['message']}" for one in said.findings]
         if said.undecided is not None:
             found.append(f"undecided: {said.undecided}")
+        if said.lacking is not None:
+            found.append(f"not tried: {said.lacking}")
         self._say(f"{said.leg} has ended: {'; '.join(found) or 'nothing differs'}")
 
     def _say(self, words: str) -> None:
@@ -91,9 +93,8 @@ def notes(record: Mapping[str, Any]) -> list[str]:
     That is: what ran, each finding, what could not be asked, what was not the engine's.
     """
     answer = record["answer"]
-    captured = [leg for leg in answer["legs"] if leg["captured"]]
-    replays = sum(leg["replays"] for leg in captured)
-    padded = sum(leg["padded"] for leg in captured)
+    replays = sum(leg["replays"] for leg in answer["legs"])
+    padded = sum(leg["padded"] for leg in answer["legs"])
     return [
         f"{replays} replays, {padded} padded, in {answer['seconds']:.0f} s",
         *(finding_line(finding) for finding in answer["findings"]),

@@ -21,7 +21,6 @@ from subjects.protocol import Offer
 
 OURS = "ours, bits compared"
 OWN = "the engine's Triton attention, against the dense oracle"
-NONE = "none: populated without being captured"
 """Whose the arithmetic of a leg is."""
 
 
@@ -41,7 +40,6 @@ class Leg:
     lockstep: Lockstep
     evidence: Evidence
     arithmetic: str
-    captured: bool = True
     ledger: PaddingLedger | None = None
     tell: Callable[[Outcome], None] = unheard
     result: HuntResult = field(default_factory=HuntResult)
@@ -153,7 +151,6 @@ class Leg:
             "preset": trial.preset,
             "page_size": trial.page_size,
             "arithmetic": self.arithmetic,
-            "captured": self.captured,
             "schedules": result.schedules,
             "steps": result.steps,
             "replays": result.replays,

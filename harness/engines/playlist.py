@@ -4,7 +4,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Verify
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Evict,
+    Finish,
+    Schedule,
+    Verify,
+)
 
 
 class Kind(StrEnum):
@@ -12,7 +21,6 @@ class Kind(StrEnum):
 
     REPLAYED = "replayed"
     OWN_KERNELS = "own kernels"
-    HANDED_OVER = "handed over"
 
 
 PAGE_SIZES = {"gemma3": 4}
@@ -37,9 +45,9 @@ RUNNERS = {
     "decode": Runner("CudaGraphRunner", (Kind.REPLAYED, Kind.OWN_KERNELS), ("gpt_oss", "gemma3")),
     "target_verify": Runner("TARGET_VERIFY", (Kind.REPLAYED,), ("gpt_oss", "gemma3")),
     "cpu_graph": Runner("CPUGraphRunner", (Kind.REPLAYED,), ("mimo",), captures=False),
-    "eagle_draft": Runner("EAGLEDraftCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
-    "eagle_draft_extend": Runner("EAGLEDraftExtendCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
-    "frozen_kv_mtp": Runner("FrozenKVMTPCudaGraphRunner", (Kind.HANDED_OVER,), ("mimo",)),
+    "eagle_draft": Runner("EAGLEDraftCudaGraphRunner", (Kind.REPLAYED,), ("gpt_oss",)),
+    "eagle_draft_extend": Runner("EAGLEDraftExtendCudaGraphRunner", (Kind.REPLAYED,), ("gpt_oss",)),
+    "frozen_kv_mtp": Runner("FrozenKVMTPCudaGraphRunner", (Kind.REPLAYED,), ("gpt_oss",)),
     "piecewise": Runner("piecewise", (Kind.REPLAYED,), ("mimo",)),
     "breakable": Runner("breakable", (Kind.REPLAYED,), ("mimo",)),
 }
@@ -51,8 +59,6 @@ def trial_of(runner: str, preset: str, kind: Kind, device: str) -> TrialConfig:
     trial = TrialConfig(runner=runner, preset=preset, device=device)
     if kind is Kind.OWN_KERNELS:  # Slow, so with little room: slots are reused at once.
         return replace(trial, full_slots=40, swa_slots=36, rows=8, buckets=(2, 4))
-    if kind is Kind.HANDED_OVER:
-        return trial
     return replace(trial, page_size=PAGE_SIZES.get(preset, 1))
 
 
@@ -97,20 +103,24 @@ VERIFYING = Schedule(
 Requests decode in between, and one loses what left its windows.
 """
 
-VERIFYING = Schedule(
+DRAFTING = Schedule(
     (
-        *(Admit(prompt, 24) for prompt in (3, 5, 7, 9)),
-        Verify((0, 1, 2, 3), 1),
-        Verify((0, 1, 2, 3), 2),
-        Verify((0, 1, 2), 0),
+        *(Admit(prompt, 24) for prompt in (3, 4, 2, 9)),
+        DraftExtend((0, 1, 2, 3)),
+        DraftExtend((0, 1, 2)),
+        Draft((0, 1, 2, 3)),
+        Decode((0, 1, 2, 3)),
+        DraftExtend((0, 1, 2, 3)),
+        Draft((0, 1, 2, 3)),
+        Decode((0, 1, 2)),
         Finish(3),
         Admit(4, 24),
-        Verify((0, 1, 2), 3),
-        Verify((3, 2, 1), 1),
-        Verify((0,), 0),
+        DraftExtend((0, 1, 2)),
+        Draft((0, 1, 2)),
+        Draft((0, 1, 2)),
     )
 )
-"""The same of drafts that are verified, some of which are rejected."""
+"""The same of drafts: of what catches up with a target that decodes, and of what is proposed."""
 
 PROMPTS = Schedule(tuple(Admit(prompt, prompt) for prompt in (11, 3, 12, 7)))
 """Prompts prefilled in turn: each second one is padded after a longer one."""
@@ -134,10 +144,13 @@ FIRST = {
     "decode": SHRINKING,
     "target_verify": VERIFYING,
     "cpu_graph": SHRINKING,
+    "eagle_draft": DRAFTING,
+    "eagle_draft_extend": DRAFTING,
+    "frozen_kv_mtp": DRAFTING,
     "piecewise": PROMPTS,
     "breakable": PROMPTS,
 }
-"""What is played on a runner first, with every property on; nothing for one without an entry."""
+"""What is played on a runner first, with every property on."""
 
 EXAMPLES = 4
 """Schedules of traffic and drawn ones, together, that each leg plays beside its first."""

@@ -26,6 +26,9 @@ EMULATED = (
     "the scheduler: ours; slots come from the engine's allocator, rows from its request table",
     "the CPU runner's compiler and attention backend: its function runs uncompiled, over the"
     " engine's Triton backend",
+    "the compiler that cuts a prefill into pieces: ours cuts it at the engine's attention calls",
+    "the worker of a draft model: a stand-in with the engine's own methods; what it proposed is"
+    " kept in a table of ours",
     "the model runner and one process rank: stand-ins that hold settings and hand batches over",
 )
 EMULATED_ON_CPU = (
@@ -81,6 +84,8 @@ class Answer:
         """Add what a leg says."""
         if said.played is not None:
             self.legs.append({**said.played, "leg": said.leg, "undecided": said.undecided})
+        if said.lacking is not None:
+            self.lacking.append({"runner": said.runner, "reason": said.lacking})
         if said.undecided is not None:
             self.leave_open(said.leg, said.runner, said.undecided)
         self.faults += said.faults

@@ -19,11 +19,11 @@ import torch
 
 from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep, Outcome
-from harness.checks.property import judge
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.engines.adapters import RunnerEngines, encoder_refusal, load
-from harness.engines.faults import FAULTS, Evidence, Finding, faults_shown
-from harness.engines.legs import NONE, OURS, OWN, Leg, properties_json
+from harness.engines.adapters import SPECULATING, RunnerEngines, encoder_refusal, load
+from harness.engines.drafting import drafting_lockstep
+from harness.engines.faults import FAULTS, Evidence, Finding
+from harness.engines.legs import OURS, OWN, Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import (
     FIRST,
@@ -34,7 +34,6 @@ from harness.engines.playlist import (
     trial_of,
 )
 from harness.engines.progress import Played, tell
-from harness.engines.speculative import MISSING, SpeculativeLeg, rules_asked
 from harness.engines.windows import measure, window_findings
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
@@ -43,14 +42,10 @@ from harness.records.case import Case
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
 from reference.model import Model
-from subjects.engines.sglang.engine import ReplayingEngine
+from subjects.engines.sglang.engine import SglangEngine
 from subjects.engines.sglang.loading import Engine, message
+from subjects.engines.sglang.missing import RunnerLackingError
 from subjects.protocol import OwnArithmetic
-
-UNCAPTURED = (
-    "it is built without being captured: what it populates is judged, and no replay of it is"
-)
-"""Why a runner that no leg captures is undecided."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +77,16 @@ class LegTask:
 
 @dataclass
 class LegAnswer:
-    """What a leg says. `undecided` says why it settles nothing, if it does not."""
+    """What a leg says. `undecided` says why it settles nothing, if it does not.
+
+    `lacking` says instead why the engine has no such runner.
+    """
 
     leg: str
     runner: str
     preset: str
     undecided: str | None = None
+    lacking: str | None = None
     played: dict[str, Any] | None = None
     faults: list[dict[str, Any]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -102,7 +101,7 @@ class LegAnswer:
     @property
     def spoiled(self) -> bool:
         """Whether its process must not run another leg: what failed may have left anything."""
-        return self.undecided is not None
+        return self.undecided is not None or self.lacking is not None
 
     def label(self) -> dict[str, Any]:
         """Return what names a leg in a row of a table."""
@@ -116,6 +115,8 @@ def run_leg(task: LegTask) -> LegAnswer:
     session = _Session(engine, task)
     try:
         session.run()
+    except RunnerLackingError as error:
+        session.answer.lacking = str(error)
     except Exception as error:  # An engine's code may fail in any way.
         logging.error("%s: %s", task.label, traceback_of(error))
         session.answer.undecided = message(error)
@@ -164,10 +165,8 @@ class _Session:
             self._replay(self.task.case)
         elif self.task.kind is Kind.REPLAYED:
             self._replayed()
-        elif self.task.kind is Kind.OWN_KERNELS:
-            self._own_kernels()
         else:
-            self._handed_over()
+            self._own_kernels()
 
     def _finish(self, leg: Leg, listed: list[Finding] | None = None) -> None:
         """Book what a leg was played for; one that replayed nothing padded settles nothing."""
@@ -189,29 +188,35 @@ class _Session:
         shown = tuple(name for name in self.evidence.shown if contract in FAULTS[name].properties)
         return [Finding(self.task.runner, self.task.preset, contract, self.refused, shown)]
 
-    def _captured(self, engines: RunnerEngines, trial: TrialConfig) -> tuple[Leg, ReplayingEngine]:
-        """Return the leg of a captured runner, and that runner as engine under test."""
-        lockstep = Lockstep(trial, engines=engines)
-        subject = lockstep.pair.subject
-        assert isinstance(subject, ReplayingEngine)
-        leg = Leg(lockstep, self.evidence, OWN if engines.own_kernels else OURS)
+    def _leg(self, lockstep: Lockstep, arithmetic: str = OURS) -> Leg:
+        """Return the leg of a pair."""
+        leg = Leg(lockstep, self.evidence, arithmetic)
         leg.tell = self._teller(leg)
-        return leg, subject
+        return leg
 
-    def _beside_decode(self) -> tuple[Leg, ReplayingEngine]:
-        """Return the leg of a runner built beside the decode runner, whose buffers it shares.
+    def _lockstep(self, trial: TrialConfig) -> Lockstep:
+        """Return a pair with the runner, whose static buffers are its own."""
+        if trial.runner not in SPECULATING:
+            return Lockstep(trial, engines=RunnerEngines(self.engine, asked=self.asked))
+        lockstep, refused = drafting_lockstep(self.engine, trial, self.asked)
+        if refused is not None:
+            self.answer.notes.append(f"its draft model has no windows: with them, {refused}")
+        return lockstep
+
+    def _beside_decode(self) -> Lockstep:
+        """Return a pair with the runner built beside the decode runner, whose buffers it shares.
 
         Where the engine refuses that, which is a finding, it is built alone.
         """
-        alone = RunnerEngines(self.engine, asked=self.asked)
-        if self.trial.runner == "decode":
-            return self._captured(alone, self.trial)
-        Lockstep(replace(self.trial, runner="decode"), engines=alone)
+        if self.trial.runner == "decode" or self.trial.runner in SPECULATING:
+            return self._lockstep(self.trial)
+        self._lockstep(replace(self.trial, runner="decode"))
         try:
-            return self._captured(replace(alone, shares=True), self.trial)
+            sharing = RunnerEngines(self.engine, asked=self.asked, shares=True)
+            return Lockstep(self.trial, engines=sharing)
         except AssertionError as error:
             self.refused = f"it cannot be built beside the decode runner: {message(error)}"
-            return self._captured(alone, self.trial)
+            return self._lockstep(self.trial)
 
     def _teller(self, leg: Leg) -> Any:
         """Return what tells of each schedule that a leg has played."""
@@ -235,7 +240,7 @@ class _Session:
 
     def _replay(self, case: Case) -> None:
         """Play the schedule of one case."""
-        leg, _ = self._captured(RunnerEngines(self.engine, asked=self.asked), case.trial)
+        leg = self._leg(self._lockstep(case.trial))
         target = set() if case.target is None else {case.target}
         leg.play(case.schedule, STEP_PROPERTIES | target)
         self._finish(leg)
@@ -244,7 +249,9 @@ class _Session:
     def _replayed(self) -> None:
         """Play a runner with our arithmetic, bit by bit; shrink what fails."""
         task = self.task
-        leg, subject = self._beside_decode()
+        leg = self._leg(self._beside_decode())
+        subject = leg.lockstep.pair.subject
+        assert isinstance(subject, SglangEngine)
         ledger = leg.ledger = PaddingLedger(subject, leg.lockstep.pair)
         leg.play(FIRST[task.runner], frozenset(PROPERTIES))
         config, most = leg.lockstep.pair.config, max(self.trial.buckets)
@@ -286,50 +293,12 @@ class _Session:
             "verdict": f"never exists beside windows: {refused}" if refused else "not decided",
         }
 
-    def _handed_over(self) -> None:
-        """Judge which slots the rows that a speculative runner hands to attention would read."""
-        name = self.task.runner
-        rules, unasked = rules_asked(MISSING)
-        asked = [rule.id for rule in rules]
-        evidence, padded, places = self.evidence, 0, 0
-        failing: dict[str, tuple[Any, str]] = {}
-        for observation in SpeculativeLeg(self.engine, self.trial, self.asked).observations():
-            replay = observation.replay
-            assert replay is not None
-            places, padded = places + 1, padded + replay.padded
-            evidence.see(observation, asked)
-            for violation in judge(rules, observation):
-                said = f"{replay.live_size} live rows of {replay.bucket}: {violation.message}"
-                shown = faults_shown(violation.property, observation)
-                evidence.add(violation.property, said, shown)
-                failing.setdefault(violation.property, (None, said))
-        self.answer.faults = [judged.to_json() for judged in evidence.judge()]
-        found = evidence.findings(self.trial.preset)
-        self.answer.findings = [finding.to_json() for finding in found]
-        self.answer.played = {
-            **self._label(),
-            "arithmetic": NONE,
-            "captured": False,
-            "schedules": 1,
-            "steps": places,
-            "replays": places,
-            "padded": padded,
-            "events": {},
-            "properties": properties_json(
-                dict.fromkeys(asked, 1), dict.fromkeys(failing, 1), failing
-            ),
-            "unasked": unasked,
-            "seconds": 0.0,
-        }
-        played = Played(self.task.label, 1, 1, places, padded, tuple(sorted(failing)))
-        tell(Path(self.task.progress), played)
-        self.answer.undecided = UNCAPTURED if padded else f"no batch of {name} was padded"
-
     def _own_kernels(self) -> None:
         """Try the decode runner with the engine's own kernels, against the dense oracle."""
         engines = RunnerEngines(self.engine, own_kernels=True, asked=self.asked)
-        leg, subject = self._captured(engines, self.trial)
+        leg = self._leg(Lockstep(self.trial, engines=engines), OWN)
         pair = leg.lockstep.pair
+        subject = pair.subject
         seen, bound = measure(pair), OWN_BOUND[self.task.device]
         windows, found = window_findings(self.trial, pair.config.window, seen)
         subject.arithmetic = OwnArithmetic(windows, bound)

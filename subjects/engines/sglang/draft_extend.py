@@ -34,6 +34,7 @@ class EagleDraftExtendRunner(DraftingRunner):
 
     name = "eagle_draft_extend"
     mode = Mode.DRAFT_EXTEND
+    unpopulated = frozenset({"mrope_positions"})
     places = (
         "srt.speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner",
     )

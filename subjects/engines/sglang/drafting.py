@@ -48,7 +48,7 @@ class DraftingRunner(ReplayingRunner):
         "srt.speculative.eagle_worker_v2:EagleDraftWorker",
     )
     methods: ClassVar[tuple[str, ...]] = ()
-    unpopulated: ClassVar[frozenset[str]] = frozenset()
+    unpopulated: frozenset[str] = frozenset()
     brought: Mapping[str, Tensor] = MappingProxyType({})
 
     def __init__(
@@ -161,9 +161,12 @@ class DraftingRunner(ReplayingRunner):
 
     def given(self, batch: Any) -> Mapping[str, Tensor]:
         """Return copies of what an engine's batch brings for static inputs, by name."""
-        names = self.inputs().keys() - self.unpopulated
-        found = {name: getattr(batch.spec_info, name, getattr(batch, name, None)) for name in names}
-        return {name: value.clone() for name, value in found.items() if isinstance(value, Tensor)}
+        return {
+            name: value.clone()
+            for name in sorted(self.inputs().keys() - self.unpopulated)
+            for holder in (batch.spec_info, batch)
+            if isinstance(value := getattr(holder, name, None), Tensor)
+        }
 
     @abstractmethod
     def drafted(self, batch: ForwardBatch, rows: Tensor, loc: Tensor) -> Output:

@@ -55,6 +55,7 @@ class ProposingRunner(DraftingRunner):
 
     def proposals(self, given: Any, batch: ForwardBatch) -> Output:
         """Replay one of the engine's batches; return what our batch's requests are proposed."""
+        self.brought = self.given(given)
         execute = getattr(self.runner, "execute", None) or self.runner.replay
         with self.context(self.draft_backend):
             tree = execute(given)
@@ -68,6 +69,7 @@ class EagleDraftRunner(ProposingRunner):
     mode = Mode.DRAFT
     places = ("srt.speculative.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner",)
     methods = ("draft_forward",)
+    unpopulated = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
     input_places = ("srt.speculative.eagle_info:EagleDraftInput",)
 
     def made_from(self) -> Any:

@@ -174,6 +174,10 @@ class SglangEngine(ABC, Generic[Runner]):
         self.pool.preset(self._preset)
         return placed
 
+    def notes(self) -> list[str]:
+        """Return, in words, what was seen of the engine that no property judges."""
+        return []
+
     @abstractmethod
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""

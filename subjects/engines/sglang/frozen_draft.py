@@ -48,6 +48,8 @@ class FrozenKvMtpRunner(ProposingRunner):
         part = self.host.engine.part
         inputs = fields(part(f"{RUNNER}:FrozenKVMTPInputBuffers"))
         self.seeded = "bonus_tokens" in {field.name for field in inputs}
+        if self.seeded:  # What it starts from it finds by that forward.
+            self.unpopulated = frozenset({"topk_p", "topk_index"})
         borrowed = frozen_layers(self.models[Role.TARGET], self.models[Role.DRAFT])
         self.frozen = self.draft_model_runner(Role.TARGET, borrowed)
         model, forward = self.frozen.model, self.frozen.forward

@@ -15,3 +15,7 @@ class UndeclaredError(PartMissingError, AttributeError):
 
 class StandInUsedError(PartMissingError):
     """The engine called, compared, listed or asked the truth of a stand-in outside an import."""
+
+
+class RunnerLackingError(Exception):
+    """The engine itself says that it has no such runner: nothing is left undecided by that."""

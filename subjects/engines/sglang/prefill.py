@@ -1,7 +1,6 @@
 """The engine's runners of prefills over its own pool: built, captured and replayed by its code.
 
-Between their graphs attention runs eagerly, on the live tokens of the batch under way. Runners
-of other modes may be built without being captured, as far as their real populate.
+Between their graphs attention runs eagerly, on the live tokens of the batch under way.
 """
 
 from collections.abc import Mapping
@@ -13,8 +12,8 @@ from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.engines.sglang.decode import ReplayingRunner, RowSlots, listed
-from subjects.engines.sglang.loading import PartMissingError
-from subjects.engines.sglang.runner import SglangRunner, tensors_of, uncompiled
+from subjects.engines.sglang.missing import PartMissingError, RunnerLackingError
+from subjects.engines.sglang.runner import tensors_of
 from subjects.graphs.pieces import installed, splitting
 
 ANY_PADDING = {"_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR": 1 << 20}
@@ -28,8 +27,20 @@ class PrefillRunner(ReplayingRunner):
     backend_name: ClassVar[str]
 
     def prepare(self) -> None:
-        """Choose the kind of graphs; let every batch that a captured size holds be replayed."""
+        """Choose the kind of graphs; let every batch that a captured size holds be replayed.
+
+        Raises RunnerLackingError where the engine's own list of kinds has no such one.
+        """
         super().prepare()
+        try:
+            kinds = self.host.engine.part("srt.model_executor.cuda_graph_config:Backend").ALL
+        except PartMissingError:  # An engine with a class for each kind.
+            kinds = (self.backend_name,)
+        if self.backend_name not in kinds:
+            listed = ", ".join(kinds)
+            raise RunnerLackingError(
+                f"the engine's own list of prefill graphs has {listed}, and no {self.backend_name}"
+            )
         graphs = self.host.arguments.cuda_graph_config.prefill
         graphs.set("backend", self.backend_name)
         graphs.set("tc_compiler", "eager")
@@ -174,31 +185,3 @@ class BreakableRunner(PrefillRunner):
                 self.host.engine.fill(module, {"_weak_ref_if_tensor": lambda held: held})
             except PartMissingError:
                 continue
-
-
-UNCAPTURED = ("capture", "warmup", "warmup_compile", "_warmup", "_capture_all")
-"""Methods that capture or warm up, where a runner has them."""
-
-UNCOMPILED = {
-    "patch_model": uncompiled,
-    "resolve_decode_backend": lambda runner: None,
-}
-"""What compiles or captures in a runner's module, where it has it."""
-
-
-class UncapturedRunner(SglangRunner):
-    """A runner that is built and not captured."""
-
-    def runner_type(self) -> Any:
-        """Return the engine's class without what captures."""
-        found = super().runner_type()
-        module = self.host.engine.module(found.__module__.partition(".")[2])
-        for name, value in UNCOMPILED.items():
-            if hasattr(module, name):
-                setattr(module, name, value)
-        idle = {name: _nothing for name in UNCAPTURED if hasattr(found, name)}
-        return type(found.__name__, (found,), idle)
-
-
-def _nothing(runner: Any, *arguments: Any, **named: Any) -> None:
-    """Capture nothing."""

@@ -96,6 +96,7 @@ SETTINGS_OFF = {
             "prefill_attention_backend",
             "return_hidden_states_mode",
             "speculative_algorithm",
+            "speculative_draft_window_size",
             "speculative_eagle_topk",
             "speculative_num_steps",
             "triton_attention_split_tile_size",
