@@ -5,32 +5,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.checks.play import Lockstep
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from harness.lockstep.requests import Owner
 from reference.batch import Mode
-from reference.config import SPECULATION
+from reference.config import SPECULATION, full_draft_config
 from reference.model import Model
 from reference.state_pool import StatePool
 from subjects.engines.sglang import graphs
-from subjects.engines.sglang.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
 from subjects.engines.sglang.draft_engine import DraftingEngine
-from subjects.engines.sglang.draft_extend import EagleDraftExtendRunner
-from subjects.engines.sglang.drafting import DraftingRunner
-from subjects.engines.sglang.eagle_draft import EagleDraftRunner
 from subjects.engines.sglang.engine import (
     NO_TRACKING,
     OWN_KERNELS,
     ReplayingEngine,
 )
-from subjects.engines.sglang.frozen_draft import FrozenKvMtpRunner
 from subjects.engines.sglang.graphs import Replays
-from subjects.engines.sglang.host import Host, server_arguments
-from subjects.engines.sglang.loading import PACKAGE, Engine
-from subjects.engines.sglang.mirror import Mirror
-from subjects.engines.sglang.pool import SglangPool
-from subjects.engines.sglang.prefill import BreakableRunner, PiecewiseRunner
-from subjects.engines.sglang.verify import TargetVerifyRunner
+from subjects.engines.sglang.host.host import Host, server_arguments
+from subjects.engines.sglang.host.loading import PACKAGE, Engine, message
+from subjects.engines.sglang.memory.mirror import Mirror
+from subjects.engines.sglang.memory.pool import SglangPool
+from subjects.engines.sglang.runners.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
+from subjects.engines.sglang.runners.draft_extend import EagleDraftExtendRunner
+from subjects.engines.sglang.runners.drafting import DraftingRunner
+from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
+from subjects.engines.sglang.runners.frozen_draft import FrozenKvMtpRunner
+from subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRunner
+from subjects.engines.sglang.runners.verify import TargetVerifyRunner
 from subjects.protocol import Offer
 
 REPLAYING: Mapping[str, type[ReplayingRunner]] = {
@@ -185,3 +186,21 @@ def encoder_refusal(engine: Engine, model: Model, trial: TrialConfig) -> str | N
     except AssertionError as error:
         return str(error).strip().splitlines()[0]
     return None
+
+
+def drafting_lockstep(
+    engine: Engine, trial: TrialConfig, asked: set[str] | None = None
+) -> tuple[Lockstep, str | None]:
+    """Return a pair with the trial's speculative runner, and why its draft has no windows.
+
+    The draft model has a window layer, unless the engine cannot capture the runner with one:
+    it then has full layers alone, and what went wrong is said. `asked` collects the settings
+    that the engine asked for and nobody declared. Raises what the engine raises where it can
+    capture the runner with neither.
+    """
+    engines = DraftingEngines(engine, set() if asked is None else asked)
+    try:
+        return Lockstep(trial, engines=engines), None
+    except Exception as error:  # An engine's code may fail in any way.
+        refused = message(error)
+    return Lockstep(trial, engines=engines, draft=full_draft_config), refused

@@ -20,8 +20,13 @@ import torch
 from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.engines.adapters import SPECULATING, RunnerEngines, encoder_refusal, load
-from harness.engines.drafting import drafting_lockstep
+from harness.engines.adapters import (
+    SPECULATING,
+    RunnerEngines,
+    drafting_lockstep,
+    encoder_refusal,
+    load,
+)
 from harness.engines.faults import FAULTS, Evidence, Finding
 from harness.engines.legs import OURS, OWN, Leg
 from harness.engines.padding import PaddingLedger
@@ -43,8 +48,8 @@ from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
 from reference.model import Model
 from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.loading import Engine, message
-from subjects.engines.sglang.missing import RunnerLackingError
+from subjects.engines.sglang.host.loading import Engine, message
+from subjects.engines.sglang.host.missing import RunnerLackingError
 from subjects.protocol import OwnArithmetic
 
 

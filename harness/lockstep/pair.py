@@ -40,7 +40,6 @@ DRAFT_SEED = 1
 Engines = tuple[EngineUnderTest, EngineUnderTest]
 """The subject, and the fresh engine beside it."""
 
-
 ExtraRun = Callable[["Pair", PlannedStep], Any]
 """A further run of a step, before the step itself, that leaves no trace in either world."""
 
@@ -73,9 +72,8 @@ class Pair:
     With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
     a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
     engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built. `draft` says which draft model a target has. `just_captured` is what their
-    Python objects held then, and `executed_at_capture` whether code of a bug on trial ran by
-    then.
+    cannot be built. `draft` says which draft model a target has. `just_captured` is what Python
+    objects held then, `executed_at_capture` whether code of a bug on trial ran by then.
     """
 
     def __init__(
@@ -174,10 +172,8 @@ class Pair:
             return None
         if eager is None or graph is None:
             raise SubjectFailedError(f"the worlds planned step {place} differently")
-        expected = eager.batch is None or (
-            self.subject.runner_name(graph.mode) is not None
-            and self.trial.expects_graph(eager.batch)
-        )
+        replayed = self.subject.runner_name(graph.mode) is not None
+        expected = eager.batch is None or (replayed and self.trial.expects_graph(eager.batch))
         return PlannedStep(place, self.forwards, eager, graph, expected)
 
     def step(

@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.checks.play import Lockstep
-from harness.checks.property import judge
 from harness.engines.adapters import RunnerEngines, load
-from harness.engines.faults import Evidence, faults_shown
+from harness.engines.faults import Evidence
 from harness.engines.fetch import DEPENDENCIES, folder
 from harness.engines.legs import Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind, trial_of
-from harness.engines.speculative import MISSING, SpeculativeLeg, rules_asked
 from harness.engines.windows import measure, window_findings
 from harness.lockstep.config import TrialConfig
 from subjects.engines.sglang.engine import ReplayingEngine
-from subjects.engines.sglang.loading import Engine
+from subjects.engines.sglang.host.loading import Engine
 from subjects.protocol import OwnArithmetic
 
 Populate = Callable[..., None]
@@ -132,30 +130,7 @@ def unmutated(engine: Engine) -> dict[str, Any]:
     return {
         **own_kernels(engine),
         "piecewise": verdicts(prefill.evidence),
-        "draft_extend": draft_extend(engine, heals=False),
-        "healed_draft_extend": draft_extend(engine, heals=True),
     }
-
-
-def draft_extend(engine: Engine, *, heals: bool) -> dict[str, str]:
-    """Return the verdicts on the draft-extend runner, its stale request rows healed or not."""
-    evidence = Evidence("eagle_draft_extend")
-    leg = SpeculativeLeg(engine, trial_of(evidence.runner, "mimo", Kind.HANDED_OVER, "cpu"))
-    if heals:
-        replay, buffers = leg.runner.runner.replay, leg.runner.runner.buffers
-
-        def healed(batch: Any) -> Any:
-            buffers.req_pool_indices.zero_()
-            return replay(batch)
-
-        leg.runner.runner.replay = healed
-    rules, _ = rules_asked(MISSING)
-    for observation in leg.observations():
-        evidence.see(observation, [rule.id for rule in rules])
-        for violation in judge(rules, observation):
-            faults = faults_shown(violation.property, observation)
-            evidence.add(violation.property, violation.message, faults)
-    return verdicts(evidence)
 
 
 def own_kernels(engine: Engine) -> dict[str, Any]:

@@ -15,15 +15,14 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.engines.adapters import load
-from harness.engines.drafting import drafting_lockstep
+from harness.engines.adapters import drafting_lockstep, load
 from harness.engines.fetch import DEPENDENCIES, folder
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Finish, Schedule
 from reference.batch import ForwardBatch
 from subjects.engines.sglang.draft_engine import DraftingEngine
-from subjects.engines.sglang.drafting import DraftingRunner
-from subjects.engines.sglang.loading import Engine
+from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.sglang.runners.drafting import DraftingRunner
 
 DRAFTING = Schedule(
     (

@@ -26,7 +26,7 @@ from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Extend, Finish, Schedule
 from properties.engines.mutated import verdicts
 from subjects.engines.sglang.engine import ReplayingEngine
-from subjects.engines.sglang.prefill import PrefillRunner
+from subjects.engines.sglang.runners.prefill import PrefillRunner
 
 CHUNKS = Schedule(
     (

@@ -27,7 +27,7 @@ from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import VERIFYING
 from harness.lockstep.config import TrialConfig
 from subjects.engines.sglang.engine import ReplayingEngine
-from subjects.engines.sglang.verify import DRAFTS, TargetVerifyRunner
+from subjects.engines.sglang.runners.verify import DRAFTS, TargetVerifyRunner
 
 Run = Callable[[], Any]
 

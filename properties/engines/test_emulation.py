@@ -4,8 +4,8 @@ import torch
 
 from reference.torch_ops import TorchOps
 from subjects.engines.sglang.graphs import CpuGraph, recording, whole
-from subjects.engines.sglang.loading import named
-from subjects.engines.sglang.stubs import STUBS, StubFinder
+from subjects.engines.sglang.host.loading import named
+from subjects.engines.sglang.host.stubs import STUBS, StubFinder
 
 
 def test_a_cpu_graph_keeps_a_kernel_whole_and_runs_no_python_again() -> None:

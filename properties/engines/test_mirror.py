@@ -18,8 +18,8 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.model import Output
 from reference.pool import KVPools, PoolSizes, fill_with_garbage
-from subjects.engines.sglang.mirror import Mirror
-from subjects.engines.sglang.slots import inverse, pair_slots
+from subjects.engines.sglang.memory.mirror import Mirror
+from subjects.engines.sglang.memory.slots import inverse, pair_slots
 from subjects.protocol import Offer
 
 CONFIG = PRESETS["gpt_oss"].tiny

@@ -17,7 +17,6 @@ def leg(**changed: Any) -> dict[str, Any]:
         "preset": "gpt_oss",
         "page_size": 1,
         "arithmetic": "ours",
-        "captured": True,
         "leg": "decode gpt_oss",
         "undecided": None,
         "schedules": 2,
@@ -107,7 +106,7 @@ def test_the_terminal_says_in_how_many_schedules_a_property_was_violated() -> No
     assert "kv_parity" in capture.get()
 
 
-def test_what_was_not_captured_counts_as_no_replay() -> None:
-    made = record(leg(), leg(runner="piecewise", captured=False, replays=4, padded=3))
-    assert notes(made)[0].startswith("5 replays, 3 padded")
-    assert "5 replays, 3 of them padded" in render(made)
+def test_replays_of_all_legs_are_counted_together() -> None:
+    made = record(leg(), leg(runner="piecewise", replays=4, padded=3))
+    assert notes(made)[0].startswith("9 replays, 6 padded")
+    assert "9 replays, 6 of them padded" in render(made)

@@ -132,11 +132,6 @@ def test_prefill_runners_are_told_apart_by_the_dtype_of_their_locations() -> Non
     assert shown(MENDED)["piecewise"]["swa_int64"] == Verdict.ABSENT
 
 
-def test_healing_the_rows_of_the_draft_extend_runner_turns_its_verdict() -> None:
-    assert shown(MENDED)["draft_extend"] == {"req_pool_pad": Verdict.PRESENT}
-    assert shown(MENDED)["healed_draft_extend"] == {"req_pool_pad": Verdict.ABSENT}
-
-
 def test_a_case_of_an_engine_replays_there_and_shows_what_another_release_has_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

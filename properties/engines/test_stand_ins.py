@@ -13,11 +13,11 @@ import torch
 
 from reference.config import PRESETS
 from reference.model import Model
-from subjects.engines.sglang.host import Host, StubConfig, StubGroups, server_arguments
-from subjects.engines.sglang.loading import message
-from subjects.engines.sglang.missing import PartMissingError, StandInUsedError, UndeclaredError
-from subjects.engines.sglang.settings import OFF
-from subjects.engines.sglang.stubs import ABSENT, ANSWERS, STUBS, StubFinder
+from subjects.engines.sglang.host.host import Host, StubConfig, StubGroups, server_arguments
+from subjects.engines.sglang.host.loading import message
+from subjects.engines.sglang.host.missing import PartMissingError, StandInUsedError, UndeclaredError
+from subjects.engines.sglang.host.settings import OFF
+from subjects.engines.sglang.host.stubs import ABSENT, ANSWERS, STUBS, StubFinder
 
 STUBBED = "stubbed_for_a_test"
 

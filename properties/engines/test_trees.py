@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from reference.batch import Mode, Span
 from reference.eager import columns_of
-from subjects.engines.sglang.trees import TreeBatch, TreeKeys, tree_keys
+from subjects.engines.sglang.model.trees import TreeBatch, TreeKeys, tree_keys
 
 WINDOW = 8
 BASE = 10_000
@@ -105,6 +105,7 @@ def test_whatever_the_mask_of_a_padded_request_holds_others_are_not_touched(
     padded = [*requests, Span(99, 99, 1, 5, (), (), 0, 0, False, 0, ((0, -1),) * 4)]
     batch = given_of(padded, WINDOW)
     live = 4 * len(requests)
+    assert batch.mask is not None and batch.mask_indptr is not None
     batch.mask[int(batch.mask_indptr[len(requests)]) :] = 0
     keys = listed(tree_keys(batch, live + 4, MOST, BASE))
     assert keys[:live] == expected(requests, WINDOW)

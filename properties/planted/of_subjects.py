@@ -486,7 +486,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="token-in-the-reserved-page",
-        file="subjects/engines/sglang/slots.py",
+        file="subjects/engines/sglang/memory/slots.py",
         old="if not reserved <= slot < count]",
         new="if not 0 <= slot < count]",
         tests=(

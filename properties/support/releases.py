@@ -10,7 +10,7 @@ import pytest
 
 from harness.engines import fetch as engines
 from properties.support.places import ROOT
-from subjects.engines.sglang.loading import package_folder
+from subjects.engines.sglang.host.loading import package_folder
 
 
 def package_of(version: str) -> Path:

@@ -7,10 +7,10 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from reference.speculative import keep_candidates
-from subjects.engines.sglang.drafting import DraftingRunner
 from subjects.engines.sglang.engine import SglangEngine
 from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.padded import PaddedInput, padded_rows
+from subjects.engines.sglang.runners.drafting import DraftingRunner
 from subjects.protocol import Forward, Reads, Replay
 
 

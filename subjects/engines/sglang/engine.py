@@ -10,15 +10,15 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from subjects.captured import facts_of
-from subjects.engines.sglang.decode import CpuGraphRunner, ReplayingRunner
 from subjects.engines.sglang.graphs import Replays
-from subjects.engines.sglang.mirror import Mirror
+from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.padded import (
     DeclaredPadding,
     PaddedInput,
     declared_padding,
     padded_inputs,
 )
+from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner
 from subjects.protocol import (
     Forward,
     LocationDtypes,

@@ -13,12 +13,12 @@ from reference.batch import ForwardBatch
 from reference.config import Role
 from reference.model import Model, Output
 from reference.ops import Ops
-from subjects.engines.sglang.attention import OurArithmetic, keep_whole
-from subjects.engines.sglang.decoder import Decoder
 from subjects.engines.sglang.graphs import whole
-from subjects.engines.sglang.host import Host
-from subjects.engines.sglang.missing import PartMissingError
-from subjects.engines.sglang.pool import SglangPool
+from subjects.engines.sglang.host.host import Host
+from subjects.engines.sglang.host.missing import PartMissingError
+from subjects.engines.sglang.memory.pool import SglangPool
+from subjects.engines.sglang.model.attention import OurArithmetic, keep_whole
+from subjects.engines.sglang.model.decoder import Decoder
 
 
 class SglangRunner:

@@ -16,12 +16,12 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Kind, Role
 from reference.model import Model, Output
 from reference.ops import Ops
-from subjects.engines.sglang.attention import OurArithmetic
-from subjects.engines.sglang.decode import ReplayingRunner, RowSlots
-from subjects.engines.sglang.draft_decoder import DraftDecoder
-from subjects.engines.sglang.host import Host
-from subjects.engines.sglang.pool import SglangPool
-from subjects.engines.sglang.runner import tensors_of, translator
+from subjects.engines.sglang.host.host import Host
+from subjects.engines.sglang.memory.pool import SglangPool
+from subjects.engines.sglang.model.attention import OurArithmetic
+from subjects.engines.sglang.model.draft_decoder import DraftDecoder
+from subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots
+from subjects.engines.sglang.runners.runner import tensors_of, translator
 
 SETTINGS = {
     "speculative_algorithm": "EAGLE",

@@ -12,11 +12,11 @@ import torch
 
 from reference.config import Kind
 from reference.model import Model
-from subjects.engines.sglang.loading import Engine
-from subjects.engines.sglang.missing import PartMissingError, UndeclaredError
-from subjects.engines.sglang.ranks import OneRank
-from subjects.engines.sglang.settings import ATTENTION, GROUPS, OFF, SIZES, SUBGROUPS
-from subjects.engines.sglang.stubs import AttentionArch
+from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.sglang.host.missing import PartMissingError, UndeclaredError
+from subjects.engines.sglang.host.ranks import OneRank
+from subjects.engines.sglang.host.settings import ATTENTION, GROUPS, OFF, SIZES, SUBGROUPS
+from subjects.engines.sglang.host.stubs import AttentionArch
 
 
 class StubConfig:

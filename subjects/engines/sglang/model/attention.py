@@ -13,8 +13,8 @@ from torch import Tensor
 from reference.config import Kind, ModelConfig
 from reference.model import most_keys
 from reference.ops import Ops
-from subjects.engines.sglang.missing import PartMissingError
-from subjects.engines.sglang.trees import TreeBatch, tree_keys
+from subjects.engines.sglang.host.missing import PartMissingError
+from subjects.engines.sglang.model.trees import TreeBatch, tree_keys
 
 
 class OurArithmetic:
@@ -88,43 +88,39 @@ class OurArithmetic:
         beyond the last request's get nothing.
         """
         must_be_planned(kv_indices)
-        window = sliding_window_size if sliding_window_size > -1 else None
-        kind = Kind.FULL if window is None else Kind.SWA
+        given = TreeBatch(
+            qo_indptr=qo_indptr,
+            kv_indptr=kv_indptr,
+            kv_indices=kv_indices,
+            mask=custom_mask,
+            mask_indptr=mask_indptr,
+            offsets=window_kv_offsets,
+            drafts=longest,
+            window=sliding_window_size if sliding_window_size > -1 else None,
+        )
         stored = torch.stack((keys, values))
         new = torch.stack([one.view(-1, *keys.shape[1:]) for one in (new_keys, new_values)])
-        mask: Tensor | None = None
-        if custom_mask is None or mask_indptr is None:
-            most = most_keys(self.config, kind, masked=False)
-            slots, begin, end = listed_keys(
-                query.shape[0], keys.shape[0], qo_indptr, kv_indptr, kv_indices, most, window
-            )
-        else:
-            most = most_keys(self.config, kind, masked=True)
-            tree = TreeBatch(
-                qo_indptr=qo_indptr,
-                kv_indptr=kv_indptr,
-                kv_indices=kv_indices,
-                mask=custom_mask,
-                mask_indptr=mask_indptr,
-                offsets=window_kv_offsets,
-                drafts=longest,
-                window=window,
-            )
-            listed = tree_keys(tree, query.shape[0], most, keys.shape[0])
-            slots, begin, end, mask = listed.slots, listed.begin, listed.end, listed.mask
-        mixed = self.ops.attention(
-            query,
-            torch.cat((stored, new), 1),
-            begin,
-            end,
-            slots,
-            sinks,
-            most,
-            mask,
-            None if mask is None else begin,
-        ).view(out.shape)
+        mixed = self._attended(query, torch.cat((stored, new), 1), keys.shape[0], given, sinks)
         rows = torch.arange(out.shape[0], device=out.device) < qo_indptr[-1]
+        mixed = mixed.view(out.shape)
         out.copy_(torch.where(rows.view(-1, *[1] * (out.ndim - 1)), mixed, out))
+
+    def _attended(
+        self, query: Tensor, cache: Tensor, stored: int, given: TreeBatch, sinks: Tensor | None
+    ) -> Tensor:
+        """Return what new tokens get, whose own K and V lie in a cache behind `stored` slots."""
+        kind = Kind.FULL if given.window is None else Kind.SWA
+        most = most_keys(self.config, kind, masked=given.mask is not None)
+        tokens = query.shape[0]
+        if given.mask is None:
+            lists = given.qo_indptr, given.kv_indptr, given.kv_indices
+            slots, begin, end = listed_keys(tokens, stored, *lists, most, given.window)
+            return self.ops.attention(query, cache, begin, end, slots, sinks, most)
+        seen = tree_keys(given, tokens, most, stored)
+        bounds = seen.begin, seen.end
+        return self.ops.attention(
+            query, cache, *bounds, seen.slots, sinks, most, seen.mask, seen.begin
+        )
 
 
 def must_be_planned(kv_indices: Tensor | None) -> None:

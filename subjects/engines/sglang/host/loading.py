@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from subjects.engines.sglang.missing import PartMissingError
-from subjects.engines.sglang.stubs import StubFinder
+from subjects.engines.sglang.host.missing import PartMissingError
+from subjects.engines.sglang.host.stubs import StubFinder
 
 __all__ = ["PACKAGE", "Engine", "PartMissingError", "message", "named", "package_folder"]
 

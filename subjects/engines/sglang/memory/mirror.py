@@ -15,8 +15,8 @@ from torch import Tensor
 from reference.batch import ForwardBatch
 from reference.config import Kind
 from reference.pool import KVPools
-from subjects.engines.sglang.pool import SglangPool
-from subjects.engines.sglang.slots import inverse, pair_slots
+from subjects.engines.sglang.memory.pool import SglangPool
+from subjects.engines.sglang.memory.slots import inverse, pair_slots
 
 
 class Owner(Protocol):

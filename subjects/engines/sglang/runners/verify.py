@@ -10,11 +10,11 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Kind
 from reference.model import Model
 from reference.ops import Ops
-from subjects.engines.sglang.decode import BACKEND_LOCATIONS, DecodeRunner, RowSlots
-from subjects.engines.sglang.host import Host
+from subjects.engines.sglang.host.host import Host
+from subjects.engines.sglang.memory.pool import SglangPool
+from subjects.engines.sglang.model.trees import TreeBatch, tree_keys
 from subjects.engines.sglang.padded import MASK
-from subjects.engines.sglang.pool import SglangPool
-from subjects.engines.sglang.trees import TreeBatch, tree_keys
+from subjects.engines.sglang.runners.decode import BACKEND_LOCATIONS, DecodeRunner, RowSlots
 
 DRAFTS = SPECULATION.draft_tokens
 

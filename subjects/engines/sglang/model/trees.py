@@ -12,20 +12,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """What the kernel is given of R requests with k draft tokens each, on layers of one kind.
+    """What the kernel is given of R requests with new tokens, on layers of one kind.
 
     Request r has the tokens qo_indptr[r] .. qo_indptr[r+1]-1 and the prefix
     kv_indices[kv_indptr[r]:kv_indptr[r+1]], of which `offsets[r]` tokens before are left out
-    (None: none). `mask` (of any integer or bool dtype) has its bits from mask_indptr[r] on:
-    for each token, one for every token of the prefix and of what is left out, then one for every
-    draft token. `window` counts the keys that a token sees, None where it sees all.
+    (None: none). `mask` (of any integer or bool dtype) is there where the new tokens are trees
+    of k drafts each, and has its bits from mask_indptr[r] on: for each token, one for every
+    token of the prefix and of what is left out, then one for every draft token. `window` counts
+    the keys that a token sees, None where it sees all.
     """
 
     qo_indptr: Tensor
     kv_indptr: Tensor
     kv_indices: Tensor
-    mask: Tensor
-    mask_indptr: Tensor
+    mask: Tensor | None
+    mask_indptr: Tensor | None
     offsets: Tensor | None
     drafts: int
     window: int | None
@@ -81,6 +82,7 @@ def _drafts_seen(
     given: TreeBatch, starts: Tensor, request: Tensor, prefix: Tensor, place: Tensor
 ) -> Tensor:
     """Return which draft tokens of its request each token sees, bool [T, k]."""
+    assert given.mask is not None and given.mask_indptr is not None
     before = prefix
     if given.offsets is not None:
         before = prefix + given.offsets[request]

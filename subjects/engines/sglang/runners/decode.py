@@ -10,7 +10,7 @@ from torch import Tensor
 from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
-from subjects.engines.sglang.runner import SglangRunner, output_of, tensors_of, uncompiled
+from subjects.engines.sglang.runners.runner import SglangRunner, output_of, tensors_of, uncompiled
 
 UNPOPULATED = frozenset({"num_token_non_padded"})
 """Static inputs that replays leave as they were captured: the settings that they serve are off."""

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-from subjects.engines.sglang.missing import StandInUsedError
+from subjects.engines.sglang.host.missing import StandInUsedError
 
 STUBS = (
     "IPython",

@@ -11,9 +11,9 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Kind, Role
 from reference.eager import frozen_layers
 from reference.model import Output
-from subjects.engines.sglang.decode import RowSlots, listed
-from subjects.engines.sglang.drafting import ran
-from subjects.engines.sglang.eagle_draft import ProposingRunner
+from subjects.engines.sglang.runners.decode import RowSlots, listed
+from subjects.engines.sglang.runners.drafting import ran
+from subjects.engines.sglang.runners.eagle_draft import ProposingRunner
 
 RUNNER = "srt.speculative.frozen_kv_mtp_cuda_graph_runner"
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Kind, Role
 from reference.model import Output
-from subjects.engines.sglang.decode import RowSlots
-from subjects.engines.sglang.drafting import DraftingRunner
-from subjects.engines.sglang.loading import named
+from subjects.engines.sglang.host.loading import named
+from subjects.engines.sglang.runners.decode import RowSlots
+from subjects.engines.sglang.runners.drafting import DraftingRunner
 
 INPUTS = (
     "srt.speculative.eagle_info:EagleDraftExtendInput",
@@ -174,13 +174,18 @@ class EagleDraftExtendRunner(DraftingRunner):
             for kind in new
         }
 
-    def _seen_back(self, kind: Kind) -> int:
-        """Return how many keys a token sees on layers of a kind, 0 if all."""
-        return self.models[Role.DRAFT].config.window if kind is Kind.SWA else 0
+    def _seen_back(self, kind: Kind) -> int | None:
+        """Return how many keys a token sees on layers of a kind, None if all."""
+        return self.models[Role.DRAFT].config.window if kind is Kind.SWA else None
 
 
 def listed_slots(
-    rows: list[int], starts: Tensor, indptr: Tensor, indices: Tensor, new: Tensor, window: int
+    rows: list[int],
+    starts: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    new: Tensor,
+    window: int | None,
 ) -> list[list[int]]:
     """Return the slots that some tokens read: a prefix that is listed, and new ones.
 
@@ -192,5 +197,5 @@ def listed_slots(
     for row in rows:
         request = min(bisect_right(first, row), len(first) - 1) - 1
         seen = prefixes[ends[request] : ends[request + 1]] + stored[first[request] : row + 1]
-        found.append(seen[-window:] if window else seen)
+        found.append(seen if window is None else seen[-window:])
     return found

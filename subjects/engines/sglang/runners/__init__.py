@@ -1,0 +1,1 @@
+"""The engine's own runners: built, captured and replayed by its code."""
