@@ -20,7 +20,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases replay bisect timeline corpus test planted report compare summary list bench soak mutants code-mutants detections check
+.PHONY: help setup regress engine bisect-releases releases replay bisect timeline corpus test planted report compare summary list bench soak mutants code-mutants detections check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -38,6 +38,10 @@ engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
 bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
 	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) $(if $(EXAMPLES),--examples $(EXAMPLES)) \
 	  $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+
+releases: $(SETUP) ## Try every release of the engine: the matrix in reports/evidence/releases.md
+	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) --releases all \
+	  --table reports/evidence/releases.md $(if $(EXAMPLES),--examples $(EXAMPLES)) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…
 	@$(RUN) -m harness replay $(CASE) $(ARGS)

@@ -1,13 +1,15 @@
 """An engine's trial, and a walk over releases, in the terminal."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from harness.engines.faults import FAULTS, Verdict
+from harness.engines.matrix import Walked, cells
+from harness.engines.playlist import RUNNERS
 from harness.engines.progress import Played
 from harness.engines.worker import LegAnswer
 
@@ -122,7 +124,17 @@ def finding_line(finding: Mapping[str, Any]) -> str:
     )
 
 
-def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Table:
+def runner_table(walked: Walked) -> Table:
+    """Return what was found of each runner, by release."""
+    table = Table(title="what differs, by runner; – no such runner, ? undecided", box=None)
+    for column in ("release", *RUNNERS):
+        table.add_column(column)
+    for version, record in walked:
+        table.add_row(version, *cells(record).values())
+    return table
+
+
+def release_table(walked: Walked) -> Table:
     """Return faults on runners by release; a release that could not be tried says why below."""
     tried = [(name, record) for name, record in walked if not isinstance(record, str)]
     pairs = sorted(
@@ -151,7 +163,7 @@ def release_table(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> Tabl
     return table
 
 
-def changes(walked: Sequence[tuple[str, Mapping[str, Any] | str]]) -> list[str]:
+def changes(walked: Walked) -> list[str]:
     """Say of each fault and runner where it appears and where it disappears, in order."""
     last: dict[tuple[str, str], tuple[str, str]] = {}
     lines: list[str] = []

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from harness.cli.engine_display import (
     padding_table,
     property_table,
     release_table,
+    runner_table,
 )
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.folders import default_workers, new_folder, shown, swap_link
@@ -23,6 +25,7 @@ from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.case import cases_of, load_engine_case
 from harness.engines.faults import Verdict
+from harness.engines.matrix import write_matrix
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
 from harness.lockstep.config import CannotRunError, resolve_device
@@ -30,7 +33,10 @@ from harness.records.record import device_name
 from reports.engine_page import write as write_page
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
-NEWEST = "newest"
+NEWEST, EVERY = "newest", "all"
+OLDEST = "0.5.10.post1"
+"""The first release that `all` means."""
+
 RELEASES = ("0.5.11", "0.5.12", "0.5.13", "0.5.15", NEWEST)
 """The releases that a walk tries by itself."""
 
@@ -130,6 +136,17 @@ def run_engine(options: argparse.Namespace) -> int:
     return OK
 
 
+def versions_of(names: Sequence[str]) -> list[str]:
+    """Return the releases named, in order. Raises CannotRunError where the index must be asked."""
+    found = set[str]()
+    for name in names:
+        if name == EVERY:
+            found.update(engines.released(OLDEST))
+        else:
+            found.add(engines.newest() if name == NEWEST else name)
+    return sorted(found, key=engines.in_order)
+
+
 def run_releases(options: argparse.Namespace) -> int:
     """Try releases in order and say where each fault appears and disappears.
 
@@ -137,10 +154,7 @@ def run_releases(options: argparse.Namespace) -> int:
     """
     asked = engine_record.faults_of(options.bug)
     settings = settings_of(options, asked)
-    versions = sorted(
-        {engines.newest() if name == NEWEST else name for name in options.releases},
-        key=engines.in_order,
-    )
+    versions = versions_of(options.releases)
     console, folder = Console(), new_folder(options.out)
     walked: list[tuple[str, dict[str, Any] | str]] = []
     for version in versions:
@@ -159,7 +173,9 @@ def run_releases(options: argparse.Namespace) -> int:
         console.print(f"{version}: {record['verdict']}: {record['message']}", highlight=False)
         if record["answer"]["interrupted"]:
             break
-    console.print(release_table(walked))
+    console.print(runner_table(walked), release_table(walked))
+    if options.table is not None:
+        write_matrix(options.table, walked, settings.device)
     for line in changes(walked):
         console.print(line, highlight=False)
     swap_link(folder)

@@ -235,7 +235,9 @@ def add_releases(commands: Commands) -> None:
     """Add the walk over releases."""
     walk = commands.add("bisect-releases", run_releases, "Say which releases have which fault")
     walk.add_argument("--bug", type=names, default=(), help="Faults asked about, by comma (all)")
-    walk.add_argument("--releases", type=names, default=RELEASES, help="Releases, by comma")
+    walk.add_argument("--releases", type=names, default=RELEASES, help="Releases, by comma, or all")
+    table = "Where the matrix of runners by release goes, as Markdown"
+    walk.add_argument("--table", type=Path, help=table)
     walk.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")
     walk.add_argument("--preset", type=names, default=(), help="Models, by comma (each its own)")
     walk.add_argument("--seed", type=int, default=0, help="Seed of the schedules (0)")

@@ -81,6 +81,17 @@ def newest() -> str:
         return wheel.name.split("-")[1]
 
 
+def released(oldest: str) -> list[str]:
+    """Return every release on the index from one on, in order. Raises as `newest` does."""
+    said = _pip("index", "versions", PACKAGE)
+    listed = re.search(r"Available versions: (.*)", said)
+    if listed is None:
+        raise CannotRunError(f"the releases of {PACKAGE} are not known: no index answers")
+    versions = [version.strip() for version in listed[1].split(",")]
+    since = [version for version in versions if in_order(version) >= in_order(oldest)]
+    return sorted(since, key=in_order)
+
+
 def fetched() -> list[str]:
     """Return the releases that lie here, in order."""
     names = [home.name.removeprefix(f"{PACKAGE}-") for home in folder().glob(f"{PACKAGE}-*")]

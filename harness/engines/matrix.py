@@ -1,0 +1,70 @@
+"""Releases by runner: what was found of each, as rows of text and as a Markdown file."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.engines.playlist import RUNNERS
+from harness.records.record import device_name
+
+Walked = Sequence[tuple[str, Mapping[str, Any] | str]]
+"""Releases in order, each with the record of its trial, or why there is none."""
+
+LACKING, UNTRIED = "–", "?"
+
+
+def cells(record: Mapping[str, Any] | str) -> dict[str, str]:
+    """Return what was found of each runner of a release, in few words.
+
+    That is what differs, by fault class where one explains it; "?" where something is open.
+    """
+    if isinstance(record, str):
+        return dict.fromkeys(RUNNERS, UNTRIED)
+    answer = record["answer"]
+    lacking = {entry["runner"] for entry in answer["lacking"]}
+    return {name: LACKING if name in lacking else cell(answer, name) for name in RUNNERS}
+
+
+def cell(answer: Mapping[str, Any], runner: str) -> str:
+    """Return what was found of one runner that an engine has."""
+    found = [
+        ", ".join(finding["faults"]) or finding["property"]
+        for finding in answer["findings"]
+        if finding["runner"] == runner and not finding["listed"]
+    ]
+    still = any(entry["runner"] == runner for entry in answer["undecided"])
+    replays = sum(leg["replays"] for leg in answer["legs"] if leg["runner"] == runner)
+    if found:
+        return ", ".join(dict.fromkeys(found)) + (f" {UNTRIED}" if still else "")
+    return UNTRIED if still or not replays else f"clean ({replays})"
+
+
+def write_matrix(path: Path, walked: Walked, device: str) -> None:
+    """Write the matrix of a walk as Markdown: a row for each release, a column for each runner."""
+    columns = list(RUNNERS)
+    lines = [
+        "# Releases of the engine, runner by runner",
+        "",
+        f"Tried on {datetime.now(UTC):%Y-%m-%d} by behaviour alone, on {device_name(device)}:"
+        " `make releases`.",
+        "A cell says what differs: a fault class where its evidence holds, else the property that"
+        f" is violated. `{LACKING}`: the engine has no such runner. `{UNTRIED}`: undecided.",
+        "`clean (n)`: nothing differs in n replays.",
+        "",
+        f"| release | {' | '.join(columns)} |",
+        f"|---{'|---' * len(columns)}|",
+    ]
+    for version, record in walked:
+        row = cells(record)
+        lines.append(f"| {version} | {' | '.join(row[name] for name in columns)} |")
+    open_legs = [
+        f"- {version}: {entry['leg']}: {entry['reason']}"
+        for version, record in walked
+        if not isinstance(record, str)
+        for entry in record["answer"]["undecided"]
+    ]
+    refused = [f"- {version}: {record}" for version, record in walked if isinstance(record, str)]
+    if open_legs or refused:
+        lines += ["", "Undecided:", "", *open_legs, *refused]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
