@@ -122,7 +122,7 @@ class RunnerEngines:
             )
         graphs = graphs_of_a_replay(before, pair.trial, kind)
         missing: dict[Offer, str] = dict(OWN_KERNELS) if self.own_kernels else {}
-        if "mamba_track_indices" not in runner.inputs():
+        if not runner.carries_states:
             missing |= NO_TRACKING
         return ReplayingEngine(runner, mirror, stored, graphs, missing)
 

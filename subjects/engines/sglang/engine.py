@@ -48,7 +48,7 @@ OWN_KERNELS = {
 }
 """What a runner with the engine's own kernels does not offer."""
 
-NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs for it"}
+NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs that carry it"}
 
 Runner = TypeVar("Runner", bound=ReplayingRunner)
 

@@ -66,10 +66,12 @@ class Decoder(torch.nn.Module):
     """The engine calls `forward` as it does any model's, and may replace that of its `model`.
 
     Recurrent states are in `states`, where the engine's state indices say; without it there
-    are none. They are read and stored outside of the body, as an engine's own are.
+    are none. They are read and stored outside of the body, as an engine's own are: what they add
+    reaches a captured body by static embeddings, which the last forward had if `has_embeddings`.
     """
 
     shared_experts_config = None
+    has_embeddings = False
 
     def __init__(
         self, engine: Engine, model: Model, ops: Ops, window: int, states: StatePool | None
@@ -95,7 +97,8 @@ class Decoder(torch.nn.Module):
         When it extends by known tokens, logits are of each request's last one.
         """
         payload = self._payload(input_ids, positions, forward_batch)
-        if forward_batch.input_embeds is not None:  # Static: what a captured body reads.
+        self.has_embeddings = forward_batch.input_embeds is not None
+        if self.has_embeddings:
             payload = forward_batch.input_embeds.copy_(payload)
         hidden = self.model(input_ids, positions, forward_batch, payload)
         last = hidden

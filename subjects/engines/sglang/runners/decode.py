@@ -33,6 +33,11 @@ class ReplayingRunner(SglangRunner, ABC):
         execute = getattr(self.runner, "execute", None) or self.runner.replay
         return output_of(execute(batch))
 
+    @property
+    def carries_states(self) -> bool:
+        """Whether what recurrent states add reaches the graph. Asked right after capture."""
+        return "mamba_track_indices" in self.inputs()
+
     def can_run(self, batch: Any) -> bool:
         """Whether the engine would replay this batch."""
         return True

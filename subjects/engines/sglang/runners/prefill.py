@@ -56,6 +56,11 @@ class PrefillRunner(ReplayingRunner):
         with self.context():
             return super().replay(batch)
 
+    @property
+    def carries_states(self) -> bool:
+        """Whether what recurrent states add reaches the graph: by embeddings, which are static."""
+        return super().carries_states and self.model.has_embeddings
+
     def can_run(self, batch: Any) -> bool:
         """Whether the engine would replay this batch."""
         chooses = getattr(self.runner, "can_run_graph", None) or self.runner.can_run
