@@ -19,7 +19,7 @@ import torch
 
 from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
 from harness.engines.adapters import (
     SPECULATING,
     RunnerEngines,
@@ -259,6 +259,9 @@ class _Session:
         assert isinstance(subject, SglangEngine)
         ledger = leg.ledger = PaddingLedger(subject, leg.lockstep.pair)
         leg.play(FIRST[task.runner], frozenset(PROPERTIES))
+        if leg.failing and not leg.result.padded_replays:
+            # The worlds diverged before anything was padded: what judges one alone goes on.
+            leg.play(FIRST[task.runner], STEP_PROPERTIES - STATE_PROPERTIES)
         config, most = leg.lockstep.pair.config, max(self.trial.buckets)
         of_traffic = task.examples // 2
         room, mode = self.trial.room, subject.mode

@@ -1,7 +1,8 @@
 """Play one schedule of drafts on a release, what it populates mutated in turn; print what is red.
 
 A script: one release per process. `python -m properties.engines.mutated_drafts PACKAGE RUNNER …`.
-The answer is JSON: by runner, what the release as it is violates, and each mutation of it.
+The answer is JSON: by runner, what the release as it is violates, of that what follows from what
+it ran before, and what each mutation of it violates.
 """
 
 import json
@@ -15,33 +16,15 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.checks.table import STEP_PROPERTIES
 from harness.engines.adapters import drafting_lockstep, load
 from harness.engines.fetch import DEPENDENCIES, folder
+from harness.engines.playlist import DRAFTING
 from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Finish, Schedule
 from reference.batch import ForwardBatch
 from subjects.engines.sglang.draft_engine import DraftingEngine
 from subjects.engines.sglang.host.loading import Engine
 from subjects.engines.sglang.runners.drafting import DraftingRunner
-
-DRAFTING = Schedule(
-    (
-        *(Admit(prompt, 24) for prompt in (3, 4, 2, 9)),
-        DraftExtend((0, 1, 2, 3)),
-        DraftExtend((0, 1, 2)),
-        Draft((0, 1, 2, 3)),
-        Decode((0, 1, 2, 3)),
-        DraftExtend((0, 1, 2, 3)),
-        Draft((0, 1, 2, 3)),
-        Decode((0, 1, 2)),
-        Finish(3),
-        Admit(4, 24),
-        DraftExtend((0, 1, 2)),
-        Draft((0, 1, 2)),
-        Draft((0, 1, 2)),
-    )
-)
-"""A full batch catches up and drafts; one leaves, and three follow it in its bucket."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +115,9 @@ def shown(engine: Engine, name: str, *, plants: bool) -> dict[str, Any]:
         "padded": outcome.padded_replays,
         "refused": refused,
     }
+    lockstep.watch({"hermetic_replay"})
+    found["history"] = sorted(lockstep.play(DRAFTING).violated)
+    lockstep.watch(STEP_PROPERTIES)
     for label, mutation in MUTATIONS.items() if plants else ():
         if getattr(subject.runner.runner.buffers, mutation.buffer, None) is not None:
             with mutated(subject.runner, mutation):

@@ -88,6 +88,12 @@ def test_stale_request_rows_of_a_frozen_draft_are_seen() -> None:
     assert shown["none"] == ["hermetic_replay", "read_frame"]
 
 
+def test_stale_request_rows_are_seen_where_another_fault_lets_the_worlds_diverge_before() -> None:
+    history = {name: shown["history"] for name, shown in all_shown(STALE, "none").items()}
+    stale = ["hermetic_replay"]
+    assert history == {"eagle_draft_extend": stale, "eagle_draft": [], "frozen_kv_mtp": stale}
+
+
 def test_a_prefix_that_lists_the_new_tokens_too_is_seen() -> None:
     shown = all_shown(STALE, "none")["eagle_draft_extend"]
     assert {"logits_parity", "read_frame"} <= set(shown["none"])
