@@ -20,7 +20,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases releases replay bisect timeline corpus test planted report compare summary list bench soak mutants code-mutants detections check
+.PHONY: help setup regress engine bisect-releases releases planted-engine replay bisect timeline corpus test planted report compare summary list bench soak mutants code-mutants detections check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -35,7 +35,10 @@ regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record
 engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
 	@$(RUN) -m harness engine $(VERSION)
 
-bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
+bisect-planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
+	@$(RUN) -m properties.engines.planted $(VERSION) --record reports/evidence/planted-engine.json $(ARGS)
+
+releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
 	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) $(if $(EXAMPLES),--examples $(EXAMPLES)) \
 	  $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 

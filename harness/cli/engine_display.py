@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from harness.cli.matrix import Walked, cells
 from harness.engines.faults import FAULTS, Verdict
-from harness.engines.matrix import Walked, cells
 from harness.engines.playlist import RUNNERS
 from harness.engines.progress import Played
 from harness.engines.worker import LegAnswer

@@ -21,11 +21,11 @@ from harness.cli.engine_display import (
 )
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.folders import default_workers, new_folder, shown, swap_link
+from harness.cli.matrix import write_matrix
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.case import cases_of, load_engine_case
 from harness.engines.faults import Verdict
-from harness.engines.matrix import write_matrix
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
 from harness.lockstep.config import CannotRunError, resolve_device

@@ -137,6 +137,7 @@ FAULTS: Mapping[str, Fault] = {
                 "hermetic_replay",
                 "token_trajectory",
                 "dense_agreement",
+                "padding_noninterference",
             }
         ),
     ),
@@ -159,6 +160,10 @@ FAULTS: Mapping[str, Fault] = {
     ),
 }
 """The fault classes that an engine's behaviour can tell."""
+
+
+NAMING = frozenset({"live_inputs", "index_contract", "declared_padding"})
+"""Properties whose violation names the static input that is wrong."""
 
 
 def faults_shown(property_id: str, observation: Observation) -> list[str]:
@@ -263,10 +268,14 @@ class Evidence:
         return Judged(name, self.runner, verdict, count, message)
 
     def findings(self, preset: str) -> list[Finding]:
-        """Return every violated property, with the fault classes that explain it, if any."""
+        """Return every violated property, with the fault classes that explain it, if any.
+
+        Those come first that name what is wrong and not what it led to.
+        """
+        first = sorted(self.violated.items(), key=lambda item: item[0] not in NAMING)
         return [
             Finding(self.runner, preset, name, message, self._explaining(name))
-            for name, message in self.violated.items()
+            for name, message in first
         ]
 
     def _explaining(self, property_id: str) -> tuple[str, ...]:

@@ -122,7 +122,9 @@ def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
         classes = f" ({', '.join(first['faults'])})" if first["faults"] else ""
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
         where = f"{first['runner']} {first['preset']}"
-        return f"{name}: {first['property']} of {where}{classes}: {first['message']}{more}{still}"
+        cause = f": {first['cause']}" if first["cause"] else ""
+        said = f"{first['property']} of {where}{classes}: {first['message']}{cause}"
+        return f"{name}: {said}{more}{still}"
     of_faults = ", ".join(f"{fault}@{on}" if on else fault for fault, on in asked)
     if judge(answer, asked) is Verdict.UNDECIDED:
         cells = [

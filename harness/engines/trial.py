@@ -92,7 +92,7 @@ class Answer:
         self.findings += said.findings
         self.notes += [f"{said.leg}: {note}" for note in said.notes]
         self.padding += said.padding
-        self.policies = self.policies or said.policies
+        self.policies += said.policies
         self.cases += said.cases
         self.stubs = sorted({*self.stubs, *said.stubs})
         self.modules = sorted({*self.modules, *said.modules})

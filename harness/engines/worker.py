@@ -277,7 +277,15 @@ class _Session:
         ]
         if task.runner == "decode":
             answer.padding.append(self._encoder())
-        answer.policies = ledger.policies()
+        answer.policies = [{**self._label(), **policy} for policy in ledger.policies()]
+        for policy in answer.policies:
+            if policy["holds"] == "no":
+                said = f"declared {policy['declared']}, its padding is {policy['observed']}"
+                self.evidence.add("declared_padding", f"{policy['buffer']}: {said}", ())
+        for name, entry in ledger.entries.items():
+            if entry.moved:
+                said = f"with other values in the padding of {name}, {entry.message}"
+                self.evidence.add("padding_noninterference", said, ())
         answer.cases = leg.cases(task.seed, SHRINKING_FORWARDS)
         self._finish(leg)
 

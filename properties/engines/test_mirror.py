@@ -1,6 +1,7 @@
 """An engine's pool kept in step with a world: slots correspond, and KV is read through them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +137,12 @@ class ListPool:
         self.evict(row, begin, end)
         self.available[Kind.FULL] += self.held(row, begin, end).tolist()
 
+    def lost_slots(self, kind: Kind, held: Sequence[tuple[int, int]]) -> int:
+        """Return how many slots are neither free nor held."""
+        total = self.sizes.slots(kind) - self.sizes.page_size
+        gone = sum(tokens - (evicted if kind is Kind.SWA else 0) for tokens, evicted in held)
+        return total - gone - len(self.available[kind])
+
     def apart(self, kind: Kind) -> list[int]:
         """Return the slots of a sub-pool that no request ever holds."""
         return list(range(self.sizes.page_size, self.sizes.page_size + SPARE))
@@ -248,6 +255,24 @@ def test_of_rejected_drafts_the_pages_that_hold_nothing_else_are_free_again(
     assert made.mirror.held[owner.serial].tokens == kept
     found = {kind: len(slots) for kind, slots in made.lists.available.items()}
     assert found == {kind: count - (kept - 5) for kind, count in free.items()}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda slots: slots.pop(), "has lost 1 slots of the swa sub-pool"),
+        (lambda slots: slots.append(99), "has 1 too many slots of the swa sub-pool"),
+    ],
+)
+def test_an_allocator_that_keeps_a_slot_or_frees_one_twice_is_seen(
+    spoil: Callable[[list[int]], Any], said: str
+) -> None:
+    made = MirroredWorld(page_size=1)
+    made.play(Schedule((Admit(3, 8),)))
+    spoil(made.lists.available[Kind.SWA])
+    batch: Any = SimpleNamespace(spans=())
+    with pytest.raises(RuntimeError, match=said):
+        made.mirror.place(batch)
 
 
 def test_the_slots_of_a_draft_are_taken_back() -> None:

@@ -76,8 +76,10 @@ class Mirror:
     def place(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Give a batch's requests rows and slots; return both, int64 [B] and [T].
 
-        A batch that has its slots keeps them.
+        A batch that has its slots keeps them. Raises RuntimeError if the engine's allocator has
+        another number of free slots than those that nobody holds.
         """
+        self._account()
         owners, moved = self.owners(), self._freed
         self._freed = False
         serials = {owner.row: owner.serial for owner in owners}
@@ -100,6 +102,18 @@ class Mirror:
         rows = torch.tensor([held.row for held, _ in placed], device=batch.positions.device)
         locs = [self.pool.held(held.row, span.begin, span.end) for held, span in placed]
         return rows, torch.cat(locs)
+
+    def _account(self) -> None:
+        """Hold what the engine's allocator has free against what requests hold."""
+        held = [(one.tokens, one.evicted) for one in self.held.values()]
+        for kind in Kind:
+            lost = self.pool.lost_slots(kind, held)
+            if lost:
+                what = f"has lost {lost}" if lost > 0 else f"has {-lost} too many"
+                raise RuntimeError(
+                    f"the engine's allocator {what} slots of the {kind} sub-pool, by what it was"
+                    " given back"
+                )
 
     def follow(self) -> None:
         """Free what the world has freed since: requests, what left windows, rejected drafts.

@@ -95,6 +95,26 @@ class SglangPool:
     def _take_scratch(self) -> None:
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.scratch: Tensor = self.allocator.alloc(self.spare) if self.spare else nothing
+        self._free_at_first = {kind: self._free_slots(kind) for kind in Kind}
+
+    def _free_slots(self, kind: Kind) -> int:
+        """Return how many slots of a sub-pool the engine's allocator says are free."""
+        full = kind is Kind.FULL
+        allocator = self.allocator
+        counted = allocator.full_available_size if full else allocator.swa_available_size
+        return int(counted())
+
+    def lost_slots(self, kind: Kind, held: Sequence[tuple[int, int]]) -> int:
+        """Return how many slots of a sub-pool are neither free nor held; fewer than 0: both.
+
+        `held` has the tokens of each request, and how many of them lost their SWA slots.
+        """
+        size = self.sizes.page_size
+        pages = sum(
+            -(-tokens // size) - (evicted // size if kind is Kind.SWA else 0)
+            for tokens, evicted in held
+        )
+        return self._free_at_first[kind] - pages * size - self._free_slots(kind)
 
     def clear(self) -> None:
         """Own nothing but scratch slots."""

@@ -1,0 +1,346 @@
+"""Plant faults in a release's own code, one at a time, and see what the trial says of each.
+
+A script: `python -m properties.engines.planted VERSION --record FILE [--runner NAME]`. Each
+static input of each runner is got wrong in three ways after the engine has populated it, and
+what the engine's window, slot map and allocator do is got wrong too. A fault that changed no
+bit in any replay was not planted, and is left out. What is not found is listed with what was
+said instead.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.checks.of_steps.live_inputs import batch_axis
+from harness.checks.play import Lockstep
+from harness.checks.table import STEP_PROPERTIES
+from harness.engines.adapters import SPECULATING, RunnerEngines, drafting_lockstep, load
+from harness.engines.faults import Evidence
+from harness.engines.fetch import DEPENDENCIES, fetch, folder
+from harness.engines.legs import Leg
+from harness.engines.padding import PaddingLedger
+from harness.engines.playlist import FIRST, RUNNERS, Kind, trial_of
+from harness.engines.trial import mentions
+from harness.lockstep.tracebacks import headline
+from harness.records.case import dump_json
+from harness.records.record import environment
+from harness.records.typed_json import to_json
+from harness.schedules.traffic import traffic_schedules
+from reference.batch import Mode
+from subjects.engines.sglang.engine import SglangEngine
+from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.sglang.runners.decode import CpuGraphRunner
+from subjects.engines.sglang.runners.drafting import DraftingRunner
+
+BY_THE_BACKEND = "attention."
+"""How the names of static inputs begin that the attention backend writes as it plans."""
+
+
+@dataclass
+class Told:
+    """What the trial said of one fault: found or not, in which words, and whether they name it."""
+
+    runner: str
+    fault: str
+    found: bool
+    named: bool
+    said: str
+
+
+def stale_tail(held: Tensor, before: Tensor, axis: int, live: int) -> None:
+    """Leave what padded rows held."""
+    rest = held.shape[axis] - live
+    held.narrow(axis, live, rest).copy_(before.narrow(axis, live, rest))
+
+
+def stale_head(held: Tensor, before: Tensor, axis: int, live: int) -> None:
+    """Leave what the first live row held."""
+    held.narrow(axis, 0, 1).copy_(before.narrow(axis, 0, 1))
+
+
+def wrong_head(held: Tensor, before: Tensor, axis: int, live: int) -> None:
+    """Give the first live row another value."""
+    first = held.narrow(axis, 0, 1)
+    first.copy_(~first if first.dtype is torch.bool else first + 1)
+
+
+CHANGES: dict[str, Callable[[Tensor, Tensor, int, int], None]] = {
+    "tail not reset": stale_tail,
+    "first row stale": stale_head,
+    "first row wrong": wrong_head,
+}
+
+
+def planner(runner: Any) -> tuple[Any, str]:
+    """Return what a runner calls once its static inputs are populated, and by which name."""
+    if runner.mode is Mode.EXTEND:
+        name = "load_batch" if hasattr(runner.runner, "load_batch") else "replay_prepare"
+        return runner.runner, name
+    if isinstance(runner, CpuGraphRunner):
+        return runner.backend, "init_forward_metadata"
+    backend = runner.backend
+    if isinstance(runner, DraftingRunner):
+        backend = getattr(runner, "draft_backend", runner.catching_backend)
+    return backend, "init_forward_metadata_out_graph"
+
+
+@contextmanager
+def input_fault(subject: Any, name: str, change: str, counts: list[int]) -> Iterator[None]:
+    """Get one static input of a subject wrong, each time after it is populated.
+
+    `counts` gets one for each time that changed a bit.
+    """
+    runner, state = subject.runner, dict[str, Any]()
+    owner, method = planner(runner)
+    plan, forward, replay = getattr(owner, method), subject.forward, runner.replay
+
+    def forwarded(batch: Any, mode: Mode) -> Any:
+        state.clear()
+        if mode is subject.mode:
+            state["before"] = runner.statics()[name].clone()
+        return forward(batch, mode)
+
+    def replayed(batch: Any) -> Any:
+        state["batch"] = batch
+        return replay(batch)
+
+    def spoil() -> None:
+        if "before" not in state:
+            return
+        drafts = isinstance(runner, DraftingRunner)
+        given = runner.brought if drafts else runner.given(state["batch"])
+        if name not in given:
+            return
+        held = runner.statics()[name]
+        right, axis = held.clone(), batch_axis(held, given[name])
+        CHANGES[change](held, state["before"], axis, given[name].shape[axis])
+        counts.append(1) if not torch.equal(held, right) else None
+
+    def planned(*arguments: Any, **named: Any) -> Any:
+        later = name.startswith(BY_THE_BACKEND) or subject.mode is Mode.EXTEND
+        if not later:
+            spoil()
+        given = plan(*arguments, **named)
+        if later:
+            spoil()
+        return given
+
+    vars(subject)["forward"], vars(runner)["replay"] = forwarded, replayed
+    setattr(owner, method, planned)
+    try:
+        yield
+    finally:
+        setattr(owner, method, plan)
+        del vars(subject)["forward"], vars(runner)["replay"]
+
+
+@contextmanager
+def short_window(subject: Any) -> Iterator[None]:
+    """Let the window of every attention backend be one key short."""
+    found = planner(subject.runner)[0]
+    backends = {subject.runner.backend, found, *getattr(found, "attn_backends", ())}
+    held = [one for one in backends if getattr(one, "sliding_window_size", None)]
+    for backend in held:
+        backend.sliding_window_size -= 1
+    try:
+        yield
+    finally:
+        for backend in held:
+            backend.sliding_window_size += 1
+
+
+@contextmanager
+def replaced(owner: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
+    """Let `other` be called in the place of a method, with that first."""
+    own = getattr(owner, name)
+    setattr(owner, name, partial(other, own))
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+def next_slot(translate: Any, loc: Tensor) -> Tensor:
+    """Translate the first location to the next one's SWA slot."""
+    found: Tensor = translate(loc).clone()
+    if len(found) > 1:
+        found[0] = found[1]
+    return found
+
+
+def leaves_one(free: Any, loc: Tensor) -> None:
+    """Free all slots but the last."""
+    free(loc[:-1])
+
+
+def frees_nothing(free: Any, loc: Tensor) -> None:
+    """Free no slot."""
+
+
+def gives_reserved(alloc: Any, *arguments: Any, **named: Any) -> Any:
+    """Give the reserved slot in the place of the first."""
+    found = alloc(*arguments, **named)
+    if found is not None and len(found):
+        found = found.clone()
+        found[0] = 0
+    return found
+
+
+def code_faults(subject: Any) -> dict[str, Any]:
+    """Return faults of the engine's window, slot map and allocator, by name."""
+    pool = subject.pool
+    kv, allocator = pool.kv, pool.allocator
+    return {
+        "window one key short": lambda: short_window(subject),
+        "slot map off by one": lambda: replaced(kv, "translate_loc_from_full_to_swa", next_slot),
+        "eviction leaves a slot": lambda: replaced(allocator, "free_swa", leaves_one),
+        "eviction frees nothing": lambda: replaced(allocator, "free_swa", frees_nothing),
+        "free leaves a slot": lambda: replaced(allocator, "free", leaves_one),
+        "the reserved slot is given": lambda: replaced(allocator, "alloc", gives_reserved),
+    }
+
+
+def played(lockstep: Lockstep, fault: Any) -> list[dict[str, Any]]:
+    """Return the findings of a runner's first schedule with a fault planted, or of traffic."""
+    subject = lockstep.pair.subject
+    assert isinstance(subject, SglangEngine)
+    name = lockstep.trial.runner
+    ledger = PaddingLedger(subject, lockstep.pair)
+    ledger.at_once = len(ledger.entries)
+    leg = Leg(lockstep, Evidence(name), "", ledger=ledger)
+    trial, pair = lockstep.trial, lockstep.pair
+    most, mode = max(trial.buckets), subject.mode
+    with fault:
+        leg.play(FIRST[name], STEP_PROPERTIES | {"dense_agreement"})
+        if not leg.failing:
+            for schedule in traffic_schedules(pair.config, most, trial.room, 1, 0, mode):
+                leg.play(schedule)
+    found = [finding.to_json() for finding in leg.findings()]
+    broken = [policy for policy in ledger.policies() if policy["holds"] == "no"]
+    return found + [
+        {"property": "declared_padding", "message": f"{policy['buffer']}: {policy['observed']}"}
+        for policy in broken
+    ]
+
+
+def told_of(lockstep: Lockstep, label: str, fault: Any, name: str) -> Told:
+    """Return what is said of a fault, and whether that names what it is in: `name`."""
+    runner = lockstep.trial.runner
+    try:
+        findings = played(lockstep, fault)
+    except Exception as error:  # It is no verdict, which is what the script reports.
+        return Told(runner, label, found=False, named=False, said=f"no verdict: {error!r:.150}")
+    words = [f"{finding['property']}: {finding['message']}" for finding in findings]
+    named = any(name.rsplit(".", maxsplit=1)[-1] in said for said in words)
+    return Told(runner, label, bool(words), named, words[0] if words else "nothing differs")
+
+
+def tell(engine: Engine, runner: str) -> Iterator[Told]:
+    """Yield what is said of each fault of a runner."""
+    trial = trial_of(runner, RUNNERS[runner].presets[0], Kind.REPLAYED, "cpu")
+    if runner in SPECULATING:
+        lockstep, _ = drafting_lockstep(engine, trial)
+    else:
+        lockstep = Lockstep(trial, engines=RunnerEngines(engine))
+    subject: Any = lockstep.pair.subject
+    clean = told_of(lockstep, "none", short_nothing(), "")
+    if clean.found:
+        raise RuntimeError(f"{runner} differs as it is: {clean.said}")
+    for name in subject.runner.statics():
+        for change in CHANGES:
+            counts: list[int] = []
+            told = told_of(
+                lockstep, f"{name}: {change}", input_fault(subject, name, change, counts), name
+            )
+            if counts:
+                yield told
+    for label, fault in code_faults(subject).items():
+        yield told_of(lockstep, label, fault(), "")
+
+
+@contextmanager
+def short_nothing() -> Iterator[None]:
+    """Plant nothing."""
+    yield
+
+
+def told_by_process(version: str, runner: str) -> list[dict[str, Any]]:
+    """Return what is said of each fault of a runner, which is tried in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+        record = Path(scratch) / "told.json"
+        command = [sys.executable, "-m", __spec__.name, version, "--runner", runner]
+        done = subprocess.run(
+            [*command, "--record", str(record)], capture_output=True, text=True, check=False
+        )
+        if not record.exists():
+            said = headline(done.stderr or "no output")
+            return [asdict(Told(runner, "all", found=False, named=False, said=said))]
+        found: list[dict[str, Any]] = json.loads(record.read_text())["told"]
+        return found
+
+
+def write_table(path: Path, version: str, told: Sequence[Mapping[str, Any]]) -> None:
+    """Write how many faults of each runner were found, and those that were not, as Markdown."""
+    lines = [
+        f"# Faults planted in release {version} of the engine",
+        "",
+        f"Tried on {datetime.now(UTC):%Y-%m-%d} on a CPU: `make planted-engine VERSION={version}`."
+        " Found means that a property is violated, by name; it is named if what is said of it"
+        " names the static input that is wrong.",
+        "",
+        "| runner | planted | found | of a static input | named |",
+        "|---|---|---|---|---|",
+    ]
+    for runner in dict.fromkeys(one["runner"] for one in told):
+        own = [one for one in told if one["runner"] == runner]
+        inputs = [one for one in own if ": " in one["fault"]]
+        counts = len(own), sum(one["found"] for one in own), len(inputs)
+        named = sum(one["named"] for one in inputs)
+        lines.append(f"| {runner} | {' | '.join(map(str, counts))} | {named} |")
+    missed = [one for one in told if not one["found"]]
+    lines += ["", f"Not found, {len(missed)} of {len(told)}:", ""]
+    lines += [f"- {one['runner']}: {one['fault']}: {one['said']}" for one in missed]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    """Plant every fault in each runner, a process for each, and write a record and a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("version")
+    parser.add_argument("--runner")
+    parser.add_argument("--record", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    package = fetch(options.version).package
+    if options.runner is None:
+        runners = [name for name, runner in RUNNERS.items() if mentions(package, runner.word)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            parts = list(pool.map(partial(told_by_process, options.version), runners))
+        told = [one for part in parts for one in part]
+        write_table(options.record.with_suffix(".md"), options.version, told)
+    else:
+        warnings.simplefilter("ignore")
+        engine = load(package, folder() / DEPENDENCIES, "cpu")
+        told = [asdict(one) for one in tell(engine, options.runner)]
+    made = {"environment": to_json(environment("cpu")), "engine": options.version, "told": told}
+    options.record.write_text(dump_json(made))
+    sys.stdout.write(f"{sum(one['found'] for one in told)} of {len(told)} faults found\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
