@@ -20,7 +20,7 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases releases planted-engine replay bisect timeline corpus test planted report compare summary list bench soak mutants code-mutants detections check
+.PHONY: help setup regress engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary list bench soak mutants code-mutants detections check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -60,6 +60,10 @@ corpus: $(SETUP) ## Make the regression corpus again, or the cases of BUG=…
 
 test: $(SETUP) ## Run the test suite
 	@$(RUN) -m pytest -n auto --device $(DEVICE) $(ARGS)
+
+test-releases: $(SETUP) ## Run the tests of releases of the engine, which are fetched first: minutes
+	@for version in 0.5.11 0.5.12 0.5.23; do $(RUN) -m harness engine $$version || exit; done
+	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/engines $(ARGS)
 
 planted: $(SETUP) ## Plant the table's faults and see that the suite catches each: ARGS="--jobs 4"
 	@$(RUN) -m properties.planted.run $(ARGS)

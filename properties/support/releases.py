@@ -1,6 +1,7 @@
 """Releases of engines that lie here, and scripts that try them in a process of their own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,14 @@ from properties.support.places import ROOT
 from subjects.engines.sglang.host.loading import package_folder
 
 
+ASKED_FOR = "PARITYBIT_RELEASES"
+"""The variable that, set, asks for the tests of releases: they take minutes."""
+
+
 def package_of(version: str) -> Path:
-    """Return where a release lies; skip the test if it does not lie here."""
+    """Return where a release lies; skip the test if none was asked for, or it does not lie here."""
+    if not os.environ.get(ASKED_FOR):
+        pytest.skip("tests of releases were not run: `make test-releases` runs them")
     package = package_folder(engines.folder() / f"sglang-{version}")
     if package is None:
         pytest.skip(f"engine trials were not run: `make engine VERSION={version}` fetches one")
