@@ -79,8 +79,10 @@ def wrong_head(held: Tensor, before: Tensor, axis: int, live: int) -> None:
     first.copy_(~first if first.dtype is torch.bool else first + 1)
 
 
+TAIL = "tail not reset"
+
 CHANGES: dict[str, Callable[[Tensor, Tensor, int, int], None]] = {
-    "tail not reset": stale_tail,
+    TAIL: stale_tail,
     "first row stale": stale_head,
     "first row wrong": wrong_head,
 }
@@ -215,13 +217,16 @@ def code_faults(subject: Any) -> dict[str, Any]:
     }
 
 
-def played(lockstep: Lockstep, fault: Any) -> list[dict[str, Any]]:
-    """Return the findings of a runner's first schedule with a fault planted, or of traffic."""
+def played(lockstep: Lockstep, fault: Any, *, of_padding: bool) -> list[dict[str, Any]]:
+    """Return the findings of a runner's first schedule with a fault planted, or of traffic.
+
+    What padding holds is disturbed, and held against what is declared, for a fault `of_padding`.
+    """
     subject = lockstep.pair.subject
     assert isinstance(subject, SglangEngine)
     name = lockstep.trial.runner
     ledger = PaddingLedger(subject, lockstep.pair)
-    ledger.at_once = len(ledger.entries)
+    ledger.at_once = len(ledger.entries) if of_padding else 0
     leg = Leg(lockstep, Evidence(name), "", ledger=ledger)
     trial, pair = lockstep.trial, lockstep.pair
     most, mode = max(trial.buckets), subject.mode
@@ -242,7 +247,7 @@ def told_of(lockstep: Lockstep, label: str, fault: Any, name: str) -> Told:
     """Return what is said of a fault, and whether that names what it is in: `name`."""
     runner = lockstep.trial.runner
     try:
-        findings = played(lockstep, fault)
+        findings = played(lockstep, fault, of_padding=label.endswith(TAIL))
     except Exception as error:  # It is no verdict, which is what the script reports.
         return Told(runner, label, found=False, named=False, said=f"no verdict: {error!r:.150}")
     words = [f"{finding['property']}: {finding['message']}" for finding in findings]

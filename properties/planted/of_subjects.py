@@ -487,8 +487,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="token-in-the-reserved-page",
         file="subjects/engines/sglang/memory/slots.py",
-        old="if not reserved <= slot < count]",
-        new="if not 0 <= slot < count]",
+        old="slot in nobodys or not reserved <= slot",
+        new="slot in nobodys or not 0 <= slot",
         tests=(
             "properties/engines/test_mirror.py",
             "-k",

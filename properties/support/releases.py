@@ -13,7 +13,6 @@ from harness.engines import fetch as engines
 from properties.support.places import ROOT
 from subjects.engines.sglang.host.loading import package_folder
 
-
 ASKED_FOR = "PARITYBIT_RELEASES"
 """The variable that, set, asks for the tests of releases: they take minutes."""
 
