@@ -29,9 +29,10 @@ def cells(record: Mapping[str, Any] | str) -> dict[str, str]:
 def cell(answer: Mapping[str, Any], runner: str) -> str:
     """Return what was found of one runner that an engine has."""
     found = [
-        ", ".join(finding["faults"]) or finding["property"]
+        name
         for finding in answer["findings"]
         if finding["runner"] == runner and not finding["listed"]
+        for name in finding["faults"] or [finding["property"]]
     ]
     still = any(entry["runner"] == runner for entry in answer["undecided"])
     replays = sum(leg["replays"] for leg in answer["legs"] if leg["runner"] == runner)
