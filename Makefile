@@ -36,7 +36,7 @@ engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
 	@$(RUN) -m harness engine $(VERSION)
 
 bisect-planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
-	@$(RUN) -m properties.engines.planted $(VERSION) --record reports/evidence/planted-engine.json $(ARGS)
+	@$(RUN) -m properties.engines.planted $(VERSION) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
 
 releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
 	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) $(if $(EXAMPLES),--examples $(EXAMPLES)) \

@@ -1,6 +1,6 @@
 """Plant faults in a release's own code, one at a time, and see what the trial says of each.
 
-A script: `python -m properties.engines.planted VERSION --record FILE [--runner NAME]`. Each
+A script: `python -m properties.engines.planted VERSION --record FILE [--runner NAMES]`. Each
 static input of each runner is got wrong in three ways after the engine has populated it, and
 what the engine's window, slot map and allocator do is got wrong too. A fault that changed no
 bit in any replay was not planted, and is left out. What is not found is listed with what was
@@ -290,7 +290,10 @@ def told_by_process(version: str, runner: str) -> list[dict[str, Any]]:
         record = Path(scratch) / "told.json"
         command = [sys.executable, "-m", __spec__.name, version, "--runner", runner]
         done = subprocess.run(
-            [*command, "--record", str(record)], capture_output=True, text=True, check=False
+            [*command, "--here", "--record", str(record)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if not record.exists():
             said = headline(done.stderr or "no output")
@@ -327,12 +330,14 @@ def main(arguments: list[str]) -> int:
     """Plant every fault in each runner, a process for each, and write a record and a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("version")
-    parser.add_argument("--runner")
+    parser.add_argument("--runner", default="", help="Runners, by comma (all)")
+    parser.add_argument("--here", action="store_true", help="Try one runner in this process")
     parser.add_argument("--record", type=Path, required=True)
     options = parser.parse_args(arguments)
     package = fetch(options.version).package
-    if options.runner is None:
-        runners = [name for name, runner in RUNNERS.items() if mentions(package, runner.word)]
+    if not options.here:
+        asked = options.runner.split(",") if options.runner else RUNNERS
+        runners = [name for name in asked if mentions(package, RUNNERS[name].word)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             parts = list(pool.map(partial(told_by_process, options.version), runners))
         told = [one for part in parts for one in part]
