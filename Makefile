@@ -35,12 +35,12 @@ regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record
 engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
 	@$(RUN) -m harness engine $(VERSION)
 
-bisect-planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
-	@$(RUN) -m properties.engines.planted $(VERSION) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
-
-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
+bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
 	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) $(if $(EXAMPLES),--examples $(EXAMPLES)) \
 	  $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+
+planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
+	@$(RUN) -m properties.engines.planted $(VERSION) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
 
 releases: $(SETUP) ## Try every release of the engine: the matrix in reports/evidence/releases.md
 	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) --releases all \
