@@ -24,7 +24,7 @@ class Telling:
         self.started = time.monotonic()
 
     def hear(self, played: Played) -> None:
-        """Say what a leg has played so far, and for how long it will go on at this pace."""
+        """Say what a leg has played so far, and what of that differs."""
         found = f"violates {', '.join(played.violated)}" if played.violated else "nothing differs"
         self._say(
             f"{played.leg}: {played.schedules} of {played.planned} schedules, {played.replays}"

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from harness.checks.play import Lockstep
+from harness.engines.statics import undone
 from harness.lockstep.bits import any_set, bits, cloned, outputs_differ
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
-from harness.lockstep.tracebacks import subject_runs
 from harness.schedules.schedule import Schedule, Step
 from reference.model import Output
 from subjects.protocol import Forward, Reads
@@ -85,20 +85,9 @@ def _run(
     pair: Pair, planned: PlannedStep, prepare: Callable[[Mapping[str, Tensor]], None]
 ) -> Replayed:
     """Run a planned replay on the subject, its static inputs prepared, and undo all it did."""
-    subject = pair.subject
-    buffers = dict(subject.static_buffers(planned.mode))
-    history = {name: buffer.clone() for name, buffer in buffers.items()}
-    state = subject.state()
-    prepare(buffers)
-    with subject_runs():
-        forward = subject.forward(planned.graph.batch, planned.mode)
-    subject.read_kv()
-    found = _kept(pair, forward)
-    for name, buffer in buffers.items():
-        buffer.copy_(history[name])
-    subject.restore(state)
-    pair.restore_graph()
-    return found
+    with undone(pair, planned) as buffers:
+        prepare(buffers)
+        return _kept(pair, pair.run_subject(planned))
 
 
 def _kept(pair: Pair, forward: Forward) -> Replayed:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from harness.checks.differences import first_kv_difference
+from harness.engines.statics import undone
 from harness.lockstep.bits import any_set, bits, cloned, outputs_differ
 from harness.lockstep.noise import COUNTS, index_bounds
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
-from harness.lockstep.tracebacks import subject_runs
 from reference.batch import Mode
 from reference.config import SPECULATION
 from reference.model import Output
@@ -101,26 +101,19 @@ class PaddingLedger:
         bucket = next(size for size in self.buckets if size >= live)
         if live == bucket:
             return []
-        buffers = subject.static_buffers(planned.mode)
-        history = {name: buffer.clone() for name, buffer in buffers.items()}
-        state, found = subject.state(), []
+        found = []
         for _ in range(self.at_once):
             self.runs += 1
             name = names[self.runs % len(names)]
             held = subject.padded_inputs()[name]
             tail = held.tail(batch, bucket)
             other = self._other_values(tail, self.bounds.get(held.holds, math.inf))
-            tail.copy_(other)
-            with subject_runs():
-                output = cloned(subject.forward(batch, planned.mode).output)
-            subject.read_kv()
-            storage = pair.graph_pools.storage.clone()
-            outlived = bool((tail == other).all())
-            found.append(Disturbed(name, outlived, tail.clone(), output, storage))
-            for buffer_name, buffer in subject.static_buffers(planned.mode).items():
-                buffer.copy_(history[buffer_name])
-            subject.restore(state)
-            pair.restore_graph()
+            with undone(pair, planned):
+                tail.copy_(other)
+                output = cloned(pair.run_subject(planned).output)
+                storage = pair.graph_pools.storage.clone()
+                outlived = bool((tail == other).all())
+                found.append(Disturbed(name, outlived, tail.clone(), output, storage))
         return found
 
     def see(self, observation: Observation) -> None:

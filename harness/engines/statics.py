@@ -1,6 +1,7 @@
 """An engine's static inputs around one replay: what they held before it, and their padded tails."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -17,6 +18,21 @@ def held_before(pair: Pair, planned: PlannedStep) -> Mapping[str, Tensor]:
     """Return copies of what the static inputs of a step's runner hold before it is populated."""
     buffers = pair.subject.static_buffers(planned.mode)
     return {name: buffer.clone() for name, buffer in buffers.items()}
+
+
+@contextmanager
+def undone(pair: Pair, planned: PlannedStep) -> Iterator[Mapping[str, Tensor]]:
+    """Give the static inputs of a step's runner; afterwards undo what a run on the subject did.
+
+    That is to them, to its Python state and to the graph world's KV.
+    """
+    subject = pair.subject
+    history, state = held_before(pair, planned), subject.state()
+    yield subject.static_buffers(planned.mode)
+    for name, buffer in subject.static_buffers(planned.mode).items():
+        buffer.copy_(history[name])
+    subject.restore(state)
+    pair.restore_graph()
 
 
 def before(observation: Observation) -> Mapping[str, Tensor]:

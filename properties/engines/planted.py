@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -263,7 +263,7 @@ def tell(engine: Engine, runner: str) -> Iterator[Told]:
     else:
         lockstep = Lockstep(trial, engines=RunnerEngines(engine))
     subject: Any = lockstep.pair.subject
-    clean = told_of(lockstep, "none", short_nothing(), "")
+    clean = told_of(lockstep, "none", nullcontext(), "")
     if clean.found:
         raise RuntimeError(f"{runner} differs as it is: {clean.said}")
     for name in subject.runner.statics():
@@ -276,12 +276,6 @@ def tell(engine: Engine, runner: str) -> Iterator[Told]:
                 yield told
     for label, fault in code_faults(subject).items():
         yield told_of(lockstep, label, fault(), "")
-
-
-@contextmanager
-def short_nothing() -> Iterator[None]:
-    """Plant nothing."""
-    yield
 
 
 def told_by_process(version: str, runner: str) -> list[dict[str, Any]]:

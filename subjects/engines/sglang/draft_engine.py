@@ -1,6 +1,7 @@
 """A speculative runner of the engine as an engine under test."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from torch import Tensor
 
@@ -8,10 +9,9 @@ from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from reference.speculative import keep_candidates
 from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.padded import PaddedInput, padded_rows
 from subjects.engines.sglang.runners.drafting import DraftingRunner
-from subjects.protocol import Forward, Reads, Replay
+from subjects.protocol import Forward, Replay
 
 
 class DraftingEngine(SglangEngine[DraftingRunner]):
@@ -42,11 +42,7 @@ class DraftingEngine(SglangEngine[DraftingRunner]):
         return Forward(self._eager(given), None)
 
     def _replayed(self, batch: ForwardBatch, rows: Tensor, loc: Tensor) -> Forward:
-        replays, allocated = Replays.count, Replays.allocated
-        output = self.runner.drafted(batch, rows, loc)
-        self._replays = Replays.count - replays
-        self._allocated = Replays.allocated - allocated
-        self._preset = self.pool.preset_locations
+        output = self._counted(partial(self.runner.drafted, batch, rows, loc))
         if batch.mode.drafts:
             table = self.mirror.pools.state.draft_table
             keep_candidates(self.runner.ops, table, batch.req_pool_indices, output)
@@ -63,12 +59,6 @@ class DraftingEngine(SglangEngine[DraftingRunner]):
             live_rows=batch.live_requests,
             live_output=output,
             defined=output,
-            reads=self._reads(batch),
+            reads=self._in_our_slots(self.runner.row_slots(batch)),
             given=self.runner.brought,
         )
-
-    def _reads(self, batch: ForwardBatch) -> Reads:
-        return {
-            kind: [self.mirror.ours(kind, slots) for slots in rows]
-            for kind, rows in self.runner.row_slots(batch).items()
-        }

@@ -1,7 +1,8 @@
 """One of the engine's runners as the harness takes it: `EngineUnderTest` over the engine's pool."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
@@ -18,13 +19,14 @@ from subjects.engines.sglang.padded import (
     declared_padding,
     padded_inputs,
 )
-from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner
+from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner, RowSlots
 from subjects.protocol import (
     Forward,
     LocationDtypes,
     Offer,
     Overrides,
     OwnArithmetic,
+    Reads,
     Replay,
     ReplayFacts,
 )
@@ -36,7 +38,7 @@ NOT_OFFERED = {
     Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
     Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
     Offer.ALLOCATOR: "the harness plans who holds which slot; the engine's own allocator follows,"
-    " and is not read",
+    " and of it the number of free slots alone is read",
     Offer.CROSS_ATTENTION: "the engine's attention backends for windows refuse it",
 }
 """What no runner of the engine offers, and why."""
@@ -186,6 +188,21 @@ class SglangEngine(ABC, Generic[Runner]):
         """Return the padding policies of the engine's registry of buffers, where it has one."""
         return declared_padding(getattr(self.runner.runner, "buffer_registry", None))
 
+    def _counted(self, run: Callable[[], Output]) -> Output:
+        """Run a replay, and keep what of it `facts` tells and the Python state that it leaves."""
+        replays, allocated = Replays.count, Replays.allocated
+        output = run()
+        self._replays = Replays.count - replays
+        self._allocated = Replays.allocated - allocated
+        self._preset = self.pool.preset_locations
+        return output
+
+    def _in_our_slots(self, reads: RowSlots) -> Reads:
+        """Return the world's slots of those that rows read in the engine's."""
+        return {
+            kind: [self.mirror.ours(kind, slots) for slots in rows] for kind, rows in reads.items()
+        }
+
     def _eager(self, batch: Any) -> Output:
         """Run a batch eagerly, by the engine's own code."""
         output = self.runner.eagerly(batch)
@@ -208,11 +225,7 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
         assert batch is not None
         if mode is not self.mode or not self.runner.can_run(given):
             return Forward(self._eager(given), None)
-        replays, allocated = Replays.count, Replays.allocated
-        output = self.runner.replay(given)
-        self._replays = Replays.count - replays
-        self._allocated = Replays.allocated - allocated
-        self._preset = self.pool.preset_locations
+        output = self._counted(partial(self.runner.replay, given))
         bucket, live = self.runner.bucket, self.runner.live_size(given)
         replay = Replay(
             runner=self.runner.name,
@@ -223,7 +236,7 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
             live_rows=batch.live_requests * self.runner.tokens_per_request,
             live_output=output,
             defined=output,
-            reads=self._reads(given),
+            reads=self._in_our_slots(self.runner.reads(given)),
             given=self.runner.given(given),
         )
         return Forward(output, replay)
@@ -240,9 +253,3 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""
         return padded_inputs(self.runner.statics(), self.mode, self.runner.tokens_per_request)
-
-    def _reads(self, given: Any) -> Mapping[str, Sequence[Sequence[int]]]:
-        reads = self.runner.reads(given)
-        return {
-            kind: [self.mirror.ours(kind, slots) for slots in rows] for kind, rows in reads.items()
-        }

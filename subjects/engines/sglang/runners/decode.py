@@ -61,7 +61,9 @@ class ReplayingRunner(SglangRunner, ABC):
 
     def given(self, batch: Any) -> Mapping[str, Tensor]:
         """Return what a batch brings for the static inputs that the last replay read, by name."""
-        found = {name: getattr(batch, name, None) for name in self.inputs().keys() - UNPOPULATED}
+        found = {
+            name: getattr(batch, name, None) for name in sorted(self.inputs().keys() - UNPOPULATED)
+        }
         if BACKEND_LOCATIONS in self.statics():
             found[BACKEND_LOCATIONS] = self.pool.translate(batch.out_cache_loc)
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
@@ -119,7 +121,6 @@ class CpuGraphRunner(ReplayingRunner):
     name = "cpu_graph"
     left_behind = False
     places = ("srt.model_executor.cpu_graph_runner:CPUGraphRunner",)
-    graphs = False
 
     def prepare(self) -> None:
         """Let the backend answer for a CPU's own, and the model run uncompiled."""

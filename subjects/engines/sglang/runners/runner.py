@@ -24,12 +24,11 @@ from subjects.engines.sglang.model.decoder import Decoder
 class SglangRunner:
     """One of the engine's runners. `own_kernels` keeps its Triton attention.
 
-    `places` are where its class may lie; `graphs` is whether it replays a graph.
+    `places` are where its class may lie.
     """
 
     name: ClassVar[str]
     places: ClassVar[tuple[str, ...]]
-    graphs: ClassVar[bool] = True
 
     def __init__(
         self, host: Host, model: Model, pool: SglangPool, ops: Ops, *, own_kernels: bool
