@@ -47,6 +47,7 @@ def find(spec: str) -> Found:
                 f"{spec!r} is no engine: neither {PACKAGE}==VERSION nor a folder with"
                 f" {PACKAGE}/srt or python/{PACKAGE}/srt"
             )
+        _require_dependencies()
         return Found(f"{PACKAGE} in {Path(spec).name or spec}", package.resolve())
     return fetch(named[1])
 

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -138,7 +139,8 @@ def _engine(package: str, dependencies: str, device: str) -> Engine:
     logging.basicConfig(level=logging.INFO)
     engine = load(Path(package), Path(dependencies), device)
     # Its own lock is a semaphore of the system, which a process that is ended leaves behind.
-    importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
+    with suppress(ModuleNotFoundError):  # Without it, the engine's first part says so.
+        importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
     return engine
 
 

@@ -52,6 +52,24 @@ def test_releases_that_lie_here_are_listed_in_order_of_their_versions(
     assert engines.fetched() == ["0.5.9", "0.5.10", "0.5.10.post1", "0.5.11"]
 
 
+@pytest.fixture
+def dependencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what engines import be installed, and be nothing."""
+    (tmp_path / "kept" / engines.DEPENDENCIES).mkdir(parents=True)
+    monkeypatch.setenv(engines.FOLDER_VARIABLE, str(tmp_path / "kept"))
+
+
+def test_a_source_tree_needs_what_engines_import_as_a_release_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    monkeypatch.setenv(engines.FOLDER_VARIABLE, str(tmp_path / "kept"))
+    monkeypatch.setattr(engines, "_pip", lambda *arguments: "no index answers")
+    with pytest.raises(CannotRunError, match="could not be installed: no index answers"):
+        engines.find(str(tmp_path))
+
+
+@pytest.mark.usefixtures("dependencies")
 def test_an_engine_whose_parts_have_moved_is_undecided_and_says_which(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +84,7 @@ def test_an_engine_whose_parts_have_moved_is_undecided_and_says_which(
     assert (tmp_path / "out" / "latest" / "index.html").exists()
 
 
+@pytest.mark.usefixtures("dependencies")
 def test_a_runner_that_an_engine_never_had_is_not_tried_and_leaves_nothing_decided(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
