@@ -6,11 +6,15 @@ first to be allocated again, because a stale slot hurts only once re-owned.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from reference.config import Kind
 from reference.order import Arrived, InOrder
-from reference.pool import HybridKVPool
+from reference.pool import HybridKVPool, PoolSizes
+from reference.state_pool import Section
 
 
 @dataclass
@@ -141,3 +145,74 @@ class Allocator:
     def _unmap(self, arrived: Arrived) -> None:
         # Filled, not assigned: a number that is assigned crosses to the device, and the host waits.
         self.pool.full_to_swa_index_mapping.index_fill_(0, arrived["slot"], 0)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The pages, rows and state slots that requests may hold: none that is reserved."""
+
+    full_pages: Collection[int]
+    swa_pages: Collection[int]
+    rows: Collection[int]
+    states: Collection[int]
+
+    @classmethod
+    def of(cls, sizes: PoolSizes) -> "Numbers":
+        """Return those of pools of some sizes: all but 0."""
+        full, swa = (slots // sizes.page_size for slots in (sizes.full_slots, sizes.swa_slots))
+        full_pages, swa_pages, rows = (range(1, count + 1) for count in (full, swa, sizes.rows))
+        return cls(full_pages, swa_pages, rows, rows)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A running request, and the pages and the state slot that it owned during a forward.
+
+    `length` tokens have their KV in the pool; a SWA page that left the window is None.
+    """
+
+    serial: int
+    row: int
+    state_slot: int
+    length: int
+    page_size: int
+    full_pages: tuple[int, ...]
+    swa_pages: tuple[int | None, ...]
+
+    def slot(self, kind: Kind, column: int) -> int:
+        """Return the slot of one token; 0 if its page left the window."""
+        page = (self.full_pages if kind is Kind.FULL else self.swa_pages)[column // self.page_size]
+        return 0 if page is None else page * self.page_size + column % self.page_size
+
+    def place(self, section: Section) -> int:
+        """Return the place of a section of state beside KV that is this request's."""
+        return self.state_slot if section is Section.RECURRENT else self.row
+
+    def slots(self, kind: Kind) -> list[int]:
+        """Return the slots of one sub-pool that hold a token of this request."""
+        pages = self.full_pages if kind is Kind.FULL else self.swa_pages
+        return [
+            page * self.page_size + offset
+            for place, page in enumerate(pages)
+            if page is not None
+            for offset in range(min(self.page_size, self.length - place * self.page_size))
+        ]
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """Who holds which pages and rows of one world once a step is over, and which are free.
+
+    `holders` are the running requests; the free pages and rows are as the allocator lists them,
+    and `all` are those that requests may hold. The tables are the world's own, and valid until
+    its next step.
+    """
+
+    holders: tuple[Owner, ...]
+    all: Numbers
+    free_full: tuple[int, ...]
+    free_swa: tuple[int, ...]
+    free_rows: tuple[int, ...]
+    free_states: tuple[int, ...]
+    mapping: Tensor
+    req_to_token: Tensor

@@ -217,6 +217,9 @@ class CapturedEngine:
         for mode, runner in self.runners.items():
             runner.state = state["runners"][mode]
 
+    def ownership(self) -> None:
+        """Return nothing: the world's tables are its own."""
+
     def ownership_changed(self) -> None:
         """Follow a change of slot ownership, as the engine's allocator reports it to the pool."""
         self.engine.allocator_changed()

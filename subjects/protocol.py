@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from reference.allocator import Ownership
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 
@@ -296,6 +297,10 @@ class EngineUnderTest(Protocol):
 
     def ownership_changed(self) -> None:
         """Follow a change of slot ownership: the world's allocator gave or took slots."""
+        ...
+
+    def ownership(self) -> Ownership | None:
+        """Return who holds what by the engine's own tables; None where the world's are its own."""
         ...
 
     def read_kv(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.checks.play import Lockstep
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
-from harness.lockstep.requests import Owner
+from reference.allocator import Owner
 from reference.batch import Mode
 from reference.config import SPECULATION, full_draft_config
 from reference.model import Model

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from harness.campaigns.hunt import PlayingFailedError
 from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
@@ -43,7 +44,7 @@ from harness.engines.progress import Played, tell
 from harness.engines.windows import measure, window_findings
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
-from harness.lockstep.tracebacks import traceback_of
+from harness.lockstep.tracebacks import headline, traceback_of
 from harness.records.case import Case
 from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
@@ -125,7 +126,8 @@ def run_leg(task: LegTask) -> LegAnswer:
         session.answer.lacking = str(error)
     except Exception as error:  # An engine's code may fail in any way.
         logging.error("%s: %s", task.label, traceback_of(error))
-        session.answer.undecided = message(error)
+        failed = isinstance(error, PlayingFailedError)
+        session.answer.undecided = headline(str(error)) if failed else message(error)
     answer = session.answer
     answer.stubs, answer.modules = sorted(engine.stubs.used), sorted(set(engine.modules))
     answer.assumed_off = sorted(session.asked)

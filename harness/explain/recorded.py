@@ -23,9 +23,10 @@ from harness.lockstep.config import SUBJECT_LOGGER
 from harness.lockstep.noise import index_bounds
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair, Recorder
-from harness.lockstep.requests import Owner, PlannedStep, owner_of, serial_at
+from harness.lockstep.requests import PlannedStep, owner_of, serial_at
 from harness.lockstep.tracebacks import SubjectFailedError
 from harness.schedules.schedule import Schedule
+from reference.allocator import Owner
 from reference.batch import Span
 from reference.config import Kind
 from reference.model import Output

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.lockstep.requests import Owner, Ownership, owner_of, owner_of_place, serial_at
+from harness.lockstep.requests import owner_of, owner_of_place, serial_at
 from harness.schedules.schedule import Step
+from reference.allocator import Owner, Ownership
 from reference.batch import ForwardBatch, Mode, Span
 from reference.config import Kind
 from reference.model import Output

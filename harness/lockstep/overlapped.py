@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.lockstep.requests import Ownership, PlannedForward
+from harness.lockstep.requests import PlannedForward
 from harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
 from harness.lockstep.speculation import count_caught_up, keep_caught_up
 from harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
 from harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
+from reference.allocator import Ownership
 from reference.batch import (
     SLOT_VALUES,
     ForwardBatch,

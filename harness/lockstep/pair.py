@@ -19,11 +19,11 @@ from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from harness.lockstep.overlapped import OverlappedScheduler, RanForward
 from harness.lockstep.padding import SpoiledMemory, padding_values, spoil
 from harness.lockstep.python_state import Change, Held, changes, held
-from harness.lockstep.requests import Owner, PlannedStep
+from harness.lockstep.requests import PlannedStep
 from harness.lockstep.scheduler import Scheduler, samples_of
 from harness.lockstep.tracebacks import SubjectFailedError, subject_runs
 from harness.schedules.schedule import Step
-from reference.allocator import Allocator
+from reference.allocator import Allocator, Owner
 from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, ModelConfig, Role, draft_config
 from reference.eager import EagerDecoder
@@ -250,8 +250,8 @@ class Pair:
 
     def end(self, place: int) -> StepEnd:
         """Return who holds what in both worlds now that the step at `place` is over."""
-        sizes = self.graph_pools.sizes
-        return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
+        graph = self.subject.ownership() or self.graph.ownership()
+        return StepEnd(place, self.graph_pools.sizes, self.eager.ownership(), graph)
 
     def equalize_padding(self, engine: EngineUnderTest, planned: PlannedStep) -> None:
         """Make the padded rows of a planned forward equal, alike on whichever engine runs it."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from harness.lockstep.requests import Owner, Ownership, PlannedForward, Request
-from reference.allocator import Allocator, PageAllocation
+from harness.lockstep.requests import PlannedForward, Request
+from reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, ModelConfig, Role
 from reference.order import InOrder
@@ -86,13 +86,24 @@ class RequestBook:
 
     def owner(self, request: Request) -> Owner:
         """Return the owner that a request with an allocation is now."""
-        return Owner.of(request, self.pools.sizes.page_size)
+        held = request.allocation
+        assert held is not None
+        return Owner(
+            request.serial,
+            held.row,
+            held.state_slot,
+            request.length,
+            self.pools.sizes.page_size,
+            tuple(held.full_pages),
+            tuple(held.swa_pages),
+        )
 
     def ownership(self) -> Ownership:
         """Return who holds which slots and rows now, and which are free."""
         free, tables = self.allocator, self.pools.tables
         return Ownership(
             holders=self.owners(),
+            all=Numbers.of(self.pools.sizes),
             free_full=tuple(free.free_full),
             free_swa=tuple(free.free_swa),
             free_rows=tuple(free.free_rows),

@@ -1,11 +1,9 @@
-"""Requests as a scheduler keeps them, and who owns which slot as data."""
+"""Requests as a scheduler keeps them, and what it plans."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from reference.allocator import PageAllocation
+from reference.allocator import Owner, PageAllocation
 from reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
 from reference.config import Kind
 from reference.speculative import Tree
@@ -48,73 +46,6 @@ class Request:
     def encoder_len(self) -> int:
         """The cross-attention length of this request."""
         return self.serial % ENCODER_ROWS
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A running request, and the pages and the state slot that it owned during a forward.
-
-    `length` tokens have their KV in the pool; a SWA page that left the window is None.
-    """
-
-    serial: int
-    row: int
-    state_slot: int
-    length: int
-    page_size: int
-    full_pages: tuple[int, ...]
-    swa_pages: tuple[int | None, ...]
-
-    @classmethod
-    def of(cls, request: Request, page_size: int) -> "Owner":
-        """Return the owner that a request with an allocation is now."""
-        allocation = request.allocation
-        assert allocation is not None
-        return cls(
-            request.serial,
-            allocation.row,
-            allocation.state_slot,
-            request.length,
-            page_size,
-            tuple(allocation.full_pages),
-            tuple(allocation.swa_pages),
-        )
-
-    def slot(self, kind: Kind, column: int) -> int:
-        """Return the slot of one token; 0 if its page left the window."""
-        page = (self.full_pages if kind is Kind.FULL else self.swa_pages)[column // self.page_size]
-        return 0 if page is None else page * self.page_size + column % self.page_size
-
-    def place(self, section: Section) -> int:
-        """Return the place of a section of state beside KV that is this request's."""
-        return self.state_slot if section is Section.RECURRENT else self.row
-
-    def slots(self, kind: Kind) -> list[int]:
-        """Return the slots of one sub-pool that hold a token of this request."""
-        pages = self.full_pages if kind is Kind.FULL else self.swa_pages
-        return [
-            page * self.page_size + offset
-            for place, page in enumerate(pages)
-            if page is not None
-            for offset in range(min(self.page_size, self.length - place * self.page_size))
-        ]
-
-
-@dataclass(frozen=True)
-class Ownership:
-    """Who holds which pages and rows of one world once a step is over, and which are free.
-
-    `holders` are the running requests; the free pages and rows are as the allocator lists them.
-    The tables are the world's own, and valid until its next step.
-    """
-
-    holders: tuple[Owner, ...]
-    free_full: tuple[int, ...]
-    free_swa: tuple[int, ...]
-    free_rows: tuple[int, ...]
-    free_states: tuple[int, ...]
-    mapping: Tensor
-    req_to_token: Tensor
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.lockstep.requests import Owner
+from harness.checks.of_steps.slot_ownership import describe, flag
+from harness.lockstep.observation import StepEnd
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.generate import schedules
-from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Schedule, Verify
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Evict,
+    Finish,
+    Schedule,
+    Verify,
+)
+from reference.allocator import Owner
 from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.model import Output
@@ -95,24 +106,26 @@ class ListPool:
         self.available = {
             kind: list(range(sizes.page_size + SPARE, sizes.slots(kind) + SPARE)) for kind in Kind
         }
-        self.rows = list(range(1, sizes.rows + 1))
+        self.rows = range(1, sizes.rows + 1)
         self.table = torch.zeros(sizes.rows + 1, CONFIG.max_context, dtype=torch.int64)
-        self.mapping: dict[int, int] = {}
+        self.requests = SimpleNamespace(free_slots=list(self.rows), req_to_token=self.table)
+        self.swa_of: dict[int, int] = {}
 
     def take_row(self) -> int:
         """Return a free row."""
-        return self.rows.pop(0)
+        row: int = self.requests.free_slots.pop(0)
+        return row
 
     def give_row(self, row: int) -> None:
         """Take back a row."""
-        self.rows.append(row)
+        self.requests.free_slots.append(row)
 
     def extend(self, rows: Sequence[int], held: Sequence[int], ends: Sequence[int]) -> None:
         """Give requests slots up to these ends."""
         for row, begin, end in zip(rows, held, ends, strict=True):
             for token in range(begin, end):
                 full, swa = (self.available[kind].pop(0) for kind in (Kind.FULL, Kind.SWA))
-                self.table[row, token], self.mapping[full] = full, swa
+                self.table[row, token], self.swa_of[full] = full, swa
 
     def held(self, row: int, begin: int, end: int) -> Tensor:
         """Return the full slots of some tokens."""
@@ -120,12 +133,12 @@ class ListPool:
 
     def translate(self, loc: Tensor) -> Tensor:
         """Return the SWA slots of full slots."""
-        return torch.tensor([self.mapping[slot] for slot in loc.tolist()], dtype=torch.int32)
+        return torch.tensor([self.swa_of[slot] for slot in loc.tolist()], dtype=torch.int32)
 
     def evict(self, row: int, begin: int, end: int) -> None:
         """Free the SWA slots of some tokens."""
         for slot in self.held(row, begin, end).tolist():
-            self.available[Kind.SWA].append(self.mapping.pop(slot))
+            self.available[Kind.SWA].append(self.swa_of.pop(slot))
 
     def free(self, row: int, count: int, evicted: int) -> None:
         """Take back the slots of a request."""
@@ -137,11 +150,24 @@ class ListPool:
         self.evict(row, begin, end)
         self.available[Kind.FULL] += self.held(row, begin, end).tolist()
 
-    def lost_slots(self, kind: Kind, held: Sequence[tuple[int, int]]) -> int:
-        """Return how many slots are neither free nor held."""
-        total = self.sizes.slots(kind) - self.sizes.page_size
-        gone = sum(tokens - (evicted if kind is Kind.SWA else 0) for tokens, evicted in held)
-        return total - gone - len(self.available[kind])
+    @property
+    def pages(self) -> tuple[list[int], list[int]]:
+        """The full and the SWA pages, of one slot each, that requests may hold."""
+        full, swa = (range(1 + SPARE, self.sizes.slots(kind) + SPARE) for kind in Kind)
+        return list(full), list(swa)
+
+    def free_pages(self, kind: Kind) -> list[int]:
+        """Return the free pages, of one slot each."""
+        return self.available[kind]
+
+    @property
+    def mapping(self) -> Tensor:
+        """The SWA slot of each full slot; the last is -1."""
+        found = torch.zeros(self.sizes.slots(Kind.FULL) + SPARE + 1, dtype=torch.int64)
+        for full, swa in self.swa_of.items():
+            found[full] = swa
+        found[-1] = -1
+        return found
 
     def apart(self, kind: Kind) -> list[int]:
         """Return the slots of a sub-pool that no request ever holds."""
@@ -207,11 +233,11 @@ class MirroredWorld:
                     for token in range(held.tokens):
                         page = pages[token // size]
                         slot = int(self.lists.table[held.row, token])
-                        if kind is Kind.SWA and slot not in self.lists.mapping:
+                        if kind is Kind.SWA and slot not in self.lists.swa_of:
                             assert page is None
                             continue
                         assert page is not None
-                        slot = self.lists.mapping[slot] if kind is Kind.SWA else slot
+                        slot = self.lists.swa_of[slot] if kind is Kind.SWA else slot
                         assert torch.equal(ours[page * size + token % size], theirs[slot])
 
 
@@ -257,22 +283,44 @@ def test_of_rejected_drafts_the_pages_that_hold_nothing_else_are_free_again(
     assert found == {kind: count - (kept - 5) for kind, count in free.items()}
 
 
+def spoilt_row(lists: ListPool) -> None:
+    """Let the engine forget that its last row was taken back."""
+    lists.requests.free_slots.pop()
+
+
+def spoilt_table(lists: ListPool) -> None:
+    """Let the second token of the first request name the slot of its third."""
+    lists.table[1, 1] = lists.table[1, 2]
+
+
+def spoilt_mapping(lists: ListPool) -> None:
+    """Leave a slot that is free mapped."""
+    lists.swa_of[lists.available[Kind.FULL][0]] = 5
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda slots: slots.pop(), "has lost 1 slots of the swa sub-pool"),
-        (lambda slots: slots.append(99), "has 1 too many slots of the swa sub-pool"),
+        (lambda lists: None, None),
+        (lambda lists: lists.available[Kind.SWA].pop(), "swa page 13 is held by nobody and is 0"),
+        (lambda lists: lists.available[Kind.SWA].append(99), "swa page 99 is held by nobody"),
+        (lambda lists: lists.available[Kind.FULL].append(6), "full page 6 is held by request"),
+        (spoilt_row, "row 2 is held by nobody and is 0 times free"),
+        (spoilt_table, "full page 6 is held by nobody and is 0 times free"),
+        (spoilt_mapping, "full slot 14 is mapped to SWA slot 5, not 0"),
     ],
 )
-def test_an_allocator_that_keeps_a_slot_or_frees_one_twice_is_seen(
-    spoil: Callable[[list[int]], Any], said: str
+def test_what_an_engine_s_own_tables_hold_wrongly_is_named(
+    spoil: Callable[[ListPool], Any], said: str | None
 ) -> None:
     made = MirroredWorld(page_size=1)
-    made.play(Schedule((Admit(3, 8),)))
-    spoil(made.lists.available[Kind.SWA])
-    batch: Any = SimpleNamespace(spans=())
-    with pytest.raises(RuntimeError, match=said):
-        made.mirror.place(batch)
+    made.play(Schedule((Admit(3, 8), Admit(4, 8), Decode((0, 1)), Evict(1), Finish(1))))
+    spoil(made.lists)
+    sizes = made.lists.sizes
+    end = StepEnd(4, sizes, made.world.ownership(), made.mirror.ownership())
+    assert bool(flag(end)) == (said is not None)
+    if said is not None:
+        assert describe(end)[0].startswith(f"in the graph world {said}")
 
 
 def test_the_slots_of_a_draft_are_taken_back() -> None:

@@ -1,7 +1,7 @@
 """slot_ownership: leaks and slots freed too often, that change no byte yet."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -16,8 +16,8 @@ from harness.explain.facts import Cause, Holding, Situation
 from harness.lockstep.bits import any_set
 from harness.lockstep.observation import Observation, StepEnd
 from harness.lockstep.pair import Pair
-from harness.lockstep.requests import Owner, Ownership
 from harness.schedules.schedule import Schedule
+from reference.allocator import Owner, Ownership
 from reference.pool import PoolSizes
 from subjects.protocol import Offer
 
@@ -25,9 +25,8 @@ RIGHT, ALSO, KNOWN = range(3)
 """Of each cell of the tables: what it holds, what it may hold instead, if that is known."""
 
 
-def misheld(world: Ownership, sizes: PoolSizes) -> list[str]:
+def misheld(world: Ownership) -> list[str]:
     """List what of one world is not held once or free once, and which request holds too much."""
-    size = sizes.page_size
     full = [(owner.serial, page) for owner in world.holders for page in owner.full_pages]
     swa = [
         (owner.serial, page)
@@ -38,24 +37,24 @@ def misheld(world: Ownership, sizes: PoolSizes) -> list[str]:
     rows = [(owner.serial, owner.row) for owner in world.holders]
     states = [(owner.serial, owner.state_slot) for owner in world.holders]
     return [
-        *_misheld("full page", full, world.free_full, sizes.full_slots // size),
-        *_misheld("swa page", swa, world.free_swa, sizes.swa_slots // size),
-        *_misheld("row", rows, world.free_rows, sizes.rows),
-        *_misheld("state slot", states, world.free_states, sizes.rows),
+        *_misheld("full page", full, world.free_full, world.all.full_pages),
+        *_misheld("swa page", swa, world.free_swa, world.all.swa_pages),
+        *_misheld("row", rows, world.free_rows, world.all.rows),
+        *_misheld("state slot", states, world.free_states, world.all.states),
         *_oversized(world.holders),
     ]
 
 
 def _misheld(
-    what: str, held: list[tuple[int, int]], free: tuple[int, ...], count: int
+    what: str, held: list[tuple[int, int]], free: tuple[int, ...], every: Collection[int]
 ) -> Iterator[str]:
-    """Yield, in words, each of 1 .. `count` that is not held once or free once, and any other."""
+    """Yield, in words, each of `every` that is not held once or free once, and any other."""
     numbers = [number for _, number in held]
-    if sorted([*numbers, *free]) == list(range(1, count + 1)):
+    if sorted([*numbers, *free]) == sorted(every):
         return
     times_free, times_held = Counter(free), Counter(numbers)
-    for number in sorted({*range(count + 1), *numbers, *free}):
-        right = 1 if 1 <= number <= count else 0
+    for number in sorted({*every, *numbers, *free}):
+        right = 1 if number in every else 0
         if times_free[number] + times_held[number] != right:
             holders = [f"request {serial}" for serial, one in held if one == number]
             by = ", ".join(holders) or "nobody"
@@ -79,14 +78,16 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
 
     The cells of the mapping come first, then those of `req_to_token`. A slot that is held maps
     to the SWA slot beside it, or to 0 where that left the window or no token was written yet.
+    Where a slot maps to that no request may hold is not known, but of the reserved page.
     """
     mapped, table_shape = world.mapping.shape[0], world.req_to_token.shape
     cells = np.zeros((3, mapped + table_shape[0] * table_shape[1]), dtype=np.int32)
     mapping, table = cells[:, :mapped], cells[:, mapped:].reshape(3, *table_shape)
-    mapping[KNOWN] = 1
-    mapping[(RIGHT, ALSO), -1] = -1
-    table[KNOWN, 0] = 1
     offsets = np.arange(sizes.page_size)
+    known = np.array([0, *world.all.full_pages])[:, None] * sizes.page_size + offsets
+    mapping[KNOWN, known.ravel()] = mapping[KNOWN, -1] = 1
+    mapping[(RIGHT, ALSO), -1] = -1
+    table[KNOWN, 0] = 0 not in world.all.rows
     for owner in world.holders:
         full = (np.array(owner.full_pages, dtype=np.int64)[:, None] * sizes.page_size) + offsets
         pages = [-1 if page is None else page for page in owner.swa_pages]
@@ -112,18 +113,19 @@ def flag(end: StepEnd) -> Tensor | bool:
     worlds = [end.graph]
     if holdings(end.eager) != holdings(end.graph):
         worlds.append(end.eager)
-    if any(misheld(world, end.sizes) for world in worlds):
+    if any(misheld(world) for world in worlds):
         return True
     device = end.graph.mapping.device
     wanted = [on_device(right_cells(world, end.sizes), device) for world in worlds]
     both = zip((end.graph, end.eager), (wanted[0], wanted[-1]), strict=True)
-    return any_set(torch.stack([wrong_cells(world, cells) for world, cells in both]))
+    return torch.stack([any_set(wrong_cells(world, cells)) for world, cells in both]).any()
 
 
 def holdings(world: Ownership) -> tuple[object, ...]:
     """Return who holds what, without the tables."""
     return (
         world.holders,
+        world.all,
         world.free_full,
         world.free_swa,
         world.free_rows,
@@ -134,7 +136,7 @@ def holdings(world: Ownership) -> tuple[object, ...]:
 def describe(end: StepEnd) -> Description:
     """List what is held wrongly, or name the first cell of a table that is wrong."""
     for name, world in (("graph", end.graph), ("eager", end.eager)):
-        found = misheld(world, end.sizes)
+        found = misheld(world)
         if found:
             return f"in the {name} world {found[0]}", {"world": name, "breaches": found}
     for name, world in (("graph", end.graph), ("eager", end.eager)):
@@ -181,18 +183,15 @@ class Wrong:
 
 def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
     """Yield what is held, or said by a table, wrongly."""
-    for what, pages_of, free_of, count in (
-        ("full page", attrgetter("full_pages"), attrgetter("free_full"), sizes.full_slots),
-        ("swa page", attrgetter("swa_pages"), attrgetter("free_swa"), sizes.swa_slots),
+    for what, numbers_of, free_of, every in (
+        ("full page", attrgetter("full_pages"), attrgetter("free_full"), world.all.full_pages),
+        ("swa page", attrgetter("swa_pages"), attrgetter("free_swa"), world.all.swa_pages),
+        ("row", lambda owner: (owner.row,), attrgetter("free_rows"), world.all.rows),
     ):
-        for page in range(count // sizes.page_size + 1):
-            say = partial(_holders_of, page, pages_of, free_of)
-            if not _held_once(say(world), reserved=page == 0):
-                yield Wrong(f"{what} {page}", say)
-    for row in range(sizes.rows + 1):
-        say = partial(_holders_of, row, lambda owner: (owner.row,), attrgetter("free_rows"))
-        if not _held_once(say(world), reserved=row == 0):
-            yield Wrong(f"row {row}", say)
+        for number in (0, *(number for number in every if number)):
+            say = partial(_holders_of, number, numbers_of, free_of)
+            if not _held_once(say(world), reserved=number not in every):
+                yield Wrong(f"{what} {number}", say)
     for owner in world.holders:
         if any(_oversized([owner])):
             yield Wrong(f"request {owner.serial}", partial(_pages_of, owner.serial))

@@ -22,7 +22,6 @@ from harness.checks.table import STEP_PROPERTIES
 from harness.explain.recorded import record_forward
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, StepEnd
-from harness.lockstep.requests import Owner, Ownership
 from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
 from properties.support.harness.faults import refill
 from properties.support.harness.observations import BUCKET, FREE, OWNERS, idle, observation
@@ -35,7 +34,7 @@ from properties.support.harness.planting import (
     shared,
 )
 from properties.support.subjects.runners import EXPECTED
-from reference.allocator import PageAllocation
+from reference.allocator import Owner, Ownership, PageAllocation
 from reference.batch import DraftState, ForwardBatch, Mode
 from reference.model import Output
 from subjects.contracts import Axis, Policy

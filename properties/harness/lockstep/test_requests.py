@@ -1,6 +1,7 @@
 """Whose a slot is: of the request that holds a token there, or that the forward writes there."""
 
-from harness.lockstep.requests import Owner, owner_of
+from harness.lockstep.requests import owner_of
+from reference.allocator import Owner
 from reference.batch import Span
 from reference.config import Kind
 

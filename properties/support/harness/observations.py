@@ -16,7 +16,6 @@ from harness.checks.of_steps.hermetic_replay import FreshReplay
 from harness.checks.of_steps.padded_reads import PoisonedRun
 from harness.checks.of_steps.padding_noninterference import NoisyRun
 from harness.lockstep.observation import Observation, Snapshot
-from harness.lockstep.requests import Owner
 from harness.schedules.schedule import Decode
 from properties.support.harness.right_step import (
     RUNNER,
@@ -25,6 +24,7 @@ from properties.support.harness.right_step import (
     right_keys,
     right_static,
 )
+from reference.allocator import Owner
 from reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.model import Output

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.lockstep.observation import StepEnd
-from harness.lockstep.requests import Owner, Ownership
 from properties.support.subjects.runners import EXPECTED
 from properties.support.subjects.static_inputs import ExpectedInput, stale
+from reference.allocator import Numbers, Owner, Ownership
 from reference.batch import ForwardBatch, Mode, Span
 from reference.config import SPECULATION, Kind, ModelConfig
 from reference.eager import columns_of
@@ -141,6 +141,7 @@ def right_end(owners: Sequence[Owner], sizes: PoolSizes, config: ModelConfig) ->
         worlds.append(
             Ownership(
                 holders=tuple(owners),
+                all=Numbers.of(sizes),
                 free_full=free([p for o in owners for p in o.full_pages], sizes.full_slots),
                 free_swa=free([p for o in owners for p in o.swa_pages], sizes.swa_slots),
                 free_rows=free([o.row for o in owners], sizes.rows),

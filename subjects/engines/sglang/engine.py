@@ -8,6 +8,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from reference.allocator import Ownership
 from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from subjects.captured import facts_of
@@ -37,8 +38,6 @@ NOT_OFFERED = {
     " the tails of its static inputs are overwritten one by one instead",
     Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
     Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
-    Offer.ALLOCATOR: "the harness plans who holds which slot; the engine's own allocator follows,"
-    " and of it the number of free slots alone is read",
     Offer.CROSS_ATTENTION: "the engine's attention backends for windows refuse it",
 }
 """What no runner of the engine offers, and why."""
@@ -131,6 +130,10 @@ class SglangEngine(ABC, Generic[Runner]):
     def ownership_changed(self) -> None:
         """Free what the world's allocator took; a forward takes the slots that it needs."""
         self.mirror.follow()
+
+    def ownership(self) -> Ownership:
+        """Return who holds which pages and rows, by the engine's allocator and tables."""
+        return self.mirror.ownership()
 
     def read_kv(self) -> None:
         """Write the engine's KV to the world's storage."""

@@ -7,40 +7,16 @@ world's layout and slot numbers, and written.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from reference.allocator import Numbers, Owner, Ownership
 from reference.batch import ForwardBatch
 from reference.config import Kind
 from reference.pool import KVPools
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.memory.slots import inverse, pair_slots
-
-
-class Owner(Protocol):
-    """A running request of the world and the pages that it owns; evicted SWA pages are None."""
-
-    @property
-    def serial(self) -> int:
-        """Number of the request, unlike any other's between two resets."""
-
-    @property
-    def row(self) -> int:
-        """Its row of the world's request table."""
-
-    @property
-    def length(self) -> int:
-        """How many of its tokens have their KV in the pool."""
-
-    @property
-    def full_pages(self) -> tuple[int, ...]:
-        """Its pages of the full sub-pool, in the order of its tokens."""
-
-    @property
-    def swa_pages(self) -> tuple[int | None, ...]:
-        """Its pages of the SWA sub-pool, in the order of its tokens."""
 
 
 @dataclass
@@ -76,10 +52,8 @@ class Mirror:
     def place(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Give a batch's requests rows and slots; return both, int64 [B] and [T].
 
-        A batch that has its slots keeps them. Raises RuntimeError if the engine's allocator has
-        another number of free slots than those that nobody holds.
+        A batch that has its slots keeps them.
         """
-        self._account()
         owners, moved = self.owners(), self._freed
         self._freed = False
         serials = {owner.row: owner.serial for owner in owners}
@@ -103,17 +77,34 @@ class Mirror:
         locs = [self.pool.held(held.row, span.begin, span.end) for held, span in placed]
         return rows, torch.cat(locs)
 
-    def _account(self) -> None:
-        """Hold what the engine's allocator has free against what requests hold."""
-        held = [(one.tokens, one.evicted) for one in self.held.values()]
-        for kind in Kind:
-            lost = self.pool.lost_slots(kind, held)
-            if lost:
-                what = f"has lost {lost}" if lost > 0 else f"has {-lost} too many"
-                raise RuntimeError(
-                    f"the engine's allocator {what} slots of the {kind} sub-pool, by what it was"
-                    " given back"
-                )
+    def ownership(self) -> Ownership:
+        """Return who holds which pages and rows, as the engine's allocator and tables have it.
+
+        A request holds the pages that its row of the request table names, and of the SWA
+        sub-pool those that they map to, but for what left its window. State slots are the
+        world's: the engine manages none here.
+        """
+        pool, size = self.pool, self.pool.sizes.page_size
+        states = {owner.serial: owner.state_slot for owner in self.owners()}
+        holders = []
+        for serial, held in self.held.items():
+            slots = pool.held(held.row, 0, held.tokens)[::size]
+            full = [slot // size for slot in slots.tolist()]
+            swa = [slot // size for slot in pool.mapping[slots].tolist()]
+            kept = range(held.evicted // size, len(full))
+            pages = tuple(swa[place] if place in kept else None for place in range(len(full)))
+            state = states.get(serial, 0)
+            holders.append(Owner(serial, held.row, state, held.tokens, size, tuple(full), pages))
+        return Ownership(
+            holders=tuple(holders),
+            all=Numbers(*pool.pages, pool.rows, [one.state_slot for one in holders]),
+            free_full=tuple(pool.free_pages(Kind.FULL)),
+            free_swa=tuple(pool.free_pages(Kind.SWA)),
+            free_rows=tuple(pool.requests.free_slots),
+            free_states=(),
+            mapping=pool.mapping,
+            req_to_token=pool.requests.req_to_token,
+        )
 
     def follow(self) -> None:
         """Free what the world has freed since: requests, what left windows, rejected drafts.

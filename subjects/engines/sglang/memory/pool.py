@@ -64,6 +64,8 @@ class SglangPool:
             device=device,
             enable_memory_saver=False,
         )
+        # Which rows there are to give is the engine's: some releases give row 0 too.
+        self.rows: tuple[int, ...] = tuple(self.requests.free_slots)
         self._take_scratch()
 
     def _storage(self, engine: Engine, config: ModelConfig) -> Any:
@@ -95,26 +97,34 @@ class SglangPool:
     def _take_scratch(self) -> None:
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.scratch: Tensor = self.allocator.alloc(self.spare) if self.spare else nothing
-        self._free_at_first = {kind: self._free_slots(kind) for kind in Kind}
 
-    def _free_slots(self, kind: Kind) -> int:
-        """Return how many slots of a sub-pool the engine's allocator says are free."""
-        full = kind is Kind.FULL
+    @property
+    def pages(self) -> tuple[list[int], list[int]]:
+        """The full and the SWA pages that requests may hold: all but page 0 and scratch."""
+        size, found = self.sizes.page_size, []
+        for kind in Kind:
+            apart = {slot // size for slot in self.apart(kind)}
+            count = (self.sizes.slots(kind) + self.spare) // size
+            found.append([page for page in range(1, count) if page not in apart])
+        return found[0], found[1]
+
+    def free_pages(self, kind: Kind) -> list[int]:
+        """Return the pages of a sub-pool that the engine's allocator has free."""
         allocator = self.allocator
-        counted = allocator.full_available_size if full else allocator.swa_available_size
-        return int(counted())
+        full = kind is Kind.FULL
+        of_kind = allocator.full_attn_allocator if full else allocator.swa_attn_allocator
+        if hasattr(of_kind, "get_all_free_pages"):
+            pages = of_kind.get_all_free_pages()
+        else:
+            pages = torch.cat((of_kind.free_pages, of_kind.release_pages))
+        found: list[int] = pages.tolist()
+        return found
 
-    def lost_slots(self, kind: Kind, held: Sequence[tuple[int, int]]) -> int:
-        """Return how many slots of a sub-pool are neither free nor held; fewer than 0: both.
-
-        `held` has the tokens of each request, and how many of them lost their SWA slots.
-        """
-        size = self.sizes.page_size
-        pages = sum(
-            -(-tokens // size) - (evicted // size if kind is Kind.SWA else 0)
-            for tokens, evicted in held
-        )
-        return self._free_at_first[kind] - pages * size - self._free_slots(kind)
+    @property
+    def mapping(self) -> Tensor:
+        """The SWA slot of each full slot, int64 [full slots + 1]; the last is -1."""
+        found: Tensor = self.allocator.full_to_swa_index_mapping
+        return found
 
     def clear(self) -> None:
         """Own nothing but scratch slots."""
