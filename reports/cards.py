@@ -5,11 +5,19 @@ nothing: a status is the record's, only explained here.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.records.schema import BugRow, CleanRow, Record, TrialRow, TrialSettings, Violation
+from harness.records.schema import (
+    BugRow,
+    CleanRow,
+    EngineCounterexample,
+    Record,
+    TrialRow,
+    TrialSettings,
+    Violation,
+)
 from harness.records.schema import Finding as RecordedFinding
 from reports.drawings.bit_patterns import Comparison, compare
 from reports.drawings.timeline import Timeline, lay_out
@@ -177,6 +185,34 @@ def clean_cards(record: Record) -> Iterator[Card]:
         )
 
 
+def engine_cards(counterexamples: Sequence[EngineCounterexample]) -> Iterator[Card]:
+    """Yield a card for each counterexample of an engine's record, in its order."""
+    titles = [
+        f"{one.finding.case.target} of {one.trial.runner}, {one.trial.preset}"
+        for one in counterexamples
+    ]
+    for title, anchor, one in zip(titles, anchors(titles), counterexamples, strict=True):
+        room = ROOM // len(titles)
+        yield Card(
+            anchor=anchor,
+            title=title,
+            bug="the engine",
+            runner=one.trial.runner,
+            source="shrunk",
+            status="violated",
+            meaning="What the engine's own replay does differs.",
+            error="",
+            sound=False,
+            mechanism="",
+            facts=tuple(_settings(one.trial)),
+            expected="",
+            unaffected="",
+            threads=(),
+            counts=(),
+            finding=finding_view(one.finding, one.case, anchor, one.finding.case.target, room),
+        )
+
+
 def setting(row: CleanRow) -> str:
     """Name a clean trial by what tells it from the others."""
     trial = row.trial
@@ -202,9 +238,18 @@ def _settings(trial: TrialSettings) -> Iterator[Fact]:
 
 
 def _finding(row: TrialRow, anchor: str, expected: str | None, room: int) -> Finding | None:
-    finding = row.finding
-    if finding is None:
+    if row.finding is None:
         return None
+    return finding_view(row.finding, case_text(row.trial, row.finding), anchor, expected, room)
+
+
+def finding_view(
+    finding: RecordedFinding, case: str, anchor: str, expected: str | None, room: int
+) -> Finding:
+    """Return a counterexample; `case` is the text of its file, `expected` the property to lead.
+
+    Its time line has at most `room` boxes.
+    """
     seen = [_seen(violation) for violation in finding.violations]
     nothing = Seen("nothing", 0, "Nothing was violated when it was played again.", None, ())
     lead = next((other for other in seen if other.property == expected), [*seen, nothing][0])
@@ -216,7 +261,7 @@ def _finding(row: TrialRow, anchor: str, expected: str | None, room: int) -> Fin
         explanation=describe(finding.explanation, finding.timeline),
         error=finding.error or "",
         timeline=lay_out(finding.timeline, room),
-        case=case_text(row.trial, finding),
+        case=case,
         case_file=finding.case_file,
         reproduce=finding.reproduce,
     )

@@ -1,17 +1,19 @@
 """One HTML page from one record of an engine's trial, in the manner of a run's page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.records.schema import EngineCounterexample
+from reports.cards import engine_cards
 from reports.page import environment
 
 SIGNS = {"present": ("✗", "bad"), "absent": ("✓", "good"), "undecided": ("?", "warn")}
 """Sign and tone of a verdict."""
 
 
-def render(record: Mapping[str, Any]) -> str:
-    """Return the page of a record.
+def render(record: Mapping[str, Any], counterexamples: Sequence[EngineCounterexample] = ()) -> str:
+    """Return the page of a record, with its counterexamples.
 
     Raises LookupError or jinja2.UndefinedError for a record that lacks something.
     """
@@ -21,9 +23,18 @@ def render(record: Mapping[str, Any]) -> str:
         name: sum(leg[name] for leg in answer["legs"]) for name in ("replays", "padded", "steps")
     }
     page = environment().get_template("engine.html.j2")
-    return page.render(record=record, answer=answer, sign=sign, tone=tone, figures=figures)
+    return page.render(
+        record=record,
+        answer=answer,
+        sign=sign,
+        tone=tone,
+        figures=figures,
+        cards=tuple(engine_cards(counterexamples)),
+    )
 
 
-def write(record: Mapping[str, Any], path: Path) -> None:
+def write(
+    record: Mapping[str, Any], counterexamples: Sequence[EngineCounterexample], path: Path
+) -> None:
     """Write the page of a record to `path`, whose folder exists. Raises as `render` does."""
-    path.write_text(render(record), encoding="utf-8", newline="\n")
+    path.write_text(render(record, counterexamples), encoding="utf-8", newline="\n")

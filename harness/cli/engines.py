@@ -25,6 +25,7 @@ from harness.cli.matrix import write_matrix
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.case import cases_of, load_engine_case
+from harness.engines.explained.record import read
 from harness.engines.faults import Verdict
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
@@ -127,7 +128,7 @@ def record_of(
 def write_engine(record: dict[str, Any], folder: Path) -> None:
     """Write the record and the page of an engine's trial."""
     engine_record.write(record, folder / "engine.json")
-    write_page(record, folder / "index.html")
+    write_page(record, read(record), folder / "index.html")
 
 
 def run_engine(options: argparse.Namespace) -> int:

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.checks.table import STATEMENTS
 from harness.engines.faults import FAULTS, Verdict, overall
 from harness.engines.legs import OWN
 from harness.lockstep.config import CannotRunError, known
 from harness.records.case import dump_json
 from harness.records.record import environment
+from harness.records.schema import EngineCounterexample
 from harness.records.typed_json import to_json
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
@@ -93,9 +95,14 @@ def unasked(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def make(
-    name: str, device: str, command: str, asked: Asked, answer: dict[str, Any]
+    name: str,
+    device: str,
+    command: str,
+    asked: Asked,
+    answer: dict[str, Any],
+    counterexamples: Sequence[EngineCounterexample] = (),
 ) -> dict[str, Any]:
-    """Return the record of one trial."""
+    """Return the record of one trial. `counterexamples` are its shrunk cases, played once more."""
     return {
         "environment": to_json(environment(device)),
         "command": command,
@@ -104,7 +111,9 @@ def make(
         "verdict": judge(answer, asked),
         "message": sentence(name, answer, asked),
         "faults": {fault: found.statement for fault, found in FAULTS.items()},
+        "properties": dict(STATEMENTS),
         "unasked": unasked(answer),
+        "counterexamples": to_json(counterexamples),
         "answer": answer,
     }
 

@@ -7,7 +7,7 @@ import torch
 from harness.explain.build_faults import refused_build_cause
 from harness.explain.cause import CauseFinder
 from harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
-from harness.explain.pictures import slot_maps, static_inputs
+from harness.explain.pictures import slots_of_forward, static_inputs
 from harness.explain.proof import prove
 from harness.explain.recorded import record_forward
 from harness.lockstep.pair import Pair
@@ -43,7 +43,7 @@ def explain(
             cause=cause,
             proof=prove(property_id, at, cause),
             static_inputs=static_inputs(recorded),
-            slots=slot_maps(recorded),
+            slots=slots_of_forward(recorded),
         )
 
 

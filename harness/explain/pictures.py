@@ -1,5 +1,7 @@
 """What a step's static inputs and slots held, as data for a drawing."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,11 @@ from harness.explain.facts import NOBODY, SlotMap, StaticInputRow
 from harness.explain.recorded import RecordedForward
 from harness.explain.static_origin import stale_elements
 from harness.lockstep.bits import bits
+from harness.lockstep.requests import serial_at
+from reference.allocator import Owner
+from reference.batch import Span
 from reference.config import Kind
+from reference.pool import KVLayout, PoolSizes
 from subjects.contracts import Axis, StaticInput
 
 
@@ -51,34 +57,70 @@ def _static_input(
     )
 
 
-def slot_maps(recorded: RecordedForward) -> tuple[SlotMap, ...]:
-    """Return who owns each slot of each sub-pool, and which ones differ, after the forward."""
-    pair = recorded.pair
-    different = (bits(recorded.eager_storage) != bits(recorded.run.storage)) & pair.compared
-    changed = bits(recorded.graph_before) != bits(recorded.run.storage)
-    pools = pair.graph_pools
-    arenas = zip(pools.arenas_of(different), pools.arenas_of(changed), strict=True)
+@dataclass(frozen=True)
+class Stored:
+    """All KV around a forward of the graph world, and after the same one of the eager world.
+
+    `compared` is false where no bit is compared. `owners` are the running requests, `spans` what
+    the forward ran.
+    """
+
+    layout: KVLayout
+    sizes: PoolSizes
+    compared: Tensor
+    before: Tensor
+    after: Tensor
+    eager: Tensor
+    owners: tuple[Owner, ...]
+    spans: tuple[Span, ...]
+
+
+def slot_maps(stored: Stored) -> tuple[SlotMap, ...]:
+    """Return who owns each slot of each sub-pool, and which ones differ, after a forward."""
+    different = (bits(stored.eager) != bits(stored.after)) & stored.compared
+    changed = bits(stored.before) != bits(stored.after)
+    layout, sizes = stored.layout, stored.sizes
+    live = tuple(serial_at(span.row, stored.owners) for span in stored.spans)
     maps = []
-    for (role, kind, differing), (_, _, written) in arenas:
-        owners = [NOBODY] * pools.sizes.slots(kind)
-        for owner in recorded.owners:
+    for (role, kind, differing), (_, _, written) in zip(
+        layout.arenas_of(different), layout.arenas_of(changed), strict=True
+    ):
+        owners = [NOBODY] * sizes.slots(kind)
+        for owner in stored.owners:
             for slot in owner.slots(kind):
                 owners[slot] = owner.serial
-        for span in recorded.spans:
+        for serial, span in zip(live, stored.spans, strict=True):
             for slot in span.full_slots if kind is Kind.FULL else span.swa_slots:
-                owners[slot] = recorded.serial_at(span.row)
+                owners[slot] = serial
         maps.append(
             SlotMap(
                 model=str(role),
                 kind=str(kind),
                 owners=tuple(owners),
-                live=tuple(recorded.forward_id.requests),
+                live=live,
                 written=_slots_of(written),
                 differs=_slots_of(differing),
-                page_size=pair.trial.page_size,
+                page_size=sizes.page_size,
             )
         )
     return tuple(maps)
+
+
+def slots_of_forward(recorded: RecordedForward) -> tuple[SlotMap, ...]:
+    """Return the slot maps of a forward that was recorded."""
+    pair = recorded.pair
+    return slot_maps(
+        Stored(
+            layout=pair.layout,
+            sizes=pair.graph_pools.sizes,
+            compared=pair.compared,
+            before=recorded.graph_before,
+            after=recorded.run.storage,
+            eager=recorded.eager_storage,
+            owners=recorded.owners,
+            spans=tuple(recorded.spans),
+        )
+    )
 
 
 def _slots_of(arena: Tensor) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ for what: that an element is stale, or read wrongly, is the record's word.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.explain.facts import CAPTURE, Explanation, StaticInputRow, TimelineEntry
+from harness.explain.facts import CAPTURE, Cause, Explanation, StaticInputRow, TimelineEntry
 from reports.texts import Fact, value_text, words
 
 MOST_ELEMENTS = 48
@@ -56,10 +56,9 @@ def tabulate(explanation: Explanation, timeline: Sequence[TimelineEntry]) -> Tab
     inputs = explanation.static_inputs
     if not inputs:
         return None
-    index, now = explanation.cause.index, explanation.at.step
-    culprits = {} if index is None else {index.buffer: index.element}
+    now = explanation.at.step
     return Table(
-        inputs=tuple(_input(row, now, culprits.get(row.name)) for row in inputs),
+        inputs=tuple(_input(row, now, _culprit(row, explanation.cause)) for row in inputs),
         stale=sum(len(row.stale) for row in inputs),
         sources=tuple(_sources(inputs, now, timeline)),
     )
@@ -68,6 +67,16 @@ def tabulate(explanation: Explanation, timeline: Sequence[TimelineEntry]) -> Tab
 def source_text(step: int) -> str:
     """Name the step that left something, or the capture."""
     return "capture" if step == CAPTURE else f"step {step}"
+
+
+def _culprit(row: StaticInputRow, cause: Cause) -> int | None:
+    """Return the element of a static input that is to blame, None if none of it is."""
+    index, given = cause.index, cause.given
+    if index is not None:
+        return index.element if index.buffer == row.name else None
+    name, _, element = ("" if given is None else given.what).partition("[")
+    place = element.removesuffix("]")
+    return int(place) if name == row.name and place.isdecimal() else None
 
 
 def _input(row: StaticInputRow, now: int, culprit: int | None) -> StaticInput:

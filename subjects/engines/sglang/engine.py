@@ -10,11 +10,14 @@ from torch import Tensor
 
 from reference.allocator import Ownership
 from reference.batch import ForwardBatch, Mode
+from reference.config import Kind
 from reference.model import Output
 from subjects.captured import facts_of
 from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.padded import (
+    HOLDS,
+    LOCATIONS,
     DeclaredPadding,
     PaddedInput,
     declared_padding,
@@ -182,6 +185,12 @@ class SglangEngine(ABC, Generic[Runner]):
     def notes(self) -> list[str]:
         """Return, in words, what was seen of the engine that no property judges."""
         return []
+
+    def slot_named(self, name: str, value: int) -> tuple[Kind, int] | None:
+        """Return the world's slot that a value of a static input names; None if it names none."""
+        kind = LOCATIONS.get(HOLDS.get(name, ""))
+        slot = -1 if kind is None else self.mirror.ours(kind, [value])[0]
+        return None if kind is None or slot < 0 else (kind, slot)
 
     @abstractmethod
     def padded_inputs(self) -> Mapping[str, PaddedInput]:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
+from reference.config import Kind
 
 HOLDS: Mapping[str, str] = {
     **{
@@ -39,6 +40,9 @@ HOLDS: Mapping[str, str] = {
 
 Embeddings are not among them: the model writes them, which is ours.
 """
+
+LOCATIONS = {"out_cache_loc": Kind.FULL, "out_cache_loc_swa": Kind.SWA}
+"""Our own inputs that name slots, and of which sub-pool."""
 
 OF_TOKENS = frozenset(
     {"input_ids", "positions", "mrope_positions", "out_cache_loc", "out_cache_loc_swa"}

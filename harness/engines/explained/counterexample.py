@@ -1,0 +1,158 @@
+"""What the page shows of a shrunk case of an engine: its steps, and at the violation why."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, cast
+
+from harness.checks.play import Lockstep
+from harness.engines import statics
+from harness.engines.explained.inputs import InputLedger
+from harness.explain.facts import (
+    Cause,
+    Explanation,
+    GivenValue,
+    Situation,
+    Slot,
+    SlotMap,
+    TimelineEntry,
+)
+from harness.explain.pictures import Stored, slot_maps
+from harness.explain.proof import prove
+from harness.explain.timeline import timeline_entry
+from harness.lockstep.observation import Observation
+from harness.records.case import Case
+from harness.schedules.schedule import Step
+from reference.config import Role
+from subjects.engines.sglang.engine import SglangEngine
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """A case played once more: what each step did, and why the violation, where that is known."""
+
+    timeline: tuple[TimelineEntry, ...]
+    explanation: Explanation | None
+
+
+def counterexample(lockstep: Lockstep, case: Case, blamed: Collection[str]) -> Counterexample:
+    """Play a case and return what its page shows.
+
+    `blamed` are the static inputs of which it was proved that what earlier replays left in them
+    is the cause. Nothing is explained of a step that replays nothing.
+    """
+    at = next((one["step"] for one in case.violations if one["property"] == case.target), None)
+    timeline, found = list[TimelineEntry](), list[Explanation]()
+    ledger = InputLedger(case.trial.runner)
+
+    def see(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        timeline.append(timeline_entry(lockstep.pair, place, step, observation, violated))
+        if observation is None or observation.replay is None:
+            return
+        ledger.see(statics.before(observation), observation)
+        if place == at:
+            found.append(_explained(lockstep, case, observation, ledger, blamed))
+
+    lockstep.play(case.schedule, see, extra_runs={statics.RUN: statics.held_before})
+    return Counterexample(tuple(timeline), found[0] if found else None)
+
+
+def _explained(
+    lockstep: Lockstep,
+    case: Case,
+    observation: Observation,
+    ledger: InputLedger,
+    blamed: Collection[str],
+) -> Explanation:
+    """Explain a violation at a replay by what the static inputs held, and draw them and the slots.
+
+    Every tensor of an observation is valid until the next step.
+    """
+    replay = observation.replay
+    assert replay is not None and case.target is not None
+    at = Situation(observation.place, replay.runner, replay.bucket, replay.live_size)
+    cause = _cause(lockstep, case, observation, ledger, blamed)
+    return Explanation(
+        property=case.target,
+        at=at,
+        cause=cause,
+        proof=prove(case.target, at, cause),
+        static_inputs=ledger.rows(observation, blamed),
+        slots=_slots(observation),
+    )
+
+
+def _cause(
+    lockstep: Lockstep,
+    case: Case,
+    observation: Observation,
+    ledger: InputLedger,
+    blamed: Collection[str],
+) -> Cause:
+    """Return the element that led there, and the slot that it names.
+
+    That is the one that the violation names, or the first stale one of the inputs to blame.
+    """
+    named = _named(case, ledger)
+    stale = [
+        (name, element)
+        for name in blamed
+        if name in ledger.inputs
+        for element in ledger.stale(name, observation)
+    ]
+    if named is None and not stale:
+        return Cause("inputs" if blamed else "not known")
+    name, element, right = named or (*stale[0], None)
+    held = ledger.inputs[name]
+    value, captured = (int(one.flatten()[element]) for one in (held.values, held.captured))
+    writer = held.left_by[element]
+    given = GivenValue(
+        what=f"{name}[{element}]",
+        value=str(value),
+        right=str(captured) if right is None else right,
+        stale=writer.step != observation.place,
+        left_by=writer,
+        how=held.how[element],
+    )
+    return Cause("inputs", given=given, slot=_slot(lockstep, observation, name, value))
+
+
+def _named(case: Case, ledger: InputLedger) -> tuple[str, int, str] | None:
+    """Return the element that the violation itself names, and what is right there."""
+    where = next(one["where"] for one in case.violations if one["property"] == case.target)
+    name = where.get("input")
+    if name not in ledger.inputs or "element" not in where:
+        return None
+    shape, element = ledger.inputs[name].values.shape, 0
+    for place, size in zip(where["element"], shape, strict=True):
+        element = element * size + place
+    return name, element, where["right"]
+
+
+def _slot(lockstep: Lockstep, observation: Observation, name: str, value: int) -> Slot | None:
+    """Return the slot that a value of a static input names, and whose it is."""
+    subject = cast("SglangEngine[Any]", lockstep.pair.subject)
+    named = subject.slot_named(name, value)
+    if named is None:
+        return None
+    kind, slot = named
+    return Slot(Role.TARGET, kind, slot, observation.graph.owner_of(kind, slot), None)
+
+
+def _slots(observation: Observation) -> tuple[SlotMap, ...]:
+    """Return who owns each slot after a step, and which ones differ between the worlds."""
+    graph, end = observation.graph, observation.end
+    assert end is not None
+    return slot_maps(
+        Stored(
+            layout=observation.layout,
+            sizes=end.sizes,
+            compared=observation.compared,
+            before=graph.before,
+            after=graph.after,
+            eager=observation.eager.after,
+            owners=graph.owners,
+            spans=tuple(graph.spans),
+        )
+    )

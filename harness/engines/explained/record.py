@@ -1,0 +1,48 @@
+"""The counterexamples of an engine's trial as its record holds them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.engines.case import EngineCase
+from harness.engines.explained.counterexample import Counterexample
+from harness.records import schema
+from harness.records.case import dump_json
+from harness.records.typed_json import from_json
+
+
+def recorded(
+    found: Mapping[str, tuple[EngineCase, Counterexample]], shown: str
+) -> tuple[schema.EngineCounterexample, ...]:
+    """Return counterexamples, by the names of their case files, as a record holds them.
+
+    `shown` is the folder of the case files as a replay command names it.
+    """
+    return tuple(_recorded(name, *pair, shown) for name, pair in found.items())
+
+
+def _recorded(
+    name: str, case: EngineCase, seen: Counterexample, shown: str
+) -> schema.EngineCounterexample:
+    data = case.case.to_json()
+    finding = schema.Finding(
+        violations=tuple(
+            from_json(schema.Violation, one, "a violation") for one in data["violations"]
+        ),
+        case_file=f"cases/{name}",
+        reproduce=f"paritybit replay {shown}/{name}",
+        schedule=from_json(schema.Schedule, data["schedule"], "the schedule"),
+        timeline=seen.timeline,
+        explanation=seen.explanation,
+        error=None,
+        case=schema.CaseHead(data["format"], data["version"], data["target"], data["seed"]),
+    )
+    trial = from_json(schema.TrialSettings, data["trial"], "the trial")
+    return schema.EngineCounterexample(trial, finding, dump_json(case.to_json()))
+
+
+def read(record: Mapping[str, Any]) -> tuple[schema.EngineCounterexample, ...]:
+    """Return the counterexamples of a record. Raises ValueError for one that is not whole."""
+    return tuple(
+        from_json(schema.EngineCounterexample, one, "a counterexample")
+        for one in record["counterexamples"]
+    )
