@@ -1,14 +1,16 @@
 """Plant faults in a release's own code, one at a time, and see what the trial says of each.
 
 A script: `python -m properties.engines.planted VERSION --record FILE [--runner NAMES]`. Each
-static input of each runner is got wrong in three ways after the engine has populated it, and
-what the engine's window, slot map and allocator do is got wrong too. A fault that changed no
+static input of each runner is got wrong in three ways after the engine has populated it, is
+bound again after the capture, as it was or in another dtype, and what the engine's window, slot
+map and allocator do is got wrong too. A fault that changed no
 bit in any replay was not planted, and is left out. What is not found is listed with what was
 said instead.
 """
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -151,6 +153,54 @@ def input_fault(subject: Any, name: str, change: str, counts: list[int]) -> Iter
         del vars(subject)["forward"], vars(runner)["replay"]
 
 
+OTHER_DTYPE = {torch.int32: torch.int64, torch.int64: torch.int32, torch.bool: torch.uint8}
+"""What an index drifts to; floating point becomes half as wide."""
+
+REBINDINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bound again after the capture": Tensor.clone,
+    "of another dtype after the capture": lambda held: held.to(
+        OTHER_DTYPE.get(held.dtype, torch.bfloat16)
+    ),
+}
+
+
+def holders(runner: Any) -> Iterator[dict[Any, Any]]:
+    """Yield what a runner of the engine keeps its static inputs in, as dictionaries by name."""
+    engine_s = runner.runner
+    registry = getattr(engine_s, "buffer_registry", None)
+    owners = [
+        engine_s,
+        getattr(engine_s, "buffers", None),
+        *getattr(registry, "_slots", {}).values(),
+    ]
+    yield from (vars(owner) for owner in owners if owner is not None)
+    yield getattr(engine_s, "_prefill_static_buffers", None) or {}
+
+
+@contextmanager
+def bound_again(subject: Any, name: str, change: str, counts: list[int]) -> Iterator[None]:
+    """Let a runner hold another tensor as a static input than its graphs were captured with.
+
+    `counts` gets one if it holds that input by a name.
+    """
+    held = subject.runner.statics()[name]
+    other = REBINDINGS[change](held)
+    places = [
+        (values, key)
+        for values in holders(subject.runner)
+        for key, value in values.items()
+        if value is held
+    ]
+    counts += [1] if places else []
+    for values, key in places:
+        values[key] = other
+    try:
+        yield
+    finally:
+        for values, key in places:
+            values[key] = held
+
+
 @contextmanager
 def short_window(subject: Any) -> Iterator[None]:
     """Let the window of every attention backend be one key short."""
@@ -194,6 +244,18 @@ def frees_nothing(free: Any, loc: Tensor) -> None:
     """Free no slot."""
 
 
+def frees_again(free: Any, loc: Tensor) -> None:
+    """Free all slots, and the last once more."""
+    free(loc)
+    free(loc[-1:])
+
+
+def warns(replay: Any, batch: Any) -> Any:
+    """Warn as a module of the engine does."""
+    logging.getLogger("sglang.srt.mem_cache").warning("SWA locations were never set")
+    return replay(batch)
+
+
 def gives_reserved(alloc: Any, *arguments: Any, **named: Any) -> Any:
     """Give the reserved slot in the place of the first."""
     found = alloc(*arguments, **named)
@@ -214,6 +276,8 @@ def code_faults(subject: Any) -> dict[str, Any]:
         "eviction frees nothing": lambda: replaced(allocator, "free_swa", frees_nothing),
         "free leaves a slot": lambda: replaced(allocator, "free", leaves_one),
         "the reserved slot is given": lambda: replaced(allocator, "alloc", gives_reserved),
+        "a slot is freed twice": lambda: replaced(allocator, "free", frees_again),
+        "a warning at each replay": lambda: replaced(subject.runner, "replay", warns),
     }
 
 
@@ -266,12 +330,13 @@ def tell(engine: Engine, runner: str) -> Iterator[Told]:
     clean = told_of(lockstep, "none", nullcontext(), "")
     if clean.found:
         raise RuntimeError(f"{runner} differs as it is: {clean.said}")
+    ways = [(change, input_fault) for change in CHANGES]
+    ways += [(change, bound_again) for change in REBINDINGS]
     for name in subject.runner.statics():
-        for change in CHANGES:
+        for change, plant in ways:
             counts: list[int] = []
-            told = told_of(
-                lockstep, f"{name}: {change}", input_fault(subject, name, change, counts), name
-            )
+            fault = plant(subject, name, change, counts)
+            told = told_of(lockstep, f"{name}: {change}", fault, name)
             if counts:
                 yield told
     for label, fault in code_faults(subject).items():
