@@ -41,10 +41,21 @@ def progress(console: Console, total: int) -> Iterator[Advance]:
         def advance(result: Result) -> None:
             bar.update(line, advance=1, description=f"{result.task.label}: {result.status}")
             if result.status not in GOOD:
-                error = escape(headline(result.error)) if result.error is not None else ""
-                console.print(f"{result.task.label}: [bold red]{result.status}[/] {error}")
+                said = escape(said_of(result))
+                console.print(f"{result.task.label}: [bold red]{result.status}[/] {said}")
 
         yield advance
+
+
+def said_of(result: Result) -> str:
+    """Return the first thing that a result shows: an error, or what is violated and where."""
+    if result.error is not None:
+        return headline(result.error)
+    violations = result.finding.violations if result.finding is not None else ()
+    if not violations:
+        return ""
+    first = violations[0]
+    return f"{first['property']} at step {first['step']}: {first['message']}"
 
 
 def print_errors(errors: Iterable[str]) -> None:
@@ -64,7 +75,7 @@ def matrix(record: Record) -> Table:
     for bug, rows in _by_bug(record.bugs).items():
         affected = [row for row in rows if row.unaffected is None]
         table.add_row(
-            bug,
+            _folded(bug),
             *(_cell(affected, name) if affected else "" for name in names),
             _verdict([row.status for row in rows]),
         )
@@ -83,7 +94,7 @@ def runner_matrix(record: Record) -> Table:
                 for pair in record.pairs
                 if pair.bug == bug
             ]
-            table.add_row(bug, *cells)
+            table.add_row(_folded(bug), *cells)
     return table
 
 
@@ -116,11 +127,24 @@ def _lettered(title: str, names: Sequence[str], legend: str) -> Table:
     return table
 
 
+def _folded(name: str) -> str:
+    """Return the name of a bug, on two lines between two words where it is too long for one."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    end = max(name.rfind(mark, 0, LONGEST_NAME) for mark in "+._") + 1
+    return f"{name[:end]}\n  {_folded(name[end:])}" if end else name
+
+
 def _table(title: str) -> Table:
     return Table(title=title, title_style="bold", box=None, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 LETTERS = ascii_uppercase
+LONGEST_NAME = 32
+HEADS = {"schedules": "sched-\nules", "replays": "re-\nplays", "padded_replays": "pad-\nded"}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""What is short enough for 80 columns."""
+
 OVERLAPS = " *"
 LEGEND = "● must see it and does, on every runner, ○ sees it too, ✗ must see it and does not"
 RUNNER_LEGEND = (
@@ -147,18 +171,18 @@ def clean_table(record: Record) -> Table:
     """Return the clean trials of a run record, generated schedules and traffic together."""
     table = _table("clean baseline, every property, generated schedules and traffic")
     for name in ("runner", "preset", "scheme", "page", "dtype"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=True, min_width=len(name))
     if any(row.trial.overlap for row in record.clean):
         table.caption = f"{OVERLAPS.strip()} steps overlap"
     counts = ("schedules", "steps", "replays", "padded_replays")
     for name in counts:
-        table.add_column(name.replace("_replays", ""), justify="right", no_wrap=True)
+        table.add_column(HEADS.get(name, name), justify="right")
     table.add_column("verdict", no_wrap=True)
     for trial, group in groupby(record.clean, key=attrgetter("trial")):
         rows = list(group)
         table.add_row(
             *(trial.runner + OVERLAPS * trial.overlap, trial.preset, trial.scheme),
-            *(str(trial.page_size), trial.dtype),
+            *(str(trial.page_size), DTYPES.get(trial.dtype, trial.dtype)),
             *(str(sum(getattr(row, name) for row in rows)) for name in counts),
             _verdict([row.status for row in rows]),
         )

@@ -14,6 +14,7 @@ from harness.checks.expectations import affected_runners, unaffected_reason
 from harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
 from harness.cli.engines import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
+from harness.cli.failures import print_failures
 from harness.cli.folders import default_workers, new_folder, shown, swap_link
 from harness.lockstep.config import known, resolve_device
 from harness.records import record as run_record
@@ -94,7 +95,8 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     write_page(render(run_record.load(folder / "run.json")), folder / "index.html")
     swap_link(folder)
     console.print(clean_table(data), matrix(data), runner_matrix(data))
-    console.print(f"[bold]{data.verdict}[/]: {data.message}")
+    print_failures(console, data)
+    console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
     console.print(f"{data.seconds:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
