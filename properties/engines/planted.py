@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -319,8 +320,8 @@ def told_of(lockstep: Lockstep, label: str, fault: Any, name: str) -> Told:
     return Told(runner, label, bool(words), named, words[0] if words else "nothing differs")
 
 
-def tell(engine: Engine, runner: str) -> Iterator[Told]:
-    """Yield what is said of each fault of a runner."""
+def tell(engine: Engine, runner: str, share: int, shares: int) -> Iterator[Told]:
+    """Yield what is said of each fault of one of so many shares of a runner's."""
     trial = trial_of(runner, RUNNERS[runner].presets[0], Kind.REPLAYED, "cpu")
     if runner in SPECULATING:
         lockstep, _ = drafting_lockstep(engine, trial)
@@ -332,22 +333,24 @@ def tell(engine: Engine, runner: str) -> Iterator[Told]:
         raise RuntimeError(f"{runner} differs as it is: {clean.said}")
     ways = [(change, input_fault) for change in CHANGES]
     ways += [(change, bound_again) for change in REBINDINGS]
-    for name in subject.runner.statics():
+    for name in islice(subject.runner.statics(), share, None, shares):
         for change, plant in ways:
             counts: list[int] = []
             fault = plant(subject, name, change, counts)
             told = told_of(lockstep, f"{name}: {change}", fault, name)
             if counts:
                 yield told
-    for label, fault in code_faults(subject).items():
+    for label, fault in islice(code_faults(subject).items(), share, None, shares):
         yield told_of(lockstep, label, fault(), "")
 
 
-def told_by_process(version: str, runner: str) -> list[dict[str, Any]]:
-    """Return what is said of each fault of a runner, which is tried in a process of its own."""
+def told_by_process(version: str, shares: int, of: tuple[str, int]) -> list[dict[str, Any]]:
+    """Return what is said of a share of a runner's faults, tried in a process of its own."""
+    runner, share = of
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         record = Path(scratch) / "told.json"
-        command = [sys.executable, "-m", __spec__.name, version, "--runner", runner]
+        part = ["--shares", str(shares), "--share", str(share)]
+        command = [sys.executable, "-m", __spec__.name, version, "--runner", runner, *part]
         done = subprocess.run(
             [*command, "--here", "--record", str(record)],
             capture_output=True,
@@ -359,6 +362,12 @@ def told_by_process(version: str, runner: str) -> list[dict[str, Any]]:
             return [asdict(Told(runner, "all", found=False, named=False, said=said))]
         found: list[dict[str, Any]] = json.loads(record.read_text())["told"]
         return found
+
+
+def write(path: Path, version: str, told: Sequence[Mapping[str, Any]]) -> None:
+    """Write what was said of each fault, as JSON."""
+    made = {"environment": to_json(environment("cpu")), "engine": version, "told": list(told)}
+    path.write_text(dump_json(made))
 
 
 def write_table(path: Path, version: str, told: Sequence[Mapping[str, Any]]) -> None:
@@ -391,22 +400,30 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("version")
     parser.add_argument("--runner", default="", help="Runners, by comma (all)")
     parser.add_argument("--here", action="store_true", help="Try one runner in this process")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="Processes (a core each)"
+    )
+    parser.add_argument("--shares", type=int, default=1, help="Parts of each runner's faults (1)")
+    parser.add_argument("--share", type=int, default=0, help="Which part is tried in this process")
     parser.add_argument("--record", type=Path, required=True)
     options = parser.parse_args(arguments)
     package = fetch(options.version).package
     if not options.here:
         asked = options.runner.split(",") if options.runner else RUNNERS
         runners = [name for name in asked if mentions(package, RUNNERS[name].word)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            parts = list(pool.map(partial(told_by_process, options.version), runners))
-        told = [one for part in parts for one in part]
-        write_table(options.record.with_suffix(".md"), options.version, told)
+        told = list[dict[str, Any]]()
+        with ThreadPoolExecutor(options.workers) as pool:
+            shares = [(name, share) for name in runners for share in range(options.shares)]
+            for part in pool.map(partial(told_by_process, options.version, options.shares), shares):
+                told += part
+                write(options.record, options.version, told)
+                write_table(options.record.with_suffix(".md"), options.version, told)
     else:
         warnings.simplefilter("ignore")
         engine = load(package, folder() / DEPENDENCIES, "cpu")
-        told = [asdict(one) for one in tell(engine, options.runner)]
-    made = {"environment": to_json(environment("cpu")), "engine": options.version, "told": told}
-    options.record.write_text(dump_json(made))
+        faults = tell(engine, options.runner, options.share, options.shares)
+        told = [asdict(one) for one in faults]
+        write(options.record, options.version, told)
     sys.stdout.write(f"{sum(one['found'] for one in told)} of {len(told)} faults found\n")
     return 0
 
