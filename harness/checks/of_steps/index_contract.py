@@ -3,14 +3,14 @@
 from harness.checks.property import Description, Property
 from harness.explain.build_faults import dtype_cause
 from harness.lockstep.observation import Observation
-from subjects.protocol import Offer, ReplayFacts
+from subjects.protocol import BufferFacts, Offer, ReplayFacts
 
 
 def contract_breaches(facts: ReplayFacts) -> list[str]:
     """List what is not as it was captured, or of a dtype that is neither the pool's nor listed."""
     captured, now = facts.captured_buffers, facts.buffers
     breaches = [
-        f"static buffer {name} was captured as {captured.get(name)} and is now {now.get(name)}"
+        f"static buffer {name} {_moved(captured.get(name), now.get(name))}"
         for name in dict.fromkeys([*captured, *now])
         if captured.get(name) != now.get(name)
     ]
@@ -28,6 +28,16 @@ def contract_breaches(facts: ReplayFacts) -> list[str]:
         for name, source, destination in facts.conversions
     ]
     return breaches
+
+
+def _moved(captured: BufferFacts | None, now: BufferFacts | None) -> str:
+    """Say how a buffer differs from the one captured; an address is another in each process."""
+    if captured is None or now is None:
+        return "was not there at the capture" if captured is None else "is there no more"
+    before, after = (f"{one.dtype} {list(one.shape)} on {one.device}" for one in (captured, now))
+    if before == after:
+        return f"is another tensor than the one captured, both {before}"
+    return f"was captured as {before} and is now {after}"
 
 
 def flag(observation: Observation) -> bool:

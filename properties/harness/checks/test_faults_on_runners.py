@@ -124,7 +124,12 @@ def test_any_static_buffer_that_moved_is_named(
             with monkeypatch.context() as patch:
                 patch.setitem(buffers, name, buffers[name].clone())
                 (breach,) = contract_breaches(facts())
+                assert breach.startswith(f"static buffer {name} is another tensor than")
+                drifted = buffers[name].to(torch.float64)
+                patch.setitem(buffers, name, drifted)
+                breach = contract_breaches(facts())[0]
                 assert breach.startswith(f"static buffer {name} was captured as ")
+                assert f"and is now torch.float64 {list(drifted.shape)}" in breach
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

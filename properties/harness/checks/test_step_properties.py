@@ -555,7 +555,7 @@ def test_all_that_broke_the_contract_is_listed() -> None:
     spoiled = unlisted_conversion(locations_of_another_dtype(moved_buffer(observation())))
     _, where = described("index_contract", spoiled)
     moved, locations, conversion = where["breaches"]
-    assert moved.startswith("static buffer seq_lens was captured as ")
+    assert moved.startswith("static buffer seq_lens is another tensor than the one captured")
     assert locations == (
         "out_cache_loc_swa is torch.int64, but the pool translates to torch.int32"
         " and its store reads torch.int32"
