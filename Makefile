@@ -49,8 +49,9 @@ releases: $(SETUP) ## Try every release of the engine: the matrix in reports/evi
 replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…
 	@$(RUN) -m harness replay $(CASE) $(ARGS)
 
-bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule, hunted or CASE=…
-	@$(RUN) -m harness bisect "$(BUGS)" $(if $(CASE),--case $(CASE),--device $(DEVICE) --seed $(SEED)) $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
+bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule, hunted or CASE=… (an engine's: no BUGS)
+	@$(RUN) -m harness bisect $(if $(BUGS),"$(BUGS)") $(if $(CASE),--case $(CASE),--device $(DEVICE) --seed $(SEED)) \
+	  $(if $(ENGINE),--engine $(ENGINE)) $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
 
 timeline: $(SETUP) ## Play the upstream history: which properties were red when
 	@$(RUN) -m harness timeline --device $(DEVICE) $(ARGS)
@@ -89,8 +90,9 @@ list: $(SETUP) ## List bugs, runners, presets and properties
 bench: $(SETUP) ## Measure differential steps per second
 	@$(RUN) -m harness bench --device $(DEVICE) $(ARGS)
 
-soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"
-	@$(RUN) -m harness soak --device $(DEVICE) $(ARGS)
+soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"; ENGINE=… soaks that
+	@$(RUN) -m harness soak --device $(DEVICE) $(if $(ENGINE),--engine $(ENGINE) --record reports/out/engine-soak.json) \
+	  $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
 detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table in reports/evidence/detections.md
 	@$(RUN) -m harness soak --device $(DEVICE) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)

@@ -1,4 +1,4 @@
-"""One HTML page from one record of an engine's trial, in the manner of a run's page."""
+"""One HTML page from one record of an engine's trial, or from two, as the pages of runs are."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.records.schema import EngineCounterexample
 from reports.cards import engine_cards
+from reports.engine_comparison import Comparison
 from reports.page import environment
 
 SIGNS = {"present": ("✗", "bad"), "absent": ("✓", "good"), "undecided": ("?", "warn")}
@@ -31,6 +32,14 @@ def render(record: Mapping[str, Any], counterexamples: Sequence[EngineCounterexa
         figures=figures,
         cards=tuple(engine_cards(counterexamples)),
     )
+
+
+def render_comparison(
+    before: Mapping[str, Any], after: Mapping[str, Any], comparison: Comparison
+) -> str:
+    """Return the page of two records side by side. Raises as `render` does."""
+    page = environment().get_template("engine_compare.html.j2")
+    return page.render(before=before, after=after, comparison=comparison)
 
 
 def write(

@@ -1,4 +1,4 @@
-"""A comparison of two runs on the terminal."""
+"""A comparison of two runs, or of two engines' trials, on the terminal."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,6 +6,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from reports.comparison import Comparison, Row
+from reports.engine_comparison import Comparison as EngineComparison
+from reports.engine_comparison import Row as EngineRow
 
 NEVER = "0"
 """How a coverage count of none is written."""
@@ -25,6 +27,32 @@ def tables(comparison: Comparison) -> Iterator[Table]:
         _rows("speed", comparison.speed),
     )
     yield from (table for table in everything if table.row_count)
+
+
+def engine_lines(comparison: EngineComparison) -> Iterator[str]:
+    """Yield the findings of two engines' trials, one line each, as the later one has them."""
+    for change in comparison.changes:
+        where = f"{change.violated} of {change.runner} {change.preset}"
+        earlier = f"; before: {change.before}" if change.kind == "worse" else ""
+        yield f"{change.kind:11} {where}: {change.after or change.before}{earlier}"
+
+
+def engine_tables(comparison: EngineComparison) -> Iterator[Table]:
+    """Yield what else differs between two engines' trials; no empty table."""
+    everything = (
+        _judged_rows("legs that ended otherwise", comparison.legs),
+        _judged_rows("properties asked in one trial alone", comparison.asked),
+        _judged_rows("verdicts on fault classes", comparison.faults),
+        _judged_rows("figures", comparison.figures),
+    )
+    yield from (table for table in everything if table.row_count)
+
+
+def _judged_rows(title: str, rows: Iterable[EngineRow]) -> Table:
+    table = _table(title, "", "before", "after", "")
+    for row in rows:
+        table.add_row(*map(escape, (row.name, row.before, row.after, "worse" * row.worse)))
+    return table
 
 
 def _rows(title: str, rows: Iterable[Row]) -> Table:

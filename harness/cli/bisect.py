@@ -9,7 +9,9 @@ from harness.campaigns.bisect import Bisection, BugSet, hunted_case, likeliest_r
 from harness.campaigns.replay import load_here
 from harness.checks.play import Outcome
 from harness.checks.table import PROPERTIES
+from harness.cli.engines.bisect import bisect_engine
 from harness.cli.exit_codes import FINDING, OK
+from harness.engines.case import is_engine_case
 from harness.lockstep.config import TrialConfig, catalogued, known, resolve_device
 from harness.records import record as run_record
 from harness.records.case import Case, write_case
@@ -18,7 +20,12 @@ from subjects.runners import RUNNERS
 
 
 def run_bisect(options: argparse.Namespace) -> int:
-    """Find the smallest set of bugs that explains a failing schedule."""
+    """Find the smallest set of bugs that explains a failing schedule; or bisect an engine."""
+    if options.case is not None and is_engine_case(options.case):
+        return bisect_engine(options)
+    if options.engine is not None:
+        what = "there is no --case" if options.case is None else f"{options.case.name} is none"
+        raise ValueError(f"--engine is for the case of an engine, and {what}")
     if not options.bugs:
         raise ValueError("there is at least one bug to choose from (see paritybit bisect --help)")
     for name in options.bugs:

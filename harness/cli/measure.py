@@ -17,6 +17,7 @@ from harness.campaigns.mutants.hunting import End, MutantHunt
 from harness.campaigns.mutants.score import MutantEnded, hunt_all, mutant_figures
 from harness.campaigns.soak import soak
 from harness.cli.display import history_table, print_errors
+from harness.cli.engines.soak import soak_engine
 from harness.cli.exit_codes import INTERRUPTED, OK, code_of
 from harness.cli.folders import default_workers
 from harness.lockstep.config import known, resolve_device
@@ -25,17 +26,26 @@ from reports.texts import or_dash
 from subjects.mutants.mutant import Mistake, mutants
 from subjects.runners import RUNNERS
 
+STEPS, SEEDS = 20_000, 20
+"""Clean steps, and hunter seeds of each bug, if nothing else is asked for."""
+
 
 def run_soak(options: argparse.Namespace) -> int:
-    """Play many clean steps and many seeds of every bug; write the figures."""
-    if not (options.steps or options.seeds):
+    """Play many clean steps and many seeds of every bug, or soak an engine; write the figures."""
+    if options.engine is not None:
+        return soak_engine(options)
+    if options.runner or options.preset:
+        raise ValueError("--runner and --preset choose what is soaked of an engine: see --engine")
+    steps = STEPS if options.steps is None else options.steps
+    seeds = SEEDS if options.seeds is None else options.seeds
+    if not (steps or seeds):
         raise ValueError("no steps and no seeds are nothing to play (see paritybit soak --help)")
     device = resolve_device(options.device or "auto")
     run_record.require_writable(options.record)
     if options.table is not None:
         run_record.require_writable(options.table)
     workers = options.workers or default_workers(device)
-    figures = soak(device, options.steps, range(options.seeds), options.first_seed, workers)
+    figures = soak(device, steps, range(seeds), options.first_seed, workers)
     run_record.write_evidence("soak", device, figures, options.record)
     if options.table is not None:
         options.table.write_text(detection_table(figures["bugs"]), encoding="utf-8")

@@ -6,12 +6,16 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.exit_codes import FINDING, OK
+from harness.engines import record as engine_record
+from harness.engines.record import is_engine_record
 from harness.records import record as run_record
+from reports import engine_page
 from reports.comparison import compare_runs
+from reports.engine_comparison import compare_trials
 from reports.page import render, render_comparison
 from reports.page import write as write_page
 from reports.summary import summarise
-from reports.terminal import tables
+from reports.terminal import engine_lines, engine_tables, tables
 
 
 def run_report(options: argparse.Namespace) -> int:
@@ -24,13 +28,39 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Show two run records side by side, on the terminal and as a page."""
+    """Show two records side by side, on the terminal and as a page: of runs, or of engines."""
+    of_engines = [is_engine_record(path) for path in (options.before, options.after)]
+    if all(of_engines):
+        return compare_engines(options)
+    if any(of_engines):
+        raise ValueError(
+            f"of {options.before.name} and {options.after.name} one is the record of an engine's"
+            " trial, and the other is none: compare two of one kind"
+        )
     before, after = run_record.load(options.before), run_record.load(options.after)
     comparison = compare_runs(before, after)
     text = render_comparison(before, after, comparison)
     run_record.require_writable(options.page)
     put(text, options.page)
     Console().print(*tables(comparison), comparison.message, f"page: {options.page}", sep="\n")
+    return FINDING if comparison.alarming else OK
+
+
+def compare_engines(options: argparse.Namespace) -> int:
+    """Show the records of two engines' trials side by side."""
+    before, after = engine_record.load(options.before), engine_record.load(options.after)
+    try:
+        comparison = compare_trials(before, after)
+        text = engine_page.render_comparison(before, after, comparison)
+    except (LookupError, TypeError, AttributeError) as error:
+        files = f"{options.before.name} and {options.after.name}"
+        raise ValueError(f"{files} are not both whole records of trials: {error!r}") from error
+    run_record.require_writable(options.page)
+    put(text, options.page)
+    console = Console()
+    console.print(*engine_tables(comparison), sep="\n")
+    for line in (*engine_lines(comparison), comparison.message, f"page: {options.page}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return FINDING if comparison.alarming else OK
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from harness.campaigns.corpus import CORPUS
 from harness.cli.bisect import run_bisect
 from harness.cli.corpus import run_corpus
-from harness.cli.engines import RELEASES, run_engine, run_releases
+from harness.cli.engines.trial import RELEASES, run_engine, run_releases
 from harness.cli.folders import OUT
 from harness.cli.listing import run_list
 from harness.cli.measure import run_bench, run_mutants, run_soak, run_timeline
@@ -135,15 +135,23 @@ def add_replay(commands: Commands) -> None:
 
 
 def add_bisect(commands: Commands) -> None:
-    """Add the bisection over bugs."""
-    summary = "Find the smallest set of bugs that explains a failing schedule"
+    """Add the bisection over bugs, or over what an engine's static inputs have left."""
+    summary = (
+        "Find the smallest set of bugs that explains a failing schedule, or, of an engine's"
+        " case, the smallest set of static inputs whose leftovers do"
+    )
     bisect = commands.add("bisect", run_bisect, summary)
     bisect.add_argument(
-        "bugs", type=names, help="Bugs to choose from, by comma, of one location scheme"
+        "bugs",
+        type=names,
+        nargs="?",
+        default=(),
+        help="Bugs to choose from, by comma, of one location scheme; none of an engine's case",
     )
     bisect.add_argument(
         "--case", type=Path, help="Case file whose schedule is played (else one is hunted)"
     )
+    bisect.add_argument("--engine", help="Engine to play an engine's case on (the case's own)")
     bisect.add_argument("--property", help="Property to explain (the case's, or the first seen)")
     bisect.add_argument("--runner", help="Runner to hunt on (one that the bugs can harm)")
     bisect.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
@@ -193,15 +201,26 @@ def add_pages(commands: Commands) -> None:
 
 def add_soak(commands: Commands) -> None:
     """Add the measurement of endurance."""
-    summary = "Count false alarms over many clean steps, and bugs by seed"
+    summary = "Count false alarms over many clean steps, and bugs by seed; or soak an engine"
     soak = commands.add("soak", run_soak, summary)
-    soak.add_argument("--steps", type=count_or_none, default=20_000, help="Clean steps (20000)")
-    soak.add_argument("--seeds", type=count_or_none, default=20, help="Hunter seeds per bug (20)")
+    steps = "Clean steps (20000), or steps of each runner of an engine (1000)"
+    soak.add_argument("--steps", type=count_or_none, help=steps)
+    soak.add_argument("--seeds", type=count_or_none, help="Hunter seeds per bug (20)")
     add_workers(soak)
     soak.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
     soak.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     table = "Where the table of schedules that each bug needed goes, as Markdown"
     soak.add_argument("--table", type=Path, help=table)
+    soak.add_argument(
+        "--engine",
+        metavar="ENGINE",
+        help="Soak a released engine, sglang==VERSION, or the source tree in a folder, instead:"
+        " 0 if every runner played its steps and nothing differs",
+    )
+    soak.add_argument(
+        "--runner", type=names, default=(), help="Runners of the engine, by comma (all)"
+    )
+    soak.add_argument("--preset", type=names, default=(), help="Models, by comma (each its own)")
     add_device(soak)
 
 

@@ -12,7 +12,7 @@ from harness.campaigns.run_record import record
 from harness.campaigns.task import Result, Status
 from harness.checks.expectations import affected_runners, unaffected_reason
 from harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
-from harness.cli.engines import try_engine
+from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
 from harness.cli.folders import default_workers, new_folder, shown, swap_link

@@ -23,7 +23,7 @@ from harness.campaigns.replay import (
 from harness.checks.explanation import NOT_EXPLAINED, explained, observe
 from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.cli.display import print_errors
-from harness.cli.engines import replay_engine
+from harness.cli.engines.trial import replay_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from harness.cli.folders import default_workers
 from harness.engines.case import is_engine_case

@@ -1,6 +1,5 @@
 """Case files of engines: a case, and the engine whose runner violates what it is about."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from harness.records.case import (
     dump_json,
     from_version_3,
     load_json,
+    says_format,
 )
 
 FORMAT = "paritybit-engine-case"
@@ -43,11 +43,7 @@ class EngineCase:
 
 def is_engine_case(path: Path) -> bool:
     """Whether a file says that it is an engine's case."""
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and data.get("format") == FORMAT
+    return says_format(path, FORMAT)
 
 
 def load_engine_case(path: Path) -> EngineCase:

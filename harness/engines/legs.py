@@ -3,21 +3,26 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.campaigns.hunt import HuntResult, draw, whole
+from harness.campaigns.hunt import EnoughDrawn, HuntResult, draw, whole
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
-from harness.engines import localise, statics
+from harness.engines import statics
 from harness.engines.faults import Evidence, Finding, faults_shown
+from harness.engines.localise import GivingBack, cut
 from harness.engines.padding import RUN, PaddingLedger
+from harness.engines.playlist import TRAFFIC_OF_A_PIECE
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import ExtraRun
 from harness.records.case import Case
 from harness.schedules.schedule import Schedule, Step
 from harness.schedules.shrink import shrink
+from harness.schedules.traffic import traffic_schedules
 from subjects.protocol import Offer
+from subjects.runners import RUNNERS
 
 OURS = "ours, bits compared"
 OWN = "the engine's Triton attention, against the dense oracle"
@@ -93,6 +98,30 @@ class Leg:
         """Play schedules that the hunter draws."""
         draw(self.lockstep, self.play, seed, examples)
 
+    def play_steps(self, seed: int, steps: int) -> None:
+        """Play whole schedules until so many steps are played: half drawn, then of traffic.
+
+        Fewer are played only where there are no more schedules.
+        """
+
+        def play(schedule: Schedule) -> None:
+            if self.result.steps * 2 >= steps:
+                raise EnoughDrawn
+            self.play(schedule)
+
+        with suppress(EnoughDrawn):
+            draw(self.lockstep, play, seed, steps)
+        for schedule in self.traffic(seed, TRAFFIC_OF_A_PIECE):
+            if self.result.steps >= steps:
+                break
+            self.play(schedule)
+
+    def traffic(self, seed: int, count: int) -> list[Schedule]:
+        """Return schedules of traffic that drive the runner."""
+        pair, trial = self.lockstep.pair, self.lockstep.trial
+        mode = RUNNERS[trial.runner].mode
+        return traffic_schedules(pair.config, max(trial.buckets), trial.room, count, seed, mode)
+
     def findings(self) -> list[Finding]:
         """Return every violated property as a finding, with its cause where one was proved."""
         found = self.evidence.findings(self.lockstep.trial.preset)
@@ -105,6 +134,7 @@ class Leg:
         violates this one too is taken as it is. What caused it is looked for in the case.
         """
         found, known = list[Case](), list[Schedule]()
+        giving = dict[tuple[Schedule, frozenset[str]], GivingBack]()
         shortest_first = sorted(self.failing.items(), key=lambda item: len(item[1][0].steps))
         for target, (schedule, _) in shortest_first:
             fails = self._fails(target, most_forwards)
@@ -112,16 +142,28 @@ class Leg:
             if smallest is None:
                 smallest = shrink(schedule, fails)
                 known.append(smallest)
-            self.lockstep.watch(STEP_PROPERTIES | {target})
+            watched = STEP_PROPERTIES | {target}
+            self.lockstep.watch(watched)
             violations = whole(self.lockstep.play(smallest)).violations
             recorded = tuple(violation.to_json() for violation in violations)
             found.append(Case(self.lockstep.trial, smallest, target, seed, recorded))
             places = [one.step for one in violations if one.property == target]
             if places and Offer.FRESH_ENGINE not in self.lockstep.pair.subject.missing:
-                cause = localise.proven_cause(self.lockstep, smallest, places[0], target)
+                failing = cut(smallest, places[0])
+                giving_back = giving.setdefault(
+                    (failing, watched), GivingBack(self.lockstep, failing, watched)
+                )
+                cause = giving_back.explain(target).cause
                 if cause is not None:
                     self.causes[target] = cause
         return found
+
+    def unshrunk(self, seed: int) -> list[Case]:
+        """Return a case of each violated property as it was drawn: nothing is played for it."""
+        return [
+            Case(self.lockstep.trial, schedule, target, seed, ())
+            for target, (schedule, _) in self.failing.items()
+        ]
 
     def _fails(self, target: str, most_forwards: int) -> Callable[[Schedule], bool]:
         """Return whether a schedule violates `target`: never, once all forwards are spent.

@@ -1,118 +1,141 @@
-"""Which static input's leftovers make a replay differ from one without a history.
+"""Which static inputs' leftovers make a step violate a property.
 
-A counterfactual: the step is run again with one static input given back what it held when it
-was just captured. Where the replay is then that of an engine just captured, what an earlier
-replay left in that input is the cause.
+A counterfactual: the schedule is played again up to that step, and before it some static
+inputs are given back what they held when the runner was just captured. Where the property is
+then no longer violated, what earlier replays left in these inputs is the cause.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
+from harness.campaigns.bisect import ddmin
+from harness.campaigns.hunt import whole
 from harness.checks.play import Lockstep
-from harness.engines.statics import undone
-from harness.lockstep.bits import any_set, bits, cloned, outputs_differ
-from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
-from harness.schedules.schedule import Schedule, Step
-from reference.model import Output
-from subjects.protocol import Forward, Reads
+from harness.schedules.schedule import Schedule
 
-RUN = "healing"
-"""What the further runs are called in an observation."""
+RUN = "leftovers"
+"""What the further run is called in an observation. It leaves a trace: what it gives back."""
 
-BITS, READS = "outputs and KV", "slots that rows are told to read"
-"""The two ways in which a replay can differ from one without a history."""
-
-READING = frozenset({"hermetic_replay", "read_frame"})
-"""Properties that are violated by what rows are told to read, if that differs."""
+InputSet = tuple[str, ...]
+"""Names of static inputs, in the order in which the runner has them."""
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What a replay gave for live rows, what its rows were told to read, and the KV it left."""
+class Leftovers:
+    """What was tried to explain one violated property, and what explains it.
 
-    output: Output
-    reads: Reads
-    storage: Tensor
-    compared: Tensor
-
-    def differing(self, other: "Replayed") -> frozenset[str]:
-        """Return the ways in which another replay of the same step differs."""
-        moved = any_set((bits(self.storage) != bits(other.storage)) & self.compared)
-        found = {
-            BITS: bool(moved) or bool(outputs_differ(self.output, other.output)),
-            READS: self.reads != other.reads,
-        }
-        return frozenset(way for way, differs in found.items() if differs)
-
-
-Healing = Mapping[str, tuple[str, ...]]
-"""By the way in which a replay differs: the static inputs each of which alone mends it."""
-
-
-def healing_inputs(pair: Pair, planned: PlannedStep) -> Healing:
-    """Return which static inputs, given back what they held just captured, mend a replay.
-
-    Nothing is said of a way in which the replay is right, or wrong without a history too.
-    Leaves the subject and its world as they were.
+    `left` are the inputs that held anything else than just captured. `tries` are the sets that
+    were given back, first none, then all of those, each with what was violated then. `smallest`
+    mends the property; None where not even all of them do.
     """
-    right = _kept(pair, pair.run_fresh(planned))
-    pair.restore_graph()
-    fresh = pair.fresh_engine
-    fresh.recapture()
-    captured = {name: buffer.clone() for name, buffer in fresh.static_buffers(planned.mode).items()}
-    wrong = _run(pair, planned, lambda buffers: None).differing(right)
-    held = pair.subject.static_buffers(planned.mode)
-    left = [name for name in captured if not torch.equal(held[name], captured[name])]
-    healing: dict[str, list[str]] = {way: [] for way in wrong}
-    for name in left if wrong else ():
-        healed = _run(pair, planned, partial(_put, name=name, value=captured[name]))
-        for way in wrong - healed.differing(right):
-            healing[way].append(name)
-    return {way: tuple(names) for way, names in healing.items() if names}
+
+    target: str
+    left: InputSet
+    tries: tuple[tuple[InputSet, frozenset[str]], ...]
+    smallest: InputSet | None
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether the property was violated with nothing given back."""
+        return self.target in dict(self.tries)[()]
+
+    @property
+    def cause(self) -> str | None:
+        """What was proved to be the cause, in one sentence; None if no leftover is."""
+        if self.smallest is None:
+            return None
+        if len(self.smallest) == 1:
+            what, given = f"static input {self.smallest[0]}", "it as it was"
+        else:
+            what = f"static inputs {', '.join(self.smallest[:-1])} and {self.smallest[-1]} together"
+            given = "all of them as they were"
+        return (
+            f"what earlier replays left in {what} is the cause: with {given} just captured,"
+            f" {self.target} is not violated"
+        )
+
+    @property
+    def no_cause(self) -> str:
+        """Why no leftover is the cause, in one sentence."""
+        if not self.left:
+            said = "earlier replays left nothing in any static input"
+        else:
+            said = f"no set of static inputs, not even all {len(self.left)} that changed, mends it"
+        return f"{said}: {self.target} does not come of what they hold"
 
 
-def _put(buffers: Mapping[str, Tensor], name: str, value: Tensor) -> None:
-    buffers[name].copy_(value)
+@dataclass
+class GivingBack:
+    """Plays a schedule whose last step violates something, static inputs given back before it.
+
+    No set of inputs is played twice. `left` are those that hold anything else, before that
+    step, than when the runner was just captured; it is known once the schedule was played.
+    """
+
+    lockstep: Lockstep
+    schedule: Schedule
+    watched: Collection[str]
+    left: InputSet = ()
+    tried: dict[InputSet, frozenset[str]] = field(default_factory=dict)
+
+    def violated(self, names: InputSet) -> frozenset[str]:
+        """Return what is violated with these inputs given back.
+
+        Raises PlayingFailedError for an error that is not the engine's own.
+        """
+        if names not in self.tried:
+            self.lockstep.watch(self.watched)
+            last = len(self.schedule.steps) - 1
+
+            def give_back(pair: Pair, planned: PlannedStep) -> None:
+                if planned.place == last:
+                    self._give_back(pair, planned, names)
+
+            outcome = whole(self.lockstep.play(self.schedule, extra_runs={RUN: give_back}))
+            self.tried[names] = outcome.violated
+        return self.tried[names]
+
+    def explain(self, target: str) -> Leftovers:
+        """Return the smallest set of inputs that mends a property, and what was tried.
+
+        One input if any mends it alone; of a larger set none can be left out. None mends a
+        property that the schedule does not violate.
+        """
+        smallest = None
+        if target in self.violated(()) and target not in self.violated(self.left):
+            smallest = smallest_set(self.left, lambda names: target not in self.violated(names))
+        order = dict.fromkeys([(), self.left, *self.tried])
+        return Leftovers(
+            target, self.left, tuple((names, self.tried[names]) for names in order), smallest
+        )
+
+    def _give_back(self, pair: Pair, planned: PlannedStep, names: InputSet) -> None:
+        fresh, held = pair.fresh_engine, pair.subject.static_buffers(planned.mode)
+        fresh.recapture()
+        captured = fresh.static_buffers(planned.mode)
+        if not names:
+            self.left = tuple(
+                name for name in captured if not torch.equal(held[name], captured[name])
+            )
+        for name in names:
+            held[name].copy_(captured[name])
 
 
-def _run(
-    pair: Pair, planned: PlannedStep, prepare: Callable[[Mapping[str, Tensor]], None]
-) -> Replayed:
-    """Run a planned replay on the subject, its static inputs prepared, and undo all it did."""
-    with undone(pair, planned) as buffers:
-        prepare(buffers)
-        return _kept(pair, pair.run_subject(planned))
+def smallest_set(names: InputSet, mends: Callable[[InputSet], bool]) -> InputSet:
+    """Return a smallest set that mends, of `names`, which do.
+
+    It is one that mends alone, if there is one; else one of which none can be left out.
+    """
+    found = ddmin(names, mends)
+    if len(found) == 1:
+        return found
+    return next(((name,) for name in names if mends((name,))), found)
 
 
-def _kept(pair: Pair, forward: Forward) -> Replayed:
-    reads = forward.replay.reads if forward.replay is not None else {}
-    storage = pair.graph_pools.storage.clone()
-    return Replayed(cloned(forward.output), reads, storage, pair.compared)
-
-
-def proven_cause(lockstep: Lockstep, schedule: Schedule, place: int, target: str) -> str | None:
-    """Play a schedule; say what was proved to make its step at `place` violate a property."""
-    found = dict[str, tuple[str, ...]]()
-
-    def see(at: int, step: Step, observation: Observation | None, violated: frozenset[str]) -> None:
-        if at == place and observation is not None:
-            found.update(observation.extra.get(RUN, {}))
-
-    def run(pair: Pair, planned: PlannedStep) -> Healing:
-        return healing_inputs(pair, planned) if planned.place == place else {}
-
-    lockstep.play(schedule, see, extra_runs={RUN: run})
-    ways = (READS, BITS) if target in READING else (BITS,)
-    way = next((way for way in ways if way in found), None)
-    if way is None:
-        return None
-    return (
-        f"what an earlier replay left in static input {' or '.join(found[way])} is the cause:"
-        f" with it as it was just captured, the {way} are those of an engine without a history"
-    )
+def cut(schedule: Schedule, place: int) -> Schedule:
+    """Return a schedule up to its step at `place`."""
+    return Schedule(schedule.steps[: place + 1], schedule.seed)

@@ -21,6 +21,8 @@ class Kind(StrEnum):
 
     REPLAYED = "replayed"
     OWN_KERNELS = "own kernels"
+    SOAKED = "soaked"
+    BISECTED = "bisected"
 
 
 PAGE_SIZES = {"gemma3": 4}
@@ -64,6 +66,9 @@ def trial_of(runner: str, preset: str, kind: Kind, device: str) -> TrialConfig:
 
 SHRINKING_FORWARDS = 120
 """Forwards at most that are spent on shrinking one failing schedule."""
+
+TRAFFIC_OF_A_PIECE = 125
+"""Schedules of traffic at most in one piece of a soak: all that the trace has."""
 
 SHRINKING = Schedule(
     (

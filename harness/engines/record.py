@@ -8,7 +8,7 @@ from harness.checks.table import STATEMENTS
 from harness.engines.faults import FAULTS, Verdict, overall
 from harness.engines.legs import OWN
 from harness.lockstep.config import CannotRunError, known
-from harness.records.case import dump_json
+from harness.records.case import dump_json, load_json, says_format
 from harness.records.record import environment
 from harness.records.schema import EngineCounterexample
 from harness.records.typed_json import to_json
@@ -17,6 +17,9 @@ from subjects.runners import RUNNERS
 
 FORMAT = "paritybit-engine"
 VERSION = 3
+
+KEYS = frozenset({"environment", "command", "engine", "verdict", "message", "answer"})
+"""What every record has, beside its format."""
 
 Asked = Sequence[tuple[str, str | None]]
 """Faults asked about, each on one runner or, with None, on all."""
@@ -129,7 +132,7 @@ def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
     if found:
         first = found[0]
         classes = f" ({', '.join(first['faults'])})" if first["faults"] else ""
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
         where = f"{first['runner']} {first['preset']}"
         cause = f": {first['cause']}" if first["cause"] else ""
         said = f"{first['property']} of {where}{classes}: {first['message']}{cause}"
@@ -152,3 +155,20 @@ def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
 def write(record: dict[str, Any], path: Path) -> None:
     """Write the record of a trial."""
     path.write_text(dump_json({"format": FORMAT, "version": VERSION, **record}))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the record of a file. Raises ValueError, in one sentence, for any other file.
+
+    What its parts hold is not looked at.
+    """
+    data = load_json(path, FORMAT, VERSION)
+    lacking = sorted(KEYS - data.keys())
+    if lacking:
+        raise ValueError(f"{path.name} is not a whole record of a trial: it lacks {lacking[0]}")
+    return data
+
+
+def is_engine_record(path: Path) -> bool:
+    """Whether a file says that it is the record of an engine's trial."""
+    return says_format(path, FORMAT)

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness.campaigns.executor import Campaign, Ended, execute
 from harness.engines.case import EngineCase
@@ -19,7 +19,9 @@ from reference.config import PRESETS
 
 LEG_SECONDS = 600.0
 SECONDS_PER_SCHEDULE = 60.0
-"""How long a leg may take, and each of its schedules besides: many times what they do."""
+SECONDS_PER_STEP = 10.0
+"""How long a leg may take, and each of its schedules, or a soak's steps, besides: many times
+what they do."""
 
 EMULATED = (
     "the model: ours, of the shape named with each leg, around the engine's attention layers",
@@ -61,6 +63,16 @@ class Settings:
 
 
 @dataclass
+class Ran:
+    """Legs that were run, what those said that have ended, and how long all of it took."""
+
+    tasks: Sequence[LegTask]
+    said: dict[str, LegAnswer] = field(default_factory=dict)
+    interrupted: bool = False
+    seconds: float = 0.0
+
+
+@dataclass
 class Answer:
     """What a trial says. `undecided` are legs and runners of which something is open, with why."""
 
@@ -79,6 +91,16 @@ class Answer:
     modules: list[str] = field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
+
+    def take(self, ran: Ran, device: str) -> None:
+        """Add what legs say, in their order; those that have not ended are undecided."""
+        for task in ran.tasks:
+            if task.label in ran.said:
+                self.add(ran.said[task.label])
+            else:
+                self.leave_open(task.label, task.runner, "it was interrupted")
+        self.interrupted, self.seconds = ran.interrupted, ran.seconds
+        self.emulated = [*EMULATED, *(EMULATED_ON_CPU if device == "cpu" else ())]
 
     def add(self, said: LegAnswer) -> None:
         """Add what a leg says."""
@@ -103,20 +125,62 @@ class Answer:
         self.undecided.append({"leg": leg, "runner": runner, "reason": reason})
 
 
-Hear = Callable[[Played], None]
-OnLeg = Callable[[LegAnswer], None]
+class Follower(Protocol):
+    """Follows legs as they are played."""
+
+    def begin(self, legs: Sequence[str]) -> None:
+        """Hear which legs there are, before any is played."""
+        ...
+
+    def hear(self, played: Played) -> None:
+        """Hear what a leg has played so far."""
+        ...
+
+    def on_leg(self, said: LegAnswer) -> None:
+        """Hear what a leg that has ended says."""
+        ...
 
 
-def try_all(engine: Found, settings: Settings, log: Path, hear: Hear, on_leg: OnLeg) -> Answer:
+class Unfollowed:
+    """A follower that does nothing."""
+
+    def begin(self, legs: Sequence[str]) -> None:
+        """Do nothing."""
+
+    def hear(self, played: Played) -> None:
+        """Do nothing."""
+
+    def on_leg(self, said: LegAnswer) -> None:
+        """Do nothing."""
+
+
+LegsOf = Callable[[str], list[LegTask]]
+"""The legs in which a runner is tried."""
+
+
+def try_all(engine: Found, settings: Settings, log: Path, follower: Follower) -> Answer:
     """Try every runner that an engine has, and return what was found; the engine prints to `log`.
 
-    `hear` is called as schedules are played, `on_leg` as legs end. Interrupted, it returns what
-    the legs that have ended said.
+    Interrupted, it returns what the legs that have ended said.
     """
     answer = Answer()
-    chosen = settings.runners or tuple(RUNNERS)
+    tasks = planned(answer, engine, settings, lambda name: _legs_of(name, engine, settings, log))
+    ran = run_legs(tasks, settings.workers, log, follower)
+    answer.take(ran, settings.device)
+    return answer
+
+
+def play_case(engine: Found, case: EngineCase, log: Path) -> Answer:
+    """Play the schedule of one case on an engine, and return what was found."""
+    answer, device = Answer(), case.case.trial.device
+    answer.take(run_legs([case_leg(engine, case, Kind.REPLAYED, log)], 1, log), device)
+    return answer
+
+
+def planned(answer: Answer, engine: Found, settings: Settings, legs_of: LegsOf) -> list[LegTask]:
+    """Return the legs of the runners asked for; what has none is noted in `answer`, with why."""
     tasks = list[LegTask]()
-    for name in chosen:
+    for name in settings.runners or tuple(RUNNERS):
         runner = RUNNERS[name]
         if settings.device != "cpu" and not runner.captures:
             reason = "it compiles a function on a CPU, and has no place on a GPU"
@@ -127,18 +191,8 @@ def try_all(engine: Found, settings: Settings, log: Path, hear: Hear, on_leg: On
         elif not runner.kinds:
             answer.leave_open(name, name, "nothing here drives it yet")
         else:
-            tasks += _legs_of(name, engine, settings, log)
-    _run(answer, tasks, settings, log, hear, on_leg)
-    return answer
-
-
-def play_case(engine: Found, case: EngineCase, log: Path) -> Answer:
-    """Play the schedule of one case on an engine, and return what was found."""
-    answer, trial = Answer(), case.case.trial
-    settings = Settings(trial.device, case.case.seed)
-    task = _leg(trial.runner, trial.preset, Kind.REPLAYED, engine, settings, log, case)
-    _run(answer, [task], settings, log, lambda played: None, lambda said: None)
-    return answer
+            tasks += legs_of(name)
+    return tasks
 
 
 def mentions(package: Path, word: str) -> bool:
@@ -155,21 +209,16 @@ def _legs_of(name: str, engine: Found, settings: Settings, log: Path) -> list[Le
     runner = RUNNERS[name]
     presets = settings.presets or runner.presets
     return [
-        _leg(name, preset, kind, engine, settings, log)
+        leg_of(name, preset, kind, engine, settings, log)
         for kind in runner.kinds
         for preset in (presets[:1] if kind is Kind.OWN_KERNELS else presets)
     ]
 
 
-def _leg(
-    runner: str,
-    preset: str,
-    kind: Kind,
-    engine: Found,
-    settings: Settings,
-    log: Path,
-    case: EngineCase | None = None,
+def leg_of(
+    runner: str, preset: str, kind: Kind, engine: Found, settings: Settings, log: Path
 ) -> LegTask:
+    """Return a leg of an engine's trial, as its settings say."""
     return LegTask(
         package=str(engine.package),
         dependencies=str(folder() / DEPENDENCIES),
@@ -181,47 +230,54 @@ def _leg(
         examples=settings.examples,
         log=str(log),
         progress=str(log.with_suffix(".progress")),
-        case=None if case is None else case.case,
     )
 
 
-def _run(
-    answer: Answer,
-    tasks: Sequence[LegTask],
-    settings: Settings,
-    log: Path,
-    hear: Hear,
-    on_leg: OnLeg,
-) -> None:
-    """Run legs, each in a process of its own if need be, and add what they say in their order."""
-    said: dict[str, LegAnswer] = {}
+def case_leg(engine: Found, case: EngineCase, kind: Kind, log: Path) -> LegTask:
+    """Return a leg that plays the schedule of one case."""
+    trial = case.case.trial
+    settings = Settings(trial.device, case.case.seed)
+    leg = leg_of(trial.runner, trial.preset, kind, engine, settings, log)
+    return replace(leg, case=case.case)
+
+
+UNFOLLOWED = Unfollowed()
+
+
+def run_legs(
+    tasks: Sequence[LegTask], workers: int, log: Path, follower: Follower = UNFOLLOWED
+) -> Ran:
+    """Run legs, each in a process of its own if need be, and return what they say.
+
+    Interrupted, it returns what those said that have ended.
+    """
+    ran = Ran(tasks)
 
     def on_end(ended: Ended[LegTask, LegAnswer]) -> None:
         task, result = ended.task, ended.result
         if result is None:
             result = LegAnswer(task.label, task.runner, task.preset, headline(ended.error or ""))
-        said[task.label] = result
-        on_leg(result)
+        ran.said[task.label] = result
+        follower.on_leg(result)
 
-    campaign = Campaign(
-        run_leg,
-        shared=lambda task: task.runner,
-        seconds=lambda task: LEG_SECONDS + SECONDS_PER_SCHEDULE * task.examples,
-    )
+    campaign = Campaign(run_leg, shared=lambda task: task.runner, seconds=seconds_of)
     started, progress = time.perf_counter(), log.with_suffix(".progress")
+    follower.begin([task.label for task in tasks])
     try:
-        with listening(progress, hear):
-            execute(campaign, tasks, max(1, min(settings.workers, len(tasks))), on_end)
+        with listening(progress, follower.hear):
+            execute(campaign, tasks, max(1, min(workers, len(tasks))), on_end)
     except KeyboardInterrupt:
-        answer.interrupted = True
+        ran.interrupted = True
     progress.unlink(missing_ok=True)
-    for task in tasks:
-        if task.label in said:
-            answer.add(said[task.label])
-        else:
-            answer.leave_open(task.label, task.runner, "it was interrupted")
-    answer.emulated = [*EMULATED, *(EMULATED_ON_CPU if settings.device == "cpu" else ())]
-    answer.seconds = time.perf_counter() - started
+    ran.seconds = time.perf_counter() - started
+    return ran
+
+
+def seconds_of(task: LegTask) -> float:
+    """Return how long a leg may take."""
+    if task.kind is Kind.SOAKED:
+        return LEG_SECONDS + SECONDS_PER_STEP * task.steps
+    return LEG_SECONDS + SECONDS_PER_SCHEDULE * task.examples
 
 
 def to_json(answer: Answer) -> dict[str, Any]:

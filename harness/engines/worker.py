@@ -31,6 +31,7 @@ from harness.engines.adapters import (
 )
 from harness.engines.faults import FAULTS, Evidence, Finding
 from harness.engines.legs import OURS, OWN, Leg
+from harness.engines.localise import GivingBack, Leftovers
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import (
     FIRST,
@@ -46,7 +47,6 @@ from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
 from harness.lockstep.tracebacks import headline, traceback_of
 from harness.records.case import Case
-from harness.schedules.traffic import traffic_schedules
 from reference.config import PRESETS
 from reference.model import Model
 from subjects.engines.sglang.engine import SglangEngine
@@ -59,8 +59,9 @@ from subjects.protocol import OwnArithmetic
 class LegTask:
     """A piece of work: one leg of a trial of the engine whose package lies in a folder.
 
-    `examples` counts its schedules of traffic and drawn ones. With a `case` that alone is
-    played. What the engine prints goes to `log`, progress to `progress`.
+    `examples` counts its schedules of traffic and drawn ones, `steps` instead those of a piece
+    of a soak. With a `case` that alone is played. What the engine prints goes to `log`,
+    progress to `progress`.
     """
 
     package: str
@@ -74,19 +75,28 @@ class LegTask:
     log: str
     progress: str
     case: Case | None = None
+    steps: int = 0
 
     @property
     def label(self) -> str:
         """What the leg is called."""
-        own = ", its own kernels" if self.kind is Kind.OWN_KERNELS else ""
-        return f"{self.runner} {self.preset}{own}"
+        further = {Kind.OWN_KERNELS: ", its own kernels", Kind.SOAKED: f", seed {self.seed}"}
+        return f"{self.runner} {self.preset}{further.get(self.kind, '')}"
+
+    @property
+    def planned(self) -> tuple[int, str]:
+        """How much it is to play, and of what."""
+        if self.kind is Kind.SOAKED:
+            return self.steps, "steps"
+        return self.examples + 1 if self.kind is Kind.REPLAYED else 1, "schedules"
 
 
 @dataclass
 class LegAnswer:
     """What a leg says. `undecided` says why it settles nothing, if it does not.
 
-    `lacking` says instead why the engine has no such runner.
+    `lacking` says instead why the engine has no such runner. `leftovers` is what the bisection
+    of a case found; None where the case is clean.
     """
 
     leg: str
@@ -104,6 +114,7 @@ class LegAnswer:
     stubs: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     assumed_off: list[str] = field(default_factory=list)
+    leftovers: Leftovers | None = None
 
     @property
     def spoiled(self) -> bool:
@@ -170,21 +181,30 @@ class _Session:
 
     def run(self) -> None:
         """Run the leg, whichever its kind."""
-        if self.task.case is not None:
-            self._replay(self.task.case)
-        elif self.task.kind is Kind.REPLAYED:
+        case, kind = self.task.case, self.task.kind
+        if case is not None and kind is Kind.BISECTED:
+            self._bisect(case)
+        elif case is not None:
+            self._replay(case)
+        elif kind is Kind.SOAKED:
+            self._soak()
+        elif kind is Kind.REPLAYED:
             self._replayed()
         else:
             self._own_kernels()
 
     def _finish(self, leg: Leg, listed: list[Finding] | None = None) -> None:
         """Book what a leg was played for; one that replayed nothing padded settles nothing."""
+        self._book(leg, listed)
+        if not leg.result.padded_replays:
+            self.answer.undecided = "no padded replay was played"
+
+    def _book(self, leg: Leg, listed: list[Finding] | None = None) -> None:
+        """Book what a leg has played and found."""
         self.answer.faults = [judged.to_json() for judged in self.evidence.judge()]
         found = [*leg.findings(), *(listed or []), *self._refusal()]
         self.answer.findings = [finding.to_json() for finding in found]
         self.answer.played = leg.to_json()
-        if not leg.result.padded_replays:
-            self.answer.undecided = "no padded replay was played"
 
     def _refusal(self) -> list[Finding]:
         """Return that the engine refused to build the runner beside another, if it did.
@@ -229,31 +249,60 @@ class _Session:
 
     def _teller(self, leg: Leg) -> Any:
         """Return what tells of each schedule that a leg has played."""
-        planned = self.task.examples + 1 if self.task.kind is Kind.REPLAYED else 1
+        planned, unit = self.task.planned
 
         def told(outcome: Outcome) -> None:
             result = leg.result
             tell(
                 Path(self.task.progress),
                 Played(
-                    self.task.label,
-                    result.schedules,
-                    planned,
-                    result.replays,
-                    result.padded_replays,
-                    tuple(sorted(leg.failing)),
+                    leg=self.task.label,
+                    done=result.steps if unit == "steps" else result.schedules,
+                    planned=planned,
+                    unit=unit,
+                    schedules=result.schedules,
+                    steps=result.steps,
+                    replays=result.replays,
+                    padded=result.padded_replays,
+                    violated=tuple(sorted(leg.failing)),
                 ),
             )
 
         return told
 
-    def _replay(self, case: Case) -> None:
+    def _replay(self, case: Case) -> Leg:
         """Play the schedule of one case."""
         leg = self._leg(self._lockstep(case.trial))
         target = set() if case.target is None else {case.target}
         leg.play(case.schedule, STEP_PROPERTIES | target)
         self._finish(leg)
         self.answer.undecided = None if leg.result.replays else "the case replays nothing"
+        return leg
+
+    def _bisect(self, case: Case) -> None:
+        """Play the schedule of one case; say which leftovers explain what it violates."""
+        leg = self._replay(case)
+        target = case.target or next(iter(leg.failing), None)
+        if target not in leg.failing:
+            return
+        failing, _ = leg.failing[target]
+        giving_back = GivingBack(leg.lockstep, failing, STEP_PROPERTIES | {target})
+        self.answer.leftovers = giving_back.explain(target)
+        if not self.answer.leftovers.reproduced:
+            self.answer.undecided = f"{target} was not violated again: it depends on the first play"
+
+    def _soak(self) -> None:
+        """Play one piece of a soak; shrink what fails. What came before an error is kept."""
+        seed, steps = self.task.seed, self.task.steps
+        leg = self._leg(self._beside_decode())
+        try:
+            leg.play_steps(seed, steps)
+            self.answer.cases = leg.cases(seed, SHRINKING_FORWARDS)
+        except Exception:
+            self.answer.cases = leg.unshrunk(seed)
+            raise
+        finally:
+            self._book(leg)
 
     def _replayed(self) -> None:
         """Play a runner with our arithmetic, bit by bit; shrink what fails."""
@@ -266,10 +315,8 @@ class _Session:
         if leg.failing and not leg.result.padded_replays:
             # The worlds diverged before anything was padded: what judges one alone goes on.
             leg.play(FIRST[task.runner], STEP_PROPERTIES - STATE_PROPERTIES)
-        config, most = leg.lockstep.pair.config, max(self.trial.buckets)
         of_traffic = task.examples // 2
-        room, mode = self.trial.room, subject.mode
-        for schedule in traffic_schedules(config, most, room, of_traffic, task.seed, mode):
+        for schedule in leg.traffic(task.seed, of_traffic):
             leg.play(schedule)
         leg.play_drawn(task.seed, task.examples - of_traffic)
         leg.ledger = None

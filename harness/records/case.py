@@ -90,6 +90,15 @@ def load_json(path: Path, file_format: str, *versions: int) -> dict[str, Any]:
     return data
 
 
+def says_format(path: Path, file_format: str) -> bool:
+    """Whether a file says that it is of a format; no file that cannot be read does."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and data.get("format") == file_format
+
+
 def load_case(path: Path) -> Case:
     """Return the case of a file. Raises ValueError, in one sentence, for a malformed one.
 

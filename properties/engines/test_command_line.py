@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.cli.engine_display import changes
+from harness.cli.engines.display import changes
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.faults import FAULTS, Verdict

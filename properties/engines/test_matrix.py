@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.matrix import cells, write_matrix
+from harness.cli.engines.matrix import cells, write_matrix
 
 
 def record(**changed: Any) -> dict[str, Any]:

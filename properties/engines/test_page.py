@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.cli.engine_display import notes, property_table
+from harness.cli.engines.display import notes, property_table
 from harness.engines import record as engine_record
 from harness.engines.faults import FAULTS
 from reports.engine_page import render

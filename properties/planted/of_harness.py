@@ -704,7 +704,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="undecided-engine-exits-well",
-        file="harness/cli/engines.py",
+        file="harness/cli/engines/trial.py",
         old="Verdict.UNDECIDED: CANNOT_RUN}",
         new="Verdict.UNDECIDED: OK}",
         tests=(

@@ -15,7 +15,7 @@ from harness.campaigns.regress import all_hunts
 from harness.checks.play import DeviceLostError, Outcome
 from harness.checks.property import Violation
 from harness.checks.table import PROPERTIES
-from harness.cli.engines import EXIT_CODES
+from harness.cli.engines.trial import EXIT_CODES
 from harness.cli.folders import shown
 from harness.cli.regress import hunts_of
 from harness.records.case import VERSION as CASE_VERSION

@@ -1,38 +1,49 @@
 """An engine's trial, and a walk over releases, in the terminal."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from harness.cli.matrix import Walked, cells
+from harness.cli.engines.matrix import Walked, cells
 from harness.engines.faults import FAULTS, Verdict
 from harness.engines.playlist import RUNNERS
-from harness.engines.progress import Played
+from harness.engines.progress import Played, TimeLeft
 from harness.engines.worker import LegAnswer
 
 MARKS = {Verdict.PRESENT: "● present", Verdict.ABSENT: "○ absent", Verdict.UNDECIDED: "? undecided"}
 
 
 class Telling:
-    """Says how a trial comes along: a line for each schedule of a leg, and one as the leg ends."""
+    """Says how legs come along: a line for each schedule of one, and one as it ends.
 
-    def __init__(self, console: Console) -> None:
+    Each line begins with the seconds gone, and ends with an estimate of the time left. The
+    same lines are written to a terminal and to a file.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console
-        self.started = time.monotonic()
+        self.clock = clock
+        self.begin(())
+
+    def begin(self, legs: Sequence[str]) -> None:
+        """Hear which legs there are; their time begins now."""
+        self.left = TimeLeft(legs, self.clock)
 
     def hear(self, played: Played) -> None:
         """Say what a leg has played so far, and what of that differs."""
+        self.left.play(played)
         found = f"violates {', '.join(played.violated)}" if played.violated else "nothing differs"
         self._say(
-            f"{played.leg}: {played.schedules} of {played.planned} schedules, {played.replays}"
+            f"{played.leg}: {played.done} of {played.planned} {played.unit}, {played.replays}"
             f" replays, {played.padded} padded: {found}"
         )
 
     def on_leg(self, said: LegAnswer) -> None:
         """Say what a leg has come to."""
+        self.left.end(said.leg)
         found = [f"{one['property']}: {one['message']}" for one in said.findings]
         if said.undecided is not None:
             found.append(f"undecided: {said.undecided}")
@@ -41,8 +52,17 @@ class Telling:
         self._say(f"{said.leg} has ended: {'; '.join(found) or 'nothing differs'}")
 
     def _say(self, words: str) -> None:
-        seconds = time.monotonic() - self.started
-        self.console.print(f"{seconds:4.0f} s  {words}", highlight=False, markup=False)
+        gone, left = self.clock() - self.left.started, self.left.seconds
+        more = f"; {duration(left)} left" if left is not None else ""
+        line = f"{gone:4.0f} s  {words}{more}"
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Return an estimate of a time in words: in steps of ten seconds, or in minutes."""
+    if seconds < 90:
+        return f"about {max(10, round(seconds, -1)):.0f} s"
+    return f"about {seconds / 60:.0f} min"
 
 
 def fault_table(record: Mapping[str, Any]) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.cli.engine_display import (
+from harness.cli.engines.display import (
     Telling,
     changes,
     fault_table,
@@ -19,12 +19,12 @@ from harness.cli.engine_display import (
     release_table,
     runner_table,
 )
+from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.folders import default_workers, new_folder, shown, swap_link
-from harness.cli.matrix import write_matrix
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
-from harness.engines.case import cases_of, load_engine_case
+from harness.engines.case import EngineCase, cases_of, load_engine_case
 from harness.engines.explained.record import read
 from harness.engines.faults import Verdict
 from harness.engines.playlist import EXAMPLES
@@ -85,10 +85,7 @@ def settings_of(options: argparse.Namespace, asked: engine_record.Asked) -> Sett
 
 def replay_engine(path: Path, options: argparse.Namespace) -> int:
     """Replay an engine's case, on the engine it names or on another, as a trial of its own."""
-    case = load_engine_case(path)
-    device = case.case.trial.device
-    if resolve_device(options.device or device) != device:
-        raise CannotRunError(f"{path.name} was found on {device}; it replays there alone")
+    case = case_here(path, options.device)
     engine = engines.find(options.engine or case.engine)
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         answer = to_json(play_case(engine, case, Path(scratch) / "engine.log"))
@@ -107,10 +104,18 @@ def replay_engine(path: Path, options: argparse.Namespace) -> int:
     return OK
 
 
+def case_here(path: Path, device: str | None) -> EngineCase:
+    """Return an engine's case. Raises CannotRunError for one of another device than asked for."""
+    case = load_engine_case(path)
+    found_on = case.case.trial.device
+    if resolve_device(device or found_on) != found_on:
+        raise CannotRunError(f"{path.name} was found on {found_on}; it replays there alone")
+    return case
+
+
 def answer_of(engine: engines.Found, settings: Settings, folder: Path, console: Console) -> Answer:
     """Try an engine, say how it comes along, and return what was found; its log is in `folder`."""
-    telling = Telling(console)
-    return try_all(engine, settings, folder / "engine.log", telling.hear, telling.on_leg)
+    return try_all(engine, settings, folder / "engine.log", Telling(console))
 
 
 def record_of(

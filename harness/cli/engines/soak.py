@@ -1,0 +1,108 @@
+"""Soaking a released engine."""
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.cli.engines.display import Telling
+from harness.cli.engines.trial import EXIT_CODES
+from harness.cli.exit_codes import INTERRUPTED
+from harness.cli.folders import default_workers, shown
+from harness.engines import fetch as engines
+from harness.engines.campaigns.soak import cases_of, figures, soak
+from harness.engines.trial import Settings
+from harness.lockstep.config import resolve_device
+from harness.records import record as run_record
+from harness.records.record import device_name
+from reports.texts import or_dash
+
+STEPS = 1000
+"""Steps of each runner, if nothing else is asked for."""
+
+
+def soak_engine(options: argparse.Namespace) -> int:
+    """Play many steps of each runner of an engine; write the figures and the cases."""
+    if options.seeds is not None or options.table is not None:
+        raise ValueError("--seeds and --table are of our own bugs, which --engine has none of")
+    if options.steps == 0:
+        raise ValueError("no steps are nothing to play (see paritybit soak --help)")
+    device = resolve_device(options.device or "auto")
+    settings = Settings(
+        device=device,
+        seed=options.first_seed,
+        runners=options.runner,
+        presets=options.preset,
+        workers=options.workers or default_workers(device),
+    )
+    run_record.require_writable(options.record)
+    engine = engines.find(options.engine)
+    console, log = Console(), options.record.with_name(f"{options.record.name}.log")
+    console.print(f"paritybit soaks {engine.name}, on {device_name(device)}")
+    log.unlink(missing_ok=True)
+    soaked = soak(engine, settings, options.steps or STEPS, log, Telling(console))
+    folder = options.record.with_name(f"{options.record.stem}-cases")
+    found = {
+        "command": shlex.join(["paritybit", *map(shown, options.typed)]),
+        "workers": settings.workers,
+        **figures(soaked, engine.name, shown(str(folder))),
+    }
+    cases = cases_of(shown(options.engine), soaked)
+    for name, case in cases.items():
+        folder.mkdir(exist_ok=True)
+        case.write(folder / name)
+    run_record.write_evidence("engine-soak", device, found, options.record)
+    show(console, found, options.record, folder)
+    return INTERRUPTED if found["interrupted"] else EXIT_CODES[found["verdict"]]
+
+
+def show(console: Console, found: Mapping[str, Any], record: Path, folder: Path) -> None:
+    """Print what a soak gave: by runner, every finding, what is listed, what was not tried.
+
+    `folder` is where the cases lie.
+    """
+    console.print(runner_table(found))
+    lines = [
+        *(f"finding: {line_of(finding)}" for finding in found["findings"]),
+        *(f"listed, and no verdict: {line_of(finding)}" for finding in found["listed"]),
+        *found["notes"],
+        *(f"no {entry['runner']}: {entry['reason']}" for entry in found["lacking"]),
+        *(f"emulated: {part}" for part in found["emulated"]),
+        *(f"undecided: {entry['leg']}: {entry['reason']}" for entry in found["undecided"]),
+        *(
+            f"replay with: paritybit replay {folder / Path(finding['case']).name}"
+            for finding in found["findings"]
+            if finding["case"]
+        ),
+        f"record: {record}",
+        f"{found['verdict']}: {found['message']}; {found['seconds']:.0f} s",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def line_of(finding: Mapping[str, Any]) -> str:
+    """Return a finding in one line: where, what, which fault class, from which seed, and why."""
+    classes = f" ({', '.join(finding['faults'])})" if finding["faults"] else ""
+    where = f"{finding['runner']} {finding['preset']}, seed {finding['seed']}"
+    why = "".join(f"; {why}" for why in (finding["cause"], finding["listed"]) if why)
+    return f"{finding['property']} of {where}{classes}: {finding['message']}{why}"
+
+
+def runner_table(found: Mapping[str, Any]) -> Table:
+    """Return what was played of each runner."""
+    table = Table(title=f"steps of {found['engine']}", box=None)
+    table.add_column("runner")
+    table.add_column("models")
+    for column in ("schedules", "steps", "replays", "padded", "steps/s", "findings"):
+        table.add_column(column, justify="right")
+    for row in found["runners"]:
+        here = sum(finding["runner"] == row["runner"] for finding in found["findings"])
+        counts = [row[name] for name in ("schedules", "steps", "replays", "padded")]
+        cells = (*counts, or_dash(row["steps_per_second"]), here)
+        table.add_row(row["runner"], ", ".join(row["presets"]), *map(str, cells))
+    return table

@@ -1,0 +1,1 @@
+"""What is done with an engine beside its trial: soaks of many steps."""

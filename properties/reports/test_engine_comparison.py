@@ -1,0 +1,301 @@
+"""Two records of engines' trials side by side: what is new, worse, gone, or not told any more."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.engines import record as engine_record
+from harness.records import record as records
+from properties.support.harness.command_line import FINDING, MALFORMED, OK
+from properties.support.reports.records import SAMPLES
+from reports.engine_comparison import Comparison, compare_trials
+from reports.engine_page import render_comparison
+
+Data = dict[str, Any]
+Edit = Callable[[Data], Any]
+
+
+def leg(runner: str = "decode", **changed: Any) -> Data:
+    """Return a leg that was tried."""
+    return {
+        "leg": f"{runner} gpt_oss",
+        "runner": runner,
+        "preset": "gpt_oss",
+        "undecided": None,
+        "schedules": 5,
+        "steps": 90,
+        "replays": 40,
+        "padded": 20,
+        "unasked": {"batch_invariance": "it chooses the bucket"},
+        **changed,
+    }
+
+
+def finding(name: str, *faults: str, runner: str = "decode", listed: str | None = None) -> Data:
+    """Return a violated property of a runner."""
+    return {
+        "runner": runner,
+        "preset": "gpt_oss",
+        "property": name,
+        "message": "step 6: <slot 7>",
+        "faults": list(faults),
+        "listed": listed,
+        "cause": None,
+    }
+
+
+def judged(verdict: str) -> Data:
+    """Return the verdict on a fault class."""
+    return {"fault": "swa_pad", "runner": "decode", "verdict": verdict, "message": "seen"}
+
+
+def record() -> Data:
+    """Return the record of a trial of two runners: one differs, in two ways."""
+    answer = {
+        "legs": [leg(), leg("cpu_graph")],
+        "findings": [finding("kv_parity", "swa_pad"), finding("read_frame")],
+        "undecided": [],
+        "lacking": [{"runner": "piecewise", "reason": "nothing is called so"}],
+        "faults": [judged("absent")],
+        "seconds": 60.0,
+        "interrupted": False,
+    }
+    return {
+        "environment": {"torch": "2.11"},
+        "command": "paritybit regress",
+        "engine": "sglang 1",
+        "asked": [],
+        "verdict": "present",
+        "message": "it differs",
+        "unasked": [],
+        "answer": answer,
+    }
+
+
+def edited(edit: Edit) -> Data:
+    """Return the record, changed."""
+    changed = copy.deepcopy(record())
+    edit(changed)
+    return changed
+
+
+def compared(edit: Edit) -> Comparison:
+    """Compare the record with itself, changed."""
+    return compare_trials(record(), edited(edit))
+
+
+def kinds(comparison: Comparison) -> dict[str, str]:
+    """Return what became of findings, apart from those that are still there."""
+    found = {f"{one.violated}@{one.runner}": one.kind for one in comparison.changes}
+    return {name: kind for name, kind in found.items() if kind != "still there"}
+
+
+def test_a_trial_does_not_differ_from_itself() -> None:
+    comparison = compared(lambda data: None)
+    assert kinds(comparison) == {}
+    assert len(comparison.changes) == 2
+    assert (comparison.legs, comparison.asked, comparison.faults) == ((), (), ())
+    assert not comparison.alarming
+
+
+FINDINGS: dict[str, tuple[Edit, dict[str, str], bool]] = {
+    "new": (
+        lambda data: data["answer"]["findings"].append(finding("kv_parity", runner="cpu_graph")),
+        {"kv_parity@cpu_graph": "new"},
+        True,
+    ),
+    "new, but listed": (
+        lambda data: data["answer"]["findings"].append(finding("log_hygiene", listed="known")),
+        {"log_hygiene@decode": "new"},
+        False,
+    ),
+    "no longer listed": (
+        lambda data: data["answer"]["findings"].append(finding("log_hygiene")),
+        {"log_hygiene@decode": "new"},
+        True,
+    ),
+    "gone": (
+        lambda data: data["answer"]["findings"].pop(0),
+        {"kv_parity@decode": "gone"},
+        False,
+    ),
+    "explained by no class any more": (
+        lambda data: data["answer"]["findings"][0].update(faults=[]),
+        {"kv_parity@decode": "worse"},
+        True,
+    ),
+    "explained by another class too": (
+        lambda data: data["answer"]["findings"][0].update(faults=["swa_pad", "req_pool_pad"]),
+        {"kv_parity@decode": "worse"},
+        True,
+    ),
+    "explained by a class now": (
+        lambda data: data["answer"]["findings"][1].update(faults=["req_pool_pad"]),
+        {},
+        False,
+    ),
+    "seen elsewhere": (
+        lambda data: data["answer"]["findings"][1].update(message="step 7: slot 9"),
+        {},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_what_becomes_of_a_finding_is_told(name: str) -> None:
+    edit, expected, alarming = FINDINGS[name]
+    comparison = compared(edit)
+    assert kinds(comparison) == expected
+    assert comparison.alarming is alarming
+
+
+def open_leg(data: Data) -> None:
+    """Let the decode runner's leg be undecided, and find nothing."""
+    data["answer"]["legs"][0]["undecided"] = "a part has moved"
+    entry = {"leg": "decode gpt_oss", "runner": "decode", "reason": "a part has moved"}
+    data["answer"].update(findings=[], undecided=[entry])
+
+
+def no_leg(data: Data) -> None:
+    """Let the decode runner not be tried at all."""
+    data["answer"]["legs"].pop(0)
+    data["answer"].update(findings=[])
+
+
+def no_runner(data: Data) -> None:
+    """Let the engine lack the decode runner."""
+    no_leg(data)
+    data["answer"]["lacking"].append({"runner": "decode", "reason": "it is gone"})
+
+
+@pytest.mark.parametrize(
+    ("edit", "after"),
+    [
+        (open_leg, "undecided: a part has moved"),
+        (no_leg, "not tried"),
+        (no_runner, "no such runner: it is gone"),
+    ],
+)
+def test_a_leg_that_is_tried_no_longer_is_worse_and_its_findings_are_not_told(
+    edit: Edit, after: str
+) -> None:
+    comparison = compared(edit)
+    (row,) = comparison.legs
+    assert (row.name, row.before, row.after, row.worse) == ("decode gpt_oss", "tried", after, True)
+    assert kinds(comparison) == {"kv_parity@decode": "not told", "read_frame@decode": "not told"}
+    assert comparison.alarming
+    back = compare_trials(edited(edit), record())
+    assert [row.worse for row in back.legs] == [False]
+
+
+def test_a_leg_of_a_runner_that_was_lacking_and_cannot_be_tried_now_is_worse() -> None:
+    entry = {"leg": "piecewise mimo", "runner": "piecewise", "reason": "a part has moved"}
+    comparison = compared(lambda data: data["answer"]["undecided"].append(entry))
+    (row,) = comparison.legs
+    assert row.before == "no such runner: nothing is called so"
+    assert row.worse
+
+
+def test_a_property_that_is_not_asked_any_more_is_worse_and_does_not_make_a_finding_gone() -> None:
+    def unasked(data: Data) -> None:
+        data["answer"]["legs"][0]["unasked"]["kv_parity"] = "its KV is not seen"
+        data["answer"]["findings"].pop(0)
+
+    comparison = compared(unasked)
+    (row,) = comparison.asked
+    assert (row.name, row.before) == ("kv_parity of decode gpt_oss", "asked")
+    assert (row.after, row.worse) == ("not asked: its KV is not seen", True)
+    assert kinds(comparison) == {"kv_parity@decode": "not told"}
+    back = compare_trials(edited(unasked), record())
+    assert [row.worse for row in back.asked] == [False]
+
+
+def test_what_is_judged_though_no_property_was_asked_for_it_can_be_gone() -> None:
+    """As what the padding of an engine's inputs says, which a ledger tells."""
+    before = edited(lambda data: data["answer"]["findings"].append(finding("batch_invariance")))
+    assert kinds(compare_trials(before, record())) == {"batch_invariance@decode": "gone"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "worse"), [("present", True), ("undecided", True), ("absent", None)]
+)
+def test_a_fault_class_that_is_present_or_open_now_is_worse(
+    verdict: str, worse: bool | None
+) -> None:
+    comparison = compared(lambda data: data["answer"]["faults"][0].update(verdict=verdict))
+    assert [row.worse for row in comparison.faults] == ([] if worse is None else [worse])
+    assert comparison.alarming is bool(worse)
+
+
+def written(folder: Path, name: str, data: Data) -> str:
+    """Write a record of a trial; return its path."""
+    path = folder / name
+    engine_record.write(data, path)
+    return str(path)
+
+
+def test_records_of_engines_are_compared_from_their_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "compare.html"
+    before = written(tmp_path, "a.json", record())
+    after = written(tmp_path, "b.json", edited(FINDINGS["new"][0]))
+    assert main(["compare", before, before, "--page", str(page)]) == OK
+    assert main(["compare", before, after, "--page", str(page)]) == FINDING
+    said = capsys.readouterr().out
+    assert "new         kv_parity of cpu_graph gpt_oss: step 6: <slot 7>" in said
+    assert "1 new, 0 worse, 0 not told, 0 gone, 2 still there" in said
+    assert main(["compare", after, before, "--page", str(page)]) == OK
+    html = page.read_text()
+    assert "&lt;slot 7&gt;" in html
+    assert "Nothing new" in html
+
+
+def test_the_page_says_what_is_worse() -> None:
+    before, after = record(), edited(open_leg)
+    html = render_comparison(before, after, compare_trials(before, after))
+    assert "undecided: a part has moved</td><td>worse" in html
+    assert "<h1>Differs</h1>" in html
+
+
+def test_the_record_of_an_engine_and_of_a_run_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = written(tmp_path, "engine.json", record())
+    run = tmp_path / "run.json"
+    records.write(next(iter(SAMPLES.values())), run)
+    for pair in ([engine, str(run)], [str(run), engine]):
+        assert main(["compare", *pair]) == MALFORMED
+        error = capsys.readouterr().err
+        assert "compare two of one kind" in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda data: data.pop("answer"),
+        lambda data: data["answer"].pop("legs"),
+        lambda data: data["answer"].update(findings=[3]),
+        lambda data: data["answer"]["legs"][0].pop("unasked"),
+        lambda data: data.update(answer=None),
+        lambda data: data.update(version=99),
+    ],
+)
+def test_a_record_that_is_not_whole_is_refused_in_one_sentence(
+    edit: Edit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, "engine.json", record())
+    data = json.loads(Path(path).read_text())
+    edit(data)
+    Path(path).write_text(json.dumps(data))
+    assert main(["compare", path, path, "--page", str(tmp_path / "c.html")]) == MALFORMED
+    error = capsys.readouterr().err
+    assert "engine.json" in error
+    assert error.count("\n") == 1
