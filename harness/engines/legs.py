@@ -11,6 +11,7 @@ from harness.campaigns.hunt import EnoughDrawn, HuntResult, draw, whole
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
 from harness.engines import statics
+from harness.engines.explained.counterexample import Counterexample, counterexample
 from harness.engines.faults import Evidence, Finding, faults_shown
 from harness.engines.localise import GivingBack, cut
 from harness.engines.padding import RUN, PaddingLedger
@@ -51,6 +52,7 @@ class Leg:
     asked: Counter[str] = field(default_factory=Counter)
     failing: dict[str, tuple[Schedule, str]] = field(default_factory=dict)
     causes: dict[str, str] = field(default_factory=dict)
+    shown: list[Counterexample] = field(default_factory=list)
     observer: Callable[[Observation], None] | None = None
     started: float = field(default_factory=time.perf_counter)
 
@@ -131,7 +133,8 @@ class Leg:
         """Return a case of each violated property: its first failing schedule, shrunk.
 
         So many forwards at most are spent on each; a schedule shrunk for another property that
-        violates this one too is taken as it is. What caused it is looked for in the case.
+        violates this one too is taken as it is. What caused it is looked for in the case, which
+        is played once more for what a page shows of it, `shown`.
         """
         found, known = list[Case](), list[Schedule]()
         giving = dict[tuple[Schedule, frozenset[str]], GivingBack]()
@@ -148,14 +151,18 @@ class Leg:
             recorded = tuple(violation.to_json() for violation in violations)
             found.append(Case(self.lockstep.trial, smallest, target, seed, recorded))
             places = [one.step for one in violations if one.property == target]
+            blamed: tuple[str, ...] = ()
             if places and Offer.FRESH_ENGINE not in self.lockstep.pair.subject.missing:
                 failing = cut(smallest, places[0])
                 giving_back = giving.setdefault(
                     (failing, watched), GivingBack(self.lockstep, failing, watched)
                 )
-                cause = giving_back.explain(target).cause
-                if cause is not None:
-                    self.causes[target] = cause
+                leftovers = giving_back.explain(target)
+                if leftovers.cause is not None:
+                    self.causes[target] = leftovers.cause
+                blamed = leftovers.smallest or ()
+            self.lockstep.watch(watched)
+            self.shown.append(counterexample(self.lockstep, found[-1], blamed))
         return found
 
     def unshrunk(self, seed: int) -> list[Case]:

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from harness.campaigns.executor import Campaign, Ended, execute
 from harness.engines.case import EngineCase
+from harness.engines.explained.counterexample import Counterexample
 from harness.engines.fetch import DEPENDENCIES, Found, folder
 from harness.engines.playlist import EXAMPLES, RUNNERS, Kind
 from harness.engines.progress import Played, listening
@@ -85,6 +86,7 @@ class Answer:
     padding: list[dict[str, Any]] = field(default_factory=list)
     policies: list[dict[str, Any]] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
+    counterexamples: list[Counterexample] = field(default_factory=list)
     stubs: list[str] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
     assumed_off: list[str] = field(default_factory=list)
@@ -116,6 +118,7 @@ class Answer:
         self.padding += said.padding
         self.policies += said.policies
         self.cases += said.cases
+        self.counterexamples += said.counterexamples
         self.stubs = sorted({*self.stubs, *said.stubs})
         self.modules = sorted({*self.modules, *said.modules})
         self.assumed_off = sorted({*self.assumed_off, *said.assumed_off})
@@ -281,5 +284,7 @@ def seconds_of(task: LegTask) -> float:
 
 
 def to_json(answer: Answer) -> dict[str, Any]:
-    """Return an answer as JSON data."""
-    return {**asdict(answer), "cases": [case.to_json() for case in answer.cases]}
+    """Return an answer as JSON data, without its counterexamples: a record holds these apart."""
+    held = {field.name: getattr(answer, field.name) for field in fields(answer)}
+    del held["counterexamples"]
+    return held | {"cases": [case.to_json() for case in answer.cases]}

@@ -29,6 +29,7 @@ from harness.engines.adapters import (
     encoder_refusal,
     load,
 )
+from harness.engines.explained.counterexample import Counterexample
 from harness.engines.faults import FAULTS, Evidence, Finding
 from harness.engines.legs import OURS, OWN, Leg
 from harness.engines.localise import GivingBack, Leftovers
@@ -111,6 +112,7 @@ class LegAnswer:
     padding: list[dict[str, Any]] = field(default_factory=list)
     policies: list[dict[str, Any]] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
+    counterexamples: list[Counterexample] = field(default_factory=list)
     stubs: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     assumed_off: list[str] = field(default_factory=list)
@@ -338,6 +340,7 @@ class _Session:
                 said = f"with other values in the padding of {name}, {entry.message}"
                 self.evidence.add("padding_noninterference", said, ())
         answer.cases = leg.cases(task.seed, SHRINKING_FORWARDS)
+        answer.counterexamples = leg.shown
         self._finish(leg)
 
     def _label(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.engines.case import EngineCase, load_engine_case
+from harness.engines.explained.record import read
 from harness.engines.playlist import SHRINKING
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case
@@ -79,3 +80,26 @@ def test_a_case_is_clean_on_the_release_that_mended_it(
     EngineCase(f"sglang=={BROKE}", case).write(path)
     assert main(["bisect", "--case", str(path), "--engine", f"sglang=={CLEAN}"]) == OK
     assert "nothing to explain" in capsys.readouterr().out
+
+
+def test_the_page_of_a_trial_says_who_left_what_where_and_whose_slot_that_is(
+    tmp_path: Path,
+) -> None:
+    package_of(BROKE)
+    asked = ["--runner", "decode", "--preset", "gpt_oss", "--examples", "1", "--device", "cpu"]
+    code = main(["regress", "--engine", f"sglang=={BROKE}", *asked, "--out", str(tmp_path)])
+    assert code == FINDING
+    record = json.loads((tmp_path / "latest" / "engine.json").read_text())
+    found = {one.finding.case.target: one.finding for one in read(record)}
+    explained = found["write_frame"].explanation
+    assert explained is not None and explained.cause.given is not None
+    assert explained.cause.given.what.startswith("out_cache_loc_swa[")
+    assert explained.cause.given.stale
+    left_by = explained.cause.given.left_by
+    assert left_by is not None and left_by.step < explained.at.step
+    assert explained.cause.slot is not None
+    assert explained.cause.slot.owner == f"request {left_by.request}"
+    (drawn,) = [one for one in explained.slots if (one.model, one.kind) == ("target", "swa")]
+    assert explained.cause.slot.slot in drawn.differs
+    page = (tmp_path / "latest" / "index.html").read_text()
+    assert all(part in page for part in ("culprit", 'class="slots"', 'class="timeline"'))

@@ -1,12 +1,17 @@
 """What the terminal and the page say of a trial beside its verdicts."""
 
+import json
 from typing import Any
 
 from rich.console import Console
 
 from harness.cli.engines.display import notes, property_table
 from harness.engines import record as engine_record
+from harness.engines.explained.record import read
 from harness.engines.faults import FAULTS
+from harness.records.schema import EngineCounterexample
+from properties.support.reports.pages import words_of
+from properties.support.reports.records import swa_pad_finding, trial
 from reports.engine_page import render
 
 
@@ -110,3 +115,24 @@ def test_replays_of_all_legs_are_counted_together() -> None:
     made = record(leg(), leg(runner="piecewise", replays=4, padded=3))
     assert notes(made)[0].startswith("9 replays, 6 padded")
     assert "9 replays, 6 of them padded" in render(made)
+
+
+def test_the_page_shows_each_counterexample_as_a_run_s_page_does() -> None:
+    """Its time line, who left which element of which static input, whose slot that is."""
+    found = swa_pad_finding()
+    assert found.explanation is not None
+    made = EngineCounterexample(trial(), found, '{"format": "a case <file>"}')
+    page = words_of(render(record(), [made]))
+    assert all(sentence.partition(" ")[2] in page for sentence in found.explanation.proof)
+    assert "kv_parity of decode" in page
+    assert "paritybit replay reports/out/latest/cases/swa_pad-decode.json" in page
+    markup = render(record(), [made])
+    assert 'class="timeline"' in markup
+    assert "culprit" in markup.split("<main>")[1].split("How to read the drawings")[1]
+    assert "a case &lt;file&gt;" in markup
+
+
+def test_a_counterexample_outlives_its_record() -> None:
+    made = EngineCounterexample(trial(), swa_pad_finding(), "{}")
+    kept = engine_record.make("sglang 1", "cpu", "paritybit", (), record()["answer"], [made])
+    assert read(json.loads(json.dumps(kept))) == (made,)

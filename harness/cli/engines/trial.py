@@ -25,12 +25,13 @@ from harness.cli.folders import default_workers, new_folder, shown, swap_link
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.case import EngineCase, cases_of, load_engine_case
-from harness.engines.explained.record import read
+from harness.engines.explained.record import read, recorded
 from harness.engines.faults import Verdict
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
 from harness.lockstep.config import CannotRunError, resolve_device
 from harness.records.record import device_name
+from harness.records.schema import EngineCounterexample
 from reports.engine_page import write as write_page
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
@@ -50,16 +51,17 @@ def try_engine(options: argparse.Namespace) -> int:
     console, folder = Console(), new_folder(options.out)
     console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
     answer = answer_of(engine, settings, folder, console)
-    record = record_of(engine, settings, asked, options, answer)
-    write_engine(record, folder)
     cases = cases_of(shown(options.engine), answer.cases)
+    latest = folder.parent / "latest"
+    found = recorded(cases, answer.counterexamples, shown(str(latest / "cases"), keep=3))
+    record = record_of(engine, settings, asked, options, answer, found)
+    write_engine(record, folder)
     for name, case in cases.items():
         case.write(folder / "cases" / name)
     swap_link(folder)
     console.print(fault_table(record), property_table(record), padding_table(record))
     for note in notes(record):
         console.print(note, highlight=False)
-    latest = folder.parent / "latest"
     for name in cases:
         path = latest / "cases" / name
         console.print(f"replay with: paritybit replay {path}", soft_wrap=True, highlight=False)
@@ -124,10 +126,12 @@ def record_of(
     asked: engine_record.Asked,
     options: argparse.Namespace,
     answer: Answer,
+    counterexamples: Sequence[EngineCounterexample] = (),
 ) -> dict[str, Any]:
     """Return the record of an engine's trial."""
     command = shlex.join(["paritybit", *map(shown, options.typed)])
-    return engine_record.make(engine.name, settings.device, command, asked, to_json(answer))
+    said = to_json(answer)
+    return engine_record.make(engine.name, settings.device, command, asked, said, counterexamples)
 
 
 def write_engine(record: dict[str, Any], folder: Path) -> None:

@@ -30,6 +30,7 @@ from subjects.engines.sglang.engine import SglangEngine
 class Counterexample:
     """A case played once more: what each step did, and why the violation, where that is known."""
 
+    case: Case
     timeline: tuple[TimelineEntry, ...]
     explanation: Explanation | None
 
@@ -55,7 +56,7 @@ def counterexample(lockstep: Lockstep, case: Case, blamed: Collection[str]) -> C
             found.append(_explained(lockstep, case, observation, ledger, blamed))
 
     lockstep.play(case.schedule, see, extra_runs={statics.RUN: statics.held_before})
-    return Counterexample(tuple(timeline), found[0] if found else None)
+    return Counterexample(case, tuple(timeline), found[0] if found else None)
 
 
 def _explained(
@@ -77,9 +78,19 @@ def _explained(
         property=case.target,
         at=at,
         cause=cause,
-        proof=prove(case.target, at, cause),
+        proof=prove(case.target, at, cause) if cause.given is not None else _told(case, at),
         static_inputs=ledger.rows(observation, blamed),
         slots=_slots(observation),
+    )
+
+
+def _told(case: Case, at: Situation) -> tuple[str, ...]:
+    """Tell a violation of which no element of a static input is known to be the cause."""
+    seen = next(one for one in case.violations if one["property"] == case.target)
+    return (
+        f"Let step {at.step} run {at.runner}'s graph of {at.bucket}, {at.live_size} of it live.",
+        f"Then {seen['message']}.",
+        f"So {case.target} does not hold.",
     )
 
 
@@ -107,15 +118,16 @@ def _cause(
     held = ledger.inputs[name]
     value, captured = (int(one.flatten()[element]) for one in (held.values, held.captured))
     writer = held.left_by[element]
+    slot = _slot(lockstep, observation, name, value)
     given = GivenValue(
         what=f"{name}[{element}]",
-        value=str(value),
+        value=str(value) if slot is None else f"{value}, which is slot {slot.slot} of the drawing",
         right=str(captured) if right is None else right,
         stale=writer.step != observation.place,
         left_by=writer,
         how=held.how[element],
     )
-    return Cause("inputs", given=given, slot=_slot(lockstep, observation, name, value))
+    return Cause("inputs", given=given, slot=slot)
 
 
 def _named(case: Case, ledger: InputLedger) -> tuple[str, int, str] | None:

@@ -1,23 +1,28 @@
 """The counterexamples of an engine's trial as its record holds them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.engines.case import EngineCase
 from harness.engines.explained.counterexample import Counterexample
 from harness.records import schema
 from harness.records.case import dump_json
-from harness.records.typed_json import from_json
+from harness.records.typed_json import from_json, to_json
 
 
 def recorded(
-    found: Mapping[str, tuple[EngineCase, Counterexample]], shown: str
+    cases: Mapping[str, EngineCase], found: Sequence[Counterexample], shown: str
 ) -> tuple[schema.EngineCounterexample, ...]:
     """Return counterexamples, by the names of their case files, as a record holds them.
 
     `shown` is the folder of the case files as a replay command names it.
     """
-    return tuple(_recorded(name, *pair, shown) for name, pair in found.items())
+    return tuple(
+        _recorded(name, case, seen, shown)
+        for name, case in cases.items()
+        for seen in found
+        if seen.case == case.case
+    )
 
 
 def _recorded(
@@ -36,7 +41,7 @@ def _recorded(
         error=None,
         case=schema.CaseHead(data["format"], data["version"], data["target"], data["seed"]),
     )
-    trial = from_json(schema.TrialSettings, data["trial"], "the trial")
+    trial = from_json(schema.TrialSettings, to_json(case.case.trial), "the trial")
     return schema.EngineCounterexample(trial, finding, dump_json(case.to_json()))
 
 
