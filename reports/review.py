@@ -20,6 +20,7 @@ from harness.records.schema import (
     TrialSettings,
 )
 from reports.cards import Card, bug_cards, clean_cards, setting
+from reports.causes import Failed, failed
 from reports.drawings import detection_plot
 from reports.drawings.detection_plot import Plot
 from reports.skipped import skipped
@@ -129,6 +130,7 @@ class Review:
     sign: str
     started: str
     figures: tuple[Fact, ...]
+    failed: tuple[Failed, ...]
     attention: tuple[Piece, ...]
     environment: tuple[Fact, ...]
     matrix: tuple[MatrixRow, ...]
@@ -157,7 +159,8 @@ def review(record: Record) -> Review:
         sign=sign,
         started=record.started.replace("T", " ").replace("Z", " UTC"),
         figures=tuple(_figures(record, bugs)),
-        attention=tuple(_attention(record, clean, bugs, events)),
+        failed=tuple(failed(record, clean, bugs)),
+        attention=tuple(_attention(record, (*clean, *bugs), events)),
         environment=tuple(_environment(record.environment)),
         matrix=tuple(_matrix(record, _by_bug(record, bugs))),
         matrix_by_runner=tuple(_matrix(record, _by_bug_and_runner(record, bugs))),
@@ -189,19 +192,9 @@ def _figures(record: Record, bug_cards: Sequence[Card]) -> Iterator[Fact]:
     yield Fact("time taken", duration(record.seconds))
 
 
-def _attention(
-    record: Record, clean_cards: Iterable[Card], bug_cards: Iterable[Card], events: Iterable[Event]
-) -> Iterator[Piece]:
-    """Yield what speaks against a green run, the gravest first."""
-    for card in clean_cards:
-        assert card.finding is not None
-        message = f"{card.title} ({card.source}): violates {card.finding.lead.property}"
-        yield Piece(message, card.anchor)
-    for card in bug_cards:
-        if not card.sound:
-            message = f"{card.title} ({card.source}): {card.status}. {card.meaning}"
-            yield Piece(message, card.anchor)
-    for card in (*clean_cards, *bug_cards):
+def _attention(record: Record, cards: Iterable[Card], events: Iterable[Event]) -> Iterator[Piece]:
+    """Yield what speaks against a green run beside what failed."""
+    for card in cards:
         if card.finding is not None and card.finding.error:
             yield Piece(f"{card.title} ({card.source}): the explainer failed", card.anchor)
     for trial in record.clean:

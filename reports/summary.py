@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.records.schema import Record
+from reports.causes import Group
 from reports.review import Review, review
 
 MOST_LINES = 50
@@ -24,6 +25,14 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
     yield ""
     yield text(record.message)
     yield ""
+    if shown.failed:
+        yield "### What failed"
+        yield ""
+        for failed in shown.failed[:MOST_LINES]:
+            yield from _told(failed.group)
+        if len(shown.failed) > MOST_LINES:
+            yield f"- and {len(shown.failed) - MOST_LINES} more causes"
+        yield ""
     if shown.attention:
         yield "### Needs attention"
         yield ""
@@ -50,6 +59,16 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
         ["figure", "value"],
         ([fact.name, fact.value] for fact in (*shown.figures, *shown.environment)),
     )
+
+
+def _told(group: Group) -> Iterator[str]:
+    """Yield one cause: how it ended, its shortest failure, why, and how to replay it."""
+    yield f"- **{text(group.status)}**: {text(group.cause)}: {text(group.first.title)}"
+    yield from (f"  - {text(sentence)}" for sentence in group.told)
+    if group.replay:
+        yield f"  - {text(group.replay)}"
+    if group.others:
+        yield f"  - also: {text(group.others)}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

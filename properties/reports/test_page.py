@@ -103,18 +103,34 @@ def attention(text: str) -> str:
     return text[text.index("Needs attention") : text.index("Seed 0")]
 
 
-def test_a_red_page_lists_what_is_wrong_before_anything_else() -> None:
-    listed = attention(sample_page("red").text)
+def first_screen(text: str) -> str:
+    """Return what a page says above its figures."""
+    return text[: text.index("clean trials without a violation")]
+
+
+def test_a_red_page_says_what_failed_and_why_before_anything_else() -> None:
+    page = sample_page("red")
+    listed = first_screen(page.text)
     for message in (
-        "(generated): violates kv_parity",
-        "swa_int64@decode (generated): missed",
-        "req_pool_pad@decode (generated): wrong property",
-        "loc_memo_warning.before_window@decode (generated): affected after all",
-        "loc_memo_warning.entry+before_window@decode (generated): vacuous",
-        "no padded replay, so it proves nothing",
-        "Never reached: pool full",
+        "red: decode: static input out_cache_loc_swa",
+        "step 3 violates kv_parity",
+        "But SWA slot 9 is request 1’s, which is parked and alive",
+        "paritybit replay reports/out/latest/cases/swa_pad-decode.json",
+        "missed: nothing was found swa_int64@decode",
+        "wrong property",
+        "affected after all",
+        "vacuous",
     ):
         assert message in listed
+    wrong = attention(page.text)
+    assert "no padded replay, so it proves nothing" in wrong
+    assert "Never reached: pool full" in wrong
+    assert page.dead_links == set()
+
+
+def test_a_green_page_says_of_nothing_that_it_failed() -> None:
+    assert 'class="failed"' not in sample_markup("green")
+    assert 'class="failed"' in sample_markup("red")
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -146,7 +162,7 @@ def test_a_finding_without_violations_is_shown_and_said_to_be_empty() -> None:
         record = with_bug(record, place, finding=empty)
     page = Page(render(with_bug(record, 0, status="not reproduced")))
     assert page.text.count("Nothing was violated when it was played again.") == 3
-    assert "swa_pad@decode (generated): not reproduced" in page.text
+    assert "not reproduced: nothing is violated again swa_pad@decode" in page.text
     assert page.dead_links == set()
 
 

@@ -9,6 +9,7 @@ import pytest
 from harness.__main__ import main
 from harness.records import record as records
 from properties.support.reports.records import SAMPLES, failed_explainer, green, hostile, many, red
+from reports.causes import groups
 from reports.summary import MOST_LINES, summarise, text
 
 
@@ -27,8 +28,9 @@ def test_a_summary_begins_with_the_verdict_and_what_needs_attention() -> None:
     lines = summarise(red()).splitlines()
     assert lines[0] == "## ✕ paritybit: red"
     assert lines[2] == red().message
-    missed = "swa\\_int64\\@decode \\(generated\\): missed"
+    missed = "- **missed**: nothing was found: swa\\_int64\\@decode"
     assert any(missed in line for line in attention(summarise(red())))
+    assert "  - But SWA slot 9 is request 1’s, which is parked and alive" in summarise(red())
     assert attention(summarise(green())) == []
 
 
@@ -45,12 +47,23 @@ def test_a_summary_has_a_row_for_each_bug_and_a_column_for_each_runner() -> None
     assert all(line.endswith("|") for line in lines if line.startswith("|"))
 
 
-def test_a_summary_of_very_many_faults_is_cut_short() -> None:
+def test_a_summary_of_very_many_faults_of_one_cause_names_some() -> None:
     record = many(MOST_LINES * 2)
     record = replace(record, bugs=tuple(replace(hunt, status="missed") for hunt in record.bugs))
-    lines = attention(summarise(record))
+    (group,) = [one for one in groups(record) if len(one.failures) > MOST_LINES]
+    assert text(group.others) in summarise(record)
+    assert re.search(r"; and \d+ more$", group.others)
+
+
+def test_a_summary_of_very_many_causes_is_cut_short() -> None:
+    record = many(MOST_LINES * 2)
+    hunts = tuple(
+        replace(hunt, status="failed", finding=None, error=f"RuntimeError: {number}")
+        for number, hunt in enumerate(record.bugs)
+    )
+    lines = attention(summarise(replace(record, bugs=hunts)).split("### Needs attention")[0])
     assert len(lines) == MOST_LINES + 1
-    assert re.fullmatch(r"- and \d+ more", lines[-1])
+    assert re.fullmatch(r"- and \d+ more causes", lines[-1])
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 
 from harness.cli.display import clean_table, matrix
-from harness.cli.failures import by_cause, failures, print_failures
+from harness.cli.failures import print_failures
 from harness.records.schema import Record
 from properties.support.reports.records import bug, green, red, swa_pad_finding
+from reports.causes import groups
 
 REPLAY = "replay: paritybit replay reports/out/latest/cases/swa_pad-decode.json"
 
@@ -51,8 +52,8 @@ def test_findings_of_one_cause_are_told_once_and_named() -> None:
         for runner in ("target_verify", "decode", "piecewise")
     )
     record = replace(green(), bugs=hunts)
-    (group,) = by_cause(failures(record)).values()
-    assert len(group) == 3
+    (group,) = groups(record)
+    assert len(group.failures) == 3
     text = printed(record)
     assert "3 not as expected, of 1 cause\n" in text
     assert text.count(REPLAY) == 1
