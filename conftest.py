@@ -166,7 +166,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     asked = {option: session.config.getoption(f"--{option}") for option in options}
     if set(asked.values()) == {None}:
         return
-    from harness.lockstep.config import UnknownNameError, known
+    from harness.errors import UnknownNameError, known
     from reference.config import PRESETS
     from subjects.bugs.catalogue import BUGS
     from subjects.runners import RUNNERS

@@ -10,14 +10,8 @@ from harness.campaigns.hunt import time_limit, whole
 from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
-from harness.lockstep.config import (
-    CannotRunError,
-    TrialConfig,
-    UnknownNameError,
-    require_cuda,
-    resolve_device,
-)
-from harness.lockstep.tracebacks import headline
+from harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
+from harness.lockstep.config import TrialConfig, require_cuda, resolve_device
 from harness.records.case import Case, load_case
 
 
@@ -55,7 +49,7 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not inside:
-            raise ValueError(f"{path.name} holds no case file")
+            raise MalformedError(f"{path.name} holds no case file")
         found += inside
     return found
 

@@ -12,7 +12,8 @@ from harness.checks.table import PROPERTIES
 from harness.cli.engines.bisect import bisect_engine
 from harness.cli.exit_codes import FINDING, OK
 from harness.engines.case import is_engine_case
-from harness.lockstep.config import TrialConfig, catalogued, known, resolve_device
+from harness.errors import MalformedError, known
+from harness.lockstep.config import TrialConfig, catalogued, resolve_device
 from harness.records import record as run_record
 from harness.records.case import Case, write_case
 from subjects.bugs.catalogue import BUGS
@@ -25,15 +26,17 @@ def run_bisect(options: argparse.Namespace) -> int:
         return bisect_engine(options)
     if options.engine is not None:
         what = "there is no --case" if options.case is None else f"{options.case.name} is none"
-        raise ValueError(f"--engine is for the case of an engine, and {what}")
+        raise MalformedError(f"--engine is for the case of an engine, and {what}")
     if not options.bugs:
-        raise ValueError("there is at least one bug to choose from (see paritybit bisect --help)")
+        raise MalformedError(
+            "there is at least one bug to choose from (see paritybit bisect --help)"
+        )
     for name in options.bugs:
         known("bug", name, BUGS)
     if options.property is not None:
         known("property", options.property, PROPERTIES)
     if options.case is not None and options.runner is not None:
-        raise ValueError("a case brings its own runner: name one of the two")
+        raise MalformedError("a case brings its own runner: name one of the two")
     if options.out is not None:
         run_record.require_writable(options.out)
     console = Console(soft_wrap=True)

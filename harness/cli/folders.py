@@ -4,8 +4,13 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.errors import MalformedError
+
 OUT = Path("reports/out")
 """Where what a run writes goes, if nothing else is said."""
+
+CORPUS = Path("properties/corpus")
+"""Where the regression corpus lies."""
 
 
 def default_workers(device: str) -> int:
@@ -39,7 +44,7 @@ def new_folder(out: Path) -> Path:
     try:
         (folder / "cases").mkdir(parents=True)
     except OSError as error:
-        raise ValueError(f"report folder {out} cannot be written: {error.strerror}") from error
+        raise MalformedError(f"report folder {out} cannot be written: {error.strerror}") from error
     return folder
 
 

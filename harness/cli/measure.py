@@ -20,7 +20,8 @@ from harness.cli.display import history_table, print_errors
 from harness.cli.engines.soak import soak_engine
 from harness.cli.exit_codes import INTERRUPTED, OK, code_of
 from harness.cli.folders import default_workers
-from harness.lockstep.config import known, resolve_device
+from harness.errors import MalformedError, known
+from harness.lockstep.config import resolve_device
 from harness.records import record as run_record
 from reports.texts import or_dash
 from subjects.mutants.mutant import Mistake, mutants
@@ -35,11 +36,15 @@ def run_soak(options: argparse.Namespace) -> int:
     if options.engine is not None:
         return soak_engine(options)
     if options.runner or options.preset:
-        raise ValueError("--runner and --preset choose what is soaked of an engine: see --engine")
+        raise MalformedError(
+            "--runner and --preset choose what is soaked of an engine: see --engine"
+        )
     steps = STEPS if options.steps is None else options.steps
     seeds = SEEDS if options.seeds is None else options.seeds
     if not (steps or seeds):
-        raise ValueError("no steps and no seeds are nothing to play (see paritybit soak --help)")
+        raise MalformedError(
+            "no steps and no seeds are nothing to play (see paritybit soak --help)"
+        )
     device = resolve_device(options.device or "auto")
     run_record.require_writable(options.record)
     if options.table is not None:

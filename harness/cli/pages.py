@@ -8,6 +8,7 @@ from rich.console import Console
 from harness.cli.exit_codes import FINDING, OK
 from harness.engines import record as engine_record
 from harness.engines.record import is_engine_record
+from harness.errors import MalformedError
 from harness.records import record as run_record
 from reports import engine_page
 from reports.comparison import compare_runs
@@ -33,7 +34,7 @@ def run_compare(options: argparse.Namespace) -> int:
     if all(of_engines):
         return compare_engines(options)
     if any(of_engines):
-        raise ValueError(
+        raise MalformedError(
             f"of {options.before.name} and {options.after.name} one is the record of an engine's"
             " trial, and the other is none: compare two of one kind"
         )
@@ -54,7 +55,7 @@ def compare_engines(options: argparse.Namespace) -> int:
         text = engine_page.render_comparison(before, after, comparison)
     except (LookupError, TypeError, AttributeError) as error:
         files = f"{options.before.name} and {options.after.name}"
-        raise ValueError(f"{files} are not both whole records of trials: {error!r}") from error
+        raise MalformedError(f"{files} are not both whole records of trials: {error!r}") from error
     run_record.require_writable(options.page)
     put(text, options.page)
     console = Console()
@@ -76,4 +77,4 @@ def put(text: str, page: Path) -> None:
     try:
         write_page(text, page)
     except OSError as error:
-        raise ValueError(f"page {page} cannot be written: {error.strerror}") from error
+        raise MalformedError(f"page {page} cannot be written: {error.strerror}") from error

@@ -16,7 +16,8 @@ from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
 from harness.cli.folders import default_workers, new_folder, shown, swap_link
-from harness.lockstep.config import known, resolve_device
+from harness.errors import MalformedError, known
+from harness.lockstep.config import resolve_device
 from harness.records import record as run_record
 from reference.config import PRESETS
 from reports.page import render
@@ -81,7 +82,7 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, st
         if unfit:
             reason = unaffected_reason(BUGS[name], unfit[0])
             valid = ", ".join(one for one in RUNNERS if not lacking(BUGS[name], one))
-            raise ValueError(
+            raise MalformedError(
                 f"{name} cannot be switched on in {unfit[0]}: {reason}; valid: {valid}"
             )
         found += [(name, one) for one in wanted]

@@ -1,7 +1,6 @@
 """Replaying one case file, or many."""
 
 import argparse
-import sys
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,7 +26,7 @@ from harness.cli.engines.trial import replay_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from harness.cli.folders import default_workers
 from harness.engines.case import is_engine_case
-from harness.lockstep.config import CannotRunError
+from harness.errors import CannotRunError, MalformedError
 
 
 def run_replay(options: argparse.Namespace) -> int:
@@ -38,7 +37,7 @@ def run_replay(options: argparse.Namespace) -> int:
     if is_engine_case(path):
         return replay_engine(path, options)
     if options.engine is not None:
-        raise ValueError(f"{path.name} is no case of an engine: --engine has no place here")
+        raise MalformedError(f"{path.name} is no case of an engine: --engine has no place here")
     return replay_one(options)
 
 
@@ -62,7 +61,7 @@ def replay_one(options: argparse.Namespace) -> int:
         found = explained(lockstep, case.schedule, outcome, timeline, case.target)
     if found.error is not None:
         print("  not explained: the explainer failed")
-        print(found.error, end="", file=sys.stderr)
+        print_errors([found.error])
     for sentence in found.explanation.proof if found.explanation is not None else ():
         print(f"  {sentence}")
     print(

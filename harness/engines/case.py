@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.errors import MalformedError, quoted
 from harness.records.case import (
     Case,
     case_from_json,
@@ -52,9 +53,9 @@ def load_engine_case(path: Path) -> EngineCase:
     if data["version"] == 1:
         data = from_version_1(data, path.name)
     if data.keys() != KEYS:
-        raise ValueError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+        raise MalformedError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
     if not isinstance(data["engine"], str):
-        raise ValueError(f"{path.name}: engine of a case cannot be {data['engine']!r}")
+        raise MalformedError(f"{path.name}: engine of a case cannot be {quoted(data['engine'])}")
     return EngineCase(data["engine"], case_from_json(data["case"], path.name))
 
 
@@ -66,7 +67,7 @@ def from_version_1(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     old = from_version_3(dict(data))
     if old.keys() != KEYS_OF_VERSION_1:
         wanted = ", ".join(sorted(KEYS_OF_VERSION_1))
-        raise ValueError(f"{name}: a case has exactly the keys {wanted}")
+        raise MalformedError(f"{name}: a case has exactly the keys {wanted}")
     target = RENAMED_PROPERTIES.get(str(old["target"]), old["target"])
     violation = {"property": target, "step": 0, "message": old["message"], "where": {}}
     case = {

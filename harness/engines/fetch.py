@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.lockstep.config import CannotRunError
+from harness.errors import CannotRunError, MalformedError, quoted
 from subjects.engines.sglang.host.loading import PACKAGE, package_folder
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +43,8 @@ def find(spec: str) -> Found:
     if named is None:
         package = package_folder(Path(spec))
         if package is None:
-            raise ValueError(
-                f"{spec!r} is no engine: neither {PACKAGE}==VERSION nor a folder with"
+            raise MalformedError(
+                f"{quoted(spec)} is no engine: neither {PACKAGE}==VERSION nor a folder with"
                 f" {PACKAGE}/srt or python/{PACKAGE}/srt"
             )
         _require_dependencies()
@@ -113,7 +113,9 @@ def _download(version: str | None, into: Path) -> Path:
         return wheels[0]
     listed = re.search(r"from versions: (.*)\)", said)
     if version is not None and listed is not None and listed[1].strip() not in {"", "none"}:
-        raise ValueError(f"there is no release {version} of {PACKAGE} for this Python on the index")
+        raise MalformedError(
+            f"there is no release {version} of {PACKAGE} for this Python on the index"
+        )
     raise CannotRunError(f"{wanted} is not here and could not be fetched: no index answers")
 
 

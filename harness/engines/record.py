@@ -7,7 +7,7 @@ from typing import Any
 from harness.checks.table import STATEMENTS
 from harness.engines.faults import FAULTS, Verdict, overall
 from harness.engines.legs import OWN
-from harness.lockstep.config import CannotRunError, known
+from harness.errors import CannotRunError, MalformedError, known
 from harness.records.case import dump_json, load_json, says_format
 from harness.records.record import environment
 from harness.records.schema import EngineCounterexample
@@ -165,7 +165,7 @@ def load(path: Path) -> dict[str, Any]:
     data = load_json(path, FORMAT, VERSION)
     lacking = sorted(KEYS - data.keys())
     if lacking:
-        raise ValueError(f"{path.name} is not a whole record of a trial: it lacks {lacking[0]}")
+        raise MalformedError(f"{path.name} is not a whole record of a trial: it lacks {lacking[0]}")
     return data
 
 

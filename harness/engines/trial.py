@@ -13,8 +13,7 @@ from harness.engines.fetch import DEPENDENCIES, Found, folder
 from harness.engines.playlist import EXAMPLES, RUNNERS, Kind
 from harness.engines.progress import Played, listening
 from harness.engines.worker import LegAnswer, LegTask, run_leg
-from harness.lockstep.config import known
-from harness.lockstep.tracebacks import headline
+from harness.errors import headline, known
 from harness.records.case import Case
 from reference.config import PRESETS
 

@@ -41,11 +41,3 @@ def without_absolute_paths(text: str) -> str:
         return f'File "{path.relative_to(ROOT) if inside else Path(*path.parts[-OUTSIDE_PARTS:])}"'
 
     return re.sub(r'File "(/[^"]+)"', shown, text)
-
-
-def headline(error: str) -> str:
-    """Return the one line of a traceback that says what was raised, or an error's first line."""
-    lines = error.strip().splitlines()
-    frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
-    rest = lines[frames[-1] + 1 :] if frames else lines
-    return next((line for line in rest if not line.startswith(" ")), lines[-1])

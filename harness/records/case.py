@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.checks.table import PROPERTIES
-from harness.lockstep.config import TrialConfig, known, trial_from_json
+from harness.errors import MalformedError, known, quoted
+from harness.lockstep.config import TrialConfig, trial_from_json
 from harness.schedules.schedule import Schedule, from_json, to_json
 
 FORMAT = "paritybit-case"
@@ -78,15 +79,17 @@ def load_json(path: Path, file_format: str, *versions: int) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from error
+        raise MalformedError(f"{path.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is not whole JSON text: {error}") from error
+        raise MalformedError(f"{path.name} is not whole JSON text: {error}") from error
     if not isinstance(data, dict) or data.get("format") != file_format:
-        raise ValueError(f"{path.name} is not a {file_format} file")
+        raise MalformedError(f"{path.name} is not a {file_format} file")
     found = data.get("version")
     if type(found) is not int or found not in versions:
         known_versions = " and ".join(map(str, versions))
-        raise ValueError(f"{path.name} has version {found!r}; this build reads {known_versions}")
+        raise MalformedError(
+            f"{path.name} has version {quoted(found)}; this build reads {known_versions}"
+        )
     return data
 
 
@@ -108,7 +111,7 @@ def load_case(path: Path) -> Case:
     if data["version"] == 3:
         data = from_version_3(data)
     if data.keys() - OPTIONAL != KEYS:
-        raise ValueError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+        raise MalformedError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
     return case_from_json(data, path.name)
 
 
@@ -120,21 +123,21 @@ def case_from_json(data: Any, name: str) -> Case:
     if not isinstance(data, dict) or not (
         KEYS - {"format", "version"} <= data.keys() <= KEYS | OPTIONAL
     ):
-        raise ValueError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+        raise MalformedError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
     target, seed, violations = data["target"], data["seed"], data["violations"]
     if type(seed) is not int:
-        raise ValueError(f"{name}: the seed of a case cannot be {seed!r}")
+        raise MalformedError(f"{name}: the seed of a case cannot be {quoted(seed)}")
     if not isinstance(violations, list) or not all(
         isinstance(violation, dict) for violation in violations
     ):
-        raise ValueError(f"{name}: the violations of a case are a list of objects")
+        raise MalformedError(f"{name}: the violations of a case are a list of objects")
     if not isinstance(target, str | None):
-        raise ValueError(f"{name}: the target cannot be {target!r}")
+        raise MalformedError(f"{name}: the target cannot be {quoted(target)}")
     if target is not None:
         known("property", target, PROPERTIES)
     history = data.get("history", [])
     if not isinstance(history, list):
-        raise ValueError(f"{name}: the history of a case is a list of schedules")
+        raise MalformedError(f"{name}: the history of a case is a list of schedules")
     trial = trial_from_json(data["trial"])
     check_sizes(trial)
     before = tuple(from_json(one) for one in history)
@@ -155,11 +158,13 @@ def check_sizes(trial: TrialConfig) -> None:
     if not all(
         trial.page_size <= slots <= MOST_SLOTS for slots in (trial.full_slots, trial.swa_slots)
     ):
-        raise ValueError(f"a case's pools have at least one page and at most {MOST_SLOTS} slots")
+        raise MalformedError(
+            f"a case's pools have at least one page and at most {MOST_SLOTS} slots"
+        )
     if not all(
         1 <= rows <= MOST_ROWS
         for rows in (*trial.buckets, *trial.token_buckets, max(trial.rows, 1))
     ):
-        raise ValueError(
+        raise MalformedError(
             f"a case's rows and buckets are at most {MOST_ROWS}, its buckets at least 1"
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from harness import __version__
+from harness.errors import MalformedError
 from harness.records.case import dump_json, load_json
 from harness.records.schema import FORMAT, VERSION, Environment, Record
 from harness.records.typed_json import from_json, to_json
@@ -99,7 +100,7 @@ def write_evidence(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump_json(data))
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
+        raise MalformedError(f"{path.name} cannot be written: {error.strerror}") from error
 
 
 def require_writable(path: Path) -> None:
@@ -111,7 +112,7 @@ def require_writable(path: Path) -> None:
         if new:
             path.unlink()
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
+        raise MalformedError(f"{path.name} cannot be written: {error.strerror}") from error
 
 
 def load(path: Path) -> Record:
@@ -121,4 +122,4 @@ def load(path: Path) -> Record:
     try:
         return from_json(Record, whole, "the record")
     except ValueError as error:
-        raise ValueError(f"{path.name} is not a whole run record: {error}") from error
+        raise MalformedError(f"{path.name} is not a whole run record: {error}") from error

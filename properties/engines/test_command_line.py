@@ -11,7 +11,7 @@ from harness.cli.engines.display import changes
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.faults import FAULTS, Verdict
-from harness.lockstep.config import CannotRunError, UnknownNameError
+from harness.errors import CannotRunError, UnknownNameError
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 
 

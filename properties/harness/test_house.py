@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 ORDER = (
     "reference",
     "subjects",
+    "harness.errors",
     "harness.schedules",
     "harness.lockstep",
     "harness.explain",

@@ -681,8 +681,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="cannot-run-exits-as-malformed",
         file="harness/__main__.py",
-        old="return refused(error, CANNOT_RUN)",
-        new="return refused(error, MALFORMED)",
+        old="return refused(shortened(str(error), words), CANNOT_RUN)",
+        new="return refused(shortened(str(error), words), MALFORMED)",
         tests=(
             "properties/harness/cli/test_command_line.py",
             "-k",

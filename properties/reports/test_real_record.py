@@ -16,10 +16,10 @@ from harness.campaigns.run_record import record as record_of
 from harness.campaigns.task import Finding, Result, Source, Status, Task, run_task
 from harness.checks.property import Property, Violation
 from harness.checks.table import PROPERTIES
+from harness.errors import headline
 from harness.explain.facts import Cause, TimelineEntry
 from harness.explain.recorded import RecordedForward
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.tracebacks import headline
 from harness.records import record as records
 from harness.records.case import Case, load_case, write_case
 from harness.records.schema import Record

@@ -15,15 +15,15 @@ from harness.engines import fetch as engines
 from harness.engines.localise import Leftovers
 from harness.engines.playlist import Kind
 from harness.engines.trial import case_leg, run_legs
-from harness.lockstep.config import CannotRunError, known
+from harness.errors import CannotRunError, MalformedError, known
 
 
 def bisect_engine(options: argparse.Namespace) -> int:
     """Find the smallest set of static inputs whose leftovers explain an engine's case."""
     if options.bugs:
-        raise ValueError("a case of an engine takes no bugs: its static inputs are bisected")
+        raise MalformedError("a case of an engine takes no bugs: its static inputs are bisected")
     if options.runner is not None or options.out is not None:
-        raise ValueError("a case of an engine takes no --runner, which it brings, and no --out")
+        raise MalformedError("a case of an engine takes no --runner, which it brings, and no --out")
     if options.property is not None:
         known("property", options.property, PROPERTIES)
     case = case_here(options.case, options.device)

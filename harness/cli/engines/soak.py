@@ -16,6 +16,7 @@ from harness.cli.folders import default_workers, shown
 from harness.engines import fetch as engines
 from harness.engines.campaigns.soak import cases_of, figures, soak
 from harness.engines.trial import Settings
+from harness.errors import MalformedError
 from harness.lockstep.config import resolve_device
 from harness.records import record as run_record
 from harness.records.record import device_name
@@ -28,9 +29,9 @@ STEPS = 1000
 def soak_engine(options: argparse.Namespace) -> int:
     """Play many steps of each runner of an engine; write the figures and the cases."""
     if options.seeds is not None or options.table is not None:
-        raise ValueError("--seeds and --table are of our own bugs, which --engine has none of")
+        raise MalformedError("--seeds and --table are of our own bugs, which --engine has none of")
     if options.steps == 0:
-        raise ValueError("no steps are nothing to play (see paritybit soak --help)")
+        raise MalformedError("no steps are nothing to play (see paritybit soak --help)")
     device = resolve_device(options.device or "auto")
     settings = Settings(
         device=device,

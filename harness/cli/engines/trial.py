@@ -22,6 +22,7 @@ from harness.cli.engines.display import (
 from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.folders import default_workers, new_folder, shown, swap_link
+from harness.cli.parser import EVERY, NEWEST
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.case import EngineCase, cases_of, load_engine_case
@@ -29,18 +30,15 @@ from harness.engines.explained.record import read, recorded
 from harness.engines.faults import Verdict
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
-from harness.lockstep.config import CannotRunError, resolve_device
+from harness.errors import CannotRunError, MalformedError
+from harness.lockstep.config import resolve_device
 from harness.records.record import device_name
 from harness.records.schema import EngineCounterexample
 from reports.engine_page import write as write_page
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
-NEWEST, EVERY = "newest", "all"
 OLDEST = "0.5.10.post1"
 """The first release that `all` means."""
-
-RELEASES = ("0.5.11", "0.5.12", "0.5.13", "0.5.15", NEWEST)
-"""The releases that a walk tries by itself."""
 
 
 def try_engine(options: argparse.Namespace) -> int:
@@ -172,7 +170,7 @@ def run_releases(options: argparse.Namespace) -> int:
         place.mkdir()
         try:
             engine = engines.fetch(version)
-        except (CannotRunError, ValueError) as error:
+        except (CannotRunError, MalformedError) as error:
             walked.append((version, str(error)))
             console.print(f"{version}: {error}", highlight=False)
             continue

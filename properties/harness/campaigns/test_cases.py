@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lockstep.config import TrialConfig, UnknownNameError
+from harness.errors import UnknownNameError
+from harness.lockstep.config import TrialConfig
 from harness.lockstep.scheduler import Scheduler
 from harness.records.case import VERSION, Case, dump_json, load_case, write_case
 from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS

@@ -13,7 +13,8 @@ from typing import IO
 import pytest
 
 from harness.campaigns.executor import Campaign, Ended, execute, processes_for
-from harness.lockstep.tracebacks import headline, traceback_of, without_absolute_paths
+from harness.errors import headline
+from harness.lockstep.tracebacks import traceback_of, without_absolute_paths
 from properties.support.harness import executor_tasks
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run, shared
 from properties.support.places import ROOT

@@ -231,7 +231,7 @@ def test_a_lost_device_is_a_finding(refused: Any, monkeypatch: pytest.MonkeyPatc
     def lose(_: Any) -> None:
         raise DeviceLostError(Schedule(()), Outcome((violation,)))
 
-    monkeypatch.setattr("harness.cli.parser.run_list", lose)
+    monkeypatch.setattr("harness.cli.names.run_list", lose)
     assert refused(FINDING, "list") == (
         "paritybit: the device was lost: the step failed: an illegal access\n"
     )

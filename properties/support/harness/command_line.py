@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from harness.records.case import Case, dump_json, write_case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.places import ROOT
 
-OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 125, 130
+OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED, TERMINATED = 0, 1, 2, 125, 130, 143
 
 LONGEST = 150.0
 """Seconds after which a process is taken to hang."""
@@ -34,6 +35,15 @@ def edit(path: Path, *keys: str, value: Any) -> None:
         data = data[key]
     data[keys[-1]] = value
     path.write_text(dump_json(whole))
+
+
+def kept_traceback(said: str) -> str:
+    """Return what the file holds that a sentence about an error of ours names; it is removed."""
+    named = re.fullmatch(r"paritybit: no verdict, for an error of ours: .*: (/[^:\n]+)\n", said)
+    assert named is not None, said
+    text = Path(named[1]).read_text()
+    Path(named[1]).unlink()
+    return text
 
 
 def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
