@@ -37,7 +37,12 @@ class Stop:
     received: int | None = None
 
     def hear(self, number: int, _: FrameType | None) -> None:
-        """Stop what goes on as Ctrl-C does, so that what has ended until then is kept."""
+        """Stop what goes on as Ctrl-C does, so that what has ended until then is kept.
+
+        A second SIGTERM is not heard: a process in a group may be sent it twice at once.
+        """
+        if number == self.received == signal.SIGTERM:
+            return
         self.received = number
         raise KeyboardInterrupt
 

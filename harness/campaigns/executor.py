@@ -6,13 +6,14 @@ properties, devices) is not known here.
 """
 
 import multiprocessing
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection, process, resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
 from harness.lockstep.tracebacks import traceback_of
@@ -67,9 +68,9 @@ def processes_for(workers: int, device: str) -> int:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hold SIGINT back until the end; a process started in here never hears it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def undisturbed(*signals: signal.Signals) -> Iterator[None]:
+    """Hold SIGINT, or other signals, back until the end; a process started in here hears none."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
     try:
         yield
     finally:
@@ -86,8 +87,26 @@ def _outcome(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
         return None, traceback_of(error)
 
 
+def end_with_parent() -> None:
+    """Let this process end at once when the one that started it is gone, however that ended.
+
+    The parent holds one end of a pipe and nothing ever comes through it: it is closed, by the
+    system if need be, when the parent is no more, even before this is called.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: process.BaseProcess) -> None:
+    """Wait until a process is gone, and end this one: whatever it does, nobody reads it."""
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
     """Run the tasks that come through a pipe, in a worker process, and send back what they give."""
+    end_with_parent()
     with suppress(EOFError, BrokenPipeError):  # The process that started this one is gone.
         while True:
             task = pipe.recv()
@@ -236,7 +255,8 @@ def execute(
     `on_end` is called with each end as it comes. A task that takes too long is ended, and one
     whose process dies is lost: both end with an error, and so does one that raises, whose
     error is its whole traceback. Such a process is replaced. In this process a hang outside
-    Python, or its death, cannot be helped. Ctrl-C ends all processes at once.
+    Python, or its death, cannot be helped. Ctrl-C ends all processes at once, and so
+    does whatever ends this process.
     """
     waiting = _Waiting(campaign, tasks)
     if processes == 0:
@@ -259,6 +279,6 @@ def execute(
                     workers[workers.index(worker)] = None
                 on_end(ended)
     finally:
-        with undisturbed():
+        with undisturbed(signal.SIGINT, signal.SIGTERM):
             for started in filter(None, workers):
                 started.end()

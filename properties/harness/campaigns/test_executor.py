@@ -176,6 +176,32 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_ended(starting: bool) -> None:
     assert survivors(process.pid) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are told by /proc")
+@pytest.mark.parametrize("starting", [True, False], ids=["while they start", "while they run"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_with_the_one_that_started_them_however_it_ends(
+    number: signal.Signals, starting: bool
+) -> None:
+    """It alone hears the signal; whoever reads what it prints reads the end of it."""
+    imported = f"from {executor_tasks.__name__} import *"
+    code = f"{imported}; interrupted(slow_start={starting})"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        wait_for("starting\n" if starting else "ended\n", process.stdout)
+        time.sleep(1.0 if starting else 0.0)
+        assert len(list(running(process.pid))) > 2
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert survivors(process.pid) == []
+
+
 def raised(message: str) -> Exception:
     """Return an error with a traceback and a cause."""
     try:
