@@ -116,7 +116,7 @@ def answered(words: Sequence[str]) -> int:
     except CannotRunError as error:
         return refused(shortened(str(error), words), CANNOT_RUN)
     except NoVerdictError as error:
-        return refused(kept([str(error)]), CANNOT_RUN)
+        return refused(f"no verdict: {kept([str(error)])}", CANNOT_RUN)
     except DeviceError as error:
         code = FINDING if error.finding else CANNOT_RUN
         return refused(f"the device was lost: {error}", code)

@@ -83,7 +83,7 @@ def refused(reason: object, code: int) -> int:
 
 def no_verdict(error: BaseException) -> str:
     """Return the sentence about an error of ours that ends a command."""
-    return kept(["".join(traceback.format_exception(error))])
+    return f"no verdict: {kept([''.join(traceback.format_exception(error))])}"
 
 
 def kept(errors: Iterable[str]) -> str:
@@ -103,4 +103,4 @@ def kept(errors: Iterable[str]) -> str:
     else:
         where = str(Path(file.name))
     first = cut(headline(different[0]))
-    return f"no verdict, for an error of ours: {first}{more}; the whole traceback: {where}"
+    return f"an error of ours: {first}{more}; the whole traceback: {where}"

@@ -23,6 +23,7 @@ from harness.cli.folders import default_workers
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
 from harness.records import record as run_record
+from harness.records.files import write_whole
 from reports.texts import or_dash
 from subjects.mutants.mutant import Mistake, mutants
 from subjects.runners import RUNNERS
@@ -51,11 +52,11 @@ def run_soak(options: argparse.Namespace) -> int:
         run_record.require_writable(options.table)
     workers = options.workers or default_workers(device)
     figures = soak(device, steps, range(seeds), options.first_seed, workers)
-    run_record.write_evidence("soak", device, figures, options.record)
-    if options.table is not None:
-        options.table.write_text(detection_table(figures["bugs"]), encoding="utf-8")
     print(figures["message"])
     print_errors(failure["error"] for failure in figures["errors"])
+    run_record.write_evidence("soak", device, figures, options.record)
+    if options.table is not None:
+        write_whole(options.table, detection_table(figures["bugs"]))
     return INTERRUPTED if figures["interrupted"] else code_of(figures)
 
 

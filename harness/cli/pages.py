@@ -1,7 +1,6 @@
 """Pages and summaries of run records."""
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 
@@ -10,11 +9,11 @@ from harness.engines import record as engine_record
 from harness.engines.record import is_engine_record
 from harness.errors import MalformedError
 from harness.records import record as run_record
+from harness.records.files import write_whole
 from reports import engine_page
 from reports.comparison import compare_runs
 from reports.engine_comparison import compare_trials
 from reports.page import render, render_comparison
-from reports.page import write as write_page
 from reports.summary import summarise
 from reports.terminal import engine_lines, engine_tables, tables
 
@@ -23,7 +22,8 @@ def run_report(options: argparse.Namespace) -> int:
     """Make the page of a run record."""
     page = options.page or options.record.parent / "index.html"
     data = run_record.load(options.record)
-    put(render(data), page)
+    run_record.require_writable(page)
+    write_whole(page, render(data))
     print(page)
     return OK
 
@@ -42,8 +42,10 @@ def run_compare(options: argparse.Namespace) -> int:
     comparison = compare_runs(before, after)
     text = render_comparison(before, after, comparison)
     run_record.require_writable(options.page)
-    put(text, options.page)
-    Console().print(*tables(comparison), comparison.message, f"page: {options.page}", sep="\n")
+    console = Console()
+    console.print(*tables(comparison), comparison.message, sep="\n")
+    write_whole(options.page, text)
+    console.print(f"page: {options.page}")
     return FINDING if comparison.alarming else OK
 
 
@@ -57,11 +59,12 @@ def compare_engines(options: argparse.Namespace) -> int:
         files = f"{options.before.name} and {options.after.name}"
         raise MalformedError(f"{files} are not both whole records of trials: {error!r}") from error
     run_record.require_writable(options.page)
-    put(text, options.page)
     console = Console()
     console.print(*engine_tables(comparison), sep="\n")
-    for line in (*engine_lines(comparison), comparison.message, f"page: {options.page}"):
+    for line in (*engine_lines(comparison), comparison.message):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    write_whole(options.page, text)
+    console.print(f"page: {options.page}", highlight=False, markup=False, soft_wrap=True)
     return FINDING if comparison.alarming else OK
 
 
@@ -70,11 +73,3 @@ def run_summary(options: argparse.Namespace) -> int:
     data = run_record.load(options.record)
     print(summarise(data), end="")
     return OK
-
-
-def put(text: str, page: Path) -> None:
-    """Write a page. Raises ValueError where it cannot be written."""
-    try:
-        write_page(text, page)
-    except OSError as error:
-        raise MalformedError(f"page {page} cannot be written: {error.strerror}") from error

@@ -14,6 +14,7 @@ from harness.records.case import (
     load_json,
     says_format,
 )
+from harness.records.files import write_whole
 
 FORMAT = "paritybit-engine-case"
 VERSION = 2
@@ -38,8 +39,8 @@ class EngineCase:
         return {"format": FORMAT, "version": VERSION, "engine": self.engine, "case": case}
 
     def write(self, path: Path) -> None:
-        """Write the case file."""
-        path.write_text(dump_json(self.to_json()))
+        """Write the case file. Raises CannotRunError where it cannot be written."""
+        write_whole(path, dump_json(self.to_json()))
 
 
 def is_engine_case(path: Path) -> bool:

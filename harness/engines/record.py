@@ -9,6 +9,7 @@ from harness.engines.faults import FAULTS, Verdict, overall
 from harness.engines.legs import OWN
 from harness.errors import CannotRunError, MalformedError, known
 from harness.records.case import dump_json, load_json, says_format
+from harness.records.files import write_whole
 from harness.records.record import environment
 from harness.records.schema import EngineCounterexample
 from harness.records.typed_json import to_json
@@ -153,8 +154,8 @@ def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
 
 
 def write(record: dict[str, Any], path: Path) -> None:
-    """Write the record of a trial."""
-    path.write_text(dump_json({"format": FORMAT, "version": VERSION, **record}))
+    """Write the record of a trial. Raises CannotRunError where it cannot be written."""
+    write_whole(path, dump_json({"format": FORMAT, "version": VERSION, **record}))
 
 
 def load(path: Path) -> dict[str, Any]:

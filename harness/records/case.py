@@ -8,6 +8,7 @@ from typing import Any
 from harness.checks.table import PROPERTIES
 from harness.errors import MalformedError, known, quoted
 from harness.lockstep.config import TrialConfig, trial_from_json
+from harness.records.files import write_whole
 from harness.schedules.schedule import Schedule, from_json, to_json
 
 FORMAT = "paritybit-case"
@@ -66,8 +67,8 @@ def dump_json(data: Any) -> str:
 
 
 def write_case(case: Case, path: Path) -> None:
-    """Write a case file."""
-    path.write_text(dump_json(case.to_json()))
+    """Write a case file. Raises CannotRunError where it cannot be written."""
+    write_whole(path, dump_json(case.to_json()))
 
 
 def load_json(path: Path, file_format: str, *versions: int) -> dict[str, Any]:

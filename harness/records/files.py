@@ -8,7 +8,7 @@ from harness.errors import CannotRunError
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, whose folder exists; what was there stays until all of it is on the disk.
+    """Write a file, and its folder; what was there stays until all of it is on the disk.
 
     Raises CannotRunError, which names the file, where it cannot be written.
     """
@@ -16,6 +16,7 @@ def write_whole(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():  # A device or a pipe: nothing takes its place.
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path.resolve(), text)
     except OSError as error:
         raise CannotRunError(f"{path} cannot be written: {error.strerror}") from error

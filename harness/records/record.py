@@ -12,6 +12,7 @@ import torch
 from harness import __version__
 from harness.errors import MalformedError
 from harness.records.case import dump_json, load_json
+from harness.records.files import write_whole
 from harness.records.schema import FORMAT, VERSION, Environment, Record
 from harness.records.typed_json import from_json, to_json
 
@@ -79,8 +80,8 @@ def _git(*arguments: str) -> str | None:
 
 
 def write(record: Record, path: Path) -> None:
-    """Write a run record."""
-    path.write_text(dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
+    """Write a run record. Raises CannotRunError where it cannot be written."""
+    write_whole(path, dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
 
 
 def write_evidence(
@@ -88,7 +89,7 @@ def write_evidence(
 ) -> None:
     """Write measured figures, with the environment they were measured in.
 
-    Raises ValueError where the file cannot be written.
+    Raises CannotRunError where the file cannot be written.
     """
     data = {
         "format": f"paritybit-{kind}",
@@ -96,17 +97,15 @@ def write_evidence(
         "environment": to_json(environment(device, name)),
         "figures": figures,
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump_json(data))
-    except OSError as error:
-        raise MalformedError(f"{path.name} cannot be written: {error.strerror}") from error
+    write_whole(path, dump_json(data))
 
 
 def require_writable(path: Path) -> None:
-    """Make the folder of a file to come. Raises ValueError where the file could not be written."""
+    """Make the folder of a file to come. Raises MalformedError where it could not be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_fifo() or path.is_char_device():  # Opening it would wait for a reader.
+            return
         new = not path.exists()
         path.open("a").close()
         if new:

@@ -53,11 +53,10 @@ def soak_engine(options: argparse.Namespace) -> int:
         **figures(soaked, engine.name, shown(str(folder))),
     }
     cases = cases_of(shown(options.engine), soaked)
+    show(console, found, options.record, folder)
     for name, case in cases.items():
-        folder.mkdir(exist_ok=True)
         case.write(folder / name)
     run_record.write_evidence("engine-soak", device, found, options.record)
-    show(console, found, options.record, folder)
     return INTERRUPTED if found["interrupted"] else EXIT_CODES[found["verdict"]]
 
 

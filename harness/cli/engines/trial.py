@@ -21,7 +21,7 @@ from harness.cli.engines.display import (
 )
 from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from harness.cli.folders import default_workers, new_folder, shown, swap_link
+from harness.cli.folders import LATEST, default_workers, new_folder, shown, swap_link
 from harness.cli.parser import EVERY, NEWEST
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
@@ -32,9 +32,10 @@ from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
 from harness.errors import CannotRunError, MalformedError
 from harness.lockstep.config import resolve_device
+from harness.records.files import write_whole
 from harness.records.record import device_name
 from harness.records.schema import EngineCounterexample
-from reports.engine_page import write as write_page
+from reports.engine_page import render
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
 OLDEST = "0.5.10.post1"
@@ -50,13 +51,9 @@ def try_engine(options: argparse.Namespace) -> int:
     console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
     answer = answer_of(engine, settings, folder, console)
     cases = cases_of(shown(options.engine), answer.cases)
-    latest = folder.parent / "latest"
+    latest = folder.parent / LATEST
     found = recorded(cases, answer.counterexamples, shown(str(latest / "cases"), keep=3))
     record = record_of(engine, settings, asked, options, answer, found)
-    write_engine(record, folder)
-    for name, case in cases.items():
-        case.write(folder / "cases" / name)
-    swap_link(folder)
     console.print(fault_table(record), property_table(record), padding_table(record))
     for note in notes(record):
         console.print(note, highlight=False)
@@ -65,6 +62,10 @@ def try_engine(options: argparse.Namespace) -> int:
         console.print(f"replay with: paritybit replay {path}", soft_wrap=True, highlight=False)
     console.print(f"page: {latest / 'index.html'}")
     console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
+    for name, case in cases.items():
+        case.write(folder / "cases" / name)
+    write_engine(record, folder)
+    swap_link(folder)
     return INTERRUPTED if record["answer"]["interrupted"] else EXIT_CODES[record["verdict"]]
 
 
@@ -135,7 +136,7 @@ def record_of(
 def write_engine(record: dict[str, Any], folder: Path) -> None:
     """Write the record and the page of an engine's trial."""
     engine_record.write(record, folder / "engine.json")
-    write_page(record, read(record), folder / "index.html")
+    write_whole(folder / "index.html", render(record, read(record)))
 
 
 def run_engine(options: argparse.Namespace) -> int:
@@ -176,17 +177,17 @@ def run_releases(options: argparse.Namespace) -> int:
             continue
         answer = answer_of(engine, settings, place, console)
         record = record_of(engine, settings, asked, options, answer)
-        write_engine(record, place)
         walked.append((version, record))
         console.print(f"{version}: {record['verdict']}: {record['message']}", highlight=False)
+        write_engine(record, place)
         if record["answer"]["interrupted"]:
             break
     console.print(runner_table(walked), release_table(walked))
-    if options.table is not None:
-        write_matrix(options.table, walked, settings.device)
     for line in changes(walked):
         console.print(line, highlight=False)
-    swap_link(folder)
+    console.print(f"records and pages: {folder}", highlight=False, soft_wrap=True)
+    if options.table is not None:
+        write_matrix(options.table, walked, settings.device)
     records = [record for _, record in walked if not isinstance(record, str)]
     if any(record["answer"]["interrupted"] for record in records):
         return INTERRUPTED
