@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     from subjects.bugs.catalogue import BUGS
     from subjects.runners import RUNNERS
 
-    for option, names in zip(options, (RUNNERS, PRESETS, BUGS), strict=True):
+    valid: tuple[Iterable[str], ...] = (RUNNERS, PRESETS, BUGS)
+    for option, names in zip(options, valid, strict=True):
         try:
             if asked[option] is not None:
                 known(option, asked[option], names)

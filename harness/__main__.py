@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, TERMINATED
@@ -113,6 +114,10 @@ def answered(words: Sequence[str]) -> int:
         code: int = getattr(importlib.import_module(module), function)(options)
     except MalformedError as error:
         return refused(shortened(str(error), words), MALFORMED)
+    except OSError as error:
+        if error.filename not in {str(Path(word)) for word in words}:
+            raise
+        return refused(shortened(f"{error.filename}: {error.strerror}", words), MALFORMED)
     except CannotRunError as error:
         return refused(shortened(str(error), words), CANNOT_RUN)
     except NoVerdictError as error:

@@ -7,6 +7,7 @@ properties, devices) is not known here.
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -41,12 +42,14 @@ class Campaign(Generic[T, R]):
 
     `run` carries a task out. `shared` says what a process keeps from one task to the next,
     such as a captured trial: tasks that share it go to one process where possible.
-    `seconds` is how long a task may take; one that takes longer is taken to hang.
+    `seconds` is how long a task may take; one that takes longer is taken to hang. `variables`
+    says which variables of the environment its processes are given, by a pattern; None is all.
     """
 
     run: Callable[[T], R]
     shared: Callable[[T], Hashable]
     seconds: Callable[[T], float]
+    variables: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,19 @@ def undisturbed(*signals: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def environment(variables: re.Pattern[str] | None) -> Iterator[None]:
+    """Leave of this process's environment, until the end, what a pattern matches as a whole."""
+    before = dict(os.environ)
+    for name in before:
+        if variables is not None and not variables.fullmatch(name):
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(before)
 
 
 def _outcome(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
@@ -122,14 +138,14 @@ class _Worker(Generic[T, R]):
 
     task: T
 
-    def __init__(self, run: Callable[[T], R]) -> None:
+    def __init__(self, campaign: Campaign[T, R]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # No daemon: a task may start processes of its own.
-        self.process = context.Process(target=_serve, args=(theirs, run))
+        self.process = context.Process(target=_serve, args=(theirs, campaign.run))
         # Starting it, the first process would let SIGINT through again.
         resource_tracker.ensure_running()
-        with undisturbed():
+        with undisturbed(), environment(campaign.variables):
             self.process.start()
         theirs.close()
         self.busy = False
@@ -199,7 +215,7 @@ def _hand_out(
         running = [other.task for other in workers if other is not None and other.busy]
         task = waiting.take(worker.task if worker is not None else None, running)
         if worker is None or not worker.process.is_alive():
-            worker = workers[place] = _Worker(campaign.run)  # noqa: PLW2901
+            worker = workers[place] = _Worker(campaign)  # noqa: PLW2901
         worker.give(task, campaign.seconds(task))
 
 

@@ -25,16 +25,18 @@ def default_workers(device: str) -> int:
 def shown(word: str, keep: int = 1) -> str:
     """Return a word of a command line as a record may hold it: with no absolute path.
 
-    A path below the current folder becomes relative to it; of any other, the last
-    `keep` parts stay.
+    A path below the current folder becomes relative to it; of any other, a relative one that
+    leaves it too, the last `keep` parts stay.
     """
     if word.startswith("--") and "=" in word:
         option, _, value = word.partition("=")
         return f"{option}={shown(value, keep)}"
-    path, here = Path(word), Path.cwd()
-    if not path.is_absolute():
-        return word
-    return str(path.relative_to(here) if path.is_relative_to(here) else Path(*path.parts[-keep:]))
+    path, here = Path(word.removeprefix("file://")), Path.cwd()
+    if path.is_relative_to(here):
+        return str(path.relative_to(here))
+    inside = [part for part in path.parts if part not in {"..", path.anchor}]
+    leaves = path.is_absolute() or (".." in path.parts and len(inside) > keep)
+    return str(Path(*inside[-keep:])) if leaves else word
 
 
 def new_folder(out: Path) -> Path:

@@ -1,14 +1,17 @@
 """Pages and summaries of run records."""
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
 from harness.cli.exit_codes import FINDING, OK
 from harness.engines import record as engine_record
-from harness.engines.record import is_engine_record
+from harness.engines.record import is_trial
 from harness.errors import MalformedError
 from harness.records import record as run_record
+from harness.records.case import read_json
 from harness.records.files import write_whole
 from reports import engine_page
 from reports.comparison import compare_runs
@@ -30,15 +33,16 @@ def run_report(options: argparse.Namespace) -> int:
 
 def run_compare(options: argparse.Namespace) -> int:
     """Show two records side by side, on the terminal and as a page: of runs, or of engines."""
-    of_engines = [is_engine_record(path) for path in (options.before, options.after)]
+    pair = [(read_json(path), path.name) for path in (options.before, options.after)]
+    of_engines = [is_trial(data) for data, _ in pair]
     if all(of_engines):
-        return compare_engines(options)
+        return compare_engines(pair, options)
     if any(of_engines):
         raise MalformedError(
             f"of {options.before.name} and {options.after.name} one is the record of an engine's"
             " trial, and the other is none: compare two of one kind"
         )
-    before, after = run_record.load(options.before), run_record.load(options.after)
+    before, after = (run_record.record_of(data, name) for data, name in pair)
     comparison = compare_runs(before, after)
     text = render_comparison(before, after, comparison)
     run_record.require_writable(options.page)
@@ -49,9 +53,9 @@ def run_compare(options: argparse.Namespace) -> int:
     return FINDING if comparison.alarming else OK
 
 
-def compare_engines(options: argparse.Namespace) -> int:
+def compare_engines(pair: Sequence[tuple[Any, str]], options: argparse.Namespace) -> int:
     """Show the records of two engines' trials side by side."""
-    before, after = engine_record.load(options.before), engine_record.load(options.after)
+    before, after = (engine_record.trial_of(data, name) for data, name in pair)
     try:
         comparison = compare_trials(before, after)
         text = engine_page.render_comparison(before, after, comparison)

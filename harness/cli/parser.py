@@ -1,13 +1,14 @@
 """The parser of the command line, a function for each command."""
 
 import argparse
+import re
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NoReturn
 
 from harness import __version__
 from harness.cli.folders import CORPUS, OUT
-from harness.errors import MalformedError, cut, known
+from harness.errors import MalformedError, cut, known, quoted
 
 Command = tuple[str, str]
 """A module, and the function in it that runs a command: imported when that is run.
@@ -111,14 +112,26 @@ class Commands:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of names."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """Split a comma-separated list of names, at least one, or raise ArgumentTypeError."""
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} names nothing")
+    return found
+
+
+def number(text: str) -> int:
+    """Return a whole number of few digits, or raise ArgumentTypeError."""
+    if re.fullmatch("-?[0-9]{1,18}", text) is None:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number")
+    return int(text)
 
 
 def count(text: str, least: int = 1) -> int:
-    """Return a whole number of at least `least`, or raise ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    """Return a whole number of at least `least` and of few digits, or raise ArgumentTypeError."""
+    if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} is not a whole number of at least {least}"
+        )
     return int(text)
 
 
@@ -175,7 +188,7 @@ def add_regress(commands: Commands) -> None:
         "--runner", type=names, default=(), help="Runners on trial, by comma (all)"
     )
     regress.add_argument("--preset", type=names, default=(), help="Models, by comma (all)")
-    regress.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
+    regress.add_argument("--seed", type=number, default=0, help="Seed of the hunter (0)")
     examples = "Schedules per hunt (50), or per leg of an engine beside its first (4)"
     regress.add_argument("--examples", type=count, help=examples)
     add_workers(regress)
@@ -199,7 +212,7 @@ def add_replay(commands: Commands) -> None:
     replay.add_argument("case", type=Path, nargs="+", help="Case file, or a folder of them")
     replay.add_argument(
         "--engine",
-        help="Engine to replay an engine's case on (the case's own): 1 if what it seeks is there",
+        help="Engine to replay an engine's case on, as of regress: 1 if what it seeks is there",
     )
     add_device(replay)
 
@@ -224,7 +237,7 @@ def add_bisect(commands: Commands) -> None:
     bisect.add_argument("--engine", help="Engine to play an engine's case on (the case's own)")
     bisect.add_argument("--property", help="Property to explain (the case's, or the first seen)")
     bisect.add_argument("--runner", help="Runner to hunt on (one that the bugs can harm)")
-    bisect.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
+    bisect.add_argument("--seed", type=number, default=0, help="Seed of the hunter (0)")
     bisect.add_argument("--examples", type=count, default=50, help="Schedules to hunt in (50)")
     bisect.add_argument("--out", type=Path, help="Where a case of the smallest set goes")
     add_device(bisect)
@@ -329,7 +342,7 @@ def add_releases(commands: Commands) -> None:
     walk.add_argument("--table", type=Path, help=table)
     walk.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")
     walk.add_argument("--preset", type=names, default=(), help="Models, by comma (each its own)")
-    walk.add_argument("--seed", type=int, default=0, help="Seed of the schedules (0)")
+    walk.add_argument("--seed", type=number, default=0, help="Seed of the schedules (0)")
     walk.add_argument("--examples", type=count, help="Schedules of each leg beside its first (4)")
     add_workers(walk)
     walk.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")

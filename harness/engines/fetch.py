@@ -17,7 +17,10 @@ FOLDER_VARIABLE = "PARITYBIT_ENGINES"
 """Names the folder of fetched engines, where it is not `.engines` of this tree."""
 
 DEPENDENCIES = "dependencies"
-NAMED = re.compile(rf"{PACKAGE}==([0-9][0-9a-z.]*)")
+VERSION = r"[0-9]+(?:[.][0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:[.]post[0-9]+)?(?:[.]dev[0-9]+)?"
+"""What a release's version looks like."""
+
+NAMED = re.compile(rf"{PACKAGE}==({VERSION})")
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,18 @@ def find(spec: str) -> Found:
     return fetch(named[1])
 
 
+def require_release(version: str) -> None:
+    """Raise MalformedError for what is no version number: it becomes part of a folder's name."""
+    if re.fullmatch(VERSION, version) is None:
+        raise MalformedError(f"{quoted(version)} is not a release, as 0.5.12 is")
+
+
 def fetch(version: str) -> Found:
     """Return a release, unpacked; fetch it and what it imports with the package client first.
 
     Raises as `find` does.
     """
+    require_release(version)
     home = folder() / f"{PACKAGE}-{version}"
     package = package_folder(home)
     if package is None:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE_PARTS = 3
@@ -30,6 +31,21 @@ def subject_runs() -> Iterator[None]:
 def traceback_of(error: BaseException) -> str:
     """Return the whole traceback of an error, with no absolute path of a source file."""
     return without_absolute_paths("".join(traceback.format_exception(error)))
+
+
+PATH = re.compile(r"(?:(?:file://|(?<![\w./:-]))/|(?:\.\./)+)[\w.+@-]+(?:/[\w.+@-]+)+/?")
+"""A path of two names at least that is absolute, or leaves the current folder."""
+
+
+def without_paths(value: Any) -> Any:
+    """Return JSON data, of each path in a text of it no more than the name it ends in."""
+    if isinstance(value, str):
+        return PATH.sub(lambda found: Path(found[0]).name, value)
+    if isinstance(value, dict):
+        return {key: without_paths(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(inside) for inside in value]
+    return value
 
 
 def without_absolute_paths(text: str) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from harness import __version__
 from harness.errors import MalformedError
-from harness.records.case import dump_json, load_json
+from harness.records.case import dump_json, of_format, read_json
 from harness.records.files import write_whole
 from harness.records.schema import FORMAT, VERSION, Environment, Record
 from harness.records.typed_json import from_json, to_json
@@ -115,10 +115,15 @@ def require_writable(path: Path) -> None:
 
 
 def load(path: Path) -> Record:
-    """Return the run record of a file. Raises ValueError, in one sentence, for any other file."""
-    data = load_json(path, FORMAT, VERSION)
-    whole = {key: value for key, value in data.items() if key not in ("format", "version")}
+    """Return the run record of a file. Raises as `read_json` and `record_of` do."""
+    return record_of(read_json(path), path.name)
+
+
+def record_of(data: Any, name: str) -> Record:
+    """Return the run record of a file's JSON data. Raises MalformedError for any other data."""
+    found = of_format(data, name, FORMAT, VERSION)
+    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
     try:
         return from_json(Record, whole, "the record")
     except ValueError as error:
-        raise MalformedError(f"{path.name} is not a whole run record: {error}") from error
+        raise MalformedError(f"{name} is not a whole run record: {error}") from error

@@ -116,6 +116,30 @@ def test_a_walk_keeps_its_table_when_a_release_does_not_exist(
     assert "faults by release" in said
 
 
+@pytest.mark.parametrize("version", ["../x", "0.5.11/../x", "", "0..5", "0.5.", "v0.5", "²"])
+def test_a_malformed_version_is_refused_before_any_folder_is_made(
+    version: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(engines.FOLDER_VARIABLE, str(tmp_path / "engines"))
+    releases = ["--releases", f"0.5.11,{version or '/'}"]
+    for words in (
+        ["bisect-releases", *releases, "--device", "cpu", "--out", str(tmp_path / "out")],
+        ["engine", version],
+        ["regress", "--engine", f"sglang=={version}"],
+    ):
+        assert main(words) == MALFORMED
+        assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("version", ["0.5.11", "0.5.10.post1", "1.0rc1", "0.6.0.dev3"])
+def test_a_release_may_be_called_as_indexes_call_them(version: str) -> None:
+    engines.require_release(version)
+
+
 def test_a_bug_that_behaviour_does_not_tell_cannot_be_decided() -> None:
     with pytest.raises(CannotRunError, match="swa_pad"):
         engine_record.faults_of(["loc_memo_warning"])

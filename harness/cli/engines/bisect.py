@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from harness.engines.trial import case_leg, run_legs
 from harness.errors import CannotRunError, MalformedError, known
 
 
-def bisect_engine(options: argparse.Namespace) -> int:
+def bisect_engine(data: Any, options: argparse.Namespace) -> int:
     """Find the smallest set of static inputs whose leftovers explain an engine's case."""
     if options.bugs:
         raise MalformedError("a case of an engine takes no bugs: its static inputs are bisected")
@@ -26,8 +27,8 @@ def bisect_engine(options: argparse.Namespace) -> int:
         raise MalformedError("a case of an engine takes no --runner, which it brings, and no --out")
     if options.property is not None:
         known("property", options.property, PROPERTIES)
-    case = case_here(options.case, options.device)
-    engine = engines.find(options.engine or case.engine)
+    case = case_here(data, options.case.name, options)
+    engine = engines.find(options.engine)
     case = replace(case, case=replace(case.case, target=options.property or case.case.target))
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         log = Path(scratch) / "engine.log"

@@ -25,12 +25,12 @@ from harness.cli.folders import LATEST, default_workers, new_folder, shown, swap
 from harness.cli.parser import EVERY, NEWEST
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
-from harness.engines.case import EngineCase, cases_of, load_engine_case
+from harness.engines.case import EngineCase, cases_of, engine_case_of
 from harness.engines.explained.record import read, recorded
 from harness.engines.faults import Verdict
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
-from harness.errors import CannotRunError, MalformedError
+from harness.errors import CannotRunError, MalformedError, cut
 from harness.lockstep.config import resolve_device
 from harness.records.files import write_whole
 from harness.records.record import device_name
@@ -59,7 +59,8 @@ def try_engine(options: argparse.Namespace) -> int:
         console.print(note, highlight=False)
     for name in cases:
         path = latest / "cases" / name
-        console.print(f"replay with: paritybit replay {path}", soft_wrap=True, highlight=False)
+        command = replay_of(path, options.engine)
+        console.print(f"replay with: {command}", soft_wrap=True, highlight=False)
     console.print(f"page: {latest / 'index.html'}")
     console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
     for name, case in cases.items():
@@ -84,16 +85,16 @@ def settings_of(options: argparse.Namespace, asked: engine_record.Asked) -> Sett
     )
 
 
-def replay_engine(path: Path, options: argparse.Namespace) -> int:
-    """Replay an engine's case, on the engine it names or on another, as a trial of its own."""
-    case = case_here(path, options.device)
-    engine = engines.find(options.engine or case.engine)
+def replay_engine(data: Any, name: str, options: argparse.Namespace) -> int:
+    """Replay an engine's case, of a file's JSON data, as a trial of its own."""
+    case = case_here(data, name, options)
+    engine = engines.find(options.engine)
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         answer = to_json(play_case(engine, case, Path(scratch) / "engine.log"))
     for leg in answer["legs"]:
-        for name, found in leg["properties"].items():
+        for rule, found in leg["properties"].items():
             if found["violated"]:
-                print(f"{name}: {found['message']}")
+                print(f"{rule}: {found['message']}")
         counts = f"{leg['steps']} steps, {leg['replays']} replays, {leg['padded']} padded"
         print(f"{engine.name}: {counts}")
     if engine_record.counted(answer, ()):
@@ -105,12 +106,26 @@ def replay_engine(path: Path, options: argparse.Namespace) -> int:
     return OK
 
 
-def case_here(path: Path, device: str | None) -> EngineCase:
-    """Return an engine's case. Raises CannotRunError for one of another device than asked for."""
-    case = load_engine_case(path)
+def replay_of(path: Path, engine: str) -> str:
+    """Return the command that replays a case of an engine on it."""
+    return shlex.join(["paritybit", "replay", str(path), "--engine", engine])
+
+
+def case_here(data: Any, name: str, options: argparse.Namespace) -> EngineCase:
+    """Return an engine's case of a file's JSON data, to be played on the engine asked for.
+
+    Raises MalformedError where none is asked for: a file that came from elsewhere decides no
+    code. Raises CannotRunError for a case of another device than asked for.
+    """
+    case = engine_case_of(data, name)
+    if options.engine is None:
+        raise MalformedError(
+            f"{name} was found in {cut(case.engine)}, and a case decides no code that is run:"
+            " say with --engine which engine to play it on, sglang==VERSION or a folder"
+        )
     found_on = case.case.trial.device
-    if resolve_device(device or found_on) != found_on:
-        raise CannotRunError(f"{path.name} was found on {found_on}; it replays there alone")
+    if resolve_device(options.device or found_on) != found_on:
+        raise CannotRunError(f"{name} was found on {found_on}; it replays there alone")
     return case
 
 
@@ -146,7 +161,13 @@ def run_engine(options: argparse.Namespace) -> int:
 
 
 def versions_of(names: Sequence[str]) -> list[str]:
-    """Return the releases named, in order. Raises CannotRunError where the index must be asked."""
+    """Return the releases named, in order. Raises CannotRunError where the index must be asked.
+
+    Raises MalformedError for what is no release's version.
+    """
+    for name in names:
+        if name not in {EVERY, NEWEST}:
+            engines.require_release(name)
     found = set[str]()
     for name in names:
         if name == EVERY:

@@ -1,6 +1,8 @@
 """Replaying case files: one with all that it shows, or many, each against what it says."""
 
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from properties.support.harness.command_line import (
     OK,
     edit,
     kept_traceback,
+    python,
 )
 from properties.support.harness.scripted import ERROR, Scripted, violating
 
@@ -86,6 +89,36 @@ def test_a_case_replays_as_a_finding_and_without_its_bug_as_clean(
     edit(case_file, "trial", "bugs", value=[])
     assert main(["replay", str(case_file)]) == OK
     assert capsys.readouterr().out == "4 steps, 2 replays, 1 padded: clean\n"
+
+
+def test_a_case_is_read_once_so_that_it_may_come_through_a_pipe(
+    case_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = case_file.read_text()
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    assert main(["replay", str(pipe)]) == FINDING
+    writer.join()
+    assert "4 steps, 2 replays, 1 padded: differs" in capsys.readouterr().out
+    done = python("-m", "harness", "replay", "/dev/stdin", stdin=text)
+    assert (done.returncode, done.stderr) == (FINDING, "")
+    assert "4 steps, 2 replays, 1 padded: differs" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["\x1b[2Ja", "b\nc"], ids=ascii)
+def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
+    name: str, case_file: Path, capsys: pytest.CaptureFixture[str], refused: Any
+) -> None:
+    case, other = (case_file.with_name(f"{name}.{ending}") for ending in ("json", "not"))
+    case.write_text(case_file.read_text())
+    other.write_text("{")
+    assert "\x1b" not in refused(MALFORMED, "replay", other)
+    assert main(["replay", str(case), str(case)]) == OK
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert len(list(filter(None, said.splitlines()))) == 3
 
 
 def copies(case_file: Path, *names: str) -> list[Path]:

@@ -46,14 +46,17 @@ def kept_traceback(said: str) -> str:
     return text
 
 
-def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def python(
+    *words: str, folder: Path = ROOT, stdin: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run this interpreter in `folder`, with this tree importable and no word of ours set."""
     ours = ("PYTEST_", "HYPOTHESIS_", "CI")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **variables},
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=LONGEST,
