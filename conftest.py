@@ -108,6 +108,7 @@ CLEARED = pytest.StashKey[bool]()
 """Set once this run, which executes tests, has cleared the artifacts of the last."""
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One worker per GPU (processes sharing one take turns), or one per core on a CPU."""
     if chosen_device(config) == "cuda":
@@ -295,8 +296,8 @@ def hunter_seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
-def artifacts(worker_id: str) -> Path:
-    """The folder of this worker's failing cases."""
-    folder = ARTIFACTS / f"worker-{worker_id}"
+def artifacts() -> Path:
+    """The folder of this worker's failing cases; without pytest-xdist there is one."""
+    folder = ARTIFACTS / f"worker-{os.environ.get('PYTEST_XDIST_WORKER', 'master')}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -50,7 +50,7 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not inside:
-            raise MalformedError(f"{path.name} holds no case file")
+            raise MalformedError(f"{path} holds no case file")
         found += inside
     return found
 
