@@ -12,6 +12,8 @@ from properties.support.places import CORPUS, ROOT
 
 CASE = str(CORPUS / "swa_pad@decode.json")
 
+ASCII = {"PYTHONIOENCODING": "ascii"}
+
 NASTY = "a b';touch x;$$HOME\"|`c"
 """A setting that no shell must read; make itself reads two dollars as one."""
 
@@ -67,18 +69,18 @@ BOTH = "import sys; from harness.__main__ import main; print(main(['list']), mai
 def test_an_interpreter_without_asserts_and_docstrings_does_as_any_other(tmp_path: Path) -> None:
     """What runners are, which their docstrings say, and what a replay says."""
     without = {"PYTHONOPTIMIZE": "2", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    plain, bare = (python("-c", BOTH, "replay", CASE, **named) for named in ({}, without))
+    plain, bare = (python("-c", BOTH, "replay", CASE, variables=named) for named in ({}, without))
     assert bare.stdout.endswith(f"differs\n{OK} {FINDING}\n")
     assert (bare.stdout, bare.stderr) == (plain.stdout, plain.stderr)
 
 
 def test_a_terminal_of_few_signs_is_no_error() -> None:
-    done = python("-m", "harness", "list", PYTHONIOENCODING="ascii")
+    done = python("-m", "harness", "list", variables=ASCII)
     assert (done.returncode, done.stderr) == (OK, "")
     assert done.stdout.isascii()
-    done = python("-m", "harness", "replay", CASE, CASE, PYTHONIOENCODING="ascii")
+    done = python("-m", "harness", "replay", CASE, CASE, variables=ASCII)
     assert (done.returncode, done.stderr) == (OK, "")
-    done = python("-m", "harness", "replay", "é….json", PYTHONIOENCODING="ascii")
+    done = python("-m", "harness", "replay", "é….json", variables=ASCII)
     assert re.fullmatch(r"paritybit: \\xe9\\u2026\.json cannot be read: .*\n", done.stderr)
 
 

@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness.lockstep.config import TrialConfig
@@ -47,7 +49,10 @@ def kept_traceback(said: str) -> str:
 
 
 def python(
-    *words: str, folder: Path = ROOT, stdin: str | None = None, **variables: str
+    *words: str,
+    folder: Path = ROOT,
+    stdin: str | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
     """Run this interpreter in `folder`, with this tree importable and no word of ours set."""
     ours = ("PYTEST_", "HYPOTHESIS_", "CI")
