@@ -79,6 +79,19 @@ def test_a_process_that_lost_its_device_gives_its_result_and_runs_nothing_more()
     assert process_of(ends[lost]) != process_of(ends[same]) == process_of(ends[other])
 
 
+def test_a_process_that_died_while_idle_is_replaced_and_costs_no_task() -> None:
+    ends: list[Ended[Chore, Done]] = []
+
+    def kill(ended: Ended[Chore, Done]) -> None:
+        ends.append(ended)
+        os.kill(process_of(ended), signal.SIGKILL)
+        os.waitid(os.P_PID, process_of(ended), os.WEXITED | os.WNOWAIT)
+
+    execute(CHORES, [Chore("a", 1), Chore("b", 1), Chore("c", 1)], 1, kill)
+    assert [ended.error for ended in ends] == [None] * 3
+    assert len({process_of(ended) for ended in ends}) == 3
+
+
 def test_processes_begin_with_what_they_do_not_share() -> None:
     first, second, third = Chore("a", 1), Chore("b", 1), Chore("c", 2)
     ends = ends_of([first, second, third], 2)

@@ -7,12 +7,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness.__main__ import Stop, main
-from harness.campaigns.executor import Ended
+from harness.campaigns.executor import Campaign, Ended
+from harness.engines.case import EngineCase
+from harness.engines.fetch import Found
+from harness.engines.trial import play_case
+from harness.lockstep.config import TrialConfig
+from harness.records.case import Case
+from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     LONGEST,
@@ -91,6 +98,24 @@ def test_a_lost_worker_leaves_an_engine_undecided(
     assert f"undecided: {DIED}" in " ".join(capsys.readouterr().out.split())
     record = json.loads((tmp_path / "out/latest/engine.json").read_text())
     assert {entry["reason"] for entry in record["answer"]["undecided"]} == {DIED}
+
+
+def test_the_code_of_an_engine_is_given_time_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time for each schedule that a leg plays, and the variables of an allow-list."""
+    seen: list[Campaign[Any, Any]] = []
+    monkeypatch.setattr("harness.engines.trial.execute", lambda campaign, *_: seen.append(campaign))
+    case = EngineCase("sglang==1", Case(TrialConfig(), Schedule(()), None, 0, ()))
+    play_case(Found("sglang 1", Path("nowhere")), case, tmp_path / "engine.log")
+    (campaign,) = seen
+    leg = SimpleNamespace(examples=10)
+    assert campaign.seconds(leg) - campaign.seconds(SimpleNamespace(examples=0)) >= 10 * 60
+    assert campaign.variables is not None
+    for name in ("PATH", "HOME", "CUDA_VISIBLE_DEVICES", "LC_ALL", "OMP_NUM_THREADS"):
+        assert campaign.variables.fullmatch(name)
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "SSH_AUTH_SOCK", "PATHS"):
+        assert not campaign.variables.fullmatch(name)
 
 
 TERMINATED_RUN = """
