@@ -234,7 +234,7 @@ def add_bisect(commands: Commands) -> None:
     bisect.add_argument(
         "--case", type=Path, help="Case file whose schedule is played (else one is hunted)"
     )
-    bisect.add_argument("--engine", help="Engine to play an engine's case on (the case's own)")
+    bisect.add_argument("--engine", help="Engine to play an engine's case on, as of regress")
     bisect.add_argument("--property", help="Property to explain (the case's, or the first seen)")
     bisect.add_argument("--runner", help="Runner to hunt on (one that the bugs can harm)")
     bisect.add_argument("--seed", type=number, default=0, help="Seed of the hunter (0)")

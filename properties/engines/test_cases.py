@@ -106,12 +106,13 @@ def test_a_case_decides_no_code(
 
     monkeypatch.setattr("harness.engines.fetch.find", find)
     path = written(tmp_path, engine=str(tmp_path))
-    assert main(["replay", str(path)]) == MALFORMED
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "say with --engine which engine to replay it on" in said
-    assert main(["replay", str(path), "--engine", "sglang==2"]) == CANNOT_RUN
-    assert capsys.readouterr().err == "paritybit: sglang==2 is looked for\n"
+    for words in (["replay", str(path)], ["bisect", "--case", str(path)]):
+        assert main(words) == MALFORMED
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "say with --engine which engine to play it on" in said
+        assert main([*words, "--engine", "sglang==2"]) == CANNOT_RUN
+        assert capsys.readouterr().err == "paritybit: sglang==2 is looked for\n"
 
 
 def test_a_case_names_no_path_of_the_machine_it_was_found_on(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from harness.campaigns.executor import Campaign, Ended
 from harness.engines.case import EngineCase
 from harness.engines.fetch import Found
 from harness.engines.trial import play_case
+from harness.engines.worker import LegTask
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case
 from harness.schedules.schedule import Schedule
@@ -104,13 +105,16 @@ def test_the_code_of_an_engine_is_given_time_and_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Time for each schedule that a leg plays, and the variables of an allow-list."""
-    seen: list[Campaign[Any, Any]] = []
-    monkeypatch.setattr("harness.engines.trial.execute", lambda campaign, *_: seen.append(campaign))
+    seen: list[tuple[Campaign[Any, Any], list[LegTask]]] = []
+    monkeypatch.setattr(
+        "harness.engines.trial.execute", lambda campaign, tasks, *_: seen.append((campaign, tasks))
+    )
     case = EngineCase("sglang==1", Case(TrialConfig(), Schedule(()), None, 0, ()))
     play_case(Found("sglang 1", Path("nowhere")), case, tmp_path / "engine.log")
-    (campaign,) = seen
-    leg = SimpleNamespace(examples=10)
-    assert campaign.seconds(leg) - campaign.seconds(SimpleNamespace(examples=0)) >= 10 * 60
+    ((campaign, (leg,)),) = seen
+    few, many = (campaign.seconds(replace(leg, examples=count)) for count in (0, 10))
+    assert few >= 600
+    assert many - few >= 10 * 60
     assert campaign.variables is not None
     for name in ("PATH", "HOME", "CUDA_VISIBLE_DEVICES", "LC_ALL", "OMP_NUM_THREADS"):
         assert campaign.variables.fullmatch(name)
