@@ -19,6 +19,9 @@ READY := $(shell $(PYTHON) .ci/satisfied.py 2>/dev/null)
 RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
+# A setting as one word of the shell, whatever it holds; ARGS alone may be several.
+quoted = '$(subst ','\'',$(1))'
+
 .DEFAULT_GOAL := help
 .PHONY: help setup regress engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary list bench soak mutants code-mutants detections check
 
@@ -29,38 +32,38 @@ help: ## Show this help
 setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
 regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record, page; ENGINE=… tries that
-	@$(RUN) -m harness regress --device $(DEVICE) --seed $(SEED) $(if $(ENGINE),--engine $(ENGINE)) \
-	  $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+	@$(RUN) -m harness regress --device $(call quoted,$(DEVICE)) --seed $(call quoted,$(SEED)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
+	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
-	@$(RUN) -m harness engine $(VERSION)
+	@$(RUN) -m harness engine $(call quoted,$(VERSION))
 
 bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
-	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) $(if $(EXAMPLES),--examples $(EXAMPLES)) \
-	  $(if $(BUG),--bug $(BUG)) $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+	@$(RUN) -m harness bisect-releases --device $(call quoted,$(DEVICE)) --seed $(call quoted,$(SEED)) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
+	  $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
-	@$(RUN) -m properties.engines.planted $(VERSION) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
+	@$(RUN) -m properties.engines.planted $(call quoted,$(VERSION)) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 releases: $(SETUP) ## Try every release of the engine: the matrix in reports/evidence/releases.md
-	@$(RUN) -m harness bisect-releases --device $(DEVICE) --seed $(SEED) --releases all \
-	  --table reports/evidence/releases.md $(if $(EXAMPLES),--examples $(EXAMPLES)) $(ARGS)
+	@$(RUN) -m harness bisect-releases --device $(call quoted,$(DEVICE)) --seed $(call quoted,$(SEED)) --releases all \
+	  --table reports/evidence/releases.md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
 
-replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…
-	@$(RUN) -m harness replay $(CASE) $(ARGS)
+replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…; an engine's with ENGINE=…
+	@$(RUN) -m harness replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(ARGS)
 
 bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule, hunted or CASE=… (an engine's: no BUGS)
-	@$(RUN) -m harness bisect $(if $(BUGS),"$(BUGS)") $(if $(CASE),--case $(CASE),--device $(DEVICE) --seed $(SEED)) \
-	  $(if $(ENGINE),--engine $(ENGINE)) $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
+	@$(RUN) -m harness bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE)),--device $(call quoted,$(DEVICE)) --seed $(call quoted,$(SEED))) \
+	  $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 timeline: $(SETUP) ## Play the upstream history: which properties were red when
-	@$(RUN) -m harness timeline --device $(DEVICE) $(ARGS)
+	@$(RUN) -m harness timeline --device $(call quoted,$(DEVICE)) $(ARGS)
 
 corpus: $(SETUP) ## Make the regression corpus again, or the cases of BUG=…
-	@$(RUN) -m harness corpus $(if $(BUG),--bug $(BUG)) $(ARGS)
+	@$(RUN) -m harness corpus $(if $(BUG),--bug $(call quoted,$(BUG))) $(ARGS)
 
 test: $(SETUP) ## Run the test suite
-	@$(RUN) -m pytest -n auto --device $(DEVICE) $(ARGS)
+	@$(RUN) -m pytest -n auto --device $(call quoted,$(DEVICE)) $(ARGS)
 
 test-releases: $(SETUP) ## Run the tests of releases of the engine, which are fetched first: minutes
 	@for version in 0.5.11 0.5.12 0.5.23; do $(RUN) -m harness engine $$version || exit; done
@@ -70,32 +73,32 @@ planted: $(SETUP) ## Plant the table's faults and see that the suite catches eac
 	@$(RUN) -m properties.planted.run $(ARGS)
 
 mutants: $(SETUP) ## Get every static buffer wrong in each way; a property must see each: ARGS="--workers 60"
-	@$(RUN) -m harness mutants --device $(DEVICE) $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(RUNNER),--runner $(RUNNER)) $(ARGS)
+	@$(RUN) -m harness mutants --device $(call quoted,$(DEVICE)) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 code-mutants: $(SETUP) ## Make small mistakes in subjects/ by rule; the harness must see each: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)
 
 report: $(SETUP) ## Make the page of a run record again: RECORD=…
-	@$(RUN) -m harness report $(RECORD) $(ARGS)
+	@$(RUN) -m harness report $(call quoted,$(RECORD)) $(ARGS)
 
 compare: $(SETUP) ## Two run records side by side: A=… B=…
-	@$(RUN) -m harness compare $(A) $(B) $(ARGS)
+	@$(RUN) -m harness compare $(call quoted,$(A)) $(call quoted,$(B)) $(ARGS)
 
 summary: $(SETUP) ## A run as Markdown, for a CI job's summary: RECORD=…
-	@$(RUN) -m harness summary $(RECORD) $(ARGS)
+	@$(RUN) -m harness summary $(call quoted,$(RECORD)) $(ARGS)
 
 list: $(SETUP) ## List bugs, runners, presets and properties
 	@$(RUN) -m harness list $(ARGS)
 
 bench: $(SETUP) ## Measure differential steps per second
-	@$(RUN) -m harness bench --device $(DEVICE) $(ARGS)
+	@$(RUN) -m harness bench --device $(call quoted,$(DEVICE)) $(ARGS)
 
 soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"; ENGINE=… soaks that
-	@$(RUN) -m harness soak --device $(DEVICE) $(if $(ENGINE),--engine $(ENGINE) --record reports/out/engine-soak.json) \
-	  $(if $(RUNNER),--runner $(RUNNER)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
+	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table in reports/evidence/detections.md
-	@$(RUN) -m harness soak --device $(DEVICE) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
+	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
 
 check: .venv/ready ## Lint and types
 	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ CLEARED = pytest.StashKey[bool]()
 """Set once this run, which executes tests, has cleared the artifacts of the last."""
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One worker per GPU (processes sharing one take turns), or one per core on a CPU."""
     if chosen_device(config) == "cuda":
@@ -166,12 +168,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     asked = {option: session.config.getoption(f"--{option}") for option in options}
     if set(asked.values()) == {None}:
         return
-    from harness.lockstep.config import UnknownNameError, known
+    from harness.errors import UnknownNameError, known
     from reference.config import PRESETS
     from subjects.bugs.catalogue import BUGS
     from subjects.runners import RUNNERS
 
-    for option, names in zip(options, (RUNNERS, PRESETS, BUGS), strict=True):
+    valid: tuple[Iterable[str], ...] = (RUNNERS, PRESETS, BUGS)
+    for option, names in zip(options, valid, strict=True):
         try:
             if asked[option] is not None:
                 known(option, asked[option], names)
@@ -293,8 +296,8 @@ def hunter_seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
-def artifacts(worker_id: str) -> Path:
-    """The folder of this worker's failing cases."""
-    folder = ARTIFACTS / f"worker-{worker_id}"
+def artifacts() -> Path:
+    """The folder of this worker's failing cases; without pytest-xdist there is one."""
+    folder = ARTIFACTS / f"worker-{os.environ.get('PYTEST_XDIST_WORKER', 'master')}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -1,44 +1,139 @@
-"""The command line: the one place where harness and reports meet.
+"""One command line, from its words to an exit code and, where it fails, one sentence.
 
-Exit codes: 0 as hoped, 1 a finding, 2 a malformed command line or file or a name no
-build has, 125 cannot run here or a crash of ours, 130 interrupted.
+What takes long, or may fail, is imported where that can be told.
 """
 
+import errno
+import importlib
+import io
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
-from harness.campaigns.hunt import PlayingFailedError
-from harness.checks.play import DeviceLostError
-from harness.cli.display import print_errors
-from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED
-from harness.cli.parser import parser
-from harness.lockstep.config import CannotRunError
+from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, TERMINATED
+from harness.errors import (
+    LONGEST_VALUE,
+    CannotRunError,
+    DeviceError,
+    MalformedError,
+    NoVerdictError,
+    cut,
+    kept,
+    no_verdict,
+    refused,
+)
+
+STDOUT_IS_BROKEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})
+"""Errors of no file in particular: files that are written say which they are."""
+
+
+class Stop:
+    """The signal that asked this process to stop, if one did: Ctrl-C or SIGTERM."""
+
+    received: int | None = None
+
+    def hear(self, number: int, _: FrameType | None) -> None:
+        """Stop what goes on as Ctrl-C does, so that what has ended until then is kept.
+
+        A second SIGTERM is not heard: a process in a group may be sent it twice at once.
+        """
+        if number == self.received == signal.SIGTERM:
+            return
+        self.received = number
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def listening(stop: Stop) -> Iterator[None]:
+    """Let `stop` hear within what asks this process to stop, unless that is ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop.hear)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; an error is reported in one sentence."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    stop = Stop()
+    with listening(stop):
+        try:
+            code = carried_out(words)
+        except KeyboardInterrupt:
+            code = refused("interrupted", INTERRUPTED)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            # What a signal interrupts in an import may raise anything in its place.
+            code = (
+                refused(no_verdict(error), CANNOT_RUN)
+                if stop.received is None
+                else refused("interrupted", INTERRUPTED)
+            )
+    return TERMINATED if stop.received == signal.SIGTERM and code == INTERRUPTED else code
+
+
+def carried_out(words: Sequence[str]) -> int:
+    """Return the exit code of a command line, all that it says written out."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        options = parser(str(__doc__)).parse_args(arguments)
-        options.typed = sys.argv[1:] if arguments is None else arguments
-        code: int = options.run(options)
+        code = answered(words)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in STDOUT_IS_BROKEN or error.filename is not None:
+            raise
+        # What is left of it goes nowhere, or the interpreter would complain as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return refused(f"stdout takes no more: {error.strerror}", CANNOT_RUN)
+    return code
+
+
+def answered(words: Sequence[str]) -> int:
+    """Run the command of a command line and return its exit code."""
+    try:
+        options = importlib.import_module("harness.cli.parser").parser().parse_args(words)
+        options.typed = words
+        importlib.import_module("harness.cli.names").check_names(options)
+        module, function = options.run
+        code: int = getattr(importlib.import_module(module), function)(options)
+    except MalformedError as error:
+        return refused(shortened(str(error), words), MALFORMED)
+    except OSError as error:
+        if error.filename not in {str(Path(word)) for word in words}:
+            raise
+        return refused(shortened(f"{error.filename}: {error.strerror}", words), MALFORMED)
     except CannotRunError as error:
-        return refused(error, CANNOT_RUN)
-    except (ValueError, OSError) as error:
-        return refused(error, MALFORMED)
-    except PlayingFailedError as error:
-        print_errors([str(error)])
-        return CANNOT_RUN
-    except DeviceLostError as error:
-        return refused(f"the device was lost: {error}", FINDING)
-    except KeyboardInterrupt:
-        return refused("interrupted", INTERRUPTED)
+        return refused(shortened(str(error), words), CANNOT_RUN)
+    except NoVerdictError as error:
+        return refused(f"no verdict: {kept([str(error)])}", CANNOT_RUN)
+    except DeviceError as error:
+        code = FINDING if error.finding else CANNOT_RUN
+        return refused(f"the device was lost: {error}", code)
     return code
 
 
-def refused(reason: object, code: int) -> int:
-    """Print why a command ends early, and return its exit code."""
-    print(f"paritybit: {reason}", file=sys.stderr)
-    return code
+def shortened(message: str, words: Sequence[str]) -> str:
+    """Return a message that repeats no word of the command line at length."""
+    for word in words:
+        if len(word) > LONGEST_VALUE:
+            message = message.replace(repr(word), cut(repr(word))).replace(word, cut(word))
+    return message
 
 
 if __name__ == "__main__":

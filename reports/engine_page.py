@@ -1,7 +1,6 @@
 """One HTML page from one record of an engine's trial, or from two, as the pages of runs are."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from harness.records.schema import EngineCounterexample
@@ -40,10 +39,3 @@ def render_comparison(
     """Return the page of two records side by side. Raises as `render` does."""
     page = environment().get_template("engine_compare.html.j2")
     return page.render(before=before, after=after, comparison=comparison)
-
-
-def write(
-    record: Mapping[str, Any], counterexamples: Sequence[EngineCounterexample], path: Path
-) -> None:
-    """Write the page of a record to `path`, whose folder exists. Raises as `render` does."""
-    path.write_text(render(record, counterexamples), encoding="utf-8", newline="\n")

@@ -5,7 +5,6 @@ is. The page asks nothing of anybody: no script, style, font or image from elsew
 """
 
 from functools import cache
-from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -25,11 +24,6 @@ def render_comparison(before: Record, after: Record, comparison: Comparison) -> 
     """Return the page of two records side by side."""
     page = environment().get_template("compare.html.j2")
     return page.render(before=before, after=after, comparison=comparison)
-
-
-def write(page: str, path: Path) -> None:
-    """Write a page to `path`, whose folder exists."""
-    path.write_text(page, encoding="utf-8", newline="\n")
 
 
 @cache

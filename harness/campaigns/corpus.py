@@ -9,8 +9,6 @@ from harness.campaigns.run_record import case_of
 from harness.campaigns.task import Result, Source, Status, Task
 from harness.records.case import write_case
 
-CORPUS = Path("properties/corpus")
-
 
 def corpus_tasks(hunts: Sequence[tuple[str, str]]) -> list[Task]:
     """Return the hunts whose cases the corpus keeps: those that must catch, on a CPU, seed 0."""

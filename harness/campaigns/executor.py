@@ -6,13 +6,15 @@ properties, devices) is not known here.
 """
 
 import multiprocessing
+import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection, process, resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
 from harness.lockstep.tracebacks import traceback_of
@@ -40,12 +42,14 @@ class Campaign(Generic[T, R]):
 
     `run` carries a task out. `shared` says what a process keeps from one task to the next,
     such as a captured trial: tasks that share it go to one process where possible.
-    `seconds` is how long a task may take; one that takes longer is taken to hang.
+    `seconds` is how long a task may take; one that takes longer is taken to hang. `variables`
+    says which variables of the environment its processes are given, by a pattern; None is all.
     """
 
     run: Callable[[T], R]
     shared: Callable[[T], Hashable]
     seconds: Callable[[T], float]
+    variables: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,26 @@ def processes_for(workers: int, device: str) -> int:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hold SIGINT back until the end; a process started in here never hears it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def undisturbed(*signals: signal.Signals) -> Iterator[None]:
+    """Hold SIGINT, or other signals, back until the end; a process started in here hears none."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def environment(variables: re.Pattern[str] | None) -> Iterator[None]:
+    """Leave of this process's environment, until the end, what a pattern matches as a whole."""
+    before = dict(os.environ)
+    for name in before:
+        if variables is not None and not variables.fullmatch(name):
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(before)
 
 
 def _outcome(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
@@ -86,8 +103,26 @@ def _outcome(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
         return None, traceback_of(error)
 
 
+def end_with_parent() -> None:
+    """Let this process end at once when the one that started it is gone, however that ended.
+
+    The parent holds one end of a pipe and nothing ever comes through it: it is closed, by the
+    system if need be, when the parent is no more, even before this is called.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: process.BaseProcess) -> None:
+    """Wait until a process is gone, and end this one: whatever it does, nobody reads it."""
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
     """Run the tasks that come through a pipe, in a worker process, and send back what they give."""
+    end_with_parent()
     with suppress(EOFError, BrokenPipeError):  # The process that started this one is gone.
         while True:
             task = pipe.recv()
@@ -103,14 +138,14 @@ class _Worker(Generic[T, R]):
 
     task: T
 
-    def __init__(self, run: Callable[[T], R]) -> None:
+    def __init__(self, campaign: Campaign[T, R]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # No daemon: a task may start processes of its own.
-        self.process = context.Process(target=_serve, args=(theirs, run))
+        self.process = context.Process(target=_serve, args=(theirs, campaign.run))
         # Starting it, the first process would let SIGINT through again.
         resource_tracker.ensure_running()
-        with undisturbed():
+        with undisturbed(), environment(campaign.variables):
             self.process.start()
         theirs.close()
         self.busy = False
@@ -180,7 +215,7 @@ def _hand_out(
         running = [other.task for other in workers if other is not None and other.busy]
         task = waiting.take(worker.task if worker is not None else None, running)
         if worker is None or not worker.process.is_alive():
-            worker = workers[place] = _Worker(campaign.run)  # noqa: PLW2901
+            worker = workers[place] = _Worker(campaign)  # noqa: PLW2901
         worker.give(task, campaign.seconds(task))
 
 
@@ -236,7 +271,8 @@ def execute(
     `on_end` is called with each end as it comes. A task that takes too long is ended, and one
     whose process dies is lost: both end with an error, and so does one that raises, whose
     error is its whole traceback. Such a process is replaced. In this process a hang outside
-    Python, or its death, cannot be helped. Ctrl-C ends all processes at once.
+    Python, or its death, cannot be helped. Ctrl-C ends all processes at once, and so
+    does whatever ends this process.
     """
     waiting = _Waiting(campaign, tasks)
     if processes == 0:
@@ -259,6 +295,6 @@ def execute(
                     workers[workers.index(worker)] = None
                 on_end(ended)
     finally:
-        with undisturbed():
+        with undisturbed(signal.SIGINT, signal.SIGTERM):
             for started in filter(None, workers):
                 started.end()

@@ -15,7 +15,7 @@ from functools import lru_cache
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 
-from harness.campaigns.executor import undisturbed
+from harness.campaigns.executor import end_with_parent, undisturbed
 from harness.campaigns.hunt import PlayingFailedError, time_limit
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
@@ -128,6 +128,7 @@ def _serve(
 ) -> None:
     """Capture a trial, then play what comes through the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     with suppress(EOFError, BrokenPipeError):
         try:
             lockstep = build(trial, properties)
@@ -141,6 +142,7 @@ def _serve(
                 return
             child = os.fork()
             if child == 0:
+                end_with_parent()  # No thread of a process is in a fork of it.
                 pipe.send(_outcome(lockstep, playing))
                 os._exit(0)
             _, status = os.waitpid(child, 0)

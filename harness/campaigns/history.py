@@ -17,8 +17,8 @@ from harness.campaigns.regress import RunConfig, one_size, trial_of
 from harness.campaigns.task import pieces_of
 from harness.checks.play import DeviceLostError, Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.errors import headline
 from harness.lockstep.config import TrialConfig, catalogued
-from harness.lockstep.tracebacks import headline
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 

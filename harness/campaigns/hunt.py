@@ -15,6 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.property import Violation
 from harness.checks.table import STATE_PROPERTIES
+from harness.errors import NoVerdictError
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import Schedule
 from harness.schedules.shrink import shrink
@@ -37,7 +38,7 @@ def time_limit(count: int) -> float:
     return START_SECONDS + SECONDS_PER_SCHEDULE * count
 
 
-class PlayingFailedError(Exception):
+class PlayingFailedError(NoVerdictError):
     """An error of ours (the eager run, a check, an extra run) ended a playing: no verdict.
 
     Its message is the whole traceback of that error, with no absolute path.

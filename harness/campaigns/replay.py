@@ -4,21 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from harness.campaigns.executor import Campaign, Ended
 from harness.campaigns.hunt import time_limit, whole
 from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
-from harness.lockstep.config import (
-    CannotRunError,
-    TrialConfig,
-    UnknownNameError,
-    require_cuda,
-    resolve_device,
-)
-from harness.lockstep.tracebacks import headline
-from harness.records.case import Case, load_case
+from harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
+from harness.lockstep.config import TrialConfig, require_cuda, resolve_device
+from harness.records.case import Case, case_of, read_json
 
 
 @dataclass(frozen=True)
@@ -55,24 +50,29 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not inside:
-            raise ValueError(f"{path.name} holds no case file")
+            raise MalformedError(f"{path} holds no case file")
         found += inside
     return found
 
 
 def load_here(path: Path, device: str | None) -> Case:
-    """Return the case of a file that can run here, on `device` if one is named.
+    """Return the case of a file that can run here. Raises as `read_json` and `case_here` do."""
+    return case_here(read_json(path), path.name, device)
 
-    Raises ValueError for a malformed one, CannotRunError for one that this build or machine
+
+def case_here(data: Any, name: str, device: str | None) -> Case:
+    """Return the case of a file's JSON data that can run here, on `device` if one is named.
+
+    Raises MalformedError for a malformed one, CannotRunError for one that this build or machine
     cannot run.
     """
     try:
-        case = load_case(path)
+        case = case_of(data, name)
     except UnknownNameError as error:
-        raise CannotRunError(f"{path.name} names what this build lacks: {error}") from error
+        raise CannotRunError(f"{name} names what this build lacks: {error}") from error
     if device is not None and resolve_device(device) != case.trial.device:
         found = case.trial.device
-        raise CannotRunError(f"{path.name} was found on {found}; it replays there alone")
+        raise CannotRunError(f"{name} was found on {found}; it replays there alone")
     if case.trial.device == "cuda":
         require_cuda()
     return case

@@ -1,7 +1,6 @@
 """The record of a run of the main job, and the case file of each of its findings."""
 
 import time
-from pathlib import Path
 from typing import Any, cast
 
 from harness.campaigns.regress import Run, plan, verdict
@@ -9,7 +8,7 @@ from harness.campaigns.task import Finding, Result, Task
 from harness.checks.expectations import unaffected_reason
 from harness.checks.table import PROPERTIES, STATEMENTS
 from harness.records import schema
-from harness.records.case import Case, write_case
+from harness.records.case import Case
 from harness.records.record import environment
 from harness.records.typed_json import from_json, to_json
 from subjects.bugs.catalogue import BUGS
@@ -18,12 +17,12 @@ from subjects.engine import contract
 from subjects.runners import RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
 
+CASES = "cases"
+"""The folder of a run's case files, beside its record."""
 
-def record(run: Run, cases: Path, shown: str) -> schema.Record:
-    """Return the record of a run, and write a case file into `cases` for every finding.
 
-    `shown` is the folder of the cases as a reproduce command names it.
-    """
+def record(run: Run, shown: str) -> schema.Record:
+    """Return the record of a run. `shown` is the folder of its cases as a command names it."""
     outcome, message = verdict(run)
     results = ordered(run)
     return schema.Record(
@@ -35,8 +34,8 @@ def record(run: Run, cases: Path, shown: str) -> schema.Record:
         verdict=cast(schema.Verdict, outcome),
         message=message,
         environment=environment(run.settings.device),
-        clean=tuple(_clean_row(r, cases, shown) for r in results if r.task.bug is None),
-        bugs=tuple(_bug_row(r, cases, shown) for r in results if r.task.bug is not None),
+        clean=tuple(_clean_row(r, shown) for r in results if r.task.bug is None),
+        bugs=tuple(_bug_row(r, shown) for r in results if r.task.bug is not None),
         pairs=_pairs(),
         engine_runners={
             name: tuple(runner.name for runner in engine_runners(name)) for name in RUNNERS
@@ -89,7 +88,7 @@ def _contracts() -> tuple[schema.Contract, ...]:
     )
 
 
-def _counts(result: Result, cases: Path, shown: str) -> dict[str, Any]:
+def _counts(result: Result, shown: str) -> dict[str, Any]:
     """Return the fields of schema.TrialRow, by name."""
     hunt_result = result.hunt_result
     trial = to_json(result.task.trial)
@@ -104,25 +103,25 @@ def _counts(result: Result, cases: Path, shown: str) -> dict[str, Any]:
         "seconds": round(result.seconds, 2),
         "events": dict(sorted(hunt_result.events.items())),
         "capture_warnings": result.capture_warnings,
-        "finding": _finding(result, cases, shown),
+        "finding": _finding(result, shown),
     }
 
 
-def _clean_row(result: Result, cases: Path, shown: str) -> schema.CleanRow:
+def _clean_row(result: Result, shown: str) -> schema.CleanRow:
     return schema.CleanRow(
-        **_counts(result, cases, shown),
+        **_counts(result, shown),
         status=cast(schema.CleanStatus, str(result.status)),
         properties=tuple(PROPERTIES),
     )
 
 
-def _bug_row(result: Result, cases: Path, shown: str) -> schema.BugRow:
+def _bug_row(result: Result, shown: str) -> schema.BugRow:
     bug = result.task.bug
     assert bug is not None
     finding = result.finding
     seen = {violation["property"] for violation in finding.violations} if finding else set()
     return schema.BugRow(
-        **_counts(result, cases, shown),
+        **_counts(result, shown),
         status=cast(schema.HuntStatus, str(result.status)),
         bug=bug.name,
         runner=result.task.trial.runner,
@@ -136,21 +135,19 @@ def _bug_row(result: Result, cases: Path, shown: str) -> schema.BugRow:
     )
 
 
-def _finding(result: Result, cases: Path, shown: str) -> schema.Finding | None:
+def _finding(result: Result, shown: str) -> schema.Finding | None:
     finding = result.finding
     if finding is None:
         return None
-    path = cases / f"{case_name(result.task)}.json"
-    case = case_of(result.task, finding)
-    write_case(case, path)
-    data = case.to_json()
+    name = f"{case_name(result.task)}.json"
+    data = case_of(result.task, finding).to_json()
     return schema.Finding(
         violations=tuple(
             from_json(schema.Violation, violation, "a violation")
             for violation in finding.violations
         ),
-        case_file=f"{cases.name}/{path.name}",
-        reproduce=f"paritybit replay {shown}/{path.name}",
+        case_file=f"{CASES}/{name}",
+        reproduce=f"paritybit replay {shown}/{name}",
         schedule=from_json(schema.Schedule, data["schedule"], "the schedule"),
         timeline=finding.timeline,
         explanation=finding.explanation,
@@ -161,6 +158,15 @@ def _finding(result: Result, cases: Path, shown: str) -> schema.Finding | None:
             for schedule in data.get("history", ())
         ),
     )
+
+
+def cases_of(run: Run) -> dict[str, Case]:
+    """Return the case of every finding of a run, by the name of its file."""
+    return {
+        f"{case_name(result.task)}.json": case_of(result.task, result.finding)
+        for result in ordered(run)
+        if result.finding is not None
+    }
 
 
 def case_name(task: Task) -> str:

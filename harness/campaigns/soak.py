@@ -18,8 +18,8 @@ from harness.campaigns.task import watched_for
 from harness.checks.expectations import affected_runners, detected_by
 from harness.checks.play import DeviceLostError, Lockstep
 from harness.checks.table import STEP_PROPERTIES
+from harness.errors import headline
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.tracebacks import headline
 from harness.schedules.schedule import Schedule
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from harness.checks.property import Playback, Playing, Property, Violation, judge, judge_end
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, not_asked
+from harness.errors import DeviceError, headline
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
 from harness.lockstep.pair import Engines, ExtraRun, Pair
-from harness.lockstep.tracebacks import SubjectFailedError, headline, traceback_of
+from harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from harness.schedules.coverage import Coverage
 from harness.schedules.schedule import Schedule, Step
 from reference.config import ModelConfig, draft_config
@@ -57,10 +58,10 @@ class Outcome:
         return frozenset(violation.property for violation in self.violations)
 
 
-class DeviceLostError(BaseException):
-    """A device assert or an illegal access: a finding, after which the process must end.
+class DeviceLostError(DeviceError):
+    """A device assert or an illegal access, after which the process must end.
 
-    No Exception, so that no shrinking goes on upon a device that answers nothing.
+    It is a finding of what was played, unless an error of ours came first.
     """
 
     def __init__(self, schedule: Schedule, outcome: Outcome) -> None:
@@ -68,6 +69,7 @@ class DeviceLostError(BaseException):
         super().__init__(headline(outcome.error) if outcome.error else messages[-1])
         self.schedule = schedule
         self.outcome = outcome
+        self.finding = bool(outcome.violations)
 
     def __reduce__(self) -> tuple[type["DeviceLostError"], tuple[Schedule, Outcome]]:
         """Cross from a worker process whole."""

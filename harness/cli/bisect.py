@@ -2,42 +2,47 @@
 
 import argparse
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 
 from harness.campaigns.bisect import Bisection, BugSet, hunted_case, likeliest_runner, with_goal
-from harness.campaigns.replay import load_here
+from harness.campaigns.replay import case_here
 from harness.checks.play import Outcome
 from harness.checks.table import PROPERTIES
 from harness.cli.engines.bisect import bisect_engine
 from harness.cli.exit_codes import FINDING, OK
-from harness.engines.case import is_engine_case
-from harness.lockstep.config import TrialConfig, catalogued, known, resolve_device
+from harness.engines.case import is_of_engine
+from harness.errors import MalformedError, known
+from harness.lockstep.config import TrialConfig, catalogued, resolve_device
 from harness.records import record as run_record
-from harness.records.case import Case, write_case
+from harness.records.case import Case, read_json, write_case
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
 
 def run_bisect(options: argparse.Namespace) -> int:
     """Find the smallest set of bugs that explains a failing schedule; or bisect an engine."""
-    if options.case is not None and is_engine_case(options.case):
-        return bisect_engine(options)
+    data = None if options.case is None else read_json(options.case)
+    if is_of_engine(data):
+        return bisect_engine(data, options)
     if options.engine is not None:
         what = "there is no --case" if options.case is None else f"{options.case.name} is none"
-        raise ValueError(f"--engine is for the case of an engine, and {what}")
+        raise MalformedError(f"--engine is for the case of an engine, and {what}")
     if not options.bugs:
-        raise ValueError("there is at least one bug to choose from (see paritybit bisect --help)")
+        raise MalformedError(
+            "there is at least one bug to choose from (see paritybit bisect --help)"
+        )
     for name in options.bugs:
         known("bug", name, BUGS)
     if options.property is not None:
         known("property", options.property, PROPERTIES)
     if options.case is not None and options.runner is not None:
-        raise ValueError("a case brings its own runner: name one of the two")
+        raise MalformedError("a case brings its own runner: name one of the two")
     if options.out is not None:
         run_record.require_writable(options.out)
     console = Console(soft_wrap=True)
-    case = with_goal(case_to_bisect(options))
+    case = with_goal(case_to_bisect(options, data))
     if case is None:
         console.print("clean with all of them on: nothing to explain")
         return OK
@@ -59,10 +64,10 @@ def run_bisect(options: argparse.Namespace) -> int:
     return FINDING
 
 
-def case_to_bisect(options: argparse.Namespace) -> Case | None:
-    """Return the case named, with the bugs asked for, or one hunted with all of them on."""
+def case_to_bisect(options: argparse.Namespace, data: Any) -> Case | None:
+    """Return the case of a file's `data`, with the bugs asked for, or one hunted with all on."""
     if options.case is not None:
-        case = load_here(options.case, options.device)
+        case = case_here(data, options.case.name, options.device)
         trial = replace(case.trial, bugs=catalogued(options.bugs))
         return replace(case, trial=trial, target=options.property or case.target)
     runner = options.runner or likeliest_runner(options.bugs)

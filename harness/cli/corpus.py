@@ -10,6 +10,7 @@ from harness.cli.display import print_errors, progress
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from harness.cli.folders import default_workers
 from harness.cli.regress import hunts_of
+from harness.errors import MalformedError
 from subjects.bugs.catalogue import FIRST
 
 
@@ -17,11 +18,11 @@ def run_corpus(options: argparse.Namespace) -> int:
     """Make the regression corpus again."""
     tasks = corpus_tasks(hunts_of(options.bug or FIRST, ()))
     if not tasks:
-        raise ValueError(f"none of {', '.join(options.bug)} can harm a runner that was named")
+        raise MalformedError(f"none of {', '.join(options.bug)} can harm a runner that was named")
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"folder {options.out} cannot be made: {error.strerror}") from error
+        raise MalformedError(f"folder {options.out} cannot be made: {error.strerror}") from error
     workers = min(options.workers or default_workers("cpu"), len(tasks))
     console = Console()
     with progress(console, len(tasks)) as advance:

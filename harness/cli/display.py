@@ -1,6 +1,5 @@
 """What a person sees on the terminal: progress while a run goes on, and the matrix at its end."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -14,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from harness.campaigns.task import GOOD, Result
-from harness.lockstep.tracebacks import headline
+from harness.cli.exit_codes import CANNOT_RUN
+from harness.errors import headline, kept, refused
 from harness.records.schema import BugOnRunner, BugRow, Record
 
 
@@ -59,9 +59,10 @@ def said_of(result: Result) -> str:
 
 
 def print_errors(errors: Iterable[str]) -> None:
-    """Print errors of ours on stderr, whole, and those that are equal once."""
-    for error in dict.fromkeys(errors):
-        print(f"{error.rstrip()}\nparitybit: no verdict (a crash of ours)", file=sys.stderr)
+    """Say in one sentence on stderr which errors of ours left something without a verdict."""
+    found = list(errors)
+    if found:
+        refused(kept(found), CANNOT_RUN)
 
 
 def matrix(record: Record) -> Table:

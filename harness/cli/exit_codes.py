@@ -10,6 +10,8 @@ CANNOT_RUN = 125
 """Cannot run here, or an error of ours left no verdict: what `git bisect run` skips."""
 
 INTERRUPTED = 130
+TERMINATED = 143
+"""By Ctrl-C, and by SIGTERM: what has ended until then is kept."""
 
 
 def code_of(figures: Mapping[str, Any]) -> int:

@@ -2,10 +2,19 @@
 
 import os
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
+
+from harness.errors import CannotRunError, MalformedError
 
 OUT = Path("reports/out")
 """Where what a run writes goes, if nothing else is said."""
+
+LATEST = "latest"
+"""The link to the folder of the last run, beside it."""
+
+CORPUS = Path("properties/corpus")
+"""Where the regression corpus lies."""
 
 
 def default_workers(device: str) -> int:
@@ -16,36 +25,57 @@ def default_workers(device: str) -> int:
 def shown(word: str, keep: int = 1) -> str:
     """Return a word of a command line as a record may hold it: with no absolute path.
 
-    A path below the current folder becomes relative to it; of any other, the last
-    `keep` parts stay.
+    A path below the current folder becomes relative to it; of any other, a relative one that
+    leaves it too, the last `keep` parts stay.
     """
     if word.startswith("--") and "=" in word:
         option, _, value = word.partition("=")
         return f"{option}={shown(value, keep)}"
-    path, here = Path(word), Path.cwd()
-    if not path.is_absolute():
-        return word
-    return str(path.relative_to(here) if path.is_relative_to(here) else Path(*path.parts[-keep:]))
+    path, here = Path(word.removeprefix("file://")), Path.cwd()
+    if path.is_relative_to(here):
+        return str(path.relative_to(here))
+    inside = [part for part in path.parts if part not in {"..", path.anchor}]
+    leaves = path.is_absolute() or (".." in path.parts and len(inside) > keep)
+    return str(Path(*inside[-keep:])) if leaves else word
 
 
 def new_folder(out: Path) -> Path:
-    """Make a folder for this run under `out`. Raises ValueError where it cannot be written."""
+    """Make a folder for this run under `out`, whoever else makes one at the same time.
+
+    Raises MalformedError where it cannot be made.
+    """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-    folder = next(
-        folder
-        for folder in (out / f"{stamp}{f'-{n}' if n else ''}Z" for n in range(1000))
-        if not folder.exists()
-    )
     try:
-        (folder / "cases").mkdir(parents=True)
+        out.mkdir(parents=True, exist_ok=True)
+        folder = next(filter(_made, (out / f"{stamp}{f'-{n}' if n else ''}Z" for n in count())))
+        (folder / "cases").mkdir()
     except OSError as error:
-        raise ValueError(f"report folder {out} cannot be written: {error.strerror}") from error
+        raise MalformedError(f"report folder {out} cannot be written: {error.strerror}") from error
     return folder
 
 
+def _made(folder: Path) -> bool:
+    """Make a folder; False for one that is there already, maybe since a moment ago."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
 def swap_link(folder: Path) -> None:
-    """Point the link `latest` beside `folder` at it, in one move."""
-    link = folder.parent / "latest"
-    fresh = folder.parent / f".latest-{folder.name}"
-    fresh.symlink_to(folder.name)
-    fresh.replace(link)
+    """Point the link `latest` beside `folder` at it, in one move.
+
+    A folder of that name, as a copy of the runs has, is kept under the next free one. Raises
+    CannotRunError where the link cannot be made.
+    """
+    link = folder.parent / LATEST
+    fresh = folder.parent / f".{LATEST}-{folder.name}"
+    try:
+        if link.is_dir() and not link.is_symlink():
+            names = (link.with_name(f"{LATEST}-{turn}") for turn in count(1))
+            link.rename(next(name for name in names if not name.exists()))
+        fresh.symlink_to(folder.name)
+        fresh.replace(link)
+    except OSError as error:
+        raise CannotRunError(f"{link} cannot be written: {error.strerror}") from error

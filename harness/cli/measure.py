@@ -20,8 +20,10 @@ from harness.cli.display import history_table, print_errors
 from harness.cli.engines.soak import soak_engine
 from harness.cli.exit_codes import INTERRUPTED, OK, code_of
 from harness.cli.folders import default_workers
-from harness.lockstep.config import known, resolve_device
+from harness.errors import MalformedError, known
+from harness.lockstep.config import resolve_device
 from harness.records import record as run_record
+from harness.records.files import write_whole
 from reports.texts import or_dash
 from subjects.mutants.mutant import Mistake, mutants
 from subjects.runners import RUNNERS
@@ -35,22 +37,26 @@ def run_soak(options: argparse.Namespace) -> int:
     if options.engine is not None:
         return soak_engine(options)
     if options.runner or options.preset:
-        raise ValueError("--runner and --preset choose what is soaked of an engine: see --engine")
+        raise MalformedError(
+            "--runner and --preset choose what is soaked of an engine: see --engine"
+        )
     steps = STEPS if options.steps is None else options.steps
     seeds = SEEDS if options.seeds is None else options.seeds
     if not (steps or seeds):
-        raise ValueError("no steps and no seeds are nothing to play (see paritybit soak --help)")
+        raise MalformedError(
+            "no steps and no seeds are nothing to play (see paritybit soak --help)"
+        )
     device = resolve_device(options.device or "auto")
     run_record.require_writable(options.record)
     if options.table is not None:
         run_record.require_writable(options.table)
     workers = options.workers or default_workers(device)
     figures = soak(device, steps, range(seeds), options.first_seed, workers)
-    run_record.write_evidence("soak", device, figures, options.record)
-    if options.table is not None:
-        options.table.write_text(detection_table(figures["bugs"]), encoding="utf-8")
     print(figures["message"])
     print_errors(failure["error"] for failure in figures["errors"])
+    run_record.write_evidence("soak", device, figures, options.record)
+    if options.table is not None:
+        write_whole(options.table, detection_table(figures["bugs"]))
     return INTERRUPTED if figures["interrupted"] else code_of(figures)
 
 

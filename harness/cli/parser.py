@@ -1,20 +1,69 @@
 """The parser of the command line, a function for each command."""
 
 import argparse
-from collections.abc import Callable
+import re
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NoReturn
 
-from harness.campaigns.corpus import CORPUS
-from harness.cli.bisect import run_bisect
-from harness.cli.corpus import run_corpus
-from harness.cli.engines.trial import RELEASES, run_engine, run_releases
-from harness.cli.folders import OUT
-from harness.cli.listing import run_list
-from harness.cli.measure import run_bench, run_mutants, run_soak, run_timeline
-from harness.cli.pages import run_compare, run_report, run_summary
-from harness.cli.regress import run_regress
-from harness.cli.replay import run_replay
+from harness import __version__
+from harness.cli.folders import CORPUS, OUT
+from harness.errors import MalformedError, cut, known, quoted
+
+Command = tuple[str, str]
+"""A module, and the function in it that runs a command: imported when that is run.
+
+So that help, and what is wrong with a command line, need not wait for what takes long.
+"""
+
+run_bisect: Command = "harness.cli.bisect", "run_bisect"
+run_corpus: Command = "harness.cli.corpus", "run_corpus"
+run_engine: Command = "harness.cli.engines.trial", "run_engine"
+run_releases: Command = "harness.cli.engines.trial", "run_releases"
+run_list: Command = "harness.cli.names", "run_list"
+run_bench: Command = "harness.cli.measure", "run_bench"
+run_mutants: Command = "harness.cli.measure", "run_mutants"
+run_soak: Command = "harness.cli.measure", "run_soak"
+run_timeline: Command = "harness.cli.measure", "run_timeline"
+run_compare: Command = "harness.cli.pages", "run_compare"
+run_report: Command = "harness.cli.pages", "run_report"
+run_summary: Command = "harness.cli.pages", "run_summary"
+run_regress: Command = "harness.cli.regress", "run_regress"
+run_replay: Command = "harness.cli.replay", "run_replay"
+
+NEWEST, EVERY = "newest", "all"
+"""What else a release may be called."""
+
+RELEASES = ("0.5.11", "0.5.12", "0.5.13", "0.5.15", NEWEST)
+"""The releases that a walk tries by itself."""
+
+DESCRIPTION = """\
+Run every step of an inference engine twice, once eagerly and once by CUDA-graph replay,
+and compare the bits.
+
+Exit codes: 0 as hoped, 1 a finding, 2 a malformed command line or file or a name no build
+has, 125 no verdict, 130 interrupted, 143 terminated.
+"""
+
+EXAMPLES = {
+    "regress": "regress --bug swa_pad@decode\nregress --engine sglang==0.5.12 --runner decode",
+    "replay": "replay properties/corpus/swa_pad@decode.json\nreplay properties/corpus",
+    "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",
+    "timeline": "timeline --device cpu --record timeline.json",
+    "corpus": "corpus --bug swa_pad --out cases",
+    "list": "list\nlist --json",
+    "report": "report reports/out/latest/run.json --page page.html",
+    "compare": "compare before/run.json after/run.json",
+    "summary": "summary reports/out/latest/run.json",
+    "soak": "soak --steps 2000 --seeds 0 --record soak.json",
+    "bench": "bench --device cpu --record bench.json",
+    "mutants": "mutants --runner decode --seeds 1",
+    "engine": "engine 0.5.12",
+    "bisect-releases": "bisect-releases --releases 0.5.11,0.5.12 --bug swa_pad@decode",
+}
+"""Command lines by the command's name, one a line."""
+
+HELP_WIDTH = 80
 
 RECORD = OUT / "latest" / "run.json"
 """The record that a command about one reads, if nothing else is said."""
@@ -24,8 +73,22 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports a wrong command line in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise that sentence as ValueError."""
-        raise ValueError(f"{message} (see {self.prog} --help)")
+        """Raise that sentence as MalformedError."""
+        raise MalformedError(f"{message} (see {self.prog} --help)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise MalformedError for a command that there is not; nothing else has choices."""
+        try:
+            known("command", value, action.choices or (value,))
+        except MalformedError as error:
+            self.error(str(error))
+
+    def parse_args(self, *words: Any, **named: Any) -> Any:
+        """Return the options of a command line. Raises MalformedError for any other."""
+        options, unknown = self.parse_known_args(*words, **named)
+        if unknown:
+            self.error(f"unrecognized arguments: {cut(' '.join(unknown))}")
+        return options
 
 
 class Commands:
@@ -34,22 +97,41 @@ class Commands:
     def __init__(self, top: Parser) -> None:
         self.subparsers = top.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
 
-    def add(self, name: str, run: Callable[[argparse.Namespace], int], summary: str) -> Parser:
+    def add(self, name: str, run: Command, summary: str) -> Parser:
         """Add a command that calls `run`, and return its parser."""
-        command: Any = self.subparsers.add_parser(name, help=summary, description=summary)
-        command.set_defaults(run=run)
+        lines = "".join(f"\n  paritybit {line}" for line in EXAMPLES[name].splitlines())
+        command: Any = self.subparsers.add_parser(
+            name,
+            help=summary,
+            description=fill(summary, HELP_WIDTH),
+            epilog=f"for example:{lines}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=run, parser=command)
         return command  # type: ignore[no-any-return]
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of names."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """Split a comma-separated list of names, at least one, or raise ArgumentTypeError."""
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} names nothing")
+    return found
+
+
+def number(text: str) -> int:
+    """Return a whole number of few digits, or raise ArgumentTypeError."""
+    if re.fullmatch("-?[0-9]{1,18}", text) is None:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number")
+    return int(text)
 
 
 def count(text: str, least: int = 1) -> int:
-    """Return a whole number of at least `least`, or raise ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    """Return a whole number of at least `least` and of few digits, or raise ArgumentTypeError."""
+    if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} is not a whole number of at least {least}"
+        )
     return int(text)
 
 
@@ -58,10 +140,11 @@ def count_or_none(text: str) -> int:
     return count(text, least=0)
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line. It leaves the function to call in `run`."""
+def parser() -> Parser:
+    """Return the parser of the command line. It leaves the command to run in `run`."""
     formatter = argparse.RawTextHelpFormatter
-    top = Parser(prog="paritybit", description=description, formatter_class=formatter)
+    top = Parser(prog="paritybit", description=DESCRIPTION, formatter_class=formatter)
+    top.add_argument("--version", action="version", version=f"paritybit {__version__}")
     commands = Commands(top)
     for add in (
         add_regress,
@@ -105,7 +188,7 @@ def add_regress(commands: Commands) -> None:
         "--runner", type=names, default=(), help="Runners on trial, by comma (all)"
     )
     regress.add_argument("--preset", type=names, default=(), help="Models, by comma (all)")
-    regress.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
+    regress.add_argument("--seed", type=number, default=0, help="Seed of the hunter (0)")
     examples = "Schedules per hunt (50), or per leg of an engine beside its first (4)"
     regress.add_argument("--examples", type=count, help=examples)
     add_workers(regress)
@@ -129,7 +212,7 @@ def add_replay(commands: Commands) -> None:
     replay.add_argument("case", type=Path, nargs="+", help="Case file, or a folder of them")
     replay.add_argument(
         "--engine",
-        help="Engine to replay an engine's case on (the case's own): 1 if what it seeks is there",
+        help="Engine to replay an engine's case on, as of regress: 1 if what it seeks is there",
     )
     add_device(replay)
 
@@ -151,10 +234,10 @@ def add_bisect(commands: Commands) -> None:
     bisect.add_argument(
         "--case", type=Path, help="Case file whose schedule is played (else one is hunted)"
     )
-    bisect.add_argument("--engine", help="Engine to play an engine's case on (the case's own)")
+    bisect.add_argument("--engine", help="Engine to play an engine's case on, as of regress")
     bisect.add_argument("--property", help="Property to explain (the case's, or the first seen)")
     bisect.add_argument("--runner", help="Runner to hunt on (one that the bugs can harm)")
-    bisect.add_argument("--seed", type=int, default=0, help="Seed of the hunter (0)")
+    bisect.add_argument("--seed", type=number, default=0, help="Seed of the hunter (0)")
     bisect.add_argument("--examples", type=count, default=50, help="Schedules to hunt in (50)")
     bisect.add_argument("--out", type=Path, help="Where a case of the smallest set goes")
     add_device(bisect)
@@ -259,7 +342,7 @@ def add_releases(commands: Commands) -> None:
     walk.add_argument("--table", type=Path, help=table)
     walk.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")
     walk.add_argument("--preset", type=names, default=(), help="Models, by comma (each its own)")
-    walk.add_argument("--seed", type=int, default=0, help="Seed of the schedules (0)")
+    walk.add_argument("--seed", type=number, default=0, help="Seed of the schedules (0)")
     walk.add_argument("--examples", type=count, help="Schedules of each leg beside its first (4)")
     add_workers(walk)
     walk.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")

@@ -8,19 +8,21 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.campaigns.regress import Run, RunConfig, all_hunts, plan, run_tasks
-from harness.campaigns.run_record import record
+from harness.campaigns.run_record import CASES, cases_of, record
 from harness.campaigns.task import Result, Status
 from harness.checks.expectations import affected_runners, unaffected_reason
 from harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
 from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
-from harness.cli.folders import default_workers, new_folder, shown, swap_link
-from harness.lockstep.config import known, resolve_device
+from harness.cli.folders import LATEST, default_workers, new_folder, shown, swap_link
+from harness.errors import MalformedError, known
+from harness.lockstep.config import resolve_device
 from harness.records import record as run_record
+from harness.records.case import write_case
+from harness.records.files import write_whole
 from reference.config import PRESETS
 from reports.page import render
-from reports.page import write as write_page
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
@@ -81,7 +83,7 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, st
         if unfit:
             reason = unaffected_reason(BUGS[name], unfit[0])
             valid = ", ".join(one for one in RUNNERS if not lacking(BUGS[name], one))
-            raise ValueError(
+            raise MalformedError(
                 f"{name} cannot be switched on in {unfit[0]}: {reason}; valid: {valid}"
             )
         found += [(name, one) for one in wanted]
@@ -89,17 +91,19 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, st
 
 
 def finish(console: Console, run: Run, folder: Path) -> int:
-    """Write cases, record and page of a run, show them, and return the exit code."""
-    data = record(run, folder / "cases", shown(str(folder.parent / "latest" / "cases"), keep=3))
-    run_record.write(data, folder / "run.json")
-    write_page(render(run_record.load(folder / "run.json")), folder / "index.html")
-    swap_link(folder)
+    """Show a run; write its cases, record and page; return the exit code."""
+    data = record(run, shown(str(folder.parent / LATEST / CASES), keep=3))
     console.print(clean_table(data), matrix(data), runner_matrix(data))
     print_failures(console, data)
     console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
-    console.print(f"{data.seconds:.0f} s; page: {folder.parent / 'latest' / 'index.html'}")
+    console.print(f"{data.seconds:.0f} s; page: {folder.parent / LATEST / 'index.html'}")
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
+    for name, case in cases_of(run).items():
+        write_case(case, folder / CASES / name)
+    run_record.write(data, folder / "run.json")
+    write_whole(folder / "index.html", render(run_record.load(folder / "run.json")))
+    swap_link(folder)
     if data.verdict == "red" and run.only_failures:
         return CANNOT_RUN
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

@@ -1,7 +1,6 @@
 """Replaying one case file, or many."""
 
 import argparse
-import sys
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +13,7 @@ from harness.campaigns.replay import (
     REPLAYS,
     Named,
     Replayed,
+    case_here,
     files_of,
     load_here,
     lockstep_of,
@@ -26,8 +26,9 @@ from harness.cli.display import print_errors
 from harness.cli.engines.trial import replay_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from harness.cli.folders import default_workers
-from harness.engines.case import is_engine_case
-from harness.lockstep.config import CannotRunError
+from harness.engines.case import is_of_engine
+from harness.errors import CannotRunError, MalformedError, printable
+from harness.records.case import Case, read_json
 
 
 def run_replay(options: argparse.Namespace) -> int:
@@ -35,24 +36,23 @@ def run_replay(options: argparse.Namespace) -> int:
     if len(options.case) > 1 or options.case[0].is_dir():
         return replay_many(options)
     path = options.case[0]
-    if is_engine_case(path):
-        return replay_engine(path, options)
+    data = read_json(path)
+    if is_of_engine(data):
+        return replay_engine(data, path.name, options)
     if options.engine is not None:
-        raise ValueError(f"{path.name} is no case of an engine: --engine has no place here")
-    return replay_one(options)
+        raise MalformedError(f"{path.name} is no case of an engine: --engine has no place here")
+    return replay_one(case_here(data, path.name, options.device), path.name)
 
 
-def replay_one(options: argparse.Namespace) -> int:
-    """Replay a case file; print its violations and why the first of them came about."""
-    path = options.case[0]
-    case = load_here(path, options.device)
+def replay_one(case: Case, name: str) -> int:
+    """Replay a case; print its violations and why the first of them came about."""
     lockstep = lockstep_of(case)
     outcome, timeline = observe(lockstep, case.schedule)
     if vacuous(whole(outcome)):
-        raise CannotRunError(f"{path.name} runs no forward, so it proves nothing")
+        raise CannotRunError(f"{name} runs no forward, so it proves nothing")
     undeclared = [one["message"] for one in case.violations if one["property"] == DECLARED_STATE.id]
     if undeclared and not outcome.violations:
-        raise CannotRunError(f"{path.name} shows nothing here: {undeclared[0]}")
+        raise CannotRunError(f"{name} shows nothing here: {undeclared[0]}")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
     found = NOT_EXPLAINED
@@ -62,7 +62,7 @@ def replay_one(options: argparse.Namespace) -> int:
         found = explained(lockstep, case.schedule, outcome, timeline, case.target)
     if found.error is not None:
         print("  not explained: the explainer failed")
-        print(found.error, end="", file=sys.stderr)
+        print_errors([found.error])
     for sentence in found.explanation.proof if found.explanation is not None else ():
         print(f"  {sentence}")
     print(
@@ -80,10 +80,10 @@ def replay_many(options: argparse.Namespace) -> int:
         try:
             case = load_here(path, options.device)
         except CannotRunError as error:
-            console.print(f"[yellow]cannot run[/] {escape(str(error))}")
+            console.print(f"[yellow]cannot run[/] {escape(printable(str(error)))}")
             skipped += 1
         else:
-            work.append(Named(len(work), path.stem, case))
+            work.append(Named(len(work), printable(path.stem), case))
     ended = replay_all(console, work)
     failed = [replay for replay in ended if replay.error is not None]
     wrong = sum(not replay.as_said for replay in ended) - len(failed)

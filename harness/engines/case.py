@@ -5,14 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.errors import MalformedError, quoted
+from harness.lockstep.tracebacks import without_paths
 from harness.records.case import (
     Case,
     case_from_json,
     dump_json,
     from_version_3,
-    load_json,
-    says_format,
+    is_of_format,
+    of_format,
+    read_json,
 )
+from harness.records.files import write_whole
 
 FORMAT = "paritybit-engine-case"
 VERSION = 2
@@ -37,25 +41,33 @@ class EngineCase:
         return {"format": FORMAT, "version": VERSION, "engine": self.engine, "case": case}
 
     def write(self, path: Path) -> None:
-        """Write the case file."""
-        path.write_text(dump_json(self.to_json()))
+        """Write the case file, which names no path of this machine.
+
+        Raises CannotRunError where it cannot be written.
+        """
+        write_whole(path, dump_json(without_paths(self.to_json())))
 
 
-def is_engine_case(path: Path) -> bool:
-    """Whether a file says that it is an engine's case."""
-    return says_format(path, FORMAT)
+def is_of_engine(data: Any) -> bool:
+    """Whether a file's JSON data says that it is an engine's case."""
+    return is_of_format(data, FORMAT)
 
 
 def load_engine_case(path: Path) -> EngineCase:
-    """Return the case of a file. Raises ValueError, in one sentence, for a malformed one."""
-    data = load_json(path, FORMAT, VERSION, 1)
+    """Return the case of a file. Raises MalformedError, in one sentence, for a malformed one."""
+    return engine_case_of(read_json(path), path.name)
+
+
+def engine_case_of(data: Any, name: str) -> EngineCase:
+    """Return the case of a file's JSON data. Raises MalformedError for a malformed one."""
+    data = of_format(data, name, FORMAT, VERSION, 1)
     if data["version"] == 1:
-        data = from_version_1(data, path.name)
+        data = from_version_1(data, name)
     if data.keys() != KEYS:
-        raise ValueError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+        raise MalformedError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
     if not isinstance(data["engine"], str):
-        raise ValueError(f"{path.name}: engine of a case cannot be {data['engine']!r}")
-    return EngineCase(data["engine"], case_from_json(data["case"], path.name))
+        raise MalformedError(f"{name}: engine of a case cannot be {quoted(data['engine'])}")
+    return EngineCase(data["engine"], case_from_json(data["case"], name))
 
 
 def from_version_1(data: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -66,7 +78,7 @@ def from_version_1(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     old = from_version_3(dict(data))
     if old.keys() != KEYS_OF_VERSION_1:
         wanted = ", ".join(sorted(KEYS_OF_VERSION_1))
-        raise ValueError(f"{name}: a case has exactly the keys {wanted}")
+        raise MalformedError(f"{name}: a case has exactly the keys {wanted}")
     target = RENAMED_PROPERTIES.get(str(old["target"]), old["target"])
     violation = {"property": target, "step": 0, "message": old["message"], "where": {}}
     case = {

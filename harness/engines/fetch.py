@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.lockstep.config import CannotRunError
+from harness.errors import CannotRunError, MalformedError, quoted
 from subjects.engines.sglang.host.loading import PACKAGE, package_folder
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,16 @@ FOLDER_VARIABLE = "PARITYBIT_ENGINES"
 """Names the folder of fetched engines, where it is not `.engines` of this tree."""
 
 DEPENDENCIES = "dependencies"
-NAMED = re.compile(rf"{PACKAGE}==([0-9][0-9a-z.]*)")
+RELEASES = ROOT / "engine-releases.txt"
+"""Hashes of the files of releases; one that is newer has none."""
+
+OTHER_HASH = "DO NOT MATCH THE HASHES"
+"""What the package client says where a file is not what is pinned."""
+
+VERSION = r"[0-9]+(?:[.][0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:[.]post[0-9]+)?(?:[.]dev[0-9]+)?"
+"""What a release's version looks like."""
+
+NAMED = re.compile(rf"{PACKAGE}==({VERSION})")
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,8 @@ def find(spec: str) -> Found:
     if named is None:
         package = package_folder(Path(spec))
         if package is None:
-            raise ValueError(
-                f"{spec!r} is no engine: neither {PACKAGE}==VERSION nor a folder with"
+            raise MalformedError(
+                f"{quoted(spec)} is no engine: neither {PACKAGE}==VERSION nor a folder with"
                 f" {PACKAGE}/srt or python/{PACKAGE}/srt"
             )
         _require_dependencies()
@@ -52,11 +61,18 @@ def find(spec: str) -> Found:
     return fetch(named[1])
 
 
+def require_release(version: str) -> None:
+    """Raise MalformedError for what is no version number: it becomes part of a folder's name."""
+    if re.fullmatch(VERSION, version) is None:
+        raise MalformedError(f"{quoted(version)} is not a release, as 0.5.12 is")
+
+
 def fetch(version: str) -> Found:
     """Return a release, unpacked; fetch it and what it imports with the package client first.
 
     Raises as `find` does.
     """
+    require_release(version)
     home = folder() / f"{PACKAGE}-{version}"
     package = package_folder(home)
     if package is None:
@@ -107,14 +123,28 @@ def in_order(version: str) -> list[int]:
 def _download(version: str | None, into: Path) -> Path:
     """Return the wheel of a release, the newest for None. Raises as `find` does."""
     wanted = PACKAGE if version is None else f"{PACKAGE}=={version}"
-    said = _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), wanted)
+    words, pins = [wanted], pinned(wanted)
+    if pins is not None:
+        (into / "pinned.txt").write_text(pins)
+        words = ["--require-hashes", "-r", str(into / "pinned.txt")]
+    said = _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), *words)
     wheels = list(into.glob("*.whl"))
     if wheels:
         return wheels[0]
+    if OTHER_HASH in said:
+        raise CannotRunError(f"what the index has of {wanted} has another hash than is pinned")
     listed = re.search(r"from versions: (.*)\)", said)
     if version is not None and listed is not None and listed[1].strip() not in {"", "none"}:
-        raise ValueError(f"there is no release {version} of {PACKAGE} for this Python on the index")
+        raise MalformedError(
+            f"there is no release {version} of {PACKAGE} for this Python on the index"
+        )
     raise CannotRunError(f"{wanted} is not here and could not be fetched: no index answers")
+
+
+def pinned(wanted: str) -> str | None:
+    """Return the requirement of a release with the hashes of its files, None where it has none."""
+    block = re.search(rf"^{re.escape(wanted)} \\\n(?: +--hash=.*\n?)+", RELEASES.read_text(), re.M)
+    return None if block is None else block[0]
 
 
 def _require_dependencies() -> None:
@@ -127,12 +157,15 @@ def _require_dependencies() -> None:
         said = _pip(
             "install",
             "--no-deps",
+            "--require-hashes",
             "--target",
             str(target),
             "-r",
             str(ROOT / "engine-dependencies.txt"),
         )
         if not target.exists():
+            if OTHER_HASH in said:
+                raise CannotRunError("what engines import has another hash than is pinned")
             last = (said.strip().splitlines() or ["no output"])[-1]
             raise CannotRunError(f"what engines import could not be installed: {last}")
         _move(target, home)

@@ -7,8 +7,10 @@ from typing import Any
 from harness.checks.table import STATEMENTS
 from harness.engines.faults import FAULTS, Verdict, overall
 from harness.engines.legs import OWN
-from harness.lockstep.config import CannotRunError, known
-from harness.records.case import dump_json, load_json, says_format
+from harness.errors import CannotRunError, MalformedError, known
+from harness.lockstep.tracebacks import without_paths
+from harness.records.case import dump_json, is_of_format, of_format
+from harness.records.files import write_whole
 from harness.records.record import environment
 from harness.records.schema import EngineCounterexample
 from harness.records.typed_json import to_json
@@ -105,8 +107,11 @@ def make(
     answer: dict[str, Any],
     counterexamples: Sequence[EngineCounterexample] = (),
 ) -> dict[str, Any]:
-    """Return the record of one trial. `counterexamples` are its shrunk cases, played once more."""
-    return {
+    """Return the record of one trial, in which no text names a path of this machine.
+
+    `counterexamples` are its shrunk cases, played once more.
+    """
+    made = {
         "environment": to_json(environment(device)),
         "command": command,
         "engine": name,
@@ -119,6 +124,7 @@ def make(
         "counterexamples": to_json(counterexamples),
         "answer": answer,
     }
+    return {key: without_paths(value) for key, value in made.items()}
 
 
 def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
@@ -153,22 +159,22 @@ def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
 
 
 def write(record: dict[str, Any], path: Path) -> None:
-    """Write the record of a trial."""
-    path.write_text(dump_json({"format": FORMAT, "version": VERSION, **record}))
+    """Write the record of a trial. Raises CannotRunError where it cannot be written."""
+    write_whole(path, dump_json({"format": FORMAT, "version": VERSION, **record}))
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Return the record of a file. Raises ValueError, in one sentence, for any other file.
+def trial_of(data: Any, name: str) -> dict[str, Any]:
+    """Return the record of a file's JSON data. Raises MalformedError for any other data.
 
     What its parts hold is not looked at.
     """
-    data = load_json(path, FORMAT, VERSION)
-    lacking = sorted(KEYS - data.keys())
+    found = of_format(data, name, FORMAT, VERSION)
+    lacking = sorted(KEYS - found.keys())
     if lacking:
-        raise ValueError(f"{path.name} is not a whole record of a trial: it lacks {lacking[0]}")
-    return data
+        raise MalformedError(f"{name} is not a whole record of a trial: it lacks {lacking[0]}")
+    return found
 
 
-def is_engine_record(path: Path) -> bool:
-    """Whether a file says that it is the record of an engine's trial."""
-    return says_format(path, FORMAT)
+def is_trial(data: Any) -> bool:
+    """Whether a file's JSON data says that it is the record of an engine's trial."""
+    return is_of_format(data, FORMAT)

@@ -1,5 +1,6 @@
 """One engine's trial: its legs planned, spread over processes, and what they say put together."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,8 +14,7 @@ from harness.engines.fetch import DEPENDENCIES, Found, folder
 from harness.engines.playlist import EXAMPLES, RUNNERS, Kind
 from harness.engines.progress import Played, listening
 from harness.engines.worker import LegAnswer, LegTask, run_leg
-from harness.lockstep.config import known
-from harness.lockstep.tracebacks import headline
+from harness.errors import headline, known
 from harness.records.case import Case
 from reference.config import PRESETS
 
@@ -23,6 +23,12 @@ SECONDS_PER_SCHEDULE = 60.0
 SECONDS_PER_STEP = 10.0
 """How long a leg may take, and each of its schedules, or a soak's steps, besides: many times
 what they do."""
+
+VARIABLES = re.compile(
+    "PATH|HOME|TMPDIR|TZ|LANG|LC_.*|TERM|PYTHON.*|VIRTUAL_ENV|LD_LIBRARY_PATH|XDG_CACHE_HOME"
+    "|CUDA.*|NVIDIA.*|TORCH.*|TRITON.*|(OMP|MKL|KMP|GOMP|OPENBLAS)_.*|SGLANG_.*|PARITYBIT_.*"
+)
+"""The variables of the environment that an engine's code is given: none of them is a secret."""
 
 EMULATED = (
     "the model: ours, of the shape named with each leg, around the engine's attention layers",
@@ -263,7 +269,9 @@ def run_legs(
         ran.said[task.label] = result
         follower.on_leg(result)
 
-    campaign = Campaign(run_leg, shared=lambda task: task.runner, seconds=seconds_of)
+    campaign = Campaign(
+        run_leg, shared=lambda task: task.runner, seconds=seconds_of, variables=VARIABLES
+    )
     started, progress = time.perf_counter(), log.with_suffix(".progress")
     follower.begin([task.label for task in tasks])
     try:

@@ -44,9 +44,10 @@ from harness.engines.playlist import (
 )
 from harness.engines.progress import Played, tell
 from harness.engines.windows import measure, window_findings
+from harness.errors import headline
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
-from harness.lockstep.tracebacks import headline, traceback_of
+from harness.lockstep.tracebacks import traceback_of
 from harness.records.case import Case
 from reference.config import PRESETS
 from reference.model import Model

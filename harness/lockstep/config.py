@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from harness.errors import CannotRunError, MalformedError, known, quoted
 from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.schedule import is_count
 from reference.batch import ForwardBatch, Mode
@@ -24,14 +25,6 @@ from subjects.toggles import LocationScheme
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICES = ("cpu", "cuda")
-
-
-class CannotRunError(Exception):
-    """Well-formed, but cannot run here. The message says what is missing."""
-
-
-class UnknownNameError(ValueError):
-    """A name that no build has. The message lists the valid ones."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +60,16 @@ class TrialConfig:
         for name in self.bugs:
             known("bug", name, BUGS)
             if self.scheme not in BUGS[name].schemes or lacking(BUGS[name], self.runner):
-                raise ValueError(
+                raise MalformedError(
                     f"bug {name} does not live in location scheme {self.scheme} of {self.runner}"
                 )
         if self.bugs != catalogued(self.bugs):
-            raise ValueError("the bugs of a trial are in the catalogue's order, each once")
+            raise MalformedError("the bugs of a trial are in the catalogue's order, each once")
         if self.overlap and not RUNNERS[self.runner].captures:
-            raise ValueError(f"nothing overlaps in the engine of {self.runner}: {NO_FLIGHT}")
+            raise MalformedError(f"nothing overlaps in the engine of {self.runner}: {NO_FLIGHT}")
         slots = self.full_slots, self.swa_slots
         if self.page_size < 1 or any(count % self.page_size for count in slots):
-            raise ValueError("both pool sizes are whole numbers of pages")
+            raise MalformedError("both pool sizes are whole numbers of pages")
 
     def with_bug(self, *names: str) -> "TrialConfig":
         """Return this trial with bugs switched on, in the location scheme that all can live in.
@@ -90,7 +83,7 @@ class TrialConfig:
         return replace(
             self,
             bugs=chosen,
-            scheme=common_scheme(BUGS[name] for name in chosen),
+            scheme=shared_scheme(chosen),
             overlap=self.overlap or any(BUGS[name].overlap for name in chosen),
         )
 
@@ -98,7 +91,7 @@ class TrialConfig:
     def bug(self) -> str | None:
         """The one bug switched on, None for the clean subject. Raises ValueError for several."""
         if len(self.bugs) > 1:
-            raise ValueError(f"there are several bugs: {', '.join(self.bugs)}")
+            raise MalformedError(f"there are several bugs: {', '.join(self.bugs)}")
         return self.bugs[0] if self.bugs else None
 
     @property
@@ -170,7 +163,7 @@ def trial_from_json(data: Any) -> TrialConfig:
     if isinstance(data, dict):
         data = {"overlap": False, **data}
     if not isinstance(data, dict) or data.keys() != expected.keys():
-        raise ValueError(f"a trial has exactly the keys {', '.join(expected)}")
+        raise MalformedError(f"a trial has exactly the keys {', '.join(expected)}")
     for key, value in data.items():
         right = (
             isinstance(value, bool)
@@ -184,7 +177,7 @@ def trial_from_json(data: Any) -> TrialConfig:
             else isinstance(value, str)
         )
         if not right:
-            raise ValueError(f"{key} of a trial cannot be {value!r}")
+            raise MalformedError(f"{key} of a trial cannot be {quoted(value)}")
     known("scheme", data["scheme"], list(LocationScheme))
     return TrialConfig(
         **{
@@ -195,16 +188,18 @@ def trial_from_json(data: Any) -> TrialConfig:
     )
 
 
+def shared_scheme(names: Iterable[str]) -> LocationScheme:
+    """Return the location scheme that all bugs can live in. Raises MalformedError for none."""
+    try:
+        return common_scheme(BUGS[name] for name in names)
+    except ValueError as error:
+        raise MalformedError(str(error)) from error
+
+
 def catalogued(names: Iterable[str]) -> tuple[str, ...]:
     """Return names of bugs in the catalogue's order, each once."""
     wanted = set(names)
     return tuple(name for name in BUGS if name in wanted)
-
-
-def known(what: str, name: str, names: Any) -> None:
-    """Raise UnknownNameError, listing `names`, unless `name` is one of them."""
-    if name not in names:
-        raise UnknownNameError(f"unknown {what} {name!r}; valid: {', '.join(names)}")
 
 
 def require_cuda() -> None:

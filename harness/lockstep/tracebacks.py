@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE_PARTS = 3
@@ -32,6 +33,21 @@ def traceback_of(error: BaseException) -> str:
     return without_absolute_paths("".join(traceback.format_exception(error)))
 
 
+PATH = re.compile(r"(?:(?:file://|(?<![\w./:-]))/|(?:\.\./)+)[\w.+@-]+(?:/[\w.+@-]+)+/?")
+"""A path of two names at least that is absolute, or leaves the current folder."""
+
+
+def without_paths(value: Any) -> Any:
+    """Return JSON data, of each path in a text of it no more than the name it ends in."""
+    if isinstance(value, str):
+        return PATH.sub(lambda found: Path(found[0]).name, value)
+    if isinstance(value, dict):
+        return {key: without_paths(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(inside) for inside in value]
+    return value
+
+
 def without_absolute_paths(text: str) -> str:
     """Return the text of a traceback with paths below this tree, or the end of any other path."""
 
@@ -41,11 +57,3 @@ def without_absolute_paths(text: str) -> str:
         return f'File "{path.relative_to(ROOT) if inside else Path(*path.parts[-OUTSIDE_PARTS:])}"'
 
     return re.sub(r'File "(/[^"]+)"', shown, text)
-
-
-def headline(error: str) -> str:
-    """Return the one line of a traceback that says what was raised, or an error's first line."""
-    lines = error.strip().splitlines()
-    frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
-    rest = lines[frames[-1] + 1 :] if frames else lines
-    return next((line for line in rest if not line.startswith(" ")), lines[-1])

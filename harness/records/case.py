@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.checks.table import PROPERTIES
-from harness.lockstep.config import TrialConfig, known, trial_from_json
+from harness.errors import MalformedError, known, quoted
+from harness.lockstep.config import TrialConfig, trial_from_json
+from harness.records.files import write_whole
 from harness.schedules.schedule import Schedule, from_json, to_json
 
 FORMAT = "paritybit-case"
@@ -21,6 +23,12 @@ OPTIONAL = frozenset({"history"})
 MOST_SLOTS = 2**16
 MOST_ROWS = 2**10
 """What a case may ask for, so that a wrong digit does not take all memory of the machine."""
+
+MOST_STEPS = 2**16
+"""Of its schedule and its history together: hours of playing."""
+
+DEEPEST = 50
+"""How deep lists and objects of a file may be nested: many times what any needs."""
 
 
 @dataclass(frozen=True)
@@ -65,80 +73,113 @@ def dump_json(data: Any) -> str:
 
 
 def write_case(case: Case, path: Path) -> None:
-    """Write a case file."""
-    path.write_text(dump_json(case.to_json()))
+    """Write a case file. Raises CannotRunError where it cannot be written."""
+    write_whole(path, dump_json(case.to_json()))
 
 
-def load_json(path: Path, file_format: str, *versions: int) -> dict[str, Any]:
-    """Return the JSON object of a file of this project, of one of some versions, newest first.
+def read_json(path: Path) -> Any:
+    """Return the JSON data of a file, which is read once: it may be a pipe.
 
-    Raises ValueError, in one sentence, if it cannot be read, is not JSON, or has
-    another format or version.
+    Raises MalformedError if it cannot be read, is not JSON, or is nested too deep for any case
+    or record.
     """
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from error
+        raise MalformedError(f"{path.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is not whole JSON text: {error}") from error
-    if not isinstance(data, dict) or data.get("format") != file_format:
-        raise ValueError(f"{path.name} is not a {file_format} file")
-    found = data.get("version")
-    if type(found) is not int or found not in versions:
-        known_versions = " and ".join(map(str, versions))
-        raise ValueError(f"{path.name} has version {found!r}; this build reads {known_versions}")
+        raise MalformedError(f"{path.name} is not whole JSON text: {error}") from error
+    if deeper_than(DEEPEST, data):
+        raise MalformedError(f"{path.name} is nested more than {DEEPEST} deep")
     return data
 
 
-def says_format(path: Path, file_format: str) -> bool:
-    """Whether a file says that it is of a format; no file that cannot be read does."""
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
+def deeper_than(depth: int, data: Any) -> bool:
+    """Whether lists and objects are nested more than `depth` deep in JSON data."""
+    level = [data]
+    for _ in range(depth + 1):
+        level = [
+            inside
+            for outside in level
+            if isinstance(outside, dict | list)
+            for inside in (outside.values() if isinstance(outside, dict) else outside)
+        ]
+    return bool(level)
+
+
+def of_format(data: Any, name: str, file_format: str, *versions: int) -> dict[str, Any]:
+    """Return the JSON object of a file of this project, of one of some versions, newest first.
+
+    Raises MalformedError, in one sentence, which calls it by `name`, for any other data.
+    """
+    if not isinstance(data, dict) or not is_of_format(data, file_format):
+        raise MalformedError(f"{name} is not a {file_format} file")
+    found = data.get("version")
+    if type(found) is not int or found not in versions:
+        known_versions = " and ".join(map(str, versions))
+        raise MalformedError(
+            f"{name} has version {quoted(found)}; this build reads {known_versions}"
+        )
+    return data
+
+
+def is_of_format(data: Any, file_format: str) -> bool:
+    """Whether a file's JSON data says that it is of a format."""
     return isinstance(data, dict) and data.get("format") == file_format
 
 
-def load_case(path: Path) -> Case:
-    """Return the case of a file. Raises ValueError, in one sentence, for a malformed one.
+def load_json(path: Path, file_format: str, *versions: int) -> dict[str, Any]:
+    """Return the JSON object of a file. Raises as `read_json` and `of_format` do."""
+    return of_format(read_json(path), path.name, file_format, *versions)
 
-    UnknownNameError, a ValueError too, means a case of what this build lacks.
+
+def load_case(path: Path) -> Case:
+    """Return the case of a file. Raises as `read_json` and `case_of` do."""
+    return case_of(read_json(path), path.name)
+
+
+def case_of(data: Any, name: str) -> Case:
+    """Return the case of a file's JSON data. Raises MalformedError for a malformed one.
+
+    UnknownNameError, which is one, means a case of what this build lacks.
     """
-    data = load_json(path, FORMAT, VERSION, 3)
+    data = of_format(data, name, FORMAT, VERSION, 3)
     if data["version"] == 3:
         data = from_version_3(data)
     if data.keys() - OPTIONAL != KEYS:
-        raise ValueError(f"{path.name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
-    return case_from_json(data, path.name)
+        raise MalformedError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+    return case_from_json(data, name)
 
 
 def case_from_json(data: Any, name: str) -> Case:
     """Return the case of JSON data of this version; `name` is what a message calls it by.
 
-    Format and version are not read. Raises as `load_case` does.
+    Format and version are not read. Raises as `case_of` does.
     """
     if not isinstance(data, dict) or not (
         KEYS - {"format", "version"} <= data.keys() <= KEYS | OPTIONAL
     ):
-        raise ValueError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+        raise MalformedError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
     target, seed, violations = data["target"], data["seed"], data["violations"]
     if type(seed) is not int:
-        raise ValueError(f"{name}: the seed of a case cannot be {seed!r}")
+        raise MalformedError(f"{name}: the seed of a case cannot be {quoted(seed)}")
     if not isinstance(violations, list) or not all(
         isinstance(violation, dict) for violation in violations
     ):
-        raise ValueError(f"{name}: the violations of a case are a list of objects")
+        raise MalformedError(f"{name}: the violations of a case are a list of objects")
     if not isinstance(target, str | None):
-        raise ValueError(f"{name}: the target cannot be {target!r}")
+        raise MalformedError(f"{name}: the target cannot be {quoted(target)}")
     if target is not None:
         known("property", target, PROPERTIES)
     history = data.get("history", [])
     if not isinstance(history, list):
-        raise ValueError(f"{name}: the history of a case is a list of schedules")
+        raise MalformedError(f"{name}: the history of a case is a list of schedules")
     trial = trial_from_json(data["trial"])
     check_sizes(trial)
-    before = tuple(from_json(one) for one in history)
-    return Case(trial, from_json(data["schedule"]), target, seed, tuple(violations), before)
+    before, schedule = tuple(from_json(one) for one in history), from_json(data["schedule"])
+    if sum(len(one.steps) for one in (*before, schedule)) > MOST_STEPS:
+        raise MalformedError(f"{name}: a case has at most {MOST_STEPS} steps, its history's too")
+    return Case(trial, schedule, target, seed, tuple(violations), before)
 
 
 def from_version_3(data: Any) -> Any:
@@ -155,11 +196,13 @@ def check_sizes(trial: TrialConfig) -> None:
     if not all(
         trial.page_size <= slots <= MOST_SLOTS for slots in (trial.full_slots, trial.swa_slots)
     ):
-        raise ValueError(f"a case's pools have at least one page and at most {MOST_SLOTS} slots")
+        raise MalformedError(
+            f"a case's pools have at least one page and at most {MOST_SLOTS} slots"
+        )
     if not all(
         1 <= rows <= MOST_ROWS
         for rows in (*trial.buckets, *trial.token_buckets, max(trial.rows, 1))
     ):
-        raise ValueError(
+        raise MalformedError(
             f"a case's rows and buckets are at most {MOST_ROWS}, its buckets at least 1"
         )

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from harness import __version__
-from harness.records.case import dump_json, load_json
+from harness.errors import MalformedError
+from harness.records.case import dump_json, of_format, read_json
+from harness.records.files import write_whole
 from harness.records.schema import FORMAT, VERSION, Environment, Record
 from harness.records.typed_json import from_json, to_json
 
@@ -78,8 +80,8 @@ def _git(*arguments: str) -> str | None:
 
 
 def write(record: Record, path: Path) -> None:
-    """Write a run record."""
-    path.write_text(dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
+    """Write a run record. Raises CannotRunError where it cannot be written."""
+    write_whole(path, dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
 
 
 def write_evidence(
@@ -87,7 +89,7 @@ def write_evidence(
 ) -> None:
     """Write measured figures, with the environment they were measured in.
 
-    Raises ValueError where the file cannot be written.
+    Raises CannotRunError where the file cannot be written.
     """
     data = {
         "format": f"paritybit-{kind}",
@@ -95,30 +97,33 @@ def write_evidence(
         "environment": to_json(environment(device, name)),
         "figures": figures,
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump_json(data))
-    except OSError as error:
-        raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
+    write_whole(path, dump_json(data))
 
 
 def require_writable(path: Path) -> None:
-    """Make the folder of a file to come. Raises ValueError where the file could not be written."""
+    """Make the folder of a file to come. Raises MalformedError where it could not be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_fifo() or path.is_char_device():  # Opening it would wait for a reader.
+            return
         new = not path.exists()
         path.open("a").close()
         if new:
             path.unlink()
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be written: {error.strerror}") from error
+        raise MalformedError(f"{path.name} cannot be written: {error.strerror}") from error
 
 
 def load(path: Path) -> Record:
-    """Return the run record of a file. Raises ValueError, in one sentence, for any other file."""
-    data = load_json(path, FORMAT, VERSION)
-    whole = {key: value for key, value in data.items() if key not in ("format", "version")}
+    """Return the run record of a file. Raises as `read_json` and `record_of` do."""
+    return record_of(read_json(path), path.name)
+
+
+def record_of(data: Any, name: str) -> Record:
+    """Return the run record of a file's JSON data. Raises MalformedError for any other data."""
+    found = of_format(data, name, FORMAT, VERSION)
+    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
     try:
         return from_json(Record, whole, "the record")
     except ValueError as error:
-        raise ValueError(f"{path.name} is not a whole run record: {error}") from error
+        raise MalformedError(f"{name} is not a whole run record: {error}") from error

@@ -9,12 +9,10 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from harness.errors import quoted
 from harness.explain.facts import LATER
 
 Data = TypeVar("Data")
-
-LONGEST_VALUE = 200
-"""Characters of a wrong value that a message repeats."""
 
 
 def to_json(value: Any) -> Any:
@@ -61,7 +59,7 @@ def _record(kind: Any, data: Any, place: str) -> Any:
         raise ValueError(f"{place} lacks {', '.join(missing)}")
     unknown = [key for key in data if key not in names]
     if unknown:
-        raise ValueError(f"{place} has {_shown(unknown[0])}, which it cannot have")
+        raise ValueError(f"{place} has {quoted(unknown[0])}, which it cannot have")
     return kind(**{name: _value(kinds[name], data[name], f"{place}.{name}") for name in data})
 
 
@@ -112,10 +110,4 @@ def _plain(kind: Any, data: Any, place: str) -> Any:
 
 
 def _wrong(place: str, data: Any, wanted: str) -> ValueError:
-    return ValueError(f"{place} is {_shown(data)}, not {wanted}")
-
-
-def _shown(data: Any) -> str:
-    """Return a value for a message, cut short and on one line."""
-    text = repr(data)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+    return ValueError(f"{place} is {quoted(data)}, not {wanted}")

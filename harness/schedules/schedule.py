@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import Any, ClassVar
 
+from harness.errors import MalformedError, cut, quoted
 from reference.batch import Mode
 
 
@@ -191,9 +192,9 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
 def from_json(data: Any) -> Schedule:
     """Return the schedule of JSON data. Raises ValueError, saying what is wrong, for any other."""
     if not isinstance(data, dict) or data.keys() != {"seed", "steps"}:
-        raise ValueError("a schedule has exactly the keys seed and steps")
+        raise MalformedError("a schedule has exactly the keys seed and steps")
     if not is_count(data["seed"]) or not isinstance(data["steps"], list):
-        raise ValueError("a schedule's seed is a whole number and its steps are a list")
+        raise MalformedError("a schedule's seed is a whole number and its steps are a list")
     return Schedule(tuple(_step(step) for step in data["steps"]), data["seed"])
 
 
@@ -206,13 +207,15 @@ def _step(data: Any) -> Step:
     name = data.get("step") if isinstance(data, dict) else None
     kind = STEPS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ValueError(f"a step is one of {', '.join(STEPS)}, not {data!r}")
+        raise MalformedError(f"a step is one of {', '.join(STEPS)}, not {quoted(data)}")
     values = {key: value for key, value in data.items() if key != "step"}
     if values.keys() != {entry.name for entry in fields(kind)}:
         names = ", ".join(entry.name for entry in fields(kind)) or "nothing else"
-        raise ValueError(f"step {kind.name} takes {names}; got {', '.join(values) or 'nothing'}")
+        raise MalformedError(
+            f"step {kind.name} takes {names}; got {cut(', '.join(values)) or 'nothing'}"
+        )
     for key, value in values.items():
         numbers = value if key == "picks" and isinstance(value, list) else [value]
         if not all(map(is_count, numbers)) or (key == "picks") != isinstance(value, list):
-            raise ValueError(f"{key} of step {kind.name} cannot be {value!r}")
+            raise MalformedError(f"{key} of step {kind.name} cannot be {quoted(value)}")
     return kind(**{key: tuple(value) if key == "picks" else value for key, value in values.items()})

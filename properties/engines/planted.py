@@ -39,7 +39,7 @@ from harness.engines.legs import Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import FIRST, RUNNERS, Kind, trial_of
 from harness.engines.trial import mentions
-from harness.lockstep.tracebacks import headline
+from harness.errors import headline
 from harness.records.case import dump_json
 from harness.records.record import environment
 from harness.records.typed_json import to_json

@@ -49,7 +49,8 @@ def test_a_soak_of_a_release_with_a_fault_finds_it_and_leaves_a_case_that_shows_
     path = tmp_path / "soak-cases" / Path(by_property["write_frame"]["case"]).name
     assert load_engine_case(path).case.seed == by_property["write_frame"]["seed"] == 0
     capsys.readouterr()
-    assert main(["bisect", "--case", str(path)]) == FINDING
+    words = ["bisect", "--case", str(path), "--engine", f"sglang=={BROKE}"]
+    assert main(words) == FINDING
     assert "smallest set: out_cache_loc_swa" in capsys.readouterr().out
 
 
@@ -67,7 +68,8 @@ def test_a_case_of_a_release_is_bisected_over_what_earlier_replays_left(
     path = tmp_path / "case.json"
     case = Case(TrialConfig(), SHRINKING, target, 0, ())
     EngineCase(f"sglang=={BROKE}", case).write(path)
-    assert main(["bisect", "--case", str(path)]) == FINDING
+    words = ["bisect", "--case", str(path), "--engine", f"sglang=={BROKE}"]
+    assert main(words) == FINDING
     assert said in capsys.readouterr().out
 
 

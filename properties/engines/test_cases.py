@@ -1,18 +1,20 @@
 """Case files of engines: their form, and those that earlier builds wrote."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.__main__ import main
-from harness.engines.case import EngineCase, cases_of, is_engine_case, load_engine_case
+from harness.engines.case import EngineCase, cases_of, is_of_engine, load_engine_case
 from harness.engines.playlist import SHRINKING
+from harness.errors import CannotRunError
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case
 from harness.schedules.schedule import to_json
-from properties.support.harness.command_line import MALFORMED
+from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 from properties.support.places import CORPUS
 
 CASE = Case(TrialConfig(), SHRINKING, "kv_parity", 3, ())
@@ -45,7 +47,8 @@ def of_version_1(target: str) -> dict[str, Any]:
 
 def test_a_case_of_an_engine_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = written(tmp_path)
-    assert is_engine_case(path)
+    assert is_of_engine(json.loads(path.read_text()))
+    assert not is_of_engine([path])
     assert load_engine_case(path) == EngineCase("sglang==1", CASE)
 
 
@@ -91,6 +94,37 @@ def test_a_malformed_case_of_an_engine_is_refused_in_one_sentence(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_case_decides_no_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine that it names, a folder here, is run when the command line names it too."""
+
+    def find(spec: str) -> None:
+        raise CannotRunError(f"{spec} is looked for")
+
+    monkeypatch.setattr("harness.engines.fetch.find", find)
+    path = written(tmp_path, engine=str(tmp_path))
+    for words in (["replay", str(path)], ["bisect", "--case", str(path)]):
+        assert main(words) == MALFORMED
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "say with --engine which engine to play it on" in said
+        assert main([*words, "--engine", "sglang==2"]) == CANNOT_RUN
+        assert capsys.readouterr().err == "paritybit: sglang==2 is looked for\n"
+
+
+def test_a_case_names_no_path_of_the_machine_it_was_found_on(tmp_path: Path) -> None:
+    violation = {
+        "property": "kv_parity",
+        "step": 0,
+        "message": "in /home/someone/a.py",
+        "where": {},
+    }
+    EngineCase("sglang==1", replace(CASE, violations=(violation,))).write(tmp_path / "case.json")
+    (kept,) = load_engine_case(tmp_path / "case.json").case.violations
+    assert kept["message"] == "in a.py"
 
 
 def test_a_case_of_this_build_takes_no_engine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,8 @@
 """Asking for an engine: what is malformed, what cannot be had, what cannot be decided."""
 
+import hashlib
+import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ from harness.cli.engines.display import changes
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.faults import FAULTS, Verdict
-from harness.lockstep.config import CannotRunError, UnknownNameError
+from harness.errors import CannotRunError, UnknownNameError
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
+from properties.support.places import ROOT
 
 
 @pytest.mark.parametrize("spec", ["sglang", "sglang==x", "/nowhere", "."])
@@ -41,6 +45,46 @@ def test_a_release_that_does_not_exist_is_told_from_an_index_that_does_not_answe
     monkeypatch.setattr(engines, "_pip", lambda *arguments: said)
     with pytest.raises(error, match=r"0\.0\.0"):
         engines.find("sglang==0.0.0")
+
+
+def wheel_of(folder: Path, version: str) -> str:
+    """Write the wheel of a release of nothing into a folder, and return its hash."""
+    path, about = folder / f"sglang-{version}-py3-none-any.whl", f"sglang-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("sglang/srt/__init__.py", "")
+        said = f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
+        wheel.writestr(f"{about}/METADATA", said)
+        tags = "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{about}/WHEEL", tags)
+        wheel.writestr(f"{about}/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.usefixtures("dependencies")
+def test_a_release_is_taken_if_its_hash_is_as_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package client itself says so; of a release that is not pinned it is not asked."""
+    found = wheel_of(tmp_path, "0.0.1")
+    wheel_of(tmp_path, "0.0.2")
+    wheel_of(tmp_path, "0.0.3")
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(tmp_path))):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    pins = [f"sglang==0.0.{n} \\\n    --hash=sha256:{found}\n" for n in (1, 2)]
+    (tmp_path / "pins.txt").write_text("".join(pins))
+    monkeypatch.setattr(engines, "RELEASES", tmp_path / "pins.txt")
+    assert engines.fetch("0.0.1").package.is_dir()
+    with pytest.raises(CannotRunError, match=r"sglang==0\.0\.2 has another hash than is pinned"):
+        engines.fetch("0.0.2")
+    assert engines.fetch("0.0.3").package.is_dir()
+
+
+def test_what_engines_import_and_all_releases_are_pinned_by_hash() -> None:
+    lines = (ROOT / "engine-dependencies.txt").read_text().replace("\\\n", "").splitlines()
+    assert all("--hash=sha256:" in line for line in lines if not line.startswith("#"))
+    known = re.findall(r"^\| (\d\S*) \|", (ROOT / "reports/evidence/releases.md").read_text(), re.M)
+    assert known
+    assert [version for version in known if engines.pinned(f"sglang=={version}") is None] == []
 
 
 def test_releases_that_lie_here_are_listed_in_order_of_their_versions(
@@ -114,6 +158,30 @@ def test_a_walk_keeps_its_table_when_a_release_does_not_exist(
     said = capsys.readouterr().out
     assert "there is no release 0.0.0" in said
     assert "faults by release" in said
+
+
+@pytest.mark.parametrize("version", ["../x", "0.5.11/../x", "", "0..5", "0.5.", "v0.5", "²"])
+def test_a_malformed_version_is_refused_before_any_folder_is_made(
+    version: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(engines.FOLDER_VARIABLE, str(tmp_path / "engines"))
+    releases = ["--releases", f"0.5.11,{version or '/'}"]
+    for words in (
+        ["bisect-releases", *releases, "--device", "cpu", "--out", str(tmp_path / "out")],
+        ["engine", version],
+        ["regress", "--engine", f"sglang=={version}"],
+    ):
+        assert main(words) == MALFORMED
+        assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("version", ["0.5.11", "0.5.10.post1", "1.0rc1", "0.6.0.dev3"])
+def test_a_release_may_be_called_as_indexes_call_them(version: str) -> None:
+    engines.require_release(version)
 
 
 def test_a_bug_that_behaviour_does_not_tell_cannot_be_decided() -> None:

@@ -144,7 +144,7 @@ def bisected(monkeypatch: pytest.MonkeyPatch, case: Path, *words: str, **says: o
         return Ran(tasks, {task.label: answer})
 
     monkeypatch.setattr(command, "run_legs", run_legs)
-    return main(["bisect", "--case", str(case), *words])
+    return main(["bisect", "--case", str(case), "--engine", "sglang==1", *words])
 
 
 def test_each_try_is_printed_and_then_the_smallest_set(

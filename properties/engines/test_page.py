@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from harness.cli.engines.display import notes, property_table
 from harness.engines import record as engine_record
 from harness.engines.explained.record import read
 from harness.engines.faults import FAULTS
+from harness.lockstep.tracebacks import without_paths
 from harness.records.schema import EngineCounterexample
 from properties.support.reports.pages import words_of
 from properties.support.reports.records import swa_pad_finding, trial
@@ -67,6 +69,27 @@ def record(*legs: dict[str, Any]) -> dict[str, Any]:
         "seconds": 1.0,
     }
     return engine_record.make("sglang 1", "cpu", "paritybit", [("swa_pad", None)], answer)
+
+
+TEXTS = {
+    "cannot import name 'x' from 'y' (/home/someone/.engines/y/a.py)": (
+        "cannot import name 'x' from 'y' (a.py)"
+    ),
+    "no module in ../../home/someone/tree": "no module in tree",
+    "see file:///home/someone/log.txt, or /root/log": "see log.txt, or log",
+    'File "/usr/lib/python3.11/a.py", line 3': 'File "a.py", line 3',
+    "https://github.com/owner/name/pull/3": "https://github.com/owner/name/pull/3",
+    "3/4 of reports/out, and/or n/a; ../out": "3/4 of reports/out, and/or n/a; ../out",
+}
+"""Texts, and what a record holds of them."""
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_neither_record_nor_page_names_a_path_of_the_machine(text: str) -> None:
+    assert without_paths({"key": [text]}) == {"key": [TEXTS[text]]}
+    made = record(leg(undecided=text))
+    assert made["answer"]["legs"][0]["undecided"] == TEXTS[text]
+    assert "home/someone" not in render(made)
 
 
 def test_the_page_says_what_was_not_the_engine_s() -> None:

@@ -140,7 +140,7 @@ def test_a_case_of_an_engine_replays_there_and_shows_what_another_release_has_le
     package_of(BROKE)
     case = Case(TrialConfig(), SHRINKING, "write_frame", 0, ())
     EngineCase(f"sglang=={BROKE}", case).write(path)
-    assert main(["replay", str(path)]) == FINDING
+    assert main(["replay", str(path), "--engine", f"sglang=={BROKE}"]) == FINDING
     assert "write_frame: step 6" in capsys.readouterr().out
     # There padded rows still read what an earlier batch left, which is a finding too.
     assert main(["replay", str(path), "--engine", f"sglang=={MENDED}"]) == FINDING

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 ORDER = (
     "reference",
     "subjects",
+    "harness.errors",
     "harness.schedules",
     "harness.lockstep",
     "harness.explain",
@@ -283,7 +284,7 @@ def test_the_build_imports_no_test_and_no_conftest() -> None:
 def test_what_is_pinned_twice_is_pinned_alike() -> None:
     """An engine on trial finds the main environment's packages before its own."""
     pins = [
-        dict(line.lower().split("==") for line in lines if "==" in line)
+        dict(line.lower().rstrip(" \\").split("==") for line in lines if "==" in line)
         for lines in (
             (ROOT / name).read_text().splitlines()
             for name in ("constraints.txt", "engine-dependencies.txt")

@@ -669,8 +669,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="absolute-path-in-a-record",
         file="harness/cli/folders.py",
-        old="else Path(*path.parts[-keep:]))",
-        new="else path)",
+        old="return str(Path(*inside[-keep:])) if leaves else word",
+        new="return str(path) if leaves else word",
         tests=(
             "properties/harness/cli/test_command_line.py",
             "-k",
@@ -681,8 +681,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="cannot-run-exits-as-malformed",
         file="harness/__main__.py",
-        old="return refused(error, CANNOT_RUN)",
-        new="return refused(error, MALFORMED)",
+        old="return refused(shortened(str(error), words), CANNOT_RUN)",
+        new="return refused(shortened(str(error), words), MALFORMED)",
         tests=(
             "properties/harness/cli/test_command_line.py",
             "-k",
@@ -693,8 +693,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="no-examples-are-enough",
         file="harness/cli/parser.py",
-        old="if not text.isdecimal() or int(text) < least:",
-        new="if not text.isdecimal():",
+        old='if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:',
+        new='if re.fullmatch("[0-9]{1,9}", text) is None:',
         tests=(
             "properties/harness/cli/test_command_line.py",
             "-k",

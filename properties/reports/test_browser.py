@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.records.files import write_whole
 from harness.records.schema import Record
 from properties.support.reports.records import (
     SAMPLES,
@@ -23,7 +24,7 @@ from properties.support.reports.records import (
     without_finding,
 )
 from reports.comparison import compare_runs
-from reports.page import render, render_comparison, write
+from reports.page import render, render_comparison
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, ViewportSize
@@ -96,7 +97,7 @@ def visit(browser: "Browser") -> Iterator[Visit]:
 def saved(folder: Path, record: Record) -> Path:
     """Write the page of a record."""
     path = folder / "index.html"
-    write(render(record), path)
+    write_whole(path, render(record))
     return path
 
 
@@ -110,7 +111,7 @@ def comparison(tmp_path: Path) -> Path:
     """The page of two runs, one of which found more."""
     before, after = without_finding(green(), 2), green()
     path = tmp_path / "compare.html"
-    write(render_comparison(before, after, compare_runs(before, after)), path)
+    write_whole(path, render_comparison(before, after, compare_runs(before, after)))
     return path
 
 

@@ -10,10 +10,11 @@ from typing import Any, Literal, get_args
 import pytest
 
 from harness.campaigns.task import Status
+from harness.errors import LONGEST_VALUE
 from harness.explain.facts import LATER, Cause
 from harness.records import record as records
 from harness.records.schema import CleanStatus, Finding, HuntStatus, Record
-from harness.records.typed_json import LONGEST_VALUE, from_json, to_json
+from harness.records.typed_json import from_json, to_json
 from properties.support.reports.records import SAMPLES, green
 from reports.cards import STATUSES
 

@@ -7,7 +7,7 @@ from typing import Any
 from harness.campaigns.executor import Ended, execute
 from harness.campaigns.mutants.hunting import MUTANTS, End, Hunted, MutantHunt
 from harness.campaigns.mutants.survivors import survivor
-from harness.lockstep.tracebacks import headline
+from harness.errors import headline
 
 FAILED = "failed"
 """How a mutant ended that an error of ours left without a verdict."""

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -15,19 +16,19 @@ from harness.engines import fetch as engines
 from harness.engines.localise import Leftovers
 from harness.engines.playlist import Kind
 from harness.engines.trial import case_leg, run_legs
-from harness.lockstep.config import CannotRunError, known
+from harness.errors import CannotRunError, MalformedError, known
 
 
-def bisect_engine(options: argparse.Namespace) -> int:
+def bisect_engine(data: Any, options: argparse.Namespace) -> int:
     """Find the smallest set of static inputs whose leftovers explain an engine's case."""
     if options.bugs:
-        raise ValueError("a case of an engine takes no bugs: its static inputs are bisected")
+        raise MalformedError("a case of an engine takes no bugs: its static inputs are bisected")
     if options.runner is not None or options.out is not None:
-        raise ValueError("a case of an engine takes no --runner, which it brings, and no --out")
+        raise MalformedError("a case of an engine takes no --runner, which it brings, and no --out")
     if options.property is not None:
         known("property", options.property, PROPERTIES)
-    case = case_here(options.case, options.device)
-    engine = engines.find(options.engine or case.engine)
+    case = case_here(data, options.case.name, options)
+    engine = engines.find(options.engine)
     case = replace(case, case=replace(case.case, target=options.property or case.case.target))
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         log = Path(scratch) / "engine.log"

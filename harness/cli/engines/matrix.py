@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines.playlist import RUNNERS
+from harness.records.files import write_whole
 from harness.records.record import device_name
 
 Walked = Sequence[tuple[str, Mapping[str, Any] | str]]
@@ -68,4 +69,4 @@ def write_matrix(path: Path, walked: Walked, device: str) -> None:
     refused = [f"- {version}: {record}" for version, record in walked if isinstance(record, str)]
     if open_legs or refused:
         lines += ["", "Undecided:", "", *open_legs, *refused]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(path, "\n".join(lines) + "\n")

@@ -10,13 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.engines.display import Telling
-from harness.cli.engines.trial import EXIT_CODES
+from harness.cli.engines.trial import EXIT_CODES, replay_of
 from harness.cli.exit_codes import INTERRUPTED
 from harness.cli.folders import default_workers, shown
 from harness.engines import fetch as engines
 from harness.engines.campaigns.soak import cases_of, figures, soak
 from harness.engines.trial import Settings
+from harness.errors import MalformedError
 from harness.lockstep.config import resolve_device
+from harness.lockstep.tracebacks import without_paths
 from harness.records import record as run_record
 from harness.records.record import device_name
 from reports.texts import or_dash
@@ -28,9 +30,9 @@ STEPS = 1000
 def soak_engine(options: argparse.Namespace) -> int:
     """Play many steps of each runner of an engine; write the figures and the cases."""
     if options.seeds is not None or options.table is not None:
-        raise ValueError("--seeds and --table are of our own bugs, which --engine has none of")
+        raise MalformedError("--seeds and --table are of our own bugs, which --engine has none of")
     if options.steps == 0:
-        raise ValueError("no steps are nothing to play (see paritybit soak --help)")
+        raise MalformedError("no steps are nothing to play (see paritybit soak --help)")
     device = resolve_device(options.device or "auto")
     settings = Settings(
         device=device,
@@ -52,18 +54,19 @@ def soak_engine(options: argparse.Namespace) -> int:
         **figures(soaked, engine.name, shown(str(folder))),
     }
     cases = cases_of(shown(options.engine), soaked)
+    show(console, found, options.record, folder, options.engine)
     for name, case in cases.items():
-        folder.mkdir(exist_ok=True)
         case.write(folder / name)
-    run_record.write_evidence("engine-soak", device, found, options.record)
-    show(console, found, options.record, folder)
+    run_record.write_evidence("engine-soak", device, without_paths(found), options.record)
     return INTERRUPTED if found["interrupted"] else EXIT_CODES[found["verdict"]]
 
 
-def show(console: Console, found: Mapping[str, Any], record: Path, folder: Path) -> None:
+def show(
+    console: Console, found: Mapping[str, Any], record: Path, folder: Path, engine: str
+) -> None:
     """Print what a soak gave: by runner, every finding, what is listed, what was not tried.
 
-    `folder` is where the cases lie.
+    `folder` is where the cases lie, `engine` what was asked for.
     """
     console.print(runner_table(found))
     lines = [
@@ -74,7 +77,7 @@ def show(console: Console, found: Mapping[str, Any], record: Path, folder: Path)
         *(f"emulated: {part}" for part in found["emulated"]),
         *(f"undecided: {entry['leg']}: {entry['reason']}" for entry in found["undecided"]),
         *(
-            f"replay with: paritybit replay {folder / Path(finding['case']).name}"
+            f"replay with: {replay_of(folder / Path(finding['case']).name, engine)}"
             for finding in found["findings"]
             if finding["case"]
         ),

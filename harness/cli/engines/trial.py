@@ -21,26 +21,25 @@ from harness.cli.engines.display import (
 )
 from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from harness.cli.folders import default_workers, new_folder, shown, swap_link
+from harness.cli.folders import LATEST, default_workers, new_folder, shown, swap_link
+from harness.cli.parser import EVERY, NEWEST
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
-from harness.engines.case import EngineCase, cases_of, load_engine_case
+from harness.engines.case import EngineCase, cases_of, engine_case_of
 from harness.engines.explained.record import read, recorded
 from harness.engines.faults import Verdict
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
-from harness.lockstep.config import CannotRunError, resolve_device
+from harness.errors import CannotRunError, MalformedError, cut
+from harness.lockstep.config import resolve_device
+from harness.records.files import write_whole
 from harness.records.record import device_name
 from harness.records.schema import EngineCounterexample
-from reports.engine_page import write as write_page
+from reports.engine_page import render
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
-NEWEST, EVERY = "newest", "all"
 OLDEST = "0.5.10.post1"
 """The first release that `all` means."""
-
-RELEASES = ("0.5.11", "0.5.12", "0.5.13", "0.5.15", NEWEST)
-"""The releases that a walk tries by itself."""
 
 
 def try_engine(options: argparse.Namespace) -> int:
@@ -52,21 +51,22 @@ def try_engine(options: argparse.Namespace) -> int:
     console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
     answer = answer_of(engine, settings, folder, console)
     cases = cases_of(shown(options.engine), answer.cases)
-    latest = folder.parent / "latest"
+    latest = folder.parent / LATEST
     found = recorded(cases, answer.counterexamples, shown(str(latest / "cases"), keep=3))
     record = record_of(engine, settings, asked, options, answer, found)
-    write_engine(record, folder)
-    for name, case in cases.items():
-        case.write(folder / "cases" / name)
-    swap_link(folder)
     console.print(fault_table(record), property_table(record), padding_table(record))
     for note in notes(record):
         console.print(note, highlight=False)
     for name in cases:
         path = latest / "cases" / name
-        console.print(f"replay with: paritybit replay {path}", soft_wrap=True, highlight=False)
+        command = replay_of(path, options.engine)
+        console.print(f"replay with: {command}", soft_wrap=True, highlight=False)
     console.print(f"page: {latest / 'index.html'}")
     console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
+    for name, case in cases.items():
+        case.write(folder / "cases" / name)
+    write_engine(record, folder)
+    swap_link(folder)
     return INTERRUPTED if record["answer"]["interrupted"] else EXIT_CODES[record["verdict"]]
 
 
@@ -85,16 +85,16 @@ def settings_of(options: argparse.Namespace, asked: engine_record.Asked) -> Sett
     )
 
 
-def replay_engine(path: Path, options: argparse.Namespace) -> int:
-    """Replay an engine's case, on the engine it names or on another, as a trial of its own."""
-    case = case_here(path, options.device)
-    engine = engines.find(options.engine or case.engine)
+def replay_engine(data: Any, name: str, options: argparse.Namespace) -> int:
+    """Replay an engine's case, of a file's JSON data, as a trial of its own."""
+    case = case_here(data, name, options)
+    engine = engines.find(options.engine)
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         answer = to_json(play_case(engine, case, Path(scratch) / "engine.log"))
     for leg in answer["legs"]:
-        for name, found in leg["properties"].items():
+        for rule, found in leg["properties"].items():
             if found["violated"]:
-                print(f"{name}: {found['message']}")
+                print(f"{rule}: {found['message']}")
         counts = f"{leg['steps']} steps, {leg['replays']} replays, {leg['padded']} padded"
         print(f"{engine.name}: {counts}")
     if engine_record.counted(answer, ()):
@@ -106,12 +106,26 @@ def replay_engine(path: Path, options: argparse.Namespace) -> int:
     return OK
 
 
-def case_here(path: Path, device: str | None) -> EngineCase:
-    """Return an engine's case. Raises CannotRunError for one of another device than asked for."""
-    case = load_engine_case(path)
+def replay_of(path: Path, engine: str) -> str:
+    """Return the command that replays a case of an engine on it."""
+    return shlex.join(["paritybit", "replay", str(path), "--engine", engine])
+
+
+def case_here(data: Any, name: str, options: argparse.Namespace) -> EngineCase:
+    """Return an engine's case of a file's JSON data, to be played on the engine asked for.
+
+    Raises MalformedError where none is asked for: a file that came from elsewhere decides no
+    code. Raises CannotRunError for a case of another device than asked for.
+    """
+    case = engine_case_of(data, name)
+    if options.engine is None:
+        raise MalformedError(
+            f"{name} was found in {cut(case.engine)}, and a case decides no code that is run:"
+            " say with --engine which engine to play it on, sglang==VERSION or a folder"
+        )
     found_on = case.case.trial.device
-    if resolve_device(device or found_on) != found_on:
-        raise CannotRunError(f"{path.name} was found on {found_on}; it replays there alone")
+    if resolve_device(options.device or found_on) != found_on:
+        raise CannotRunError(f"{name} was found on {found_on}; it replays there alone")
     return case
 
 
@@ -137,7 +151,7 @@ def record_of(
 def write_engine(record: dict[str, Any], folder: Path) -> None:
     """Write the record and the page of an engine's trial."""
     engine_record.write(record, folder / "engine.json")
-    write_page(record, read(record), folder / "index.html")
+    write_whole(folder / "index.html", render(record, read(record)))
 
 
 def run_engine(options: argparse.Namespace) -> int:
@@ -147,7 +161,13 @@ def run_engine(options: argparse.Namespace) -> int:
 
 
 def versions_of(names: Sequence[str]) -> list[str]:
-    """Return the releases named, in order. Raises CannotRunError where the index must be asked."""
+    """Return the releases named, in order. Raises CannotRunError where the index must be asked.
+
+    Raises MalformedError for what is no release's version.
+    """
+    for name in names:
+        if name not in {EVERY, NEWEST}:
+            engines.require_release(name)
     found = set[str]()
     for name in names:
         if name == EVERY:
@@ -172,23 +192,23 @@ def run_releases(options: argparse.Namespace) -> int:
         place.mkdir()
         try:
             engine = engines.fetch(version)
-        except (CannotRunError, ValueError) as error:
+        except (CannotRunError, MalformedError) as error:
             walked.append((version, str(error)))
             console.print(f"{version}: {error}", highlight=False)
             continue
         answer = answer_of(engine, settings, place, console)
         record = record_of(engine, settings, asked, options, answer)
-        write_engine(record, place)
         walked.append((version, record))
         console.print(f"{version}: {record['verdict']}: {record['message']}", highlight=False)
+        write_engine(record, place)
         if record["answer"]["interrupted"]:
             break
     console.print(runner_table(walked), release_table(walked))
-    if options.table is not None:
-        write_matrix(options.table, walked, settings.device)
     for line in changes(walked):
         console.print(line, highlight=False)
-    swap_link(folder)
+    console.print(f"records and pages: {folder}", highlight=False, soft_wrap=True)
+    if options.table is not None:
+        write_matrix(options.table, walked, settings.device)
     records = [record for _, record in walked if not isinstance(record, str)]
     if any(record["answer"]["interrupted"] for record in records):
         return INTERRUPTED

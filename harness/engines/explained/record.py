@@ -1,5 +1,6 @@
 """The counterexamples of an engine's trial as its record holds them."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def _recorded(
             from_json(schema.Violation, one, "a violation") for one in data["violations"]
         ),
         case_file=f"cases/{name}",
-        reproduce=f"paritybit replay {shown}/{name}",
+        reproduce=shlex.join(["paritybit", "replay", f"{shown}/{name}", "--engine", case.engine]),
         schedule=from_json(schema.Schedule, data["schedule"], "the schedule"),
         timeline=seen.timeline,
         explanation=seen.explanation,

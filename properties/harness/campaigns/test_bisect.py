@@ -199,7 +199,8 @@ REFUSED = {
         ["swa_pad", "--case", str(CORPUS / "req_pool_pad@decode.json")],
         "bug swa_pad does not live in location scheme memo of decode",
     ),
-    "no bug": ([","], "at least one bug"),
+    "no bug": ([], "at least one bug"),
+    "bugs that are nothing": ([","], "names nothing"),
     "a runner beside the case's": (
         ["swa_pad", "--runner", "decode", "--case", str(CORPUS / "swa_pad@decode.json")],
         "a case brings its own runner",

@@ -14,9 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lockstep.config import TrialConfig, UnknownNameError
+from harness.errors import LONGEST_VALUE, UnknownNameError
+from harness.lockstep.config import TrialConfig
 from harness.lockstep.scheduler import Scheduler
-from harness.records.case import VERSION, Case, dump_json, load_case, write_case
+from harness.records.case import MOST_STEPS, VERSION, Case, dump_json, load_case, write_case
 from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.generate import schedules
 from harness.schedules.schedule import (
@@ -240,6 +241,7 @@ NOT_JSON = {
     "a list": "[]",
     "a number": "1",
     "a list within lists without end": "[" * 100_000,
+    "a list within lists": "[" * 60 + "]" * 60,
     "a number without end": '{"format": "paritybit-case", "version": 1' + "0" * 5_000 + "}",
 }
 
@@ -247,6 +249,35 @@ NOT_JSON = {
 @pytest.mark.parametrize("message", NOT_JSON)
 def test_a_file_that_is_no_case_is_refused_in_one_sentence(message: str, tmp_path: Path) -> None:
     assert not isinstance(refused(tmp_path, NOT_JSON[message]), UnknownNameError)
+
+
+STEP = {"step": "idle", "pick": 0}
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_case_has_a_bound_on_its_steps_those_of_its_history_included(
+    more: int, tmp_path: Path
+) -> None:
+    data = json.loads(dump_json(CASE.to_json()))
+    data["history"] = [{"seed": 0, "steps": [STEP] * (MOST_STEPS - 10 + more)}]
+    data["schedule"]["steps"] = [STEP] * 10
+    if more:
+        assert f"at most {MOST_STEPS} steps" in str(refused(tmp_path, dump_json(data)))
+    else:
+        (tmp_path / "case.json").write_text(dump_json(data))
+        assert len(load_case(tmp_path / "case.json").schedule.steps) == 10
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, ["x"] * 5000], ids=["text", "list"])
+@pytest.mark.parametrize(
+    "keys", [("version",), ("seed",), ("target",), ("trial", "preset"), ("trial", "rows")], ids=str
+)
+def test_a_message_repeats_little_of_a_wrong_value(
+    keys: tuple[str, ...], value: Any, tmp_path: Path
+) -> None:
+    data = json.loads(dump_json(CASE.to_json()))
+    set_to(*keys, value=value)(data)
+    assert len(str(refused(tmp_path, dump_json(data)))) < LONGEST_VALUE + 300
 
 
 UNKNOWN = {

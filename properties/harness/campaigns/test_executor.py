@@ -1,19 +1,22 @@
 """The executor: whatever happens to one task, its end says what, and the rest finishes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from harness.campaigns.executor import Campaign, Ended, execute, processes_for
-from harness.lockstep.tracebacks import headline, traceback_of, without_absolute_paths
+from harness.errors import headline
+from harness.lockstep.tracebacks import traceback_of, without_absolute_paths
 from properties.support.harness import executor_tasks
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run, shared
 from properties.support.places import ROOT
@@ -76,6 +79,19 @@ def test_a_process_that_lost_its_device_gives_its_result_and_runs_nothing_more()
     assert process_of(ends[lost]) != process_of(ends[same]) == process_of(ends[other])
 
 
+def test_a_process_that_died_while_idle_is_replaced_and_costs_no_task() -> None:
+    ends: list[Ended[Chore, Done]] = []
+
+    def kill(ended: Ended[Chore, Done]) -> None:
+        ends.append(ended)
+        os.kill(process_of(ended), signal.SIGKILL)
+        os.waitid(os.P_PID, process_of(ended), os.WEXITED | os.WNOWAIT)
+
+    execute(CHORES, [Chore("a", 1), Chore("b", 1), Chore("c", 1)], 1, kill)
+    assert [ended.error for ended in ends] == [None] * 3
+    assert len({process_of(ended) for ended in ends}) == 3
+
+
 def test_processes_begin_with_what_they_do_not_share() -> None:
     first, second, third = Chore("a", 1), Chore("b", 1), Chore("c", 2)
     ends = ends_of([first, second, third], 2)
@@ -118,6 +134,22 @@ def test_what_takes_note_of_an_end_may_raise_and_no_process_is_left() -> None:
     with pytest.raises(ZeroDivisionError):
         execute(CHORES, [Chore("go well"), Chore("hang")], 2, on_end)
     assert not Path(f"/proc/{processes[0]}").exists()
+
+
+def test_a_process_is_given_no_variable_but_those_that_its_campaign_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And this one has them all again."""
+    monkeypatch.setenv("OF_THE_CAMPAIGN", "given")
+    monkeypatch.setenv("A_TOKEN", "secret")
+    before = dict(os.environ)
+    ends: list[Ended[Chore, Done]] = []
+    campaign = replace(CHORES, variables=re.compile("PYTHON.*|PATH|OF_.*"))
+    execute(campaign, [Chore("say the environment")], 1, ends.append)
+    assert ends[0].result is not None
+    assert ends[0].result.extra["OF_THE_CAMPAIGN"] == "given"
+    assert not {"A_TOKEN", "HOME"} & ends[0].result.extra.keys()
+    assert dict(os.environ) == before
 
 
 def test_one_worker_on_a_cpu_is_this_process() -> None:
@@ -172,6 +204,32 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_ended(starting: bool) -> None:
         output, errors = process.communicate(timeout=60)
     kept = "" if starting else " go well"
     assert (process.returncode, output, errors) == (130, f"interrupted after{kept}\n", "")
+    assert survivors(process.pid) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are told by /proc")
+@pytest.mark.parametrize("starting", [True, False], ids=["while they start", "while they run"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_with_the_one_that_started_them_however_it_ends(
+    number: signal.Signals, starting: bool
+) -> None:
+    """It alone hears the signal; whoever reads what it prints reads the end of it."""
+    imported = f"from {executor_tasks.__name__} import *"
+    code = f"{imported}; interrupted(slow_start={starting})"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        wait_for("starting\n" if starting else "ended\n", process.stdout)
+        time.sleep(1.0 if starting else 0.0)
+        assert len(list(running(process.pid))) > 2
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == -number
     assert survivors(process.pid) == []
 
 

@@ -25,8 +25,8 @@ from harness.campaigns.replay import Named, Replayed, judged, replayed
 from harness.campaigns.task import GOOD, Finding, Result, Source, Status, Task, result_of, run_task
 from harness.checks.explanation import Explained
 from harness.checks.play import DeviceLostError, Outcome
+from harness.errors import headline
 from harness.lockstep.config import TrialConfig
-from harness.lockstep.tracebacks import headline
 from harness.records.case import Case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.harness.scripted import ERROR, Scripted, clean, violating

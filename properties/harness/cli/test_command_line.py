@@ -1,5 +1,6 @@
 """The command line: what is malformed is refused in one sentence, names are listed."""
 
+import importlib
 import json
 import re
 import runpy
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness import __version__
 from harness.__main__ import main
 from harness.campaigns.regress import all_hunts
 from harness.checks.play import DeviceLostError, Outcome
@@ -17,7 +19,10 @@ from harness.checks.property import Violation
 from harness.checks.table import PROPERTIES
 from harness.cli.engines.trial import EXIT_CODES
 from harness.cli.folders import shown
+from harness.cli.names import check_names
+from harness.cli.parser import EXAMPLES, parser
 from harness.cli.regress import hunts_of
+from harness.errors import LONGEST_VALUE
 from harness.records.case import VERSION as CASE_VERSION
 from harness.records.case import dump_json
 from harness.records.schema import FORMAT, VERSION
@@ -36,6 +41,30 @@ NAMES = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS, "device": ("auto", "
 def test_a_name_that_no_build_has_is_refused_with_the_valid_ones(option: str, refused: Any) -> None:
     message = refused(MALFORMED, "regress", f"--{option}", "nonsense")
     assert f"unknown {option} 'nonsense'; valid: {', '.join(NAMES[option])}" in message
+
+
+def test_a_name_that_is_nearly_right_is_told_with_the_right_one(refused: Any) -> None:
+    assert "unknown bug 'swa_pd' (did you mean swa_pad?); valid: swa_pad, " in refused(
+        MALFORMED, "regress", "--bug", "swa_pd@decode"
+    )
+    assert "(did you mean decode?)" in refused(MALFORMED, "mutants", "--runner", "decoder")
+    assert "(did you mean kv_parity?)" in refused(
+        MALFORMED, "bisect", "swa_pad", "--property", "kv_party"
+    )
+    assert "(did you mean replay?)" in refused(MALFORMED, "reply", "case.json")
+
+
+def test_a_word_without_end_is_repeated_cut_short(refused: Any) -> None:
+    for words in (["x" * 5000], ["regress", "--bug", "y" * 5000], ["replay", "z" * 5000]):
+        assert len(refused(MALFORMED, *words)) < 2500
+        assert words[-1][:190] in refused(MALFORMED, *words)
+        assert words[-1][:210] not in refused(MALFORMED, *words)
+
+
+def test_an_empty_device_is_none_at_all(refused: Any) -> None:
+    assert "unknown device ''; valid: auto, cpu, cuda" in refused(
+        MALFORMED, "bench", "--device", ""
+    )
 
 
 def test_one_wrong_name_among_right_ones_is_refused(refused: Any) -> None:
@@ -63,13 +92,20 @@ MALFORMED_LINES = {
     "steps below zero": ["soak", "--steps", "-1", "--record", "r.json"],
     "a soak of nothing": ["soak", "--steps", "0", "--seeds", "0", "--record", "r.json"],
     "seeds below zero": ["soak", "--seeds", "-1", "--record", "r.json"],
+    "bugs that are nothing": ["regress", "--bug", ""],
+    "runners that are nothing": ["regress", "--runner", ","],
+    "a seed of too many digits": ["regress", "--seed", "1" * 5000],
+    "examples of too many digits": ["regress", "--examples", "1" * 5000],
+    "ten thousand words": ["list", *["a"] * 10_000],
     "a device of replay": ["replay", "case.json", "--device"],
 }
 
 
 @pytest.mark.parametrize("message", MALFORMED_LINES)
 def test_a_malformed_command_line_is_refused_in_one_sentence(message: str, refused: Any) -> None:
-    assert "--help" in refused(MALFORMED, *MALFORMED_LINES[message])
+    said = refused(MALFORMED, *MALFORMED_LINES[message])
+    assert "--help" in said
+    assert len(said) < LONGEST_VALUE + 300
 
 
 def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:
@@ -90,15 +126,35 @@ def test_a_bug_on_a_runner_that_lacks_what_it_is_about_is_refused(refused: Any) 
     assert "unknown bug" in refused(MALFORMED, "regress", "--bug", "nonsense@decode")
 
 
-COMMANDS = "regress replay bisect timeline corpus list report soak bench mutants"
-
-
-@pytest.mark.parametrize("command", ["", *COMMANDS.split()])
+@pytest.mark.parametrize("command", ["", *EXAMPLES])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])
     assert ended.value.code == OK
     assert "usage: paritybit" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == OK
+    assert capsys.readouterr().out == f"paritybit {__version__}\n"
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_the_examples_of_a_command_are_well_formed(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And shown with its help; what runs it is there."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = capsys.readouterr().out
+    for line in EXAMPLES[command].splitlines():
+        assert f"\n  paritybit {line}\n" in said
+        options = parser().parse_args(line.split())
+        check_names(options)
+        module, function = options.run
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 @without_gpu
@@ -199,6 +255,9 @@ def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert shown(f"--out={tmp_path}/runs/out") == "--out=runs/out"
     assert shown("/somewhere/else/out") == "out"
     assert shown("--out=/somewhere/else=/out") == "--out=out"
+    assert shown("../../home/someone/tree") == "tree"
+    assert shown("--engine=a/../../home/someone/tree") == "--engine=tree"
+    assert shown("file:///home/someone/tree") == "tree"
     assert shown("/somewhere/out/latest/cases", keep=3) == "out/latest/cases"
 
 
@@ -231,7 +290,7 @@ def test_a_lost_device_is_a_finding(refused: Any, monkeypatch: pytest.MonkeyPatc
     def lose(_: Any) -> None:
         raise DeviceLostError(Schedule(()), Outcome((violation,)))
 
-    monkeypatch.setattr("harness.cli.parser.run_list", lose)
+    monkeypatch.setattr("harness.cli.names.run_list", lose)
     assert refused(FINDING, "list") == (
         "paritybit: the device was lost: the step failed: an illegal access\n"
     )

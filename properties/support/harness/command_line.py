@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness.lockstep.config import TrialConfig
@@ -12,7 +15,7 @@ from harness.records.case import Case, dump_json, write_case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.places import ROOT
 
-OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED = 0, 1, 2, 125, 130
+OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED, TERMINATED = 0, 1, 2, 125, 130, 143
 
 LONGEST = 150.0
 """Seconds after which a process is taken to hang."""
@@ -36,14 +39,29 @@ def edit(path: Path, *keys: str, value: Any) -> None:
     path.write_text(dump_json(whole))
 
 
-def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def kept_traceback(said: str) -> str:
+    """Return what the file holds that a sentence about an error of ours names; it is removed."""
+    named = re.fullmatch(r"paritybit: (?:no verdict: )?an error of ours: .*: (/[^:\n]+)\n", said)
+    assert named is not None, said
+    text = Path(named[1]).read_text()
+    Path(named[1]).unlink()
+    return text
+
+
+def python(
+    *words: str,
+    folder: Path = ROOT,
+    stdin: str | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.CompletedProcess[str]:
     """Run this interpreter in `folder`, with this tree importable and no word of ours set."""
     ours = ("PYTEST_", "HYPOTHESIS_", "CI")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **variables},
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=LONGEST,

@@ -56,6 +56,8 @@ def run(task: Chore) -> Done:
             return Done(task.does, os.getpid(), spoiled=True)
         case "lose the device unexpectedly":
             raise NoDeviceError("no device")
+        case "say the environment":
+            return Done(task.does, os.getpid(), extra=dict(os.environ))
         case "give what cannot be sent":
             return Done(task.does, os.getpid(), extra=lambda: None)
     return Done(task.does, os.getpid())

@@ -1,28 +1,28 @@
-"""Every name of this build."""
+"""Every name of this build, each with a sentence about it."""
 
-import argparse
-import json
+import ast
+import inspect
 
 from harness.checks.expectations import detected_by, unaffected_reason
 from harness.checks.table import STATEMENTS
-from harness.cli.exit_codes import OK
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
+Names = dict[str, dict[str, str]]
+"""Kinds of names, in order; each name with a sentence about it."""
+
 OVERLAPPING = "hunted where steps overlap; on CUDA on two streams, on a CPU emulated"
 
 
-def run_list(options: argparse.Namespace) -> int:
-    """List every name of this build."""
-    listed: dict[str, dict[str, str]] = {
+def listed() -> Names:
+    """Return every name of this build, by kind, each with a sentence about it."""
+    return {
         "bugs": {
             name: bug.mechanism + (f" ({OVERLAPPING})" if bug.overlap else "")
             for name, bug in BUGS.items()
         },
-        "runners": {
-            name: (runner.__doc__ or "").splitlines()[0] for name, runner in RUNNERS.items()
-        },
+        "runners": {name: docstring(runner).splitlines()[0] for name, runner in RUNNERS.items()},
         "bugs on runners": {
             f"{name}@{runner}": described(unaffected_reason(bug, runner), detected_by(bug, runner))
             for name, bug in BUGS.items()
@@ -31,14 +31,13 @@ def run_list(options: argparse.Namespace) -> int:
         "presets": {name: preset.source for name, preset in PRESETS.items()},
         "properties": dict(STATEMENTS),
     }
-    if options.json:
-        print(json.dumps(listed, indent=1))
-        return OK
-    for kind, entries in listed.items():
-        print(kind)
-        for name, sentence in entries.items():
-            print(f"  {name:40} {sentence}")
-    return OK
+
+
+def docstring(kind: type) -> str:
+    """Return the docstring of a class as its source has it: the interpreter may drop it."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    return ast.get_docstring(definition) or ""
 
 
 def described(unaffected: str | None, detected_by: str | None) -> str:

@@ -1,0 +1,93 @@
+"""The names of this build, known without importing what takes long.
+
+They are listed once and kept beside Python's own compiled files, with a digest of the sources
+that they were listed from. Any change of a source lists them again.
+"""
+
+import argparse
+import hashlib
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from harness.cli.exit_codes import OK
+from harness.errors import CannotRunError, known
+from harness.records.files import write_whole
+
+ROOT = Path(__file__).parents[2]
+
+SOURCES = ("harness", "reference", "subjects")
+"""What the list of names is made from."""
+
+DEVICES = ("auto", "cpu", "cuda")
+
+PLURALS = {"bug": "bugs", "runner": "runners", "preset": "presets", "property": "properties"}
+"""What kinds of names are called in the list."""
+
+Names = dict[str, dict[str, str]]
+"""Kinds of names, in order; each name with a sentence about it."""
+
+
+def digest() -> str:
+    """Return what changes with the interpreter and with any source that names come from."""
+    found = hashlib.sha256(sys.version.encode())
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+@cache
+def catalogue() -> Names:
+    """Return every name of this build."""
+    now = digest()
+    path = Path(importlib.util.cache_from_source(__file__)).with_name("names.json")
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["digest"] == now:
+            names: Names = kept["names"]
+            return names
+    names = importlib.import_module("harness.checks.names").listed()
+    with suppress(OSError, CannotRunError):  # Without it, the next command takes as long.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"digest": now, "names": names}))
+    return names
+
+
+def asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield what every name of a command line is of, and the name."""
+    values = vars(options)
+    bugs = (*(values.get("bug") or ()), *(values.get("bugs") or ()))
+    for bug in bugs:
+        name, on, runner = bug.partition("@")
+        yield "bug", name
+        if on:
+            yield "runner", runner
+    for kind in ("runner", "preset", "property", "device"):
+        value = values.get(kind)
+        for name in [value] if isinstance(value, str) else value or ():
+            yield kind, name
+
+
+def check_names(options: argparse.Namespace) -> None:
+    """Raise UnknownNameError for a name of a command line that this build lacks."""
+    for kind, name in asked_for(options):
+        known(kind, name, DEVICES if kind == "device" else catalogue()[PLURALS[kind]])
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Print every name of this build."""
+    names = catalogue()
+    if options.json:
+        print(json.dumps(names, indent=1))
+        return OK
+    for kind, entries in names.items():
+        print(kind)
+        for name, sentence in entries.items():
+            print(f"  {name:40} {sentence}")
+    return OK

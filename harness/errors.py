@@ -1,0 +1,106 @@
+"""Why a command ends as it does, in one sentence; what is no verdict keeps its traceback in a file.
+
+Imports nothing of ours, so that whatever else cannot be imported is told like any other error.
+"""
+
+import difflib
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+LONGEST_VALUE = 200
+"""So many characters at most are repeated of a value that is wrong."""
+
+
+class MalformedError(ValueError):
+    """A command line or a file that no build could make sense of. The message says what is valid.
+
+    Any other ValueError is an error of ours.
+    """
+
+
+class UnknownNameError(MalformedError):
+    """A name that no build has. The message lists the valid ones."""
+
+
+class CannotRunError(Exception):
+    """Well-formed, but cannot run here. The message says what is missing."""
+
+
+class NoVerdictError(Exception):
+    """An error of ours left no verdict. The message is its traceback, with no absolute path."""
+
+
+class DeviceError(BaseException):
+    """The device is of no use any more. Whether that is a finding, `finding` says.
+
+    No Exception, so that nothing goes on upon a device that answers nothing.
+    """
+
+    finding: bool
+
+
+def cut(text: str) -> str:
+    """Return a text for a message, cut short."""
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
+def quoted(value: object) -> str:
+    """Return any value for a message, as Python writes it, cut short."""
+    return cut(repr(value))
+
+
+def printable(text: str) -> str:
+    """Return a text on one line, with what would steer a terminal escaped."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def known(what: str, name: str, names: Iterable[str]) -> None:
+    """Raise UnknownNameError, listing `names` and the likeliest of them, unless `name` is one."""
+    valid = list(names)
+    if name in valid:
+        return
+    likeliest = difflib.get_close_matches(name[:LONGEST_VALUE], valid, n=1)
+    meant = f" (did you mean {likeliest[0]}?)" if likeliest else ""
+    raise UnknownNameError(f"unknown {what} {quoted(name)}{meant}; valid: {', '.join(valid)}")
+
+
+def headline(error: str) -> str:
+    """Return the one line of a traceback that says what was raised, or an error's first line."""
+    lines = error.strip().splitlines() or ["an error without a word"]
+    frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
+    rest = lines[frames[-1] + 1 :] if frames else lines
+    return next((line for line in rest if not line.startswith(" ")), lines[-1])
+
+
+def refused(reason: object, code: int) -> int:
+    """Say on stderr, in one sentence, why a command ends early; return its exit code."""
+    sys.stderr.write(f"paritybit: {printable(str(reason))}\n")
+    return code
+
+
+def no_verdict(error: BaseException) -> str:
+    """Return the sentence about an error of ours that ends a command."""
+    return f"no verdict: {kept([''.join(traceback.format_exception(error))])}"
+
+
+def kept(errors: Iterable[str]) -> str:
+    """Return one sentence about tracebacks, each a text, and write them to a file that it names.
+
+    What could not be written stands in the sentence itself.
+    """
+    different = list(dict.fromkeys(error.rstrip() for error in errors))
+    more = f", and {len(different) - 1} more" if len(different) > 1 else ""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="paritybit-error-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write("\n\n".join(different) + "\n")
+    except OSError as error:
+        where = f"which cannot be written ({error.strerror}): {' | '.join(different)}"
+    else:
+        where = str(Path(file.name))
+    first = cut(headline(different[0]))
+    return f"an error of ours: {first}{more}; the whole traceback: {where}"

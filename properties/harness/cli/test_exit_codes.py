@@ -1,0 +1,234 @@
+"""Exit code 1 is a finding and nothing else; what is no verdict is one sentence and a file."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.checks.play import DeviceLostError, Outcome
+from harness.schedules.schedule import Schedule
+from properties.support.harness.command_line import (
+    CANNOT_RUN,
+    INTERRUPTED,
+    LONGEST,
+    MALFORMED,
+    OK,
+    TERMINATED,
+    kept_traceback,
+)
+from properties.support.places import CORPUS, ROOT
+
+LIST = "harness.cli.names.run_list"
+"""What stands for any command."""
+
+
+def raising(error: BaseException) -> Any:
+    """Return a command that raises."""
+
+    def run(_: Any) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("of ours"), OSError("of ours"), RuntimeError("of\nours"), MemoryError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_that_nobody_expected_is_no_verdict_and_its_traceback_is_kept(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LIST, raising(error))
+    assert main(["list"]) == CANNOT_RUN
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    text = kept_traceback(captured.err)
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert f"in run\n    raise error\n{type(error).__name__}" in text
+
+
+def test_a_traceback_that_cannot_be_written_stands_in_the_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(LIST, raising(LookupError("of ours")))
+    assert main(["list"]) == CANNOT_RUN
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "No such file" in said
+    assert "raise error" in said
+
+
+def test_a_device_that_is_lost_by_an_error_of_ours_is_no_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = DeviceLostError(Schedule(()), Outcome((), error="ZeroDivisionError: of ours"))
+    monkeypatch.setattr(LIST, raising(lost))
+    assert main(["list"]) == CANNOT_RUN
+    said = capsys.readouterr().err
+    assert said == "paritybit: the device was lost: ZeroDivisionError: of ours\n"
+
+
+BROKEN = {
+    "subjects/pool.py": "def broken(:\n",
+    "harness/cli/parser.py": "import no_such_module_of_ours\n",
+    "harness/cli/names.py": "raise ImportError('of ours')\n",
+}
+"""Files of the tree, and what makes them impossible to import."""
+
+
+@pytest.mark.parametrize("file", BROKEN)
+def test_a_tree_that_cannot_be_imported_gives_no_verdict(file: str, tmp_path: Path) -> None:
+    """So that `git bisect run` skips such a commit, and does not take it for a bad one."""
+    for package in ("harness", "reference", "reports", "subjects"):
+        ignored = shutil.ignore_patterns("__pycache__", "out", "evidence")
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    (tmp_path / file).write_text(BROKEN[file])
+    done = command_in(tmp_path, "replay", str(CORPUS / "swa_pad@decode.json"))
+    assert (done.returncode, done.stdout) == (CANNOT_RUN, "")
+    assert Path(file).name in kept_traceback(done.stderr)
+
+
+def command_in(folder: Path, *words: str, **named: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command of the tree in a folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output="stdout" not in named,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+        **named,
+    )
+
+
+def test_a_stdout_that_nobody_reads_is_said_in_one_sentence() -> None:
+    """And so is one that is full; neither is a verdict."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = command_in(ROOT, "list", stdout=closed, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (
+        CANNOT_RUN,
+        "paritybit: stdout takes no more: Broken pipe\n",
+    )
+    with Path("/dev/full").open("w") as full:
+        done = command_in(ROOT, "list", stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (
+        CANNOT_RUN,
+        "paritybit: stdout takes no more: No space left on device\n",
+    )
+
+
+STOPPED = """
+import os, sys
+import harness.__main__
+
+def run(words):
+    try:
+        os.kill(os.getpid(), {number})
+    except KeyboardInterrupt:
+        {then}
+
+harness.__main__.answered = run
+sys.exit(harness.__main__.main(["list"]))
+"""
+"""A command that is sent a signal while it runs, and what becomes of it there."""
+
+BECOMES = {"it goes on": "raise", "an import turns it into an error": "raise ImportError"}
+
+
+@pytest.mark.parametrize("then", BECOMES)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+)
+def test_what_stops_a_process_is_said_in_one_sentence(number: int, code: int, then: str) -> None:
+    source = STOPPED.format(number=int(number), then=BECOMES[then])
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, "paritybit: interrupted\n")
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_sentence(tmp_path: Path) -> None:
+    """A command line that must be checked by what takes long to import."""
+    words = ["-X", "importtime", "-m", "harness", "replay", str(tmp_path / "none")]
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "torch" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    said = [line for line in rest.splitlines() if not line.startswith("import time:")]
+    assert (process.returncode, said) == (INTERRUPTED, ["paritybit: interrupted"])
+
+
+WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [
+    (["--help"], OK),
+    (["regress", "--help"], OK),
+    (["--version"], OK),
+    (["list"], OK),
+    (["list", "--json"], OK),
+    (["regres"], MALFORMED),
+    (["regress", "--fast"], MALFORMED),
+    (["regress", "--bug", "swa_pud"], MALFORMED),
+    (["regress", "--bug", "swa_pad@nonsense"], MALFORMED),
+    (["bisect", "swa_pud"], MALFORMED),
+    (["bisect", "swa_pad", "--property", "parity"], MALFORMED),
+    (["mutants", "--runner", "decod"], MALFORMED),
+    (["replay", "case.json", "--device", "gpu"], MALFORMED),
+]
+"""Command lines that need nothing that takes long, and their exit codes."""
+
+MOST_SECONDS = 0.3
+"""Of processor time, the interpreter's own start included."""
+
+ASKING = """
+import resource, sys
+from harness.__main__ import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as ended:
+    code = ended.code
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(code, "torch" in sys.modules, used.ru_utime + used.ru_stime, file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def names_are_kept() -> None:
+    """List the names once, as the first command of a tree does."""
+    assert main(["list"]) == OK
+
+
+@pytest.mark.usefixtures("names_are_kept")
+@pytest.mark.parametrize(("words", "code"), WITHOUT_TORCH, ids=str)
+def test_what_needs_no_torch_does_not_import_it_and_is_quick(words: list[str], code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASKING, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=True,
+    )
+    ended, torch_imported, seconds = done.stderr.splitlines()[-1].split()
+    assert (int(ended), torch_imported) == (code, "False")
+    assert float(seconds) <= MOST_SECONDS

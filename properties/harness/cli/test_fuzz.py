@@ -1,0 +1,217 @@
+"""Whatever a command line, a case or a record holds, a command ends in one sentence and a code.
+
+A few examples each belong to the suite; PARITYBIT_FUZZ says how many where there is more time.
+"""
+
+import copy
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.__main__ import main
+from harness.cli.parser import EXAMPLES, parser
+from harness.engines.case import EngineCase
+from harness.lockstep.config import TrialConfig
+from harness.records.case import Case
+from harness.records.record import write
+from harness.schedules.schedule import STEPS, Admit, Decode, Schedule
+from properties.support.harness.command_line import (
+    CANNOT_RUN,
+    FINDING,
+    INTERRUPTED,
+    MALFORMED,
+    OK,
+)
+from properties.support.reports.records import red
+
+MOST = int(os.environ.get("PARITYBIT_FUZZ", "40"))
+
+fuzzed = settings(
+    max_examples=MOST,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def ends_well(*words: str) -> int:
+    """Return the exit code of a command, which says no more than one sentence on stderr.
+
+    And never that the error is ours. Of several cases each that cannot run has a line on stdout.
+    """
+    said = io.StringIO()
+    with redirect_stderr(said), redirect_stdout(io.StringIO()):
+        try:
+            code = main(words)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    text = said.getvalue()
+    assert code in {OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED}
+    assert "an error of ours" not in text
+    assert "Traceback" not in text
+    assert (code == MALFORMED) <= text.count("\n") <= (code in {MALFORMED, CANNOT_RUN})
+    assert not text or text.startswith("paritybit: ")
+    assert not text or text[:-1].isprintable()
+    return code
+
+
+def test_a_command_that_ends_badly_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(_: Any) -> int:
+        raise LookupError("of ours")
+
+    monkeypatch.setattr("harness.cli.names.run_list", crash)
+    with pytest.raises(AssertionError):
+        ends_well("list")
+
+
+LONG = "x" * 400
+ODD_TEXTS = ["", " ", ",", "-", "--", "@", "\x1b[2J", "\n", "é", "\udcff", "9" * 400, "../x", LONG]
+ODD: list[Any] = [
+    *(None, True, False, -1, 0, 1, 2**31, 10**30, 1.5, float("nan"), [], {}, [[]], [0], {"a": 0}),
+    *ODD_TEXTS,
+]
+"""What may stand anywhere in a file."""
+
+
+@cache
+def vocabulary() -> list[str]:
+    """Return the words of well-formed command lines, all options, and odd ones."""
+    words = {word for lines in EXAMPLES.values() for word in lines.split()}
+    with redirect_stdout(io.StringIO()) as said:
+        for command in EXAMPLES:
+            with pytest.raises(SystemExit):
+                parser().parse_args([command, "--help"])
+    options = {word.strip("[],") for word in said.getvalue().split() if "--" in word}
+    return sorted({*words, *options, *ODD_TEXTS})
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every command end well at once: its command line is read and its names are checked."""
+    for command in EXAMPLES:
+        module, function = parser().parse_args(EXAMPLES[command].splitlines()[0].split()).run
+        monkeypatch.setattr(f"{module}.{function}", lambda _: OK)
+
+
+@fuzzed
+@given(st.data())
+@pytest.mark.usefixtures("nothing_runs")
+def test_no_command_line_ends_badly(data: st.DataObject) -> None:
+    """Well-formed ones with words put in, taken out and replaced."""
+    words = data.draw(st.sampled_from(sorted(EXAMPLES.values()))).splitlines()[0].split()
+    for _ in range(data.draw(st.integers(0, 4))):
+        place = data.draw(st.integers(0, len(words)))
+        word = data.draw(st.sampled_from(vocabulary()) | st.text(max_size=12))
+        words[place : place + data.draw(st.integers(0, 1))] = [word] * data.draw(st.integers(0, 1))
+    ends_well(*words)
+
+
+def places(value: Any, so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of every value within JSON data, as its keys from the outside in."""
+    inside: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict | list):
+        inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in inside:
+        yield (*so_far, key)
+        yield from places(item, (*so_far, key))
+
+
+def changed(data: st.DataObject, value: dict[str, Any]) -> dict[str, Any]:
+    """Return JSON data with one to three of its values replaced, removed or added to."""
+    found = copy.deepcopy(value)
+    for _ in range(data.draw(st.integers(1, 3))):
+        *before, last = data.draw(st.sampled_from(sorted(places(found), key=repr)))
+        holder: Any = found
+        for key in before:
+            holder = holder[key]
+        match data.draw(st.sampled_from(["replace", "remove", "add"])):
+            case "replace":
+                holder[last] = copy.deepcopy(data.draw(st.sampled_from(ODD)))
+            case "remove":
+                del holder[last]
+            case "add" if isinstance(holder, dict):
+                holder[data.draw(st.sampled_from(["", "extra", "x" * 400]))] = 0
+            case "add":
+                holder.append(copy.deepcopy(data.draw(st.sampled_from(ODD))))
+        if not found:
+            break
+    return found
+
+
+TRIAL = TrialConfig(buckets=(2,), token_buckets=(4,)).with_bug("swa_pad")
+CASE = Case(TRIAL, Schedule((Admit(1, 16), Decode((0,)))), "kv_parity", 0, ())
+FILES = {
+    "a case": CASE.to_json(),
+    "a case with a history": {**CASE.to_json(), "history": [CASE.to_json()["schedule"]]},
+    "an engine's case": EngineCase("sglang==1", CASE).to_json(),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+@fuzzed
+@given(data=st.data())
+def test_no_case_ends_badly(
+    kind: str, data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that can be read is not played here, nor is an engine looked for."""
+    monkeypatch.setattr("harness.cli.replay.replay_one", lambda *_: OK)
+    monkeypatch.setattr("harness.cli.replay.replay_all", lambda *_: [])
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps(changed(data, json.loads(json.dumps(FILES[kind])))))
+    paths = [str(path)] * data.draw(st.integers(1, 2))
+    ends_well("replay", *paths, *data.draw(st.sampled_from([[], ["--device", "cpu"]])))
+
+
+@pytest.mark.parametrize("command", ["report", "summary", "compare"])
+@settings(fuzzed, max_examples=max(4, MOST // 4))
+@given(data=st.data())
+def test_no_record_ends_badly(command: str, data: st.DataObject, tmp_path: Path) -> None:
+    whole, path, page = tmp_path / "run.json", tmp_path / "changed.json", tmp_path / "page.html"
+    write(red(), whole)
+    path.write_text(json.dumps(changed(data, json.loads(whole.read_text()))))
+    words = {"report": [], "summary": [], "compare": [str(whole)]}[command]
+    ends_well(command, *words, str(path), *([] if command == "summary" else ["--page", str(page)]))
+
+
+@fuzzed
+@given(st.binary(max_size=60) | st.sampled_from([b"[" * 10_000, b'"\\ud800"', b"\xef\xbb\xbf{}"]))
+def test_no_file_ends_badly(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    for command in ("replay", "report", "summary"):
+        assert ends_well(command, str(path)) == MALFORMED
+
+
+numbers = st.sampled_from([0, 1, 2, 3, 7, 12, 50, 10**6, 2**31 - 1])
+
+
+def steps() -> st.SearchStrategy[dict[str, Any]]:
+    """Return steps of any kind with numbers of any size."""
+    return st.sampled_from(sorted(STEPS)).flatmap(
+        lambda name: st.fixed_dictionaries(
+            {"step": st.just(name)}
+            | {
+                field.name: st.lists(numbers, max_size=4) if field.name == "picks" else numbers
+                for field in fields(STEPS[name])
+            }
+        )
+    )
+
+
+@settings(fuzzed, max_examples=max(4, MOST // 10))
+@given(st.lists(steps(), max_size=8), st.sampled_from([0, 2**31 - 1]))
+def test_no_schedule_ends_badly(tmp_path: Path, drawn: Sequence[dict[str, Any]], seed: int) -> None:
+    """Any list of steps is valid: each is played, on one trial."""
+    path = tmp_path / "case.json"
+    schedule = {"seed": seed, "steps": list(drawn)}
+    path.write_text(json.dumps({**CASE.to_json(), "schedule": schedule}))
+    assert ends_well("replay", str(path)) in {OK, FINDING, CANNOT_RUN}

@@ -1,0 +1,192 @@
+"""What is written is whole or not there at all; folders of runs, and the link to the last."""
+
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.cli.folders import new_folder, swap_link
+from harness.errors import CannotRunError
+from harness.records.files import write_whole
+from harness.records.record import write
+from properties.support.harness.command_line import CANNOT_RUN, LONGEST
+from properties.support.places import ROOT
+from properties.support.reports.records import green
+from reports.comparison import compare_runs
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size, in bytes, within."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_is_written_whole_and_readable_as_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.txt"
+    write_whole(path, "first …\n")
+    write_whole(path, "second \udcff\n")
+    assert path.read_bytes() == b"second \\udcff\n"
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
+    assert [one.name for one in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_whole(path, "old\n")
+    with full_disk(100), pytest.raises(CannotRunError, match=r"a\.txt cannot be written: File too"):
+        write_whole(path, "new\n" * 100)
+    assert path.read_text() == "old\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_an_interruption_while_a_file_is_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "a.txt"
+    write_whole(path, "old\n")
+    monkeypatch.setattr("os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, "new\n")
+    assert path.read_text() == "old\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_whole(tmp_path / "link", "text\n")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "text\n"
+    done = subprocess.run(
+        [sys.executable, "-c", "from harness.records.files import *; " + TO_STDOUT],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=True,
+    )
+    assert done.stdout == "text\n"
+
+
+TO_STDOUT = 'write_whole(Path("/dev/stdout"), "text\\n")'
+
+
+def test_a_page_that_cannot_be_written_whole_leaves_the_old_one_and_is_no_verdict(
+    tmp_path: Path, refused: Any
+) -> None:
+    write(green(), tmp_path / "run.json")
+    (tmp_path / "index.html").write_text("old")
+    with full_disk(1000):
+        said = refused(CANNOT_RUN, "report", tmp_path / "run.json")
+    assert "index.html cannot be written: File too large" in said
+    assert (tmp_path / "index.html").read_text() == "old"
+
+
+def test_a_verdict_is_said_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("before", "after"):
+        write(green(), tmp_path / f"{name}.json")
+    words = ["compare", str(tmp_path / "before.json"), str(tmp_path / "after.json")]
+    with full_disk(1000):
+        assert main([*words, "--page", str(tmp_path / "page.html")]) == CANNOT_RUN
+    captured = capsys.readouterr()
+    assert compare_runs(green(), green()).message in captured.out
+    assert "page.html cannot be written" in captured.err
+
+
+AT_ONCE = """
+import sys
+from pathlib import Path
+from harness.cli.folders import new_folder
+for _ in range(200):
+    print(new_folder(Path(sys.argv[1])).name)
+"""
+
+
+def test_runs_that_start_at_once_have_a_folder_each(tmp_path: Path) -> None:
+    """Four processes make folders as fast as they can; none is refused, none shares one."""
+    words = [sys.executable, "-c", AT_ONCE, str(tmp_path / "out")]
+    started = [
+        subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    names = [process.communicate(timeout=LONGEST)[0].split() for process in started]
+    assert [process.returncode for process in started] == [0] * 4
+    made = [name for some in names for name in some]
+    assert len(made) == len(set(made)) == 800
+    assert {folder.name for folder in (tmp_path / "out").iterdir()} == set(made)
+    assert all((tmp_path / "out" / name / "cases").is_dir() for name in made)
+
+
+def test_the_link_to_the_last_run_is_swapped_in_one_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there at every moment, and is never unlinked."""
+
+    def unlink(*_: Any, **__: Any) -> None:
+        raise AssertionError("nothing is unlinked")
+
+    first, second = new_folder(tmp_path), new_folder(tmp_path)
+    assert first != second
+    swap_link(first)
+    monkeypatch.setattr("os.unlink", unlink)
+    monkeypatch.setattr("pathlib.Path.unlink", unlink)
+    swap_link(second)
+    assert (tmp_path / "latest").resolve() == second
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [first.name, second.name, "latest"]
+    )
+
+
+def test_a_folder_in_place_of_the_link_is_kept_beside_it(tmp_path: Path) -> None:
+    """As a copy of the runs has it that follows links."""
+    for turn in range(2):
+        (tmp_path / "latest").unlink(missing_ok=True)
+        (tmp_path / "latest").mkdir()
+        (tmp_path / "latest" / "run.json").write_text(str(turn))
+        folder = new_folder(tmp_path)
+        swap_link(folder)
+        assert (tmp_path / "latest").resolve() == folder
+    kept = [tmp_path / f"latest-{turn}" / "run.json" for turn in (1, 2)]
+    assert [path.read_text() for path in kept] == ["0", "1"]
+
+
+def test_a_link_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("pathlib.Path.symlink_to", refuse)
+    with pytest.raises(CannotRunError, match="latest cannot be written: Operation not permitted"):
+        swap_link(new_folder(tmp_path))
+
+
+def test_a_walk_over_releases_leaves_the_link_to_the_last_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no record of its own, and may have tried nothing."""
+    run = new_folder(tmp_path / "out")
+    swap_link(run)
+    monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path))
+    monkeypatch.setattr("harness.engines.fetch._pip", lambda *_: "(from versions: 0.5.11)")
+    words = ["--releases", "0.0.0", "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert main(["bisect-releases", *words]) == CANNOT_RUN
+    assert (tmp_path / "out/latest").resolve() == run
+    assert re.search(r"records and pages: .*Z$", capsys.readouterr().out, re.M)
