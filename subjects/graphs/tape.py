@@ -107,21 +107,21 @@ class _Recorder(UncompiledMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name
-        if _not_capturable(func, args):
-            raise UncapturableError(f"{name} cannot be recorded in a graph")
+        traits = _traits(func)
+        if traits.refused or (traits.indexes and _by_mask(args[1])):
+            raise UncapturableError(f"{traits.name} cannot be recorded in a graph")
         value = func(*args, **kwargs)
-        if func._schema.is_mutable:
+        if traits.mutates:
             self.calls.append(Call(func, args, kwargs))
-        elif name in ALLOCATIONS:  # Allocated once, at capture; no replay clears the memory.
+        elif traits.allocates:  # Allocated once, at capture; no replay clears the memory.
             pass
         elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
             if isinstance(value, Tensor):
                 self.calls.append(_call_into(value, func, args, kwargs))
-            elif name in SEVERAL:
+            elif traits.name in SEVERAL:
                 self.calls.append(Call(_copying(func, value), args, kwargs))
             else:
-                raise UncapturableError(f"{name} does not return one tensor")
+                raise UncapturableError(f"{traits.name} does not return one tensor")
         return value
 
 
@@ -145,10 +145,11 @@ def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
 
     The storages decide, not the schema: what a schema calls an alias may be a copy, as `to` is.
     """
-    known = {argument.untyped_storage()._cdata for argument in args if isinstance(argument, Tensor)}
     values = [value] if isinstance(value, Tensor) else value
+    known = [argument for argument in args if isinstance(argument, Tensor)]
     return isinstance(values, list | tuple) and all(
-        isinstance(part, Tensor) and part.untyped_storage()._cdata in known for part in values
+        isinstance(part, Tensor) and any(torch._C._is_alias_of(part, one) for one in known)
+        for part in values
     )
 
 
@@ -162,12 +163,36 @@ def _copying(func: Any, results: Sequence[Tensor]) -> Callable[..., None]:
     return called
 
 
-def _not_capturable(func: Any, args: tuple[Any, ...]) -> bool:
-    if func.overloadpacket in INDEXING:  # Its work depends on values only if an index is a mask.
-        return any(index is not None and index.dtype in MASKS for index in args[1])
+@dataclass(frozen=True)
+class _Traits:
+    """What a call of one overload is to a tape, whatever its arguments."""
+
+    name: str
+    refused: bool
+    indexes: bool
+    mutates: bool
+    allocates: bool
+
+
+@cache
+def _traits(func: Any) -> _Traits:
+    """Return the traits of an overload, which torch makes once and never changes."""
+    name, indexes = func._schema.name, func.overloadpacket in INDEXING
+    refused = bool(NOT_CAPTURABLE & set(func.tags)) or name in UNTAGGED
     if func is torch.ops.aten.repeat_interleave.self_int:  # Its shape follows from a number.
-        return False
-    return bool(NOT_CAPTURABLE & set(func.tags)) or func._schema.name in UNTAGGED
+        refused = False
+    return _Traits(
+        name,
+        refused and not indexes,
+        indexes,
+        mutates=func._schema.is_mutable,
+        allocates=name in ALLOCATIONS,
+    )
+
+
+def _by_mask(indices: Sequence[Tensor | None]) -> bool:
+    """Whether an index is a mask: what is read or written then depends on values."""
+    return any(index is not None and index.dtype in MASKS for index in indices)
 
 
 def _call_into(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
