@@ -29,7 +29,8 @@ class TorchOps(Ops):
         self.zero, self.one = torch.zeros(()), torch.ones(())
         self.minus_infinity = torch.full((), -torch.inf)
         self.epsilon = torch.full((), NORM_EPSILON)
-        self.gelu_cube, self.gelu_scale = torch.tensor(GELU_CUBE), torch.tensor(-GELU_SCALE)
+        self.gelu_scale = torch.tensor(-GELU_SCALE)
+        self.gelu_cube = torch.tensor(-GELU_SCALE * GELU_CUBE)
         self.counting = torch.arange(COUNTING)
         self.inverse = self.counting.double().pow(-1.0).float()
         self.inverse_root = self.counting.double().pow(-0.5).float()
@@ -77,16 +78,16 @@ class TorchOps(Ops):
         cosine, sine = (rotary.view(2, rows, 1, 1, dim // 2) * halves).unbind()
         (first_cosine, second_cosine), (first_sine, second_sine) = cosine.unbind(2), sine.unbind(2)
         turned = [first_cosine - second_sine, second_cosine + first_sine]
-        return torch.cat(turned, dim=-1).to(heads.dtype)
+        return torch.cat(turned, dim=-1).type_as(heads)
 
     def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
         rows = hidden.float()
         mean = (rows * rows).sum(-1, keepdim=True) * self.inverse[rows.shape[1]]
         normed = rows * torch.rsqrt(mean + self.epsilon) * norm.float()
-        return torch.bmm(normed.unsqueeze(1), _factor(weight, normed)).flatten(1).to(hidden.dtype)
+        return torch.bmm(normed.unsqueeze(1), _factor(weight, normed)).flatten(1).type_as(hidden)
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        return _added(residual.float(), inputs.float(), weight).to(residual.dtype)
+        return _added(residual.float(), inputs.float(), weight).type_as(residual)
 
     def _gated_linear_add(
         self,
@@ -100,12 +101,12 @@ class TorchOps(Ops):
         active = gate / (torch.exp(self._exponent(gate, activation)) + self.one)
         added = _added(residual.float(), active * up, weight)
         live = self.counting[: residual.shape[0]].unsqueeze(1) < row_limit
-        return torch.where(live, added.to(residual.dtype), residual)
+        return torch.where(live, added.type_as(residual), residual)
 
     def _exponent(self, gate: Tensor, activation: str) -> Tensor:
         """Return x of an activation gate / (1 + exp(x))."""
         if activation == "gelu":
-            return self.gelu_scale * (gate + self.gelu_cube * gate * gate * gate)
+            return gate * (self.gelu_scale + self.gelu_cube * (gate * gate))
         return -gate
 
     def _probabilities(self, logits: Tensor) -> Tensor:
@@ -169,7 +170,7 @@ class TorchOps(Ops):
         total = weight.sum(-1, keepdim=True)
         weight = weight[..., :max_keys].reshape(rows * kv_heads, -1, max_keys)
         mixed = torch.bmm(weight, values).view(rows, heads, dim) / total
-        return torch.where(has_key.unsqueeze(2), mixed, self.zero).to(query.dtype)
+        return torch.where(has_key.unsqueeze(2), mixed, self.zero).type_as(query)
 
 
 def _factor(weight: Tensor, inputs: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ writes into the same storages, and what a graph could not hold is refused while 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -51,6 +51,14 @@ class Call:
     kwargs: Mapping[str, Any]
     result: Tensor | None = None
 
+    def bound(self) -> Callable[[], Any]:
+        """Return what makes the call when it is called itself."""
+        run = partial(self.function, *self.args, **self.kwargs)
+        if self.result is None:
+            return run
+        result = self.result
+        return lambda: result.copy_(run())
+
 
 class TapeSegment:
     """The aten calls made between `begin` and `end`, with their concrete tensors.
@@ -63,6 +71,7 @@ class TapeSegment:
         self.operations: list[str] = []
         self.op_calls = SegmentCalls(ops)
         self._recorder, self._reads = _Recorder(), _HostReads()
+        self._bound: list[Callable[[], Any]] = []
 
     @property
     def calls(self) -> list[Call]:
@@ -82,14 +91,13 @@ class TapeSegment:
         self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.ops.log = None
         self.op_calls.end()
+        self._bound = [call.bound() for call in self.calls]
 
     def replay(self) -> None:
         """Run the tape."""
         self.op_calls.replay()
-        for call in self.calls:
-            value = call.function(*call.args, **call.kwargs)
-            if call.result is not None:
-                call.result.copy_(value)
+        for run in self._bound:
+            run()
 
 
 class _Recorder(UncompiledMode):
