@@ -153,11 +153,10 @@ def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
 
     The storages decide, not the schema: what a schema calls an alias may be a copy, as `to` is.
     """
+    known = {argument.untyped_storage()._cdata for argument in args if isinstance(argument, Tensor)}
     values = [value] if isinstance(value, Tensor) else value
-    known = [argument for argument in args if isinstance(argument, Tensor)]
     return isinstance(values, list | tuple) and all(
-        isinstance(part, Tensor) and any(torch._C._is_alias_of(part, one) for one in known)
-        for part in values
+        isinstance(part, Tensor) and part.untyped_storage()._cdata in known for part in values
     )
 
 
