@@ -74,20 +74,21 @@ class TorchOps(Ops):
 
     def _rope(self, heads: Tensor, rotary: Tensor) -> Tensor:
         rows, count, dim = heads.shape
-        halves = heads.float().view(rows, count, 2, dim // 2)
+        halves = _wide(heads).view(rows, count, 2, dim // 2)
         cosine, sine = (rotary.view(2, rows, 1, 1, dim // 2) * halves).unbind()
         (first_cosine, second_cosine), (first_sine, second_sine) = cosine.unbind(2), sine.unbind(2)
         turned = [first_cosine - second_sine, second_cosine + first_sine]
-        return torch.cat(turned, dim=-1).type_as(heads)
+        return _as(torch.cat(turned, dim=-1), heads)
 
     def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        rows = hidden.float()
+        rows = _wide(hidden)
         mean = (rows * rows).sum(-1, keepdim=True) * self.inverse[rows.shape[1]]
-        normed = rows * torch.rsqrt(mean + self.epsilon) * norm.float()
-        return torch.bmm(normed.unsqueeze(1), _factor(weight, normed)).flatten(1).type_as(hidden)
+        normed = rows * torch.rsqrt(mean + self.epsilon) * _wide(norm)
+        product = torch.bmm(normed.unsqueeze(1), _factor(weight, normed))
+        return _as(product.flatten(1), hidden)
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        return _added(residual.float(), inputs.float(), weight).type_as(residual)
+        return _as(_added(_wide(residual), _wide(inputs), weight), residual)
 
     def _gated_linear_add(
         self,
@@ -97,11 +98,11 @@ class TorchOps(Ops):
         activation: str,
         row_limit: Tensor,
     ) -> Tensor:
-        gate, up = gate_up.float().view(gate_up.shape[0], 2, -1).unbind(1)
+        gate, up = _wide(gate_up).view(gate_up.shape[0], 2, -1).unbind(1)
         active = gate / (torch.exp(self._exponent(gate, activation)) + self.one)
-        added = _added(residual.float(), active * up, weight)
+        added = _added(_wide(residual), active * up, weight)
         live = self.counting[: residual.shape[0]].unsqueeze(1) < row_limit
-        return torch.where(live, added.type_as(residual), residual)
+        return torch.where(live, _as(added, residual), residual)
 
     def _exponent(self, gate: Tensor, activation: str) -> Tensor:
         """Return x of an activation gate / (1 + exp(x))."""
@@ -110,7 +111,7 @@ class TorchOps(Ops):
         return -gate
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        return torch.softmax(logits.float(), dim=-1)
+        return torch.softmax(_wide(logits), dim=-1)
 
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
         # Every row writes the values of the highest row with its slot: order does not matter.
@@ -156,9 +157,9 @@ class TorchOps(Ops):
         # The cache as rows of one head: those of a slot follow one another.
         group = self.counting[:kv_heads].unsqueeze(1)
         entry = torch.add(group, slot, alpha=kv_heads).flatten()
-        found = cache.view(2, -1, dim).index_select(1, entry).float()
+        found = _wide(cache.view(2, -1, dim).index_select(1, entry))
         keys, values = found.view(2, rows * kv_heads, max_keys, dim).unbind()
-        scaled = query.float() * self.inverse_root[dim]
+        scaled = _wide(query) * self.inverse_root[dim]
         score = torch.bmm(scaled.reshape(rows * kv_heads, -1, dim), keys.transpose(1, 2))
         score = score.view(rows, heads, max_keys)
         score = torch.where(taken.unsqueeze(1), score, self.minus_infinity)
@@ -170,12 +171,22 @@ class TorchOps(Ops):
         total = weight.sum(-1, keepdim=True)
         weight = weight[..., :max_keys].reshape(rows * kv_heads, -1, max_keys)
         mixed = torch.bmm(weight, values).view(rows, heads, dim) / total
-        return torch.where(has_key.unsqueeze(2), mixed, self.zero).type_as(query)
+        return _as(torch.where(has_key.unsqueeze(2), mixed, self.zero), query)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Return values in float32. To ask costs less than a conversion that does nothing."""
+    return values if values.dtype is torch.float32 else values.float()
+
+
+def _as(values: Tensor, like: Tensor) -> Tensor:
+    """Return values in the dtype of `like`, rounded once."""
+    return values if values.dtype is like.dtype else values.to(like.dtype)
 
 
 def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
     """Return weight [O, I] as what each row of `inputs` [T, I] is multiplied by: [T, I, O]."""
-    return weight.float().T.expand(inputs.shape[0], -1, -1)
+    return _wide(weight).T.expand(inputs.shape[0], -1, -1)
 
 
 def _added(residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:

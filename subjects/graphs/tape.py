@@ -204,46 +204,54 @@ def _by_mask(indices: Sequence[Tensor | None]) -> bool:
 
 def _call_into(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the call in the form that writes the storage of its recorded `value`."""
-    out = _out_overload(func)
-    written = out._schema.arguments if out is not None else ()
-    accepted = {argument.name for argument in written if argument.kwarg_only}
-    if out is None or kwargs.keys() - accepted - TOLD_BY_RESULT:
+    form = _out_form(func)
+    if form is None or kwargs.keys() - form.accepted - TOLD_BY_RESULT:
         return Call(func, args, kwargs, value)
-    kept = {name: given for name, given in kwargs.items() if name in accepted} | {"out": value}
-    return Call(_fastest_binding(func, out, args, kept), args, kept)
+    kept = {name: given for name, given in kwargs.items() if name in form.accepted}
+    kept["out"] = value
+    return Call(_fastest_binding(form, args, kept), args, kept)
 
 
 def _fastest_binding(
-    func: Any, out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    form: "_OutForm", args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Return torch's own function of the op if it takes these arguments, else the overload `out`.
+    """Return torch's own function of the op if it takes these arguments, else the overload.
 
     Torch's function costs half as much to call, and a tape is replayed often. No schema says
     which arguments it takes, so that it is called: it writes what its result already holds.
     """
-    binding: Callable[..., Any] | None = getattr(torch, func.overloadpacket.__name__, None)
-    if binding is None:
-        return out  # type: ignore[no-any-return]
+    if form.binding is None:
+        return form.overload
     try:
-        binding(*args, **kwargs)
+        form.binding(*args, **kwargs)
     except (AttributeError, TypeError):
-        return out  # type: ignore[no-any-return]
-    return binding
+        return form.overload
+    return form.binding
+
+
+@dataclass(frozen=True)
+class _OutForm:
+    """The overload of an op that writes into `out=`, which keywords it accepts besides.
+
+    `binding` is torch's own function of the op, if there is one.
+    """
+
+    overload: Callable[..., Any]
+    accepted: frozenset[str]
+    binding: Callable[..., Any] | None
 
 
 @cache
-def _out_overload(func: Any) -> Any | None:
+def _out_form(func: Any) -> _OutForm | None:
     """Return the overload of `func` that takes the same arguments and writes into `out=`."""
     wanted = _positional(func)
     for name in func.overloadpacket.overloads():
         candidate = getattr(func.overloadpacket, name)
-        written = [
-            argument.name
-            for argument in candidate._schema.arguments
-            if argument.alias_info and argument.alias_info.is_write
-        ]
+        arguments = candidate._schema.arguments
+        written = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
         if written == ["out"] and wanted and _positional(candidate) == wanted:
-            return candidate
+            accepted = frozenset(one.name for one in arguments if one.kwarg_only)
+            return _OutForm(candidate, accepted, getattr(torch, func.overloadpacket.__name__, None))
     return None
 
 
