@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.lockstep.requests import Request
 from harness.lockstep.scheduler import Scheduler
@@ -94,7 +95,8 @@ ALLOCATORS = frozenset(
 class SpoiledMemory(TorchFunctionMode):
     """Fills new tensors of floating point that nothing has written with NaN, while entered.
 
-    A graph that is captured meanwhile does so at each replay.
+    A CUDA graph that is captured meanwhile does so at each replay, into memory that it shares. A
+    tape does not: its memory is its own, and holds what was last written there.
     """
 
     def __torch_function__(
@@ -107,5 +109,6 @@ class SpoiledMemory(TorchFunctionMode):
         """Call the function, and fill what it only allocated."""
         made = func(*args, **(kwargs or {}))
         if func in ALLOCATORS and made.is_floating_point():
-            made.fill_(math.nan)
+            with _disable_current_modes():  # A tape records it otherwise.
+                made.fill_(math.nan)
         return made

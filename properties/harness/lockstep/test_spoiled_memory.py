@@ -31,6 +31,17 @@ def test_a_graph_shows_what_it_did_not_write(device: str) -> None:
         assert graph.output[1].isnan().all()
 
 
+def test_a_tape_holds_what_was_last_written_where_it_writes_nothing() -> None:
+    """Filling is no part of it: what a replay leaves there must show at the next one."""
+    graph = Capture[Tensor](TrialConfig().ops(), None)
+    with torch.inference_mode(), SpoiledMemory():
+        graph.run(lambda: half_written(torch.ones(2, 3)))
+    with torch.inference_mode():
+        graph.output[1] = 5
+    graph.replay()
+    assert graph.output[1].tolist() == [5.0] * 3
+
+
 ALLOCATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "empty": lambda like: torch.empty(like.shape),
     "empty_like": torch.empty_like,
