@@ -34,6 +34,9 @@ shapes that depend on values."""
 SEVERAL = frozenset({"aten::max", "aten::sort", "aten::topk"})
 """Calls that return several tensors, of shapes that no value decides."""
 
+CONVERSIONS = frozenset({"aten::to", "aten::_to_copy"})
+"""Calls whose new tensor is the first argument in another form, which a copy into it gives too."""
+
 INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
 MASKS = (torch.bool, torch.uint8)
@@ -204,6 +207,8 @@ def _by_mask(indices: Sequence[Tensor | None]) -> bool:
 
 def _call_into(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the call in the form that writes the storage of its recorded `value`."""
+    if func._schema.name in CONVERSIONS:
+        return Call(Tensor.copy_, (value, args[0]), {})
     form = _out_form(func)
     if form is None or kwargs.keys() - form.accepted - TOLD_BY_RESULT:
         return Call(func, args, kwargs, value)
