@@ -58,7 +58,7 @@ class Stopwatch(Recorder):
     """Adds up what the parts of each step take, in seconds of this process on the CPU."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    since: float = field(default_factory=time.process_time)
+    since: float = 0.0
 
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
         """Follow a step that both worlds have planned and none has run."""
@@ -117,6 +117,7 @@ def played(
     lockstep.watch(properties)
     watch = stopwatch or Stopwatch()
     started, busy = time.perf_counter(), time.process_time()
+    watch.since = busy
     outcome = whole(lockstep.play(schedule, watch.observe, recorder=watch))
     if outcome.violations or not outcome.padded_replays:
         raise RuntimeError(f"the benchmark's schedule is not clean: {outcome.violations}")
