@@ -6,7 +6,7 @@ first to be allocated again, because a stale slot hurts only once re-owned.
 """
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -151,16 +151,18 @@ class Allocator:
 class Numbers:
     """The pages, rows and state slots that requests may hold: none that is reserved."""
 
-    full_pages: Collection[int]
-    swa_pages: Collection[int]
-    rows: Collection[int]
-    states: Collection[int]
+    full_pages: tuple[int, ...]
+    swa_pages: tuple[int, ...]
+    rows: tuple[int, ...]
+    states: tuple[int, ...]
 
     @classmethod
     def of(cls, sizes: PoolSizes) -> "Numbers":
         """Return those of pools of some sizes: all but 0."""
         full, swa = (slots // sizes.page_size for slots in (sizes.full_slots, sizes.swa_slots))
-        full_pages, swa_pages, rows = (range(1, count + 1) for count in (full, swa, sizes.rows))
+        full_pages, swa_pages, rows = (
+            tuple(range(1, count + 1)) for count in (full, swa, sizes.rows)
+        )
         return cls(full_pages, swa_pages, rows, rows)
 
 

@@ -1,7 +1,7 @@
-"""The reference: every mode eagerly, every index computed afresh in every layer.
+"""The reference: every mode eagerly, every index computed afresh in every forward.
 
 No static buffers, no memo, no fast path: slot lists come from `req_to_token`, SWA
-slots from the mapping, anew whenever they are needed.
+slots from the mapping, anew for each forward and both kinds of layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -127,7 +127,7 @@ def state_paths(batch: ForwardBatch) -> StatePaths:
 
 
 class EagerKV:
-    """KV access of one eager forward: slots are looked up in the pool's tables in every layer.
+    """KV access of one eager forward: slots are looked up in the pool's tables for it alone.
 
     `write_slots` are full slots, int64 [T]; None writes nothing. `borrowed` maps a layer
     of the model to the layer of the pool it reads, where the pool is another model's.
@@ -146,35 +146,42 @@ class EagerKV:
         self.model = model
         self.pool = pool
         self.seen = seen
-        self.write_slots = write_slots
         self.borrowed = borrowed or {}
+        self.read = {kind: self._read_slots(kind) for kind in Kind}
+        self.write = {kind: self._write_slots(kind, write_slots) for kind in Kind}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store at the batch's slots, then attend to the slots that each token sees."""
         config = self.model.config
         kind = config.layers[layer]
         cache = self.pool.cache(self.borrowed.get(layer, layer))
-        seen = self.seen[kind]
-        read_slots = self.pool.req_to_token[seen.row, seen.column].to(torch.int64)
-        write_slots = self.write_slots
-        if kind is Kind.SWA:
-            read_slots = self.pool.full_to_swa_index_mapping[read_slots]
-            if write_slots is not None:
-                write_slots = self.pool.full_to_swa_index_mapping[write_slots]
-        if write_slots is not None:
-            loc = write_slots.to(LOC_DTYPE[kind])
+        seen, loc = self.seen[kind], self.write[kind]
+        if loc is not None:
             self.ops.store_kv(cache, loc, LOC_DTYPE[kind], key, value)
         return self.ops.attention(
             query,
             cache,
             seen.bounds[:-1],
             seen.bounds[1:],
-            read_slots,
+            self.read[kind],
             self.model.layers[layer].sinks,
             most_keys(config, kind, masked=seen.seen is not None),
             seen.seen,
             seen.bounds[:-1] if seen.seen is not None else None,
         )
+
+    def _read_slots(self, kind: Kind) -> Tensor:
+        """Return the slots of the keys that tokens see on layers of one kind, int64 [N]."""
+        seen = self.seen[kind]
+        slots = self.pool.req_to_token[seen.row, seen.column].to(torch.int64)
+        return self.pool.full_to_swa_index_mapping[slots] if kind is Kind.SWA else slots
+
+    def _write_slots(self, kind: Kind, full: Tensor | None) -> Tensor | None:
+        """Return where layers of one kind store, in the dtype of a store's ABI."""
+        if full is None:
+            return None
+        slots = self.pool.full_to_swa_index_mapping[full] if kind is Kind.SWA else full
+        return slots.to(LOC_DTYPE[kind])
 
 
 class EagerDecoder:

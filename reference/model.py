@@ -84,37 +84,42 @@ class Model:
         def draw(*shape: int, scale: float) -> Tensor:
             return (torch.randn(shape, generator=generator) * scale).to(device, dtype)
 
+        def factor(rows: int, columns: int, *, scale: float) -> Tensor:
+            drawn = draw(rows, columns, scale=scale)
+            return drawn if device.type == "cuda" else column_major(drawn)
+
         self.config = config
         self.dtype = dtype
         self.device = device
         self.embedding = draw(config.vocab, config.hidden, scale=1.0)
         self.encoder_table = draw(ENCODER_ROWS, config.hidden, scale=0.5)
         self.layers: list[LayerWeights] = []
+        width = config.intermediate
         for kind in config.layers:
             shape = config.shape(kind)
             query_width = config.heads * shape.head_dim
             self.layers.append(
                 LayerWeights(
                     input_norm=1 + draw(config.hidden, scale=0.1),
-                    qkv=draw(
+                    qkv=factor(
                         query_width + 2 * shape.kv_heads * shape.head_dim,
                         config.hidden,
                         scale=1.5 * config.hidden**-0.5,
                     ),
-                    output=draw(config.hidden, query_width, scale=query_width**-0.5),
+                    output=factor(config.hidden, query_width, scale=query_width**-0.5),
                     mlp_norm=1 + draw(config.hidden, scale=0.1),
-                    gate_up=draw(2 * config.intermediate, config.hidden, scale=config.hidden**-0.5),
-                    down=draw(config.hidden, config.intermediate, scale=config.intermediate**-0.5),
+                    gate_up=factor(2 * width, config.hidden, scale=config.hidden**-0.5),
+                    down=factor(config.hidden, width, scale=width**-0.5),
                     sinks=(
                         draw(config.heads, scale=1.0).float() if kind in config.sink_kinds else None
                     ),
                 )
             )
         self.final_norm = 1 + draw(config.hidden, scale=0.1)
-        self.head = draw(config.vocab, config.hidden, scale=2.0 * config.hidden**-0.5)
+        self.head = factor(config.vocab, config.hidden, scale=2.0 * config.hidden**-0.5)
         self.hidden_norm = 1 + draw(config.hidden, scale=0.1)
         self.decay = torch.linspace(*STATE_DECAY, config.hidden, device=device)
-        self.fusion = draw(config.hidden, config.hidden, scale=config.hidden**-0.5)
+        self.fusion = factor(config.hidden, config.hidden, scale=config.hidden**-0.5)
         self.frequency = {
             kind: rotary_frequency(config, kind).to(device, torch.float32) for kind in Kind
         }
@@ -230,6 +235,11 @@ class Model:
         if tokens.token_count is not None:
             logits = ops.limit_rows(logits, tokens.token_count)
         return {"logits": logits, "hidden": hidden}
+
+
+def column_major(matrix: Tensor) -> Tensor:
+    """Return a matrix whose columns lie one after the other, as a CPU reads a factor fastest."""
+    return matrix.T.contiguous().T
 
 
 def most_keys(config: ModelConfig, kind: Kind, *, masked: bool) -> int:

@@ -1,9 +1,9 @@
 """The ops in plain torch, for a CPU.
 
-Rows are kept independent by construction: products are summed along the last
-axis of a tensor that has the row as an outer axis, and activations are composed
-of exp alone. `F.linear` and the fused activations change bits with the batch
-size or with an element's position, so they are not used.
+Rows are kept independent by construction: a product is a batch of products, one for each row
+and of one shape whatever the batch, and activations are composed of exp alone. `F.linear` and
+the fused activations change bits with the batch size or with an element's position, so they
+are not used.
 """
 
 import torch
@@ -20,14 +20,20 @@ GELU_SCALE = 1.5957691216057308  # 2 * sqrt(2 / pi): tanh form as a logistic
 class TorchOps(Ops):
     """Ops of aten calls only, so that a tape can record them.
 
-    Constants are made once: a tape would otherwise fill them again at every replay.
+    Constants are tensors, made once: torch takes longer over a number of Python's than over
+    the product of a small tensor, and a tape would otherwise fill them again at every replay.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.zero = torch.zeros(())
+        self.zero, self.one = torch.zeros(()), torch.ones(())
         self.minus_infinity = torch.full((), -torch.inf)
+        self.epsilon = torch.full((), NORM_EPSILON)
+        self.gelu_scale = torch.tensor(-GELU_SCALE)
+        self.gelu_cube = torch.tensor(-GELU_SCALE * GELU_CUBE)
         self.counting = torch.arange(COUNTING)
+        self.inverse = self.counting.double().pow(-1.0).float()
+        self.inverse_root = self.counting.double().pow(-0.5).float()
 
     def _payload(
         self, states: Tensor, state_mask: Tensor, encoder_table: Tensor, encoder_lens: Tensor
@@ -57,8 +63,7 @@ class TorchOps(Ops):
         return found
 
     def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
-        winner = ((rows[:, None] == rows) * self.counting[: rows.shape[0]]).amax(-1)
-        table.index_put_((rows,), values[winner])
+        table.index_put_((rows,), values[self._highest(rows)])
 
     def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
         return (table[input_ids].float() + payload).to(table.dtype)
@@ -68,18 +73,22 @@ class TorchOps(Ops):
         return torch.stack([angle.cos(), angle.sin()])
 
     def _rope(self, heads: Tensor, rotary: Tensor) -> Tensor:
-        cosine, sine = rotary[:, :, None]
-        first, second = heads.float().chunk(2, dim=-1)
-        rotated = [first * cosine - second * sine, second * cosine + first * sine]
-        return torch.cat(rotated, dim=-1).to(heads.dtype)
+        rows, count, dim = heads.shape
+        halves = _wide(heads).view(rows, count, 2, dim // 2)
+        cosine, sine = (rotary.view(2, rows, 1, 1, dim // 2) * halves).unbind()
+        (first_cosine, second_cosine), (first_sine, second_sine) = cosine.unbind(2), sine.unbind(2)
+        turned = [first_cosine - second_sine, second_cosine + first_sine]
+        return _as(torch.cat(turned, dim=-1), heads)
 
     def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        rows = hidden.float()
-        scale = torch.rsqrt((rows * rows).mean(-1, keepdim=True) + NORM_EPSILON)
-        return _linear(rows * scale * norm.float(), weight).to(hidden.dtype)
+        rows = _wide(hidden)
+        mean = (rows * rows).sum(-1, keepdim=True) * self.inverse[rows.shape[1]]
+        normed = rows * torch.rsqrt(mean + self.epsilon) * _wide(norm)
+        product = torch.bmm(normed.unsqueeze(1), _factor(weight, normed))
+        return _as(product.flatten(1), hidden)
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        return (residual.float() + _linear(inputs.float(), weight)).to(residual.dtype)
+        return _as(_added(_wide(residual), _wide(inputs), weight), residual)
 
     def _gated_linear_add(
         self,
@@ -89,19 +98,30 @@ class TorchOps(Ops):
         activation: str,
         row_limit: Tensor,
     ) -> Tensor:
-        gate, up = gate_up.float().chunk(2, dim=-1)
-        added = residual.float() + _linear(_activate(gate, activation) * up, weight)
-        live = self.counting[: residual.shape[0], None] < row_limit
-        return torch.where(live, added.to(residual.dtype), residual)
+        gate, up = _wide(gate_up).view(gate_up.shape[0], 2, -1).unbind(1)
+        active = gate / (torch.exp(self._exponent(gate, activation)) + self.one)
+        added = _added(_wide(residual), active * up, weight)
+        live = self.counting[: residual.shape[0]].unsqueeze(1) < row_limit
+        return torch.where(live, _as(added, residual), residual)
+
+    def _exponent(self, gate: Tensor, activation: str) -> Tensor:
+        """Return x of an activation gate / (1 + exp(x))."""
+        if activation == "gelu":
+            return gate * (self.gelu_scale + self.gelu_cube * (gate * gate))
+        return -gate
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        return torch.softmax(logits.float(), dim=-1)
+        return torch.softmax(_wide(logits), dim=-1)
 
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
         # Every row writes the values of the highest row with its slot: order does not matter.
-        winner = ((loc[:, None] == loc) * self.counting[: loc.shape[0]]).amax(-1)
-        cache[0].index_put_((loc,), key[winner])
-        cache[1].index_put_((loc,), value[winner])
+        winner = self._highest(loc)
+        cache[:, loc] = torch.stack([key, value]).index_select(1, winner)
+
+    def _highest(self, named: Tensor) -> Tensor:
+        """Return for each element of `named` [T] the last place that holds the same."""
+        places = self.counting[: named.shape[0]]
+        return ((named.unsqueeze(1) == named) * places).amax(-1)
 
     def _attention(
         self,
@@ -118,41 +138,58 @@ class TorchOps(Ops):
         rows, heads, dim = query.shape
         kv_heads = cache.shape[2]
         turn = self.counting[:max_keys]
-        place, last = begin[:, None] + turn, end[:, None] - 1
-        listed = place <= last
+        place = begin.unsqueeze(1) + turn
+        taken = place < end.unsqueeze(1)
+        last = slots.shape[0] - 1
         if mask is None or mask_start is None:
-            taken = listed[:, None, None]
-            # A place beyond the list re-reads the row's last listed slot, and is not selected.
-            slot = slots[torch.minimum(place, last).clamp(min=0)]
+            # A place beyond the list re-reads the row's first listed slot, and is not selected.
+            place = torch.where(taken, place, begin.clamp(max=last).unsqueeze(1))
             # A row's first place is listed unless it has no key at all.
-            has_key = taken[..., :1]
+            has_key = taken[:, :1]
         else:
-            bit = (mask_start[:, None] + turn).clamp(0, mask.shape[0] - 1)
-            listed = listed & mask[bit]
-            taken = listed[:, None, None]
+            bit = (mask_start.unsqueeze(1) + turn).clamp(0, mask.shape[0] - 1)
+            taken = taken & mask[bit]
             # Likewise, a masked place re-reads the row's last place that is not masked.
-            other = (listed * turn).amax(-1, keepdim=True)
-            place = begin[:, None] + torch.where(listed, turn, other)
-            slot = slots[place.clamp(0, slots.shape[0] - 1)]
+            other = (taken * turn).amax(-1, keepdim=True)
+            place = (begin.unsqueeze(1) + torch.where(taken, turn, other)).clamp(0, last)
             has_key = taken.any(-1, keepdim=True)
-        keys, values = cache[:, slot].float().transpose(2, 3)[:, :, :, None]  # [T, G, 1, keys, D]
-        grouped = query.float().view(rows, kv_heads, heads // kv_heads, 1, dim)
-        score = (grouped * keys).sum(-1) * dim**-0.5  # [T, G, Q/G, keys]
-        score = torch.where(taken, score, self.minus_infinity)
+        slot = slots.index_select(0, place.flatten()).view(rows, 1, max_keys)
+        # The cache as rows of one head: those of a slot follow one another.
+        group = self.counting[:kv_heads].unsqueeze(1)
+        entry = torch.add(group, slot, alpha=kv_heads).flatten()
+        found = _wide(cache.view(2, -1, dim).index_select(1, entry))
+        keys, values = found.view(2, rows * kv_heads, max_keys, dim).unbind()
+        scaled = _wide(query) * self.inverse_root[dim]
+        score = torch.bmm(scaled.reshape(rows * kv_heads, -1, dim), keys.transpose(1, 2))
+        score = score.view(rows, heads, max_keys)
+        score = torch.where(taken.unsqueeze(1), score, self.minus_infinity)
         if sinks is not None:
-            sink = sinks.view(1, kv_heads, heads // kv_heads, 1).expand(rows, -1, -1, -1)
+            sink = sinks.view(1, heads, 1).expand(rows, -1, -1)
             score = torch.cat([score, sink], dim=-1)
-        weight = torch.softmax(score, dim=-1)[..., :max_keys, None]
-        mixed = (weight * values).sum(-2)
-        mixed = torch.where(has_key, mixed, self.zero)
-        return mixed.view(rows, heads, dim).to(query.dtype)
+        # Softmax, as the reductions that it is: torch's own takes several times as long.
+        weight = torch.exp(score - score.amax(-1, keepdim=True))
+        total = weight.sum(-1, keepdim=True)
+        weight = weight[..., :max_keys].reshape(rows * kv_heads, -1, max_keys)
+        mixed = torch.bmm(weight, values).view(rows, heads, dim) / total
+        return _as(torch.where(has_key.unsqueeze(2), mixed, self.zero), query)
 
 
-def _linear(inputs: Tensor, weight: Tensor) -> Tensor:
-    return (inputs[:, None, :] * weight.float()).sum(-1)
+def _wide(values: Tensor) -> Tensor:
+    """Return values in float32. To ask costs less than a conversion that does nothing."""
+    return values if values.dtype is torch.float32 else values.float()
 
 
-def _activate(gate: Tensor, activation: str) -> Tensor:
-    if activation == "gelu":
-        return gate / (1.0 + torch.exp(-GELU_SCALE * (gate + GELU_CUBE * gate * gate * gate)))
-    return gate / (1.0 + torch.exp(-gate))
+def _as(values: Tensor, like: Tensor) -> Tensor:
+    """Return values in the dtype of `like`, rounded once."""
+    return values if values.dtype is like.dtype else values.to(like.dtype)
+
+
+def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
+    """Return weight [O, I] as what each row of `inputs` [T, I] is multiplied by: [T, I, O]."""
+    return _wide(weight).T.expand(inputs.shape[0], -1, -1)
+
+
+def _added(residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+    """Return residual [T, O] + inputs [T, I] times weight [O, I] transposed, all in float32."""
+    factor = _factor(weight, inputs)
+    return torch.baddbmm(residual.unsqueeze(1), inputs.unsqueeze(1), factor).flatten(1)

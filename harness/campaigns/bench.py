@@ -1,27 +1,41 @@
-"""Measuring lockstep: differential steps per second with the per-step checks on.
+"""Measuring lockstep: what a differential step costs with the per-step checks on, and its parts.
 
-And what share of a step the checks of what was read, held and owned take: the same schedule is
-played with and without them in turn.
+The same schedule is played in turn with all checks, without those of what was read, held and
+owned, with the just-captured replay alone, and with no check. Times are a process's own on the
+CPU; a step's is also told in products of small tensors measured beside it, which says the same
+on any machine.
 """
 
 import statistics
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from harness.campaigns.hunt import whole
+from harness.campaigns.hunt import play_all, whole
+from harness.checks.of_steps.hermetic_replay import HERMETIC_REPLAY
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair, Recorder
+from harness.lockstep.requests import PlannedStep
 from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
 from reference.config import PRESETS
+from subjects.captured import CapturedEngine
 from subjects.toggles import LocationScheme
 
 ROWS = 8
 DECODES = 36
 EVICT_EVERY = 6
 REPEATS = 7
+SCHEDULES = 4
+PRODUCTS = 20_000
+"""Products of small tensors that are measured before and after each playing."""
 
 HELD_CHECKS = frozenset({"read_frame", "live_inputs", "slot_ownership"})
 """The per-step checks of index lists, static inputs and slots, whose share is measured."""
@@ -39,60 +53,178 @@ def workload() -> Schedule:
     return Schedule(tuple(steps))
 
 
-def played(lockstep: Lockstep, schedule: Schedule) -> tuple[float, Outcome]:
-    """Return the steps per second of one playing of a schedule, and its outcome.
+@dataclass
+class Stopwatch(Recorder):
+    """Adds up what the parts of each step take, in seconds of this process on the CPU."""
+
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    since: float = 0.0
+
+    def planned(self, pair: Pair, planned: PlannedStep) -> None:
+        """Follow a step that both worlds have planned and none has run."""
+        self.seconds["planning"] += time.process_time() - self.since
+
+    def eager(self) -> Any:
+        """Follow the eager forward."""
+        return self._timed("eager")
+
+    def forwarding(self) -> Any:
+        """Follow the subject's forward."""
+        return self._timed("replay")
+
+    def observe(
+        self, place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        """Begin the next step."""
+        self.since = time.process_time()
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        started = time.process_time()
+        yield
+        self.seconds[part] += time.process_time() - started
+
+
+@dataclass(frozen=True)
+class Played:
+    """One playing of the schedule: how long it took in all, and on the CPU, and what it gave."""
+
+    elapsed: float
+    seconds: float
+    outcome: Outcome
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return self.outcome.steps / self.elapsed
+
+    @property
+    def step(self) -> float:
+        """Seconds of the CPU that a step takes."""
+        return self.seconds / self.outcome.steps
+
+
+def played(
+    lockstep: Lockstep,
+    schedule: Schedule,
+    properties: frozenset[str] = STEP_PROPERTIES,
+    stopwatch: Stopwatch | None = None,
+) -> Played:
+    """Return how one playing of a schedule went, judged by some properties.
 
     Raises RuntimeError for one that is not clean, or replays no padded batch.
     """
-    started = time.perf_counter()
-    outcome = whole(lockstep.play(schedule))
+    lockstep.watch(properties)
+    watch = stopwatch or Stopwatch()
+    started, busy = time.perf_counter(), time.process_time()
+    watch.since = busy
+    outcome = whole(lockstep.play(schedule, watch.observe, recorder=watch))
     if outcome.violations or not outcome.padded_replays:
         raise RuntimeError(f"the benchmark's schedule is not clean: {outcome.violations}")
     if lockstep.trial.device == "cuda":
         torch.cuda.synchronize()
-    return outcome.steps / (time.perf_counter() - started), outcome
+    return Played(time.perf_counter() - started, time.process_time() - busy, outcome)
+
+
+def product_seconds() -> float:
+    """Return the seconds of one call of torch.mul(a, b, out=c) on 8 x 64 floats of the CPU."""
+    one, other, result = torch.rand(8, 64), torch.rand(8, 64), torch.empty(8, 64)
+    started = time.process_time()
+    for _ in range(PRODUCTS):
+        torch.mul(one, other, out=result)
+    return (time.process_time() - started) / PRODUCTS
+
+
+def in_products(play: Callable[[], Played]) -> tuple[Played, float]:
+    """Return a playing, and how many products a step of it is worth, measured on both sides."""
+    before = product_seconds()
+    one = play()
+    return one, 2 * one.step / (before + product_seconds())
+
+
+def parts_of(lockstep: Lockstep, schedule: Schedule, step: float) -> dict[str, float]:
+    """Return the seconds of a step's parts, of which all together are `step`.
+
+    Planning includes what is kept before a forward. The just-captured replay is what that adds,
+    the checks are what all others add, and bookkeeping is the rest of a step without checks.
+    """
+    bare, with_fresh = [], []
+    watches = [Stopwatch() for _ in range(REPEATS)]
+    for watch in watches:
+        bare.append(played(lockstep, schedule, frozenset(), watch))
+        with_fresh.append(played(lockstep, schedule, frozenset({HERMETIC_REPLAY.id})).step)
+    steps = bare[0].outcome.steps
+    parts = {
+        name: statistics.median(watch.seconds[name] for watch in watches) / steps
+        for name in ("planning", "eager", "replay")
+    }
+    alone, fresh = statistics.median(one.step for one in bare), statistics.median(with_fresh)
+    return {
+        **parts,
+        "just-captured replay": fresh - alone,
+        "checks": step - fresh,
+        "bookkeeping": alone - sum(parts.values()),
+    }
+
+
+def captured_graphs(lockstep: Lockstep) -> int:
+    """Return how many sizes of runners both engines of a lockstep have captured."""
+    engines = lockstep.pair.subject, lockstep.pair.fresh_engine
+    return sum(
+        len(runner.captured)
+        for engine in engines
+        if isinstance(engine, CapturedEngine)
+        for runner in engine.runners.values()
+    )
+
+
+def measured(preset: str, device: str, schedule: Schedule) -> dict[str, Any]:
+    """Return the figures of a preset's tiny size, float32."""
+    started = time.process_time()
+    trial = TrialConfig(
+        preset=preset,
+        device=device,
+        scheme=LocationScheme.PRESET,
+        full_slots=320,
+        swa_slots=192,
+    )
+    lockstep = Lockstep(trial)
+    capturing = time.process_time() - started
+    played(lockstep, schedule)
+    fewer, all_checks = [], []
+    for _ in range(REPEATS):
+        fewer.append(played(lockstep, schedule, STEP_PROPERTIES - HELD_CHECKS).rate)
+        all_checks.append(in_products(lambda: played(lockstep, schedule)))
+    rates = [one.rate for one, _ in all_checks]
+    outcome = all_checks[-1][0].outcome
+    step = statistics.median(one.step for one, _ in all_checks)
+    parts = parts_of(lockstep, schedule, step)
+    started = time.process_time()
+    lockstep.watch(STEP_PROPERTIES)
+    drawn = play_all(lockstep, 0, SCHEDULES)
+    return {
+        "preset": preset,
+        "steps": outcome.steps,
+        "replays": outcome.replays,
+        "padded_replays": outcome.padded_replays,
+        "steps_per_second": round(statistics.median(rates), 1),
+        "slowest": round(min(rates), 1),
+        "fastest": round(max(rates), 1),
+        "share_of_held_checks": round(1 - statistics.median(rates) / statistics.median(fewer), 3),
+        "step_milliseconds": round(1000 * step, 2),
+        "step_in_products": round(statistics.median(worth for _, worth in all_checks)),
+        "parts_milliseconds": {name: round(1000 * each, 2) for name, each in parts.items()},
+        "captures_per_second": round(captured_graphs(lockstep) / capturing, 1),
+        "schedules_per_second": round(drawn.schedules / (time.process_time() - started), 2),
+    }
 
 
 def bench(device: str) -> dict[str, Any]:
-    """Return the median rate of each preset's tiny size, float32, in one process."""
+    """Return the figures of each preset, measured in one process."""
     schedule = workload()
-    rows = []
-    for preset in PRESETS:
-        lockstep = Lockstep(
-            TrialConfig(
-                preset=preset,
-                device=device,
-                scheme=LocationScheme.PRESET,
-                full_slots=320,
-                swa_slots=192,
-            )
-        )
-        lockstep.play(schedule)
-        rates, fewer_checks = [], []
-        for _ in range(REPEATS):
-            lockstep.watch(STEP_PROPERTIES - HELD_CHECKS)
-            rate, _ = played(lockstep, schedule)
-            fewer_checks.append(rate)
-            lockstep.watch(STEP_PROPERTIES)
-            rate, outcome = played(lockstep, schedule)
-            rates.append(rate)
-        rows.append(
-            {
-                "preset": preset,
-                "steps": outcome.steps,
-                "replays": outcome.replays,
-                "padded_replays": outcome.padded_replays,
-                "steps_per_second": round(statistics.median(rates), 1),
-                "slowest": round(min(rates), 1),
-                "fastest": round(max(rates), 1),
-                "share_of_held_checks": round(
-                    1 - statistics.median(rates) / statistics.median(fewer_checks), 3
-                ),
-            }
-        )
     return {
         "rows": ROWS,
         "repeats": REPEATS,
         "properties": sorted(STEP_PROPERTIES),
-        "lockstep": rows,
+        "lockstep": [measured(preset, device, schedule) for preset in PRESETS],
     }

@@ -71,8 +71,11 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-KEPT = 2
-"""Locksteps that a process keeps: a trial's, broken and clean."""
+KEPT = 3
+"""Locksteps that a process keeps: of a trial with two bugs in turn, and of the clean one.
+
+With one less, each bug would drop the clean one before it is held to it.
+"""
 
 GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.UNAFFECTED})
 
@@ -192,6 +195,13 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
     return Lockstep(trial)
 
 
+@lru_cache(maxsize=1)
+def kept_reaching(trial: TrialConfig) -> Reaching:
+    """Return what follows the bug of a trial, with a right engine that is captured once."""
+    assert trial.bug is not None
+    return Reaching(kept_lockstep(trial).pair, BUGS[trial.bug])
+
+
 def watched_for(target: str | None) -> frozenset[str]:
     """Return the properties that a hunt for `target` checks: those of each step, and that one."""
     return STEP_PROPERTIES.union(() if target is None else (target,))
@@ -290,7 +300,7 @@ def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | N
         draw(lockstep, schedules.append, task.seed, task.examples)
     elif finding is None:
         schedules = pieces_of(task.trial, task.examples, task.seed)
-    return Reaching(lockstep.pair, task.bug).count(schedules)
+    return kept_reaching(task.trial).count(schedules)
 
 
 def pieces_of(trial: TrialConfig, count: int, seed: int) -> list[Schedule]:

@@ -18,7 +18,7 @@ from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, 
 from harness.errors import DeviceError, headline
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
-from harness.lockstep.pair import Engines, ExtraRun, Pair
+from harness.lockstep.pair import NO_RECORDER, Engines, ExtraRun, Pair, Recorder
 from harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from harness.schedules.coverage import Coverage
 from harness.schedules.schedule import Schedule, Step
@@ -159,16 +159,17 @@ class Lockstep:
         observer: Observer = unobserved,
         until: Collection[str] = (),
         extra_runs: Mapping[str, ExtraRun] = NO_EXTRA_RUNS,
+        recorder: Recorder = NO_RECORDER,
     ) -> Outcome:
         """Play a schedule from equal bytes until its end or until the worlds diverge.
 
         With an engine whose arithmetic is its own they never do. Play also ends with the first
         violation of a property of `until`. `observer` is called after every step; it also sees
-        what `extra_runs` of its own gave. A step in which the subject fails violates
-        captured_path and logits_parity; any other error ends the playing with its traceback in
-        the outcome. One that loses the device raises DeviceLostError. A build whose runners
-        disagree on a shared buffer cannot be captured: that violates index_contract at the first
-        forward.
+        what `extra_runs` of its own gave. `recorder` follows the parts of each step. A step in
+        which the subject fails violates captured_path and logits_parity; any other error ends the
+        playing with its traceback in the outcome. One that loses the device raises
+        DeviceLostError. A build whose runners disagree on a shared buffer cannot be captured: that
+        violates index_contract at the first forward.
         """
         outcome, judged = Outcome(), Judged()
         self.history.append(schedule)
@@ -179,7 +180,7 @@ class Lockstep:
                 else:
                     ending = self.ending.union(until)
                     self._rehearse(schedule, ending, extra_runs)
-                    self._play(schedule, outcome, judged, observer, ending, extra_runs)
+                    self._play(schedule, outcome, judged, observer, ending, extra_runs, recorder)
             except SubjectFailedError as error:
                 # What gives no logits does not give the right ones.
                 message = f"the step failed: {error}"
@@ -219,6 +220,7 @@ class Lockstep:
         observer: Observer,
         ending: Collection[str],
         extra_runs: Mapping[str, ExtraRun],
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         """Play and judge the steps, then the schedule as a whole."""
         coverage = Coverage(outcome.events)
@@ -234,6 +236,7 @@ class Lockstep:
                 {**asked_for, **extra_runs},
                 upcoming=upcoming,
                 sampling=sampling,
+                recorder=recorder,
             )
             if observation is None:
                 new = judged.add(judge_end(self._rules, self.pair.end(place)))

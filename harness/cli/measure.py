@@ -84,6 +84,15 @@ def run_bench(options: argparse.Namespace) -> int:
             f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s, of which"
             f" {row['share_of_held_checks']:.0%} go to the checks of what is read, held and owned"
         )
+        parts = ", ".join(f"{name} {ms}" for name, ms in row["parts_milliseconds"].items())
+        print(
+            f"         a step takes as long as {row['step_in_products']} products of 8 x 64 floats:"
+            f" {row['step_milliseconds']} ms ({parts})"
+        )
+        print(
+            f"         {row['captures_per_second']:.0f} captures/s,"
+            f" {row['schedules_per_second']} drawn schedules/s, on the CPU"
+        )
     if options.record is not None:
         run_record.write_evidence("bench", device, figures, options.record)
     return OK

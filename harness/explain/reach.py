@@ -47,6 +47,11 @@ class RightEngine:
         self.output: Output = {}
         self.storage: Tensor = torch.empty_like(pair.graph_pools.storage)
 
+    def reset(self) -> None:
+        """Start again just captured, and forget what was run."""
+        self.engine.reset()
+        self.forward, self.output = None, {}
+
     def run(self, pair: Pair, planned: PlannedStep) -> None:
         """Run a step that is planned, and keep what it gave."""
         pair.equalize_padding(self.engine, planned)
@@ -125,7 +130,7 @@ class Reaching:
         """Return the places of the first steps of a schedule that reach and trigger the bug."""
         reached_at: int | None = None
         self.pair.reset(schedule.seed)
-        self.right.engine.reset()
+        self.right.reset()
         for place, step, upcoming in schedule.ahead():
             executed = self._executed()
             try:

@@ -11,12 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
 from harness.lockstep.requests import Request
 from harness.lockstep.scheduler import Scheduler
 from reference.batch import Span
 from reference.config import Kind
 from reference.model import Output
-from subjects.graphs.dispatch import ALLOCATIONS, UncompiledMode
 
 LEVEL: Mapping[str, int] = {"custom_mask": 1}
 """Values of level tails, by the name of a static buffer; 0 where none is said.
@@ -79,21 +83,32 @@ def spoil(output: Output) -> None:
         values.fill_(math.nan if values.is_floating_point() else 0)
 
 
-class SpoiledMemory(UncompiledMode):
+ALLOCATORS = frozenset(
+    {
+        *(torch.empty, torch.empty_like, torch.empty_strided),
+        *(Tensor.new_empty, Tensor.new_empty_strided),
+    }
+)
+"""What gives a tensor of uninitialised memory."""
+
+
+class SpoiledMemory(TorchFunctionMode):
     """Fills new tensors of floating point that nothing has written with NaN, while entered.
 
-    A graph that is captured meanwhile does so at each replay.
+    A CUDA graph that is captured meanwhile does so at each replay, into memory that it shares. A
+    tape does not: its memory is its own, and holds what was last written there.
     """
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Any,
         types: Any,
-        args: Any = (),
+        args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the op, and fill what it only allocated."""
+        """Call the function, and fill what it only allocated."""
         made = func(*args, **(kwargs or {}))
-        if func._schema.name in ALLOCATIONS and made.is_floating_point():
-            made.fill_(math.nan)
+        if func in ALLOCATORS and made.is_floating_point():
+            with _disable_current_modes():  # A tape records it otherwise.
+                made.fill_(math.nan)
         return made

@@ -106,7 +106,7 @@ class ListPool:
         self.available = {
             kind: list(range(sizes.page_size + SPARE, sizes.slots(kind) + SPARE)) for kind in Kind
         }
-        self.rows = range(1, sizes.rows + 1)
+        self.rows = tuple(range(1, sizes.rows + 1))
         self.table = torch.zeros(sizes.rows + 1, CONFIG.max_context, dtype=torch.int64)
         self.requests = SimpleNamespace(free_slots=list(self.rows), req_to_token=self.table)
         self.swa_of: dict[int, int] = {}
@@ -151,10 +151,10 @@ class ListPool:
         self.available[Kind.FULL] += self.held(row, begin, end).tolist()
 
     @property
-    def pages(self) -> tuple[list[int], list[int]]:
+    def pages(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The full and the SWA pages, of one slot each, that requests may hold."""
         full, swa = (range(1 + SPARE, self.sizes.slots(kind) + SPARE) for kind in Kind)
-        return list(full), list(swa)
+        return tuple(full), tuple(swa)
 
     def free_pages(self, kind: Kind) -> list[int]:
         """Return the free pages, of one slot each."""

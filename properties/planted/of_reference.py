@@ -116,8 +116,8 @@ OF_REFERENCE: tuple[Fault, ...] = (
     Fault(
         name="lowest-row-wins",
         file="reference/torch_ops.py",
-        old="((loc[:, None] == loc) * self.counting[: loc.shape[0]]).amax(-1)",
-        new="(loc[:, None] == loc).int().argmax(-1)",
+        old="((named.unsqueeze(1) == named) * places).amax(-1)",
+        new="(named.unsqueeze(1) == named).int().argmax(-1)",
         tests=(
             "properties/reference/test_ops.py",
             "-k",

@@ -319,15 +319,15 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="tape-drops-a-keyword",
         file="subjects/graphs/tape.py",
-        old="if out is None or kwargs.keys() - accepted - TOLD_BY_RESULT:",
-        new="if out is None:",
+        old="if form is None or kwargs.keys() - form.accepted - TOLD_BY_RESULT:",
+        new="if form is None:",
         tests=("properties/subjects/test_graphs.py",),
         why="A recorded division that rounds is replayed as one that does not.",
     ),
     Fault(
         name="tape-takes-index-by-mask",
         file="subjects/graphs/tape.py",
-        old="return any(index is not None and index.dtype in MASKS for index in args[1])",
+        old="return any(index is not None and index.dtype in MASKS for index in indices)",
         new="return False",
         tests=("properties/subjects/test_graphs.py",),
         why="A tape records an index by a mask, whose shape depends on values.",

@@ -59,6 +59,20 @@ def test_a_replay_keeps_a_keyword_that_changes_what_an_op_gives(device: str) -> 
     assert graph.output.tolist() == [[1.0] * 3] * 2
 
 
+@pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float64, torch.int32, torch.bool])
+def test_a_conversion_is_replayed_with_the_bits_it_has(wanted: torch.dtype, device: str) -> None:
+    """Rounded, cut off or widened as it is outside a graph, from what its source holds then."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 3, 40, generator=generator).to(device)
+    static = first.clone()
+    graph = capture(lambda: static.T.to(wanted), ops_of(device), device)
+    for values in (second, first):
+        static.copy_(values)
+        graph.replay()
+        assert graph.output.dtype is wanted
+        assert torch.equal(graph.output, values.T.to(wanted))
+
+
 def test_a_python_branch_taken_at_capture_stays_taken(device: str) -> None:
     static, doubles = counting(device), True
 

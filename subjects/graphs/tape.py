@@ -6,7 +6,7 @@ writes into the same storages, and what a graph could not hold is refused while 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,6 +34,9 @@ shapes that depend on values."""
 SEVERAL = frozenset({"aten::max", "aten::sort", "aten::topk"})
 """Calls that return several tensors, of shapes that no value decides."""
 
+CONVERSIONS = frozenset({"aten::to", "aten::_to_copy"})
+"""Calls whose new tensor is the first argument in another form, which a copy into it gives too."""
+
 INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
 MASKS = (torch.bool, torch.uint8)
@@ -51,6 +54,14 @@ class Call:
     kwargs: Mapping[str, Any]
     result: Tensor | None = None
 
+    def bound(self) -> Callable[[], Any]:
+        """Return what makes the call when it is called itself."""
+        run = partial(self.function, *self.args, **self.kwargs)
+        if self.result is None:
+            return run
+        result = self.result
+        return lambda: result.copy_(run())
+
 
 class TapeSegment:
     """The aten calls made between `begin` and `end`, with their concrete tensors.
@@ -63,6 +74,7 @@ class TapeSegment:
         self.operations: list[str] = []
         self.op_calls = SegmentCalls(ops)
         self._recorder, self._reads = _Recorder(), _HostReads()
+        self._bound: list[Callable[[], Any]] = []
 
     @property
     def calls(self) -> list[Call]:
@@ -82,14 +94,13 @@ class TapeSegment:
         self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.ops.log = None
         self.op_calls.end()
+        self._bound = [call.bound() for call in self.calls]
 
     def replay(self) -> None:
         """Run the tape."""
         self.op_calls.replay()
-        for call in self.calls:
-            value = call.function(*call.args, **call.kwargs)
-            if call.result is not None:
-                call.result.copy_(value)
+        for run in self._bound:
+            run()
 
 
 class _Recorder(UncompiledMode):
@@ -107,21 +118,21 @@ class _Recorder(UncompiledMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name
-        if _not_capturable(func, args):
-            raise UncapturableError(f"{name} cannot be recorded in a graph")
+        traits = _traits(func)
+        if traits.refused or (traits.indexes and _by_mask(args[1])):
+            raise UncapturableError(f"{traits.name} cannot be recorded in a graph")
         value = func(*args, **kwargs)
-        if func._schema.is_mutable:
+        if traits.mutates:
             self.calls.append(Call(func, args, kwargs))
-        elif name in ALLOCATIONS:  # Allocated once, at capture; no replay clears the memory.
+        elif traits.allocates:  # Allocated once, at capture; no replay clears the memory.
             pass
         elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
             if isinstance(value, Tensor):
                 self.calls.append(_call_into(value, func, args, kwargs))
-            elif name in SEVERAL:
+            elif traits.name in SEVERAL:
                 self.calls.append(Call(_copying(func, value), args, kwargs))
             else:
-                raise UncapturableError(f"{name} does not return one tensor")
+                raise UncapturableError(f"{traits.name} does not return one tensor")
         return value
 
 
@@ -162,56 +173,90 @@ def _copying(func: Any, results: Sequence[Tensor]) -> Callable[..., None]:
     return called
 
 
-def _not_capturable(func: Any, args: tuple[Any, ...]) -> bool:
-    if func.overloadpacket in INDEXING:  # Its work depends on values only if an index is a mask.
-        return any(index is not None and index.dtype in MASKS for index in args[1])
+@dataclass(frozen=True)
+class _Traits:
+    """What a call of one overload is to a tape, whatever its arguments."""
+
+    name: str
+    refused: bool
+    indexes: bool
+    mutates: bool
+    allocates: bool
+
+
+@cache
+def _traits(func: Any) -> _Traits:
+    """Return the traits of an overload, which torch makes once and never changes."""
+    name, indexes = func._schema.name, func.overloadpacket in INDEXING
+    refused = bool(NOT_CAPTURABLE & set(func.tags)) or name in UNTAGGED
     if func is torch.ops.aten.repeat_interleave.self_int:  # Its shape follows from a number.
-        return False
-    return bool(NOT_CAPTURABLE & set(func.tags)) or func._schema.name in UNTAGGED
+        refused = False
+    return _Traits(
+        name,
+        refused and not indexes,
+        indexes,
+        mutates=func._schema.is_mutable,
+        allocates=name in ALLOCATIONS,
+    )
+
+
+def _by_mask(indices: Sequence[Tensor | None]) -> bool:
+    """Whether an index is a mask: what is read or written then depends on values."""
+    return any(index is not None and index.dtype in MASKS for index in indices)
 
 
 def _call_into(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the call in the form that writes the storage of its recorded `value`."""
-    out = _out_overload(func)
-    written = out._schema.arguments if out is not None else ()
-    accepted = {argument.name for argument in written if argument.kwarg_only}
-    if out is None or kwargs.keys() - accepted - TOLD_BY_RESULT:
+    if func._schema.name in CONVERSIONS:
+        return Call(Tensor.copy_, (value, args[0]), {})
+    form = _out_form(func)
+    if form is None or kwargs.keys() - form.accepted - TOLD_BY_RESULT:
         return Call(func, args, kwargs, value)
-    kept = {name: given for name, given in kwargs.items() if name in accepted} | {"out": value}
-    return Call(_fastest_binding(func, out, args, kept), args, kept)
+    kept = {name: given for name, given in kwargs.items() if name in form.accepted}
+    kept["out"] = value
+    return Call(_fastest_binding(form, args, kept), args, kept)
 
 
 def _fastest_binding(
-    func: Any, out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    form: "_OutForm", args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Return torch's own function of the op if it takes these arguments, else the overload `out`.
+    """Return torch's own function of the op if it takes these arguments, else the overload.
 
     Torch's function costs half as much to call, and a tape is replayed often. No schema says
     which arguments it takes, so that it is called: it writes what its result already holds.
     """
-    binding: Callable[..., Any] | None = getattr(torch, func.overloadpacket.__name__, None)
-    if binding is None:
-        return out  # type: ignore[no-any-return]
+    if form.binding is None:
+        return form.overload
     try:
-        binding(*args, **kwargs)
+        form.binding(*args, **kwargs)
     except (AttributeError, TypeError):
-        return out  # type: ignore[no-any-return]
-    return binding
+        return form.overload
+    return form.binding
+
+
+@dataclass(frozen=True)
+class _OutForm:
+    """The overload of an op that writes into `out=`, which keywords it accepts besides.
+
+    `binding` is torch's own function of the op, if there is one.
+    """
+
+    overload: Callable[..., Any]
+    accepted: frozenset[str]
+    binding: Callable[..., Any] | None
 
 
 @cache
-def _out_overload(func: Any) -> Any | None:
+def _out_form(func: Any) -> _OutForm | None:
     """Return the overload of `func` that takes the same arguments and writes into `out=`."""
     wanted = _positional(func)
     for name in func.overloadpacket.overloads():
         candidate = getattr(func.overloadpacket, name)
-        written = [
-            argument.name
-            for argument in candidate._schema.arguments
-            if argument.alias_info and argument.alias_info.is_write
-        ]
+        arguments = candidate._schema.arguments
+        written = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
         if written == ["out"] and wanted and _positional(candidate) == wanted:
-            return candidate
+            accepted = frozenset(one.name for one in arguments if one.kwarg_only)
+            return _OutForm(candidate, accepted, getattr(torch, func.overloadpacket.__name__, None))
     return None
 
 

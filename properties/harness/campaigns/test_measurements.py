@@ -293,8 +293,15 @@ def test_a_bench_records_its_figures(
     shown_rows = capsys.readouterr().out.splitlines()
     figures = evidence(path, "bench")
     assert [row["preset"] for row in figures["lockstep"]] == list(PRESETS)
-    assert len(shown_rows) == len(PRESETS)
+    assert len(shown_rows) == 3 * len(PRESETS)
     for row in figures["lockstep"]:
+        assert f"as long as {row['step_in_products']} products" in "".join(shown_rows)
+        parts = row["parts_milliseconds"]
+        assert sum(parts.values()) == pytest.approx(row["step_milliseconds"], abs=0.1)
+        within = [parts[name] for name in ("planning", "eager", "replay")]
+        assert min(within) > 0
+        assert sum(within) < 2 * row["step_milliseconds"]
+        assert min(row["captures_per_second"], row["schedules_per_second"]) > 0
         assert row["replays"] > row["padded_replays"] > 0
         assert row["slowest"] <= row["steps_per_second"] <= row["fastest"]
 

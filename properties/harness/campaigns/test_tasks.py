@@ -4,6 +4,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from harness.lockstep.config import TrialConfig
 from harness.records.case import Case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.harness.scripted import ERROR, Scripted, clean, violating
+from subjects.bugs.bug import Bug
 
 TRIAL = TrialConfig("cpu_graph")
 BROKEN = TRIAL.with_bug("req_pool_pad")
@@ -142,6 +144,36 @@ def test_an_error_of_the_explainer_leaves_what_it_was_to_explain(
     assert "in explain\n" in result.error
     assert headline(result.error) == "RuntimeError: cannot explain"
     assert 'File "/' not in result.error
+
+
+def test_a_process_captures_a_trial_once_for_all_its_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clean one that they are held to, each broken one, and a right engine beside it."""
+    captured: Counter[str] = Counter()
+
+    def build(trial: TrialConfig) -> Any:
+        captured[f"pair: {trial.bug}"] += 1
+        return Scripted(trial, lambda *_: violating(targets[trial.bug]) if trial.bug else clean())
+
+    def following(_: Any, bug: Bug) -> Any:
+        captured[f"right engine: {bug.name}"] += 1
+        return SimpleNamespace(count=lambda _: None)
+
+    bugs = ("longest_key_count_baked", "block_table_rebound", "counts_recreated")
+    hunts = [Task(TrialConfig().with_bug(bug), source, 0, 3) for bug in bugs for source in Source]
+    targets = {task.trial.bug: str(task.target) for task in hunts}
+    monkeypatch.setattr(tasks, "Lockstep", build)
+    monkeypatch.setattr(tasks, "Reaching", following)
+    monkeypatch.setattr(tasks, "run_task", lambda task, of: run_task(task, of, showing))
+    monkeypatch.setattr(Scripted, "refused", None, raising=False)
+    for kept in (tasks.kept_lockstep, tasks.kept_reaching):
+        kept.cache_clear()
+    try:
+        assert {tasks.run_in_turn(hunt).status for hunt in hunts} == {Status.CAUGHT}
+    finally:
+        for kept in (tasks.kept_lockstep, tasks.kept_reaching):
+            kept.cache_clear()
+    assert set(captured.values()) == {1}
+    assert len(captured) == 1 + 2 * len(bugs)
 
 
 def without(count: str) -> Outcome:

@@ -1,5 +1,8 @@
 """What the fresh engine's graphs allocate and do not write is NaN at every replay."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,6 +29,34 @@ def test_a_graph_shows_what_it_did_not_write(device: str) -> None:
         graph.replay()
         assert graph.output[0].tolist() == [2.0] * 3
         assert graph.output[1].isnan().all()
+
+
+def test_a_tape_holds_what_was_last_written_where_it_writes_nothing() -> None:
+    """Filling is no part of it: what a replay leaves there must show at the next one."""
+    graph = Capture[Tensor](TrialConfig().ops(), None)
+    with torch.inference_mode(), SpoiledMemory():
+        graph.run(lambda: half_written(torch.ones(2, 3)))
+    with torch.inference_mode():
+        graph.output[1] = 5
+    graph.replay()
+    assert graph.output[1].tolist() == [5.0] * 3
+
+
+ALLOCATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "empty": lambda like: torch.empty(like.shape),
+    "empty_like": torch.empty_like,
+    "empty_strided": lambda like: torch.empty_strided(like.shape, like.stride()),
+    "new_empty": lambda like: like.new_empty(like.shape),
+    "new_empty_strided": lambda like: like.new_empty_strided(like.shape, like.stride()),
+}
+"""Every way to allocate memory that nothing has written."""
+
+
+@pytest.mark.parametrize("way", ALLOCATORS)
+def test_whatever_is_only_allocated_is_filled(way: str) -> None:
+    like = torch.ones(2, 3)
+    with torch.inference_mode(), SpoiledMemory():
+        assert ALLOCATORS[way](like).isnan().all()
 
 
 def test_new_indices_and_what_is_filled_are_left_alone() -> None:

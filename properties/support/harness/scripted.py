@@ -35,7 +35,9 @@ class Scripted:
         """Take note of what is checked from now on."""
         self.properties = frozenset(properties)
 
-    def play(self, schedule: Schedule, observer: Any = None, until: Any = ()) -> Outcome:
+    def play(
+        self, schedule: Schedule, observer: Any = None, until: Any = (), recorder: Any = None
+    ) -> Outcome:
         """Return what the script says of a schedule."""
         self.played += 1
         self.history.append(schedule)

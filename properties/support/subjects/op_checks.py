@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
+from reference.model import column_major
 from reference.ops import STATE_GAIN, Ops
 
-MAX_ROWS = 16
+MAX_ROWS = 33  # more than any replay of a trial runs
 FEW_ROWS = 4  # one with each kind of list: see `key_lists`
 LONG_ROW = 5000  # more than any tile
 SUNK_FORMS = (("own", False), ("shared", True), ("masked", False), ("masked", True))
@@ -66,6 +67,11 @@ class OpTrial:
         """Return normal values in the trial's dtype, the same on every device."""
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(*shape, generator=generator).to(self.device, self.dtype)
+
+    def factor(self, *shape: int, seed: int) -> Tensor:
+        """Return normal weights [O, I] that lie as a model's do on the device of the ops."""
+        weight = self.random(*shape, seed=seed)
+        return weight if self.interpreted or self.device == "cuda" else column_major(weight)
 
     def integers(self, high: int, *shape: int, seed: int = 0) -> Tensor:
         """Return int64 values below `high`, the same on every device."""
@@ -193,7 +199,7 @@ def norm_linear_case(trial: OpTrial) -> Case:
     hidden = trial.random(trial.rows, config.hidden)
     hidden *= 2.0 ** (torch.arange(trial.rows, device=trial.device)[:, None] % 7 - 3)
     norm = trial.random(config.hidden, seed=1)
-    weight = trial.random(config.vocab, config.hidden, seed=2)
+    weight = trial.factor(config.vocab, config.hidden, seed=2)
     rows = hidden.double()
     normed = norm.double() * rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     return Case(
@@ -207,7 +213,7 @@ def linear_add_case(trial: OpTrial, kind: Kind) -> Case:
     """Return a product added to a residual, as after attention."""
     width = trial.config.heads * trial.config.shape(kind).head_dim
     inputs = trial.random(trial.rows, width)
-    weight = trial.random(trial.config.hidden, width, seed=1)
+    weight = trial.factor(trial.config.hidden, width, seed=1)
     residual = trial.random(trial.rows, trial.config.hidden, seed=2)
     return Case(
         lambda part: trial.ops.linear_add(inputs[part], weight, residual[part]),
@@ -220,7 +226,7 @@ def gated_linear_add_case(trial: OpTrial) -> Case:
     """Return a gated product added to a residual, every row a real token."""
     width = trial.config.intermediate
     gate_up = 2 * trial.random(trial.rows, 2 * width)
-    weight = trial.random(trial.config.hidden, width, seed=1)
+    weight = trial.factor(trial.config.hidden, width, seed=1)
     residual = trial.random(trial.rows, trial.config.hidden, seed=2)
     limit = trial.int32([trial.rows])
 
@@ -558,7 +564,7 @@ def check_row_limit(trial: OpTrial) -> None:
     width, limit = trial.config.intermediate, trial.rows // 3
     gate_up = trial.random(trial.rows, 2 * width)
     gate_up[limit:] = torch.nan
-    weight = trial.random(trial.config.hidden, width, seed=1)
+    weight = trial.factor(trial.config.hidden, width, seed=1)
     residual = trial.random(trial.rows, trial.config.hidden, seed=2)
     row_limit, activation = trial.int32([limit]), trial.config.activation
     added = trial.ops.gated_linear_add(gate_up, weight, residual, activation, row_limit)

@@ -97,7 +97,7 @@ class Mirror:
             holders.append(Owner(serial, held.row, state, held.tokens, size, tuple(full), pages))
         return Ownership(
             holders=tuple(holders),
-            all=Numbers(*pool.pages, pool.rows, [one.state_slot for one in holders]),
+            all=Numbers(*pool.pages, pool.rows, tuple(one.state_slot for one in holders)),
             free_full=tuple(pool.free_pages(Kind.FULL)),
             free_swa=tuple(pool.free_pages(Kind.SWA)),
             free_rows=tuple(pool.requests.free_slots),

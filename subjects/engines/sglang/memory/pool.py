@@ -99,13 +99,13 @@ class SglangPool:
         self.scratch: Tensor = self.allocator.alloc(self.spare) if self.spare else nothing
 
     @property
-    def pages(self) -> tuple[list[int], list[int]]:
+    def pages(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The full and the SWA pages that requests may hold: all but page 0 and scratch."""
         size, found = self.sizes.page_size, []
         for kind in Kind:
             apart = {slot // size for slot in self.apart(kind)}
             count = (self.sizes.slots(kind) + self.spare) // size
-            found.append([page for page in range(1, count) if page not in apart])
+            found.append(tuple(page for page in range(1, count) if page not in apart))
         return found[0], found[1]
 
     def free_pages(self, kind: Kind) -> list[int]:
