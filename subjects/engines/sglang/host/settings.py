@@ -89,6 +89,8 @@ SETTINGS_OFF = {
     **PARALLEL_OFF,
     **dict.fromkeys(
         (
+            "_raw_input",
+            "_resolved_overrides",
             "decode_attention_backend",
             "dllm_algorithm",
             "enable_lean_attention",
@@ -108,18 +110,27 @@ SETTINGS_OFF = {
             "disable_cuda_graph",
             "disable_radix_cache",
             "enable_cudagraph_gc",
+            "enable_custom_logit_processor",
             "enable_deterministic_inference",
+            "enable_encoder_swa_bounded_replay",
             "enable_memory_saver",
+            "enable_mis",
             "enable_mixed_chunk",
             "enable_pdmux",
             "enable_profile_cuda_graph",
             "enable_return_hidden_states",
             "enable_torch_compile_debug_mode",
             "enable_two_batch_overlap",
+            "enable_unified_cache_external_linker",
+            "enable_watermark",
             "speculative_use_rejection_sampling",
+            "strip_thinking_cache",
         ),
         False,
     ),
+    "disaggregation_mode": "null",
+    "mamba_radix_cache_strategy": "no_buffer",
+    "disaggregation_decode_retraction_backup": "none",
 }
 """What is off of a server's settings."""
 
@@ -131,6 +142,8 @@ OFF: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "cuda_graph": {"max_context_size": None, "max_seq_len": None},
         "model_config": {
             "hc_hidden_size": None,
+            "requires_mm_token_modalities": False,
+            "is_matryoshka": False,
             "is_mla_breakable_cuda_graph_supported": False,
             "model_is_mrope": False,
         },
@@ -146,6 +159,7 @@ OFF: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                     "lora_manager",
                 )
             ),
+            "model_is_mrope": False,
             "use_ngram_embedding": False,
         },
         "worker": {"hot_token_id": None, "seed_dsa_topk_from_draft_extend": False},
