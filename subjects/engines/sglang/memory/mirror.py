@@ -86,7 +86,7 @@ class Mirror:
         owners, moved = self.owners(), self._freed
         self._freed = False
         asked = self._asked(batch, {owner.row: owner.serial for owner in owners})
-        if self._placed != (batch.mode, asked):
+        if batch.mode not in KNOWN or self._placed != (batch.mode, asked):
             moved |= self._give(batch.mode, asked)
             self._placed = batch.mode, asked
         if moved:
