@@ -216,7 +216,7 @@ class Mirror:
         if held.drafting and held.length != owner.length:
             self.scheduling.advance(serial, owner.length)
             held.length = owner.length
-        unseen = min(self._evicted(owner), held.tokens)
+        unseen = min(self.evicted_of(owner), held.tokens)
         if unseen > held.unseen:
             self.scheduling.evict(serial, owner.length, unseen)
             held.unseen, held.evicted = unseen, self.scheduling.evicted(serial)
@@ -245,8 +245,8 @@ class Mirror:
         known = self._ours[kind]
         return [known[slot] if 0 <= slot < len(known) else -1 for slot in slots]
 
-    def _evicted(self, owner: Owner) -> int:
-        """Return how many of a request's first tokens have no SWA slot any more."""
+    def evicted_of(self, owner: Owner) -> int:
+        """Return how many of a request's first tokens have no SWA slot in the world any more."""
         pages = owner.swa_pages
         kept = next((index for index, page in enumerate(pages) if page is not None), len(pages))
         return kept * self.pool.sizes.page_size
@@ -264,7 +264,7 @@ class Mirror:
             held = self.held.get(owner.serial)
             if held is None:
                 continue
-            lost = max(held.evicted, min(self._evicted(owner), held.tokens))
+            lost = max(held.evicted, min(self.evicted_of(owner), held.tokens))
             longer.append(self.pool.held(held.row, held.evicted, lost))
             for kind, pages, first in (
                 (Kind.FULL, owner.full_pages, 0),

@@ -118,7 +118,7 @@ class SglangBatches:
     def advance(self, serial: int, length: int) -> None:
         """Keep account of what a request holds once drafts were accepted, dropped or both."""
         self.requests[serial].advance(length)
-        batch, device = self.batches[serial], self.pool.device
+        batch = self.batches[serial]
         for name in ("seq_lens", "seq_lens_cpu", "orig_seq_lens"):
             held: Tensor = getattr(batch, name)
             setattr(batch, name, torch.full_like(held, length, device=held.device))
@@ -141,7 +141,7 @@ class SglangBatches:
         self._forget(serial)
 
     def retract(self, serial: int) -> None:
-        """The same of a request that may come again."""
+        """Let the engine take back all that a request holds, which may come again."""
         release = self.batches[serial].release_req
         with own_checks():
             named(release, server_args=self.host.arguments)(0, 1)
