@@ -112,8 +112,9 @@ class Pair:
         self.modes = replayed | self.subject.eager_modes
         lacks = self.subject.missing.keys()
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes, lacks=lacks)
+        following = subject_runs()(self.subject.ownership_changed)
         of_graph = (
-            *(self.config, self.graph_pools, widest, self.modes, self._ownership_changed),
+            *(self.config, self.graph_pools, widest, self.modes, following),
             *(lacks, parts.of(Part.ALLOCATOR, Allocator)),
         )
         self.overlapped: OverlappedScheduler | None = None
@@ -129,11 +130,6 @@ class Pair:
         self.forwards = 0
         self._consumed: Output = {}
         self._snapshots = [torch.empty_like(self.eager_pools.storage) for _ in range(4)]
-
-    def _ownership_changed(self) -> None:
-        """Let the subject follow a change of slot ownership in its world."""
-        with subject_runs():
-            self.subject.ownership_changed()
 
     @property
     def models(self) -> Mapping[Role, Model]:

@@ -128,9 +128,6 @@ SETTINGS_OFF = {
         ),
         False,
     ),
-    "disaggregation_mode": "null",
-    "mamba_radix_cache_strategy": "no_buffer",
-    "disaggregation_decode_retraction_backup": "none",
 }
 """What is off of a server's settings."""
 
