@@ -158,7 +158,9 @@ class Mirror:
             ]
             if not asked:
                 return False
-        self.pool.make_room(sum(one.end - one.begin + size for one in asked))
+        # An engine with pages wants room for one more of each request than it may take.
+        room = [one.end - one.begin + (size if size > 1 else 0) for one in asked]
+        self.pool.make_room(sum(room))
         if known:
             give = self.scheduling.extend if mode is Mode.EXTEND else self.scheduling.decode
             self.scheduled = give(asked)
