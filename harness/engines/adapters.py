@@ -1,7 +1,7 @@
 """From a release in this process to engines under test: loaded once, built for each pair."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
 from subjects.engines.sglang.runners.frozen_draft import FrozenKvMtpRunner
 from subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRunner
 from subjects.engines.sglang.runners.verify import TargetVerifyRunner
+from subjects.engines.sglang.scheduling.batches import SglangBatches
 from subjects.protocol import Offer
 
 REPLAYING: Mapping[str, type[ReplayingRunner]] = {
@@ -50,6 +51,10 @@ SPECULATING: Mapping[str, type[DraftingRunner]] = {
 """The engine's runners that a pair is played with, by name."""
 
 
+EVICTION_INTERVAL = "SGLANG_SWA_EVICTION_INTERVAL"
+"""After how many tokens beyond a window the engine evicts them: 128, longer than ours ever get."""
+
+
 def load(package: Path, dependencies: Path, device: str) -> Engine:
     """Load an engine into this process, graphs emulated and Triton interpreted without a GPU."""
     if device == "cpu":
@@ -57,6 +62,7 @@ def load(package: Path, dependencies: Path, device: str) -> Engine:
         graphs.emulate(TrialConfig(device=device).ops())
         graphs.implement_on_cpu(PACKAGE)
     graphs.count_replays()
+    os.environ[EVICTION_INTERVAL] = "1"
     return Engine(package, dependencies, device)
 
 
@@ -73,13 +79,20 @@ def pool_of(
     return SglangPool(engine, model.config, trial.sizes, DTYPES[trial.dtype], trial.device, states)
 
 
-def owners_of(pair: Pair) -> Callable[[], Sequence[Owner]]:
-    """Return what returns the running requests of the graph world, made after the engines."""
+def mirror_of(pair: Pair, host: Host, pool: SglangPool, *, lagging: bool = False) -> Mirror:
+    """Return the engine's side of the graph world's requests, which is made after the engines.
+
+    With `lagging`, the windows of a draft model that lags reach further back than the target's.
+    """
 
     def owners() -> Sequence[Owner]:
         return pair.graph.owners()
 
-    return owners
+    def retracted() -> Collection[int]:
+        return {request.serial for request in pair.graph.retracted}
+
+    batches = SglangBatches(host, pool, pair.model, lagging=lagging)
+    return Mirror(pool, pair.graph_pools, owners, batches, retracted)
 
 
 @dataclass
@@ -103,7 +116,7 @@ class RunnerEngines:
         host = host_of(self.engine, pair.trial, self.asked)
         states = pair.graph_pools.state
         pool = pool_of(self.engine, pair.model, pair.trial, states)
-        mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
+        mirror = mirror_of(pair, host, pool)
         if not self.shares:
             host.forget_shared_buffers()
         subject = self._build(pair, mirror, host)
@@ -151,7 +164,7 @@ class DraftingEngines:
             pair.draft.config,
             spare=spare_slots(trial),
         )
-        mirror = Mirror(pool, pair.graph_pools, owners_of(pair))
+        mirror = mirror_of(pair, host, pool, lagging=True)
         subject = self._build(pair, mirror, host)
         return subject, self._build(pair, mirror, host_of(self.engine, trial, self.asked))
 

@@ -32,7 +32,17 @@ VARIABLES = re.compile(
 
 EMULATED = (
     "the model: ours, of the shape named with each leg, around the engine's attention layers",
-    "the scheduler: ours; slots come from the engine's allocator, rows from its request table",
+    "the scheduler's decisions: ours, when a request runs, how much of it, with whom, and when it"
+    " ends or is retracted; the engine's own requests and batches carry them out, with its"
+    " allocator, its request table and its prefix cache, which is off",
+    "sampling and admission: ours; a request of the engine's is told its tokens, chunk by chunk",
+    "the worker of drafts and what accepts them: ours; the slots of drafts come from the engine's"
+    " allocator, which of them are free again is ours, and so are batches that draft, verify or"
+    " catch up",
+    "eviction beside a draft model: when it happens is ours, for ours lags as the engine's never"
+    " does; what is evicted is the engine's",
+    "states and multimodal positions of requests: from the world's tables, beside the engine's"
+    " batches",
     "the CPU runner's compiler and attention backend: its function runs uncompiled, over the"
     " engine's Triton backend",
     "the compiler that cuts a prefill into pieces: ours cuts it at the engine's attention calls",

@@ -112,8 +112,9 @@ class Pair:
         self.modes = replayed | self.subject.eager_modes
         lacks = self.subject.missing.keys()
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes, lacks=lacks)
+        following = subject_runs()(self.subject.ownership_changed)
         of_graph = (
-            *(self.config, self.graph_pools, widest, self.modes, self.subject.ownership_changed),
+            *(self.config, self.graph_pools, widest, self.modes, following),
             *(lacks, parts.of(Part.ALLOCATOR, Allocator)),
         )
         self.overlapped: OverlappedScheduler | None = None

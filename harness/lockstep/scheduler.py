@@ -149,16 +149,16 @@ class Scheduler(RequestBook):
         if not self.running:
             return
         request = self.running.pop(pick % len(self.running))
+        if finished:
+            self.free_token_rows.append(request.token_row)
+        else:
+            self.retracted.append(request)
         if request.allocation is not None:
             full, _ = self.owned(request)
             self.freed_slots.update(full)
             self.allocator.free(request.allocation)
         request.allocation = None
         request.drafted, request.state, request.tree = 0, None, ()
-        if finished:
-            self.free_token_rows.append(request.token_row)
-        else:
-            self.retracted.append(request)
         self.events["finished" if finished else "retracted"] += 1
 
 

@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -236,19 +236,34 @@ def next_slot(translate: Any, loc: Tensor) -> Tensor:
     return found
 
 
-def leaves_one(free: Any, loc: Tensor) -> None:
+@contextmanager
+def replaced_all(owner: Any, names: Sequence[str], other: Callable[..., Any]) -> Iterator[None]:
+    """Let `other` be called in the place of each method of those names that there is."""
+    with ExitStack() as stack:
+        for name in names:
+            if hasattr(owner, name):
+                stack.enter_context(replaced(owner, name, other))
+        yield
+
+
+EVICTS = ("free_swa", "free_swa_segment")
+FREES = ("free", "free_segment")
+"""What the host code of a release may evict by, and free by."""
+
+
+def leaves_one(free: Any, loc: Tensor, **named: Any) -> None:
     """Free all slots but the last."""
-    free(loc[:-1])
+    free(loc[:-1], **named)
 
 
-def frees_nothing(free: Any, loc: Tensor) -> None:
+def frees_nothing(free: Any, loc: Tensor, **named: Any) -> None:
     """Free no slot."""
 
 
-def frees_again(free: Any, loc: Tensor) -> None:
+def frees_again(free: Any, loc: Tensor, **named: Any) -> None:
     """Free all slots, and the last once more."""
-    free(loc)
-    free(loc[-1:])
+    free(loc, **named)
+    free(loc[-1:], **named)
 
 
 def warns(replay: Any, batch: Any) -> Any:
@@ -273,11 +288,11 @@ def code_faults(subject: Any) -> dict[str, Any]:
     return {
         "window one key short": lambda: short_window(subject),
         "slot map off by one": lambda: replaced(kv, "translate_loc_from_full_to_swa", next_slot),
-        "eviction leaves a slot": lambda: replaced(allocator, "free_swa", leaves_one),
-        "eviction frees nothing": lambda: replaced(allocator, "free_swa", frees_nothing),
-        "free leaves a slot": lambda: replaced(allocator, "free", leaves_one),
+        "eviction leaves a slot": lambda: replaced_all(allocator, EVICTS, leaves_one),
+        "eviction frees nothing": lambda: replaced_all(allocator, EVICTS, frees_nothing),
+        "free leaves a slot": lambda: replaced_all(allocator, FREES, leaves_one),
         "the reserved slot is given": lambda: replaced(allocator, "alloc", gives_reserved),
-        "a slot is freed twice": lambda: replaced(allocator, "free", frees_again),
+        "a slot is freed twice": lambda: replaced_all(allocator, FREES, frees_again),
         "a warning at each replay": lambda: replaced(subject.runner, "replay", warns),
     }
 

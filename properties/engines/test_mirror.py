@@ -22,6 +22,8 @@ from harness.schedules.schedule import (
     DraftExtend,
     Evict,
     Finish,
+    Resume,
+    Retract,
     Schedule,
     Verify,
 )
@@ -31,6 +33,7 @@ from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
 from reference.model import Output
 from reference.pool import KVPools, PoolSizes, fill_with_garbage
 from subjects.engines.sglang.memory.mirror import Mirror
+from subjects.engines.sglang.memory.scheduling import Asked
 from subjects.engines.sglang.memory.slots import inverse, pair_slots
 from subjects.protocol import Offer
 
@@ -38,6 +41,7 @@ CONFIG = PRESETS["gpt_oss"].tiny
 CONFIGS = {Role.TARGET: CONFIG, Role.DRAFT: draft_config(CONFIG)}
 MODES = frozenset({Mode.DECODE, Mode.TARGET_VERIFY, Mode.DRAFT_EXTEND, Mode.DRAFT})
 SPARE = 4
+BACK = 40
 
 
 def test_slots_of_the_same_token_correspond_and_the_rest_in_order() -> None:
@@ -52,7 +56,7 @@ def test_a_pairing_of_slots_is_a_bijection_that_keeps_the_reserved_page(
     free = range(reserved, count)
     tokens = data.draw(st.integers(0, len(free)))
     sides = [data.draw(st.permutations(free))[:tokens] for _ in range(2)]
-    paired = pair_slots(count, reserved, *sides)
+    paired = pair_slots(count, reserved, sides[0], sides[1])
     assert sorted(paired) == list(range(count))
     assert paired[:reserved] == tuple(range(reserved))
     assert [paired[slot] for slot in sides[0]] == list(sides[1])
@@ -63,6 +67,12 @@ def test_a_pairing_of_slots_is_a_bijection_that_keeps_the_reserved_page(
 def test_slots_that_no_token_can_have_are_refused(wrong: list[int]) -> None:
     with pytest.raises(ValueError, match="slot"):
         pair_slots(6, 1, ours=[1, 2], theirs=wrong)
+
+
+def test_an_engine_may_have_more_slots_than_have_counterparts() -> None:
+    paired = pair_slots(4, 1, ours=[2], theirs=[6], total=7)
+    assert paired == (0, 1, 6, 2)
+    assert inverse(paired) == (0, 1, 3, -1, -1, -1, 2)
 
 
 def test_slots_apart_have_no_counterpart_and_no_token() -> None:
@@ -76,11 +86,13 @@ def test_slots_apart_have_no_counterpart_and_no_token() -> None:
 class ListPool:
     """An engine's pool made of lists, first in first out: the interface that a mirror needs.
 
-    Of each sub-pool, SPARE slots after the reserved ones are apart.
+    Of each sub-pool, SPARE slots after the reserved ones are apart. The last BACK slots of the
+    SWA one are given out once the others are too few.
     """
 
     device = "cpu"
     configs = CONFIGS
+    config = CONFIG
 
     def __init__(self, sizes: PoolSizes) -> None:
         self.sizes = sizes
@@ -88,7 +100,7 @@ class ListPool:
             role: [
                 tuple(
                     torch.zeros(
-                        sizes.slots(kind) + SPARE,
+                        self.slots(kind),
                         config.shape(kind).kv_heads,
                         config.shape(kind).head_dim,
                     )
@@ -106,19 +118,22 @@ class ListPool:
         self.available = {
             kind: list(range(sizes.page_size + SPARE, sizes.slots(kind) + SPARE)) for kind in Kind
         }
+        first = sizes.slots(Kind.SWA) + SPARE
+        self.kept_back = list(range(first, first + BACK))
         self.rows = tuple(range(1, sizes.rows + 1))
         self.table = torch.zeros(sizes.rows + 1, CONFIG.max_context, dtype=torch.int64)
         self.requests = SimpleNamespace(free_slots=list(self.rows), req_to_token=self.table)
         self.swa_of: dict[int, int] = {}
 
-    def take_row(self) -> int:
-        """Return a free row."""
-        row: int = self.requests.free_slots.pop(0)
-        return row
+    def slots(self, kind: Kind) -> int:
+        """Return all slots of a sub-pool."""
+        return self.sizes.slots(kind) + SPARE + (BACK if kind is Kind.SWA else 0)
 
-    def give_row(self, row: int) -> None:
-        """Take back a row."""
-        self.requests.free_slots.append(row)
+    def make_room(self, tokens: int) -> None:
+        """Give out what was kept back, if there are not as many slots free as tokens."""
+        if self.kept_back and len(self.available[Kind.SWA]) < tokens:
+            self.available[Kind.SWA] += self.kept_back
+            self.kept_back = []
 
     def extend(self, rows: Sequence[int], held: Sequence[int], ends: Sequence[int]) -> None:
         """Give requests slots up to these ends."""
@@ -140,11 +155,6 @@ class ListPool:
         for slot in self.held(row, begin, end).tolist():
             self.available[Kind.SWA].append(self.swa_of.pop(slot))
 
-    def free(self, row: int, count: int, evicted: int) -> None:
-        """Take back the slots of a request."""
-        self.evict(row, evicted, count)
-        self.available[Kind.FULL] += self.held(row, 0, count).tolist()
-
     def shrink(self, row: int, begin: int, end: int) -> None:
         """Take back the slots of a request's last tokens."""
         self.evict(row, begin, end)
@@ -153,8 +163,8 @@ class ListPool:
     @property
     def pages(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The full and the SWA pages, of one slot each, that requests may hold."""
-        full, swa = (range(1 + SPARE, self.sizes.slots(kind) + SPARE) for kind in Kind)
-        return tuple(full), tuple(swa)
+        full, swa = (range(1 + SPARE, self.slots(kind)) for kind in Kind)
+        return tuple(full), tuple(page for page in swa if page not in self.kept_back)
 
     def free_pages(self, kind: Kind) -> list[int]:
         """Return the free pages, of one slot each."""
@@ -178,21 +188,116 @@ class ListPool:
         return self.buffers[role][layer]
 
 
-class MirroredWorld:
-    """A world's scheduler, and a pool of lists kept in step with it."""
+class ListScheduling:
+    """An engine's host code over a pool of lists. It keeps `longer` tokens than a window.
 
-    def __init__(self, page_size: int) -> None:
+    With `own` it evicts by itself whatever leaves a window as it gives slots; else it does when it
+    is told to.
+    """
+
+    def __init__(self, lists: ListPool, longer: int = 0, *, own: bool = False) -> None:
+        self.lists = lists
+        self.longer = longer
+        self.own = own
+        self.clear()
+
+    def clear(self) -> None:
+        """Know no request."""
+        self.rows: dict[int, int] = {}
+        self.tokens: dict[int, int] = {}
+        self.lost: dict[int, int] = {}
+        self.retracted: list[int] = []
+
+    def row(self, serial: int) -> int:
+        """Return a request's row."""
+        return self.rows[serial]
+
+    def evicted(self, serial: int) -> int:
+        """Return how many tokens have lost their SWA slots."""
+        return self.lost[serial]
+
+    def extend(self, asked: Sequence[Asked]) -> Any:
+        """Give rows and slots."""
+        for one in asked:
+            if one.serial not in self.rows:
+                self.rows[one.serial] = self.lists.requests.free_slots.pop(0)
+                self.tokens[one.serial] = self.lost[one.serial] = 0
+            assert len(one.tokens) == one.end - one.begin
+            if self.own:
+                self.evict(one.serial, one.begin, 0)
+        self.draft([one for one in asked if one.end > self.tokens[one.serial]])
+        return [one.serial for one in asked]
+
+    decode = extend
+
+    def draft(self, asked: Sequence[Asked]) -> None:
+        """Give slots up to these ends."""
+        rows = [self.rows[one.serial] for one in asked]
+        held = [self.tokens[one.serial] for one in asked]
+        self.lists.extend(rows, held, [one.end for one in asked])
+        self.tokens |= {one.serial: one.end for one in asked}
+
+    def drop(self, serial: int, begin: int, end: int) -> None:
+        """Take back the slots of a request's last tokens."""
+        self.lists.shrink(self.rows[serial], begin, end)
+        self.tokens[serial] = begin
+
+    def advance(self, serial: int, length: int) -> None:
+        """Keep account of nothing: what is held is counted in slots."""
+        assert length <= self.tokens[serial]
+
+    def evict(self, serial: int, length: int, unseen: int) -> None:
+        """Evict what left the window of a request of so many tokens, in whole pages."""
+        size, lost = self.lists.sizes.page_size, self.lost[serial]
+        unseen = length - CONFIG.window + 1 if self.own else unseen
+        gone = (unseen - self.longer) // size * size
+        if gone > lost:
+            self.lists.evict(self.rows[serial], lost, gone)
+            self.lost[serial] = gone
+
+    def finish(self, serial: int) -> None:
+        """Take back all that a request holds."""
+        row, lost, tokens = self.rows.pop(serial), self.lost[serial], self.tokens[serial]
+        self.lists.evict(row, lost, tokens)
+        self.lists.available[Kind.FULL] += self.lists.held(row, 0, tokens).tolist()
+        self.lists.requests.free_slots.append(row)
+
+    def retract(self, serial: int) -> None:
+        """Take back all that a request holds, which may come again."""
+        self.retracted.append(serial)
+        self.finish(serial)
+
+
+class MirroredWorld:
+    """A world's scheduler, and a pool of lists kept in step with it.
+
+    The engine keeps `longer` tokens than a window, and with `own` evicts by itself.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        longer: int = 0,
+        modes: frozenset[Mode] = MODES,
+        *,
+        own: bool = False,
+    ) -> None:
         sizes = PoolSizes(full_slots=80, swa_slots=72, page_size=page_size, rows=16)
         device = torch.device("cpu")
         self.pools = KVPools(CONFIG, CONFIGS[Role.DRAFT], sizes, torch.float32, device)
         self.lists = ListPool(sizes)
         pool: Any = self.lists
-        self.mirror = Mirror(pool, self.pools, self.owners)
-        self.world = Scheduler(CONFIG, self.pools, 8, MODES, self.follow, [Offer.IDLE_REPLAY])
+        self.scheduling = ListScheduling(self.lists, longer, own=own)
+        self.mirror = Mirror(pool, self.pools, self.owners, self.scheduling, self.retracted)
+        self.world = Scheduler(CONFIG, self.pools, 8, modes, self.follow, [Offer.IDLE_REPLAY])
 
     def owners(self) -> Sequence[Owner]:
         """Return the running requests of the world, which is made after the mirror."""
         return self.world.owners()
+
+    def retracted(self) -> set[int]:
+        """Return the requests that may come again."""
+        return {request.serial for request in self.world.retracted}
 
     def follow(self) -> None:
         """Follow a change of ownership, as an engine under test does."""
@@ -234,7 +339,9 @@ class MirroredWorld:
                         page = pages[token // size]
                         slot = int(self.lists.table[held.row, token])
                         if kind is Kind.SWA and slot not in self.lists.swa_of:
-                            assert page is None
+                            assert page is None or self.scheduling.own
+                            continue
+                        if page is None and self.scheduling.longer:
                             continue
                         assert page is not None
                         slot = self.lists.swa_of[slot] if kind is Kind.SWA else slot
@@ -266,6 +373,52 @@ def test_every_token_s_kv_lies_where_the_engine_s_own_tables_say(
 ) -> None:
     drawn = schedules(CONFIG, BUCKETS, TOKEN_BUCKETS, MODES, mode)
     MirroredWorld(page_size).play(data.draw(drawn))
+
+
+@pytest.mark.parametrize(("longer", "own"), [(0, True), (3, True), (5, False)])
+@pytest.mark.parametrize("page_size", [1, 4])
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_an_engine_may_evict_sooner_or_keep_longer_than_the_world(
+    page_size: int, longer: int, own: bool, data: st.DataObject
+) -> None:
+    modes = frozenset({Mode.DECODE, Mode.TARGET_VERIFY})
+    drawn = schedules(CONFIG, BUCKETS, TOKEN_BUCKETS, modes, Mode.DECODE)
+    MirroredWorld(page_size, longer, modes, own=own).play(data.draw(drawn))
+
+
+def test_slots_kept_back_are_given_out_where_an_engine_keeps_longer_than_the_world() -> None:
+    made = MirroredWorld(1, longer=4)
+    made.play(Schedule((Admit(13, 24), Evict(0), *(Admit(13, 24) for _ in range(5)))))
+    assert not made.lists.kept_back
+    made.play(Schedule((Admit(14, 24),)))
+    assert made.lists.kept_back
+
+
+def test_an_engine_that_evicts_what_a_window_still_needs_is_named() -> None:
+    made = MirroredWorld(1, longer=-1, own=True)
+    first = 12 - CONFIG.window + 1
+    said = (
+        f"gave up the SWA slots of the first {first + 1} tokens of request 0, whose window reaches"
+        f" back to token {first}"
+    )
+    with pytest.raises(RuntimeError, match=said):
+        made.play(Schedule((Admit(12, 24), Decode((0,)))))
+
+
+def test_a_request_is_finished_or_retracted_by_the_engine_as_it_is_in_the_world() -> None:
+    made = MirroredWorld(page_size=1)
+    made.play(Schedule((Admit(3, 8), Admit(4, 8), Decode((0, 1)), Retract(0), Finish(0))))
+    assert made.scheduling.retracted == [0]
+    assert not made.scheduling.rows
+    made.play(Schedule((Admit(3, 8), Retract(0), Resume(0), Decode((0,)))))
+    assert made.scheduling.tokens == {0: 5}
+
+
+def test_a_batch_placed_again_after_its_drafts_were_dropped_is_given_slots_again() -> None:
+    made = MirroredWorld(page_size=1)
+    made.play(Schedule((Admit(3, 8), DraftExtend((0,)), Draft((0,)), Draft((0,)))))
+    assert made.mirror.held[0].tokens == 3
 
 
 @pytest.mark.parametrize(("page_size", "kept"), [(1, 6), (4, 8)])

@@ -64,8 +64,7 @@ def test_a_failing_schedule_of_an_engine_is_shrunk_to_two_requests_that_decode_t
 def test_what_an_engine_cannot_be_asked_is_said_with_its_reason() -> None:
     unasked = shown(MENDED)["unasked"]
     assert set(unasked) == {
-        *("padding_noninterference", "padded_reads", "batch_invariance"),
-        *("slot_ownership", "declared_state"),
+        *("padding_noninterference", "padded_reads", "batch_invariance", "declared_state"),
     }
     assert all(unasked.values())
 

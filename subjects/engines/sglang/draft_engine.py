@@ -38,7 +38,9 @@ class DraftingEngine(SglangEngine[DraftingRunner]):
             return Forward(runner.caught_up(batch, rows, loc), None)
         if mode not in {Mode.EXTEND, Mode.DECODE}:
             raise RuntimeError(f"the engine's {runner.name} has no graph for a batch of {mode}")
-        given = runner.batch(batch, rows, loc, extend=mode is Mode.EXTEND)
+        given = runner.batch(
+            batch, rows, loc, extend=mode is Mode.EXTEND, scheduled=self.mirror.scheduled
+        )
         return Forward(self._eager(given), None)
 
     def _replayed(self, batch: ForwardBatch, rows: Tensor, loc: Tensor) -> Forward:

@@ -171,7 +171,10 @@ class SglangEngine(ABC, Generic[Runner]):
         """Return the engine's batch for one of the world's, in the engine's slots, and those."""
         rows, loc = self.placed_rows(batch)
         assert batch is not None
-        return self.runner.batch(batch, rows, loc, extend=mode is Mode.EXTEND), loc
+        given = self.runner.batch(
+            batch, rows, loc, extend=mode is Mode.EXTEND, scheduled=self.mirror.scheduled
+        )
+        return given, loc
 
     def placed_rows(self, batch: ForwardBatch | None) -> tuple[Tensor, Tensor]:
         """Return the engine's rows and slots of one of the world's batches: see `Mirror.place`."""

@@ -43,6 +43,34 @@ class StubConfig:
         raise UndeclaredError(f"the engine asked for {asked}, which is not declared")
 
 
+class Switch:
+    """A setting that is on but within `off`: some releases read it, others call it."""
+
+    def __init__(self) -> None:
+        self._on = True
+
+    def __bool__(self) -> bool:
+        return self._on
+
+    def __call__(self) -> bool:
+        """Return whether it is on."""
+        return self._on
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Be off for a while."""
+        self._on = False
+        try:
+            yield
+        finally:
+            self._on = True
+
+
+TRACKS_STATES = Switch()
+"""Whether recurrent states are tracked: runners have static inputs for that, and the engine's
+scheduler is to know nothing of it, for states are in a table of the world's."""
+
+
 class StubGroups(StubConfig):
     """A bag that is its own subgroups."""
 
@@ -88,7 +116,10 @@ def server_arguments(
         "deepep_mode": "auto",
         "speculative_num_draft_tokens": 0,
         "disable_cuda_graph_padding": False,
-        "enable_mamba_extra_buffer": lambda: True,
+        "disaggregation_mode": "null",
+        "disaggregation_decode_retraction_backup": "none",
+        "mamba_radix_cache_strategy": "no_buffer",
+        "enable_mamba_extra_buffer": TRACKS_STATES,
         "enable_torch_compile": False,
         "kv_canary": "none",
     }
@@ -194,6 +225,7 @@ class Host:
             "sliding_window_size": model.config.window,
             "is_hybrid_swa": bool(model.config.layers_of(Kind.SWA)),
             "is_draft_worker": False,
+            "prefill_attention_backend_str": self.arguments.attention_backend,
             "spec_algorithm": self.no_speculation(),
             "decode_num_tokens_per_bs": lambda **named: 1,
             "decode_num_tokens_per_req": lambda **named: 1,

@@ -29,6 +29,7 @@ STUBS = (
     "sglang.srt.configs",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.tp_worker",
+    "sglang.srt.model_executor.model_runner",
     "sglang.srt.server_args",
     "torchvision",
     "transformers",

@@ -1,80 +1,104 @@
 """An engine's pool kept in step with a world: the same requests, in slots of the engine's own.
 
-The world's scheduler says who owns what; the engine's own allocator and request table then
-give and take. Between both lies a bijection of slots, through which all KV can be read in the
+The world's scheduler says who owns what; the engine's own host code then gives and takes.
+Between both lies a bijection of slots, through which all KV can be read in the
 world's layout and slot numbers, and written.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference.allocator import Numbers, Owner, Ownership
-from reference.batch import ForwardBatch
+from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.pool import KVPools
 from subjects.engines.sglang.memory.pool import SglangPool
+from subjects.engines.sglang.memory.scheduling import Asked, Scheduling
 from subjects.engines.sglang.memory.slots import inverse, pair_slots
 
 
 @dataclass
 class Held:
-    """What the engine holds for a request: its row, its tokens, and how many lost their SWA KV."""
+    """What the engine holds for a request: its row, its tokens, and how many lost their SWA KV.
+
+    It takes the request to have `length` tokens. `unseen` of them had lost their SWA pages in the
+    world when the engine was last told to evict; `drafting` says whether the last slots that it
+    was given are drafts'.
+    """
 
     row: int
     tokens: int = 0
     evicted: int = 0
+    length: int = 0
+    unseen: int = 0
+    drafting: bool = False
 
 
 class Mirror:
-    """The engine's side of a world's requests. `owners` returns the running ones."""
+    """The engine's side of a world's requests, by its own host code, `scheduling`.
+
+    `owners` returns the running ones, `retracted` the serials of those that may come again.
+    `scheduled` is the engine's own batch of what was last placed, None of one with drafts.
+    """
 
     def __init__(
-        self, pool: SglangPool, pools: KVPools, owners: Callable[[], Sequence[Owner]]
+        self,
+        pool: SglangPool,
+        pools: KVPools,
+        owners: Callable[[], Sequence[Owner]],
+        scheduling: Scheduling,
+        retracted: Callable[[], Collection[int]],
     ) -> None:
         self.pool = pool
         self.pools = pools
         self.owners = owners
+        self.scheduling = scheduling
+        self.retracted = retracted
         self.held: dict[int, Held] = {}
-        self._freed = False
+        self._forget()
         self._pair_slots(())
+
+    def _forget(self) -> None:
+        self.held.clear()
+        self.scheduled: Any = None
+        self._placed: tuple[Mode, tuple[Asked, ...]] | None = None
+        self._freed = False
 
     def reset(self) -> None:
         """Hold nothing."""
+        self.scheduling.clear()
         self.pool.clear()
-        self.held.clear()
-        self._freed = False
+        self._forget()
         self._pair_slots(())
         self.write_kv()
 
     def place(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Give a batch's requests rows and slots; return both, int64 [B] and [T].
 
-        A batch that has its slots keeps them.
+        A batch that has its slots keeps them. Raises RuntimeError if the engine gave up a SWA slot
+        that a window still needs.
         """
         owners, moved = self.owners(), self._freed
         self._freed = False
-        serials = {owner.row: owner.serial for owner in owners}
-        for span in batch.spans:
-            if serials[span.row] not in self.held:
-                self.held[serials[span.row]] = Held(self.pool.take_row())
-        placed = [(self.held[serials[span.row]], span) for span in batch.spans]
-        grown = [(held, span.end) for held, span in placed if held.tokens < span.end]
-        if grown:
-            self.pool.extend(
-                [held.row for held, _ in grown],
-                [held.tokens for held, _ in grown],
-                [end for _, end in grown],
-            )
-        for held, end in grown:
-            held.tokens = end
-        if grown or moved:
+        asked = self._asked(batch, {owner.row: owner.serial for owner in owners})
+        if batch.mode not in KNOWN or self._placed != (batch.mode, asked):
+            moved |= self._give(batch.mode, asked)
+            self._placed = batch.mode, asked
+        if moved:
             self._pair_slots(owners)
             self.write_kv()
-        rows = torch.tensor([held.row for held, _ in placed], device=batch.positions.device)
-        locs = [self.pool.held(held.row, span.begin, span.end) for held, span in placed]
+        placed = [self.held[one.serial] for one in asked]
+        self._check_windows(batch.mode, asked)
+        rows = torch.tensor([held.row for held in placed], device=batch.positions.device)
+        locs = [
+            self.pool.held(held.row, one.begin, one.end)
+            for held, one in zip(placed, asked, strict=True)
+        ]
         return rows, torch.cat(locs)
 
     def ownership(self) -> Ownership:
@@ -106,6 +130,61 @@ class Mirror:
             req_to_token=pool.requests.req_to_token,
         )
 
+    def _asked(self, batch: ForwardBatch, serials: Mapping[int, int]) -> tuple[Asked, ...]:
+        """Return what a batch asks for; of known tokens, which they are."""
+        spans = batch.spans
+        if batch.mode not in KNOWN:
+            return tuple(Asked(serials[span.row], span.begin, span.end) for span in spans)
+        tokens = iter(batch.input_ids.tolist())
+        return tuple(
+            Asked(
+                serials[span.row],
+                span.begin,
+                span.end,
+                tuple(islice(tokens, span.end - span.begin)),
+            )
+            for span in spans
+        )
+
+    def _give(self, mode: Mode, asked: Sequence[Asked]) -> bool:
+        """Let the engine give rows and slots; return whether any changed hands."""
+        known, size = mode in KNOWN, self.pool.sizes.page_size
+        self.scheduled = None
+        if not known:
+            asked = [
+                replace(one, begin=self.held[one.serial].tokens)
+                for one in asked
+                if self.held[one.serial].tokens < one.end
+            ]
+            if not asked:
+                return False
+        # An engine with pages wants room for one more of each request than it may take.
+        room = [one.end - one.begin + (size if size > 1 else 0) for one in asked]
+        self.pool.make_room(sum(room))
+        if known:
+            give = self.scheduling.extend if mode is Mode.EXTEND else self.scheduling.decode
+            self.scheduled = give(asked)
+        else:
+            self.scheduling.draft(asked)
+        for one in asked:
+            row = self.scheduling.row(one.serial)
+            held = self.held.setdefault(one.serial, Held(row))
+            held.tokens = max(held.tokens, one.end)
+            held.length = one.end if known else held.length
+            held.evicted, held.drafting = self.scheduling.evicted(one.serial), not known
+        return True
+
+    def _check_windows(self, mode: Mode, asked: Sequence[Asked]) -> None:
+        """Raise RuntimeError if the engine evicted a token that a window of a batch reaches."""
+        for one in asked:
+            first = one.begin - (mode is Mode.FROZEN_DRAFT) - self.pool.config.window + 1
+            evicted = self.held[one.serial].evicted
+            if evicted > max(first, 0):
+                raise RuntimeError(
+                    f"the engine gave up the SWA slots of the first {evicted} tokens of request"
+                    f" {one.serial}, whose window reaches back to token {max(first, 0)}"
+                )
+
     def follow(self) -> None:
         """Free what the world has freed since: requests, what left windows, rejected drafts.
 
@@ -119,22 +198,31 @@ class Mirror:
         running = {owner.serial: owner for owner in self.owners()}
         for serial, held in list(self.held.items()):
             owner = running.get(serial)
-            if owner is None:
-                del self.held[serial]
-                self.pool.free(held.row, held.tokens, held.evicted)
-                self.pool.give_row(held.row)
-                self._freed = True
+            if owner is not None:
+                self._follow(owner, held)
                 continue
-            kept = len(owner.full_pages) * self.pool.sizes.page_size
-            if held.tokens > kept:
-                self.pool.shrink(held.row, kept, held.tokens)
-                held.tokens = kept
-                self._freed = True
-            evicted = min(self._evicted(owner), held.tokens)
-            if evicted > held.evicted:
-                self.pool.evict(held.row, held.evicted, evicted)
-                held.evicted = evicted
-                self._freed = True
+            del self.held[serial]
+            self._freed = True
+            if serial in self.retracted():
+                self.scheduling.retract(serial)
+            else:
+                self.scheduling.finish(serial)
+
+    def _follow(self, owner: Owner, held: Held) -> None:
+        """Free what the world has freed of a running request."""
+        serial, kept = owner.serial, len(owner.full_pages) * self.pool.sizes.page_size
+        if held.tokens > kept:
+            self.scheduling.drop(serial, kept, held.tokens)
+            held.tokens = kept
+            self._freed = True
+        if held.drafting and held.length != owner.length:
+            self.scheduling.advance(serial, owner.length)
+            held.length = owner.length
+        unseen = min(self.evicted_of(owner), held.tokens)
+        if unseen > held.unseen:
+            self.scheduling.evict(serial, owner.length, unseen)
+            held.unseen, held.evicted = unseen, self.scheduling.evicted(serial)
+            self._freed = True
 
     def write_kv(self) -> None:
         """Give every slot of the engine the bytes of its counterpart in the world's storage."""
@@ -159,24 +247,30 @@ class Mirror:
         known = self._ours[kind]
         return [known[slot] if 0 <= slot < len(known) else -1 for slot in slots]
 
-    def _evicted(self, owner: Owner) -> int:
-        """Return how many of a request's first tokens have no SWA slot any more."""
+    def evicted_of(self, owner: Owner) -> int:
+        """Return how many of a request's first tokens have no SWA slot in the world any more."""
         pages = owner.swa_pages
         kept = next((index for index, page in enumerate(pages) if page is not None), len(pages))
         return kept * self.pool.sizes.page_size
 
     def _pair_slots(self, owners: Sequence[Owner]) -> None:
-        """Pair our slots with the engine's: by request and position, and what is free in order."""
+        """Pair our slots with the engine's: by request and position, and what is free in order.
+
+        A token that has lost its SWA slot on either side has no counterpart on the other.
+        """
         sizes, size = self.pool.sizes, self.pool.sizes.page_size
         ours: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
         theirs: dict[Kind, list[Tensor]] = {Kind.FULL: [], Kind.SWA: []}
+        longer = list[Tensor]()
         for owner in owners:
             held = self.held.get(owner.serial)
             if held is None:
                 continue
+            lost = max(held.evicted, min(self.evicted_of(owner), held.tokens))
+            longer.append(self.pool.held(held.row, held.evicted, lost))
             for kind, pages, first in (
                 (Kind.FULL, owner.full_pages, 0),
-                (Kind.SWA, owner.swa_pages, held.evicted),
+                (Kind.SWA, owner.swa_pages, lost),
             ):
                 for token in range(first, held.tokens):
                     page = pages[token // size]
@@ -186,10 +280,19 @@ class Mirror:
         nothing = torch.zeros(0, dtype=torch.int64, device=self.pool.device)
         self._places, self._ours = {}, {}
         for kind in Kind:
-            found = torch.cat([nothing, *theirs[kind]])
-            if kind is Kind.SWA and len(found):
-                found = self.pool.translate(found)
-            apart = self.pool.apart(kind)
-            paired = pair_slots(sizes.slots(kind), size, ours[kind], found.tolist(), apart)
+            found, apart = torch.cat([nothing, *theirs[kind]]), self.pool.apart(kind)
+            if kind is Kind.SWA:
+                found = self._translated(found)
+                apart = apart + self._translated(torch.cat([nothing, *longer])).tolist()
+            paired = pair_slots(
+                sizes.slots(kind), size, ours[kind], found.tolist(), apart, self.pool.slots(kind)
+            )
             self._places[kind] = torch.tensor(paired, device=self.pool.device)
             self._ours[kind] = inverse(paired)
+
+    def _translated(self, slots: Tensor) -> Tensor:
+        return self.pool.translate(slots) if len(slots) else slots
+
+
+KNOWN = frozenset({Mode.EXTEND, Mode.DECODE})
+"""Modes whose tokens are known: the engine's own batches give their slots."""

@@ -19,7 +19,8 @@ class SglangPool:
     A draft model has storage of its own, and slots and rows of these. `states` are the world's,
     which our arithmetic reaches by the engine's state indices; None where no request has any.
     Besides the slots of `sizes` there are `spare` ones, in whole pages: `scratch`, which no
-    request of the world ever holds, as long as the pool is not cleared.
+    request of the world ever holds, as long as the pool is not cleared. SWA slots are `kept_back`
+    until there is no room without them: the engine may hold some longer than the world does.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class SglangPool:
         self.device = device
         self.dtype = dtype
         self.spare = spare
+        self.back = longer_held(sizes, config.window)
         self.configs = {Role.TARGET: config} | ({Role.DRAFT: draft} if draft else {})
         self.storages = {role: self._storage(engine, of) for role, of in self.configs.items()}
         self.kv = self.storages[Role.TARGET]
@@ -47,7 +49,7 @@ class SglangPool:
             "srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator",
         )(
             size=sizes.full_slots + spare,
-            size_swa=sizes.swa_slots + spare,
+            size_swa=sizes.swa_slots + spare + self.back,
             page_size=sizes.page_size,
             dtype=dtype,
             device=device,
@@ -86,7 +88,7 @@ class SglangPool:
         made = engine.part("srt.mem_cache.swa_memory_pool:SWAKVPool")
         return named(made, enable_kvcache_transpose=False)(
             **common,
-            size_swa=sizes.swa_slots + self.spare,
+            size_swa=sizes.swa_slots + self.spare + self.back,
             swa_head_num=swa.kv_heads,
             swa_head_dim=swa.head_dim,
             swa_v_head_dim=swa.head_dim,
@@ -95,16 +97,23 @@ class SglangPool:
         )
 
     def _take_scratch(self) -> None:
+        """Take what requests are not given, or not at first."""
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.scratch: Tensor = self.allocator.alloc(self.spare) if self.spare else nothing
+        swa = self.allocator.swa_attn_allocator
+        given, self.kept_back = swa.alloc(self.sizes.swa_slots + self.back).split(
+            (self.sizes.swa_slots, self.back)
+        )
+        swa.free(given)
 
     @property
     def pages(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The full and the SWA pages that requests may hold: all but page 0 and scratch."""
+        """The full and the SWA pages that requests may hold: all but page 0 and what is apart."""
         size, found = self.sizes.page_size, []
+        back = self.kept_back.tolist()
         for kind in Kind:
-            apart = {slot // size for slot in self.apart(kind)}
-            count = (self.sizes.slots(kind) + self.spare) // size
+            apart = {slot // size for slot in self.apart(kind) + (back if kind is Kind.SWA else [])}
+            count = self.slots(kind) // size
             found.append(tuple(page for page in range(1, count) if page not in apart))
         return found[0], found[1]
 
@@ -126,8 +135,19 @@ class SglangPool:
         found: Tensor = self.allocator.full_to_swa_index_mapping
         return found
 
+    def make_room(self, tokens: int) -> None:
+        """Give out the SWA slots kept back, if there are not as many free as tokens."""
+        if len(self.kept_back) and self.allocator.swa_available_size() < tokens:
+            self.allocator.swa_attn_allocator.free(self.kept_back)
+            self.kept_back = self.kept_back[:0]
+
+    def slots(self, kind: Kind) -> int:
+        """Return all slots of a sub-pool, the reserved page and those of no request included."""
+        back = self.back if kind is Kind.SWA else 0
+        return self.sizes.slots(kind) + self.spare + back
+
     def clear(self) -> None:
-        """Own nothing but scratch slots."""
+        """Own nothing but scratch slots, and those that are kept back."""
         self.allocator.clear()
         self.requests.clear()
         self.requests.req_to_token.zero_()
@@ -177,15 +197,6 @@ class SglangPool:
         found: Tensor = self.kv.translate_loc_from_full_to_swa(loc)
         return found
 
-    def take_row(self) -> int:
-        """Return a free row of the request table."""
-        row: int = self.requests.free_slots.pop(0)
-        return row
-
-    def give_row(self, row: int) -> None:
-        """Take back a row."""
-        self.requests.free_slots.append(row)
-
     def extend(self, rows: Sequence[int], held: Sequence[int], ends: Sequence[int]) -> None:
         """Give the requests of some rows, which hold so many tokens, slots up to these ends."""
         table, counts = self.requests.req_to_token, [e - h for h, e in zip(held, ends, strict=True)]
@@ -219,15 +230,13 @@ class SglangPool:
         """Free the slots, full and SWA, of tokens begin .. end-1 of a request, its last ones."""
         self.allocator.free(self.held(row, begin, end))
 
-    def evict(self, row: int, begin: int, end: int) -> None:
-        """Free the SWA slots of tokens begin .. end-1 of a request."""
-        self.allocator.free_swa(self.held(row, begin, end))
 
-    def free(self, row: int, count: int, evicted: int) -> None:
-        """Take back the slots of a request of `count` tokens, the first of which were evicted."""
-        whole = evicted
-        if hasattr(self.allocator, "free_full"):  # It wants each SWA slot freed once.
-            self.allocator.free_full(self.held(row, 0, evicted))
-        else:
-            whole = 0
-        self.allocator.free(self.held(row, whole, count))
+def longer_held(sizes: PoolSizes, window: int) -> int:
+    """Return the SWA slots that an engine may hold beyond a world whose sub-pool is full.
+
+    Of what left a window it keeps a page and the rest of one; a request that lost any holds the
+    rest of its window in the world too, which bounds how many there are. Whole pages.
+    """
+    size = sizes.page_size
+    requests = min(sizes.rows, sizes.swa_slots // max(window - 1, size))
+    return 2 * requests * size

@@ -9,15 +9,18 @@ def pair_slots(
     ours: Sequence[int],
     theirs: Sequence[int],
     apart: Collection[int] = (),
+    total: int | None = None,
 ) -> tuple[int, ...]:
     """Return the engine's slot of each of our `count` slots.
 
     `ours` and `theirs` are the slots of the same tokens, in the same order. The first
     `reserved` slots are their own counterparts; slots that hold no token are paired in order.
-    The engine has as many slots more as are `apart`: they have no counterpart.
+    The engine has `total` slots, as many more as are `apart` unless it is given; those apart
+    have no counterpart.
     Raises ValueError where two tokens of a side have one slot, or one that is no token's.
     """
-    most = {"ours": count, "the engine's": count + len(apart)}
+    slots_there = count + len(apart) if total is None else total
+    most = {"ours": count, "the engine's": slots_there}
     for side, slots in (("ours", ours), ("the engine's", theirs)):
         if len(set(slots)) != len(slots):
             raise ValueError(f"two tokens have one slot; the slots are {side}: {sorted(slots)}")
@@ -27,7 +30,7 @@ def pair_slots(
             raise ValueError(f"tokens have slots of nobody; the slots are {side}: {wrong}")
     paired = dict(zip(ours, theirs, strict=True)) | {slot: slot for slot in range(reserved)}
     taken = {*paired.values(), *apart}
-    free = (slot for slot in range(count + len(apart)) if slot not in taken)
+    free = (slot for slot in range(slots_there) if slot not in taken)
     return tuple(paired[slot] if slot in paired else next(free) for slot in range(count))
 
 

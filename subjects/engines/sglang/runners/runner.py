@@ -15,6 +15,7 @@ from reference.model import Model, Output
 from reference.ops import Ops
 from subjects.engines.sglang.graphs import whole
 from subjects.engines.sglang.host.host import Host
+from subjects.engines.sglang.host.loading import named
 from subjects.engines.sglang.host.missing import PartMissingError
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.model.attention import OurArithmetic, keep_whole
@@ -90,13 +91,17 @@ class SglangRunner:
         *,
         extend: bool,
         runner: Any = None,
+        scheduled: Any = None,
         **other: Any,
     ) -> Any:
         """Return the engine's batch for one of ours, over its own request rows and slots.
 
-        Its KV ids are those of a model's `runner`, the target's unless given. Fields named in
-        `other` have other values than those that follow from our batch.
+        It is built by the engine's own code from a batch of its scheduler, if one is given. Its
+        KV ids are those of a model's `runner`, the target's unless given. Fields named in `other`
+        have other values than those that follow from our batch.
         """
+        if scheduled is not None:
+            return self.built(batch, scheduled)
         prefix = [span.begin for span in batch.spans]
         counts = [span.end - span.begin for span in batch.spans]
         device = loc.device
@@ -136,6 +141,20 @@ class SglangRunner:
             }
         made = self.known_fields(values | self.adds(batch) | other)
         self.bind(made, runner)
+        return made
+
+    def built(self, batch: ForwardBatch, scheduled: Any) -> Any:
+        """Return the forward batch that the engine's own code makes of its scheduler's batch.
+
+        Ours in it are the states that requests have beside KV, which its scheduler knows nothing
+        of, and multimodal positions: no request has an image.
+        """
+        whole = getattr(scheduled, "get_model_worker_batch", lambda: scheduled)()
+        init_new = named(self.batches.init_new, return_hidden_states_before_norm=False)
+        made = init_new(whole, self.model_runner)
+        made.mamba_track_indices = batch.mamba_track_indices
+        made.mamba_track_mask = batch.mamba_track_mask
+        made.mrope_positions = batch.mrope_positions
         return made
 
     def adds(self, batch: ForwardBatch) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""What is said of releases whose own host code is wronged: allocation, eviction, free, batches."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from properties.support.releases import told_by
+from subjects.engines.sglang.host.host import TRACKS_STATES
+from subjects.engines.sglang.host.missing import PartMissingError
+from subjects.engines.sglang.scheduling.batches import own_checks
+from subjects.engines.sglang.scheduling.requests import SglangRequest
+
+WRONGED = {
+    "evicts_too_early": ("captured_path", "gave up the SWA slots of the first"),
+    "wrong_column": ("captured_path", "two tokens have one slot"),
+    "positions_of_chunks": ("logits_parity", "step 1 (extend)"),
+    "frees_one_too_few": ("slot_ownership", "in the graph world full "),
+    "frees_twice": ("slot_ownership", "is held by nobody and is 2 times free"),
+    "swaps_decodes": ("captured_path", "two tokens have one slot"),
+}
+"""What wronging the host code of a release must violate, and what is said of it."""
+
+PLAYED = {"0.5.10.post1": "gpt_oss", "0.5.12": "gemma3", "0.5.16": "gpt_oss", "0.5.23": "gpt_oss"}
+"""The model that a release is tried with: slots in pages of one or, for gemma3, of four."""
+
+HEALTHY = {"0.5.10.post1": {"hermetic_replay", "read_frame"}}
+"""What a release violates as it is."""
+
+
+@cache
+def all_shown(version: str) -> Any:
+    """Return what one schedule shows of a release that lies here, by what wrongs it."""
+    mutations = ("none", *WRONGED)
+    return told_by("properties.engines.mutated_host", version, PLAYED[version], *mutations)
+
+
+@pytest.mark.parametrize("version", PLAYED)
+def test_a_release_gives_and_takes_slots_as_the_world_does(version: str) -> None:
+    assert set(all_shown(version)["none"]) <= HEALTHY.get(version, set())
+
+
+@pytest.mark.parametrize("mutation", WRONGED)
+@pytest.mark.parametrize("version", PLAYED)
+def test_wronged_host_code_is_seen(version: str, mutation: str) -> None:
+    name, said = WRONGED[mutation]
+    assert said in all_shown(version)[mutation][name]
+
+
+def test_a_setting_is_off_for_a_while_for_who_reads_and_who_calls_it() -> None:
+    assert TRACKS_STATES and TRACKS_STATES()
+    with TRACKS_STATES.off():
+        assert not TRACKS_STATES
+        assert not TRACKS_STATES()
+    assert TRACKS_STATES and TRACKS_STATES()
+
+
+def test_a_failed_check_of_the_engine_s_own_is_told_in_its_words() -> None:
+    said = "a check of the engine's own failed: freed twice"
+    with pytest.raises(RuntimeError, match=said), own_checks():
+        raise AssertionError("freed twice\nmore")
+    with pytest.raises(RuntimeError, match="an assertion without words"), own_checks():
+        raise AssertionError
+
+
+class TokenRequest:
+    """A request of an engine that keeps tokens in lists."""
+
+    def __init__(self, origin_input_ids: Any = (), **named: Any) -> None:
+        self.origin_input_ids = origin_input_ids
+        self.output_ids: list[int] = []
+        self.kv = None
+
+    @property
+    def seqlen(self) -> int:
+        """How many of its tokens are known."""
+        return len(self.origin_input_ids) + len(self.output_ids)
+
+    def init_next_round_input(self, cache: Any) -> None:
+        """Take no tokens yet."""
+
+
+class TokenEngine:
+    """An engine of which a request is all that there is."""
+
+    def part(self, *places: str) -> Any:
+        """Return the request for any place."""
+        return TokenRequest
+
+
+def told_request() -> SglangRequest:
+    """Return a request of the engine that has only that."""
+    engine: Any = TokenEngine()
+    return SglangRequest(engine, 3)
+
+
+def test_a_request_knows_its_prompt_chunk_by_chunk_and_what_it_generated_apart() -> None:
+    told = told_request()
+    told.know(0, [5, 6])
+    told.know(2, [7])
+    assert told.req.origin_input_ids == [5, 6, 7]
+    told.generated(3, 8)
+    told.generated(4, 9)
+    assert told.req.output_ids == [8, 9]
+    told.generated(7, 1)
+    assert told.req.output_ids == [8, 9, 0, 0, 1]
+    told.know(0, [5, 6, 7, 8, 9, 2])
+    assert (told.req.origin_input_ids, told.req.output_ids) == ([5, 6, 7], [8, 9, 2])
+
+
+def test_a_request_without_what_every_release_calls_its_slots_leaves_a_leg_undecided() -> None:
+    told = told_request()
+    with pytest.raises(PartMissingError, match="the engine's request has no req_pool_idx"):
+        assert told.row
+    with pytest.raises(PartMissingError, match="the engine's request has no get_evicted_seqlen"):
+        assert told.evicted
+    with pytest.raises(PartMissingError, match="cannot be told what to prefill next"):
+        told.take_until(None, 3, new=True)

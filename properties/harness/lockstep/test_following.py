@@ -1,0 +1,30 @@
+"""An engine follows its world as that plans: what it raises then is the subject's."""
+
+import pytest
+
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.pair import Engines, Pair, captured_engines
+from harness.lockstep.tracebacks import SubjectFailedError
+from harness.schedules.schedule import Admit
+
+
+def test_what_an_engine_raises_as_it_follows_its_world_is_the_subject_s() -> None:
+    broken = list[str]()
+
+    def engines(pair: Pair) -> Engines:
+        subject, fresh = captured_engines(pair)
+        follow = subject.ownership_changed
+
+        def followed() -> None:
+            if broken:
+                raise RuntimeError(broken[0])
+            follow()
+
+        vars(subject)["ownership_changed"] = followed
+        return subject, fresh
+
+    pair = Pair(TrialConfig(), engines=engines)
+    pair.reset(seed=0)
+    broken.append("a slot is freed twice")
+    with pytest.raises(SubjectFailedError, match="a slot is freed twice"):
+        pair.step(Admit(3, 8))
