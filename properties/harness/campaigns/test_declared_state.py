@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
 
 import pytest
@@ -253,7 +253,8 @@ def test_a_case_of_undeclared_state_that_shows_nothing_is_no_verdict(
 
 IMMUTABLE = (
     str, int, float, bool, bytes, type(None), frozenset, torch.Size, torch.dtype, torch.device,
-    Enum, type, ModuleType, BuiltinFunctionType, logging.Logger, torch._ops.OpOverload,
+    Enum, type, ModuleType, BuiltinFunctionType, MethodDescriptorType, logging.Logger,
+    torch._ops.OpOverload,
 )  # fmt: skip
 """What two engines may share, as nobody can keep anything in it; and what a process has once."""
 
