@@ -120,7 +120,7 @@ def test_an_engine_whose_parts_have_moved_is_undecided_and_says_which(
     package = tmp_path / "python" / "sglang" / "srt"
     package.mkdir(parents=True)
     (package / "runner.py").write_text("class CudaGraphRunner: ...\n")
-    asked = ["--runner", "decode", "--out", str(tmp_path / "out")]
+    asked = ["--runner", "decode", "--preset", "gpt_oss", "--out", str(tmp_path / "out")]
     assert main(["regress", "--engine", str(tmp_path), *asked]) == CANNOT_RUN
     said = " ".join(capsys.readouterr().out.split())
     assert "undecided: sglang in" in said
