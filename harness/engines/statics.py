@@ -41,17 +41,22 @@ def before(observation: Observation) -> Mapping[str, Tensor]:
     return found
 
 
+def given(observation: Observation, name: str) -> Tensor | None:
+    """Return what the batch of a replay brings for a static input, None if it brings nothing."""
+    replay = observation.replay
+    return (replay.given or {}).get(name) if replay is not None else None
+
+
 def tail(observation: Observation, name: str, held: Tensor) -> Tensor:
     """Return the padded part of what a static input held, flat.
 
     It begins where the batch's own values end, and is as long as those are for the rows that
     the bucket has beyond the live ones; empty for an input that the batch does not bring.
     """
-    replay = observation.replay
-    given = (replay.given or {}).get(name) if replay is not None else None
-    if replay is None or given is None or not replay.live_size:
+    replay, right = observation.replay, given(observation, name)
+    if replay is None or right is None or not replay.live_size:
         return held.flatten()[:0]
-    axis = batch_axis(held, given)
-    live = given.shape[axis]
+    axis = batch_axis(held, right)
+    live = right.shape[axis]
     end = live * replay.bucket // replay.live_size
     return held.narrow(axis, live, min(end, held.shape[axis]) - live).flatten()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from harness.checks.of_steps.live_inputs import batch_axis
+from harness.engines.statics import given
 from harness.explain.facts import CAPTURE, How, StaticInputRow, Writer
 from harness.lockstep.observation import Observation
 from reference.batch import ForwardBatch
@@ -87,7 +88,8 @@ class InputLedger:
 
     def _row(self, name: str, observation: Observation) -> StaticInputRow:
         held, stale = self.inputs[name], set(self.stale(name, observation))
-        values, columns = held.values, shown_columns(observation, name, held.values)
+        values, live = held.values, len(requests_of(observation, name, held.values))
+        columns = shown_columns(observation, live, values)
         places = torch.arange(values.numel()).view(values.shape)[..., :columns].flatten().tolist()
         flat = values.flatten().tolist()
         return StaticInputRow(
@@ -95,7 +97,7 @@ class InputLedger:
             dtype=str(values.dtype).removeprefix("torch."),
             axis=f"{SECTIONS} x token" if values.ndim > 1 else "row",
             padding="the engine's own padding",
-            live=len(requests_of(observation, name, values)),
+            live=live,
             values=tuple(int(flat[place]) for place in places),
             left_by=tuple(held.left_by[place].step for place in places),
             stale=tuple(at for at, place in enumerate(places) if place in stale),
@@ -110,11 +112,10 @@ def one_number_each(buffer: Tensor) -> bool:
 
 def requests_of(observation: Observation, name: str, held: Tensor) -> list[int | None]:
     """Return the request of each live element of a section; None where that is not known."""
-    given = (observation.replay.given or {}).get(name) if observation.replay is not None else None
-    batch = observation.graph.batch
-    if given is None or batch is None:
+    right, batch = given(observation, name), observation.graph.batch
+    if right is None or batch is None:
         return []
-    live = given.shape[batch_axis(held, given)] if given.ndim == held.ndim else 0
+    live = right.shape[batch_axis(held, right)] if right.ndim == held.ndim else 0
     serials = [observation.graph.serial_at(span.row) for span in batch.spans]
     return spread(serials, batch, live)
 
@@ -122,11 +123,11 @@ def requests_of(observation: Observation, name: str, held: Tensor) -> list[int |
 def brought(observation: Observation, name: str, held: Tensor) -> Tensor:
     """Return which elements of a static input hold what the batch brings for them, bool, flat."""
     found = torch.zeros_like(held, dtype=torch.bool)
-    given = (observation.replay.given or {}).get(name) if observation.replay is not None else None
-    if given is not None and given.ndim == held.ndim:
-        axis = batch_axis(held, given)
-        live = held.narrow(axis, 0, given.shape[axis])
-        found.narrow(axis, 0, given.shape[axis]).copy_(live == given)
+    right = given(observation, name)
+    if right is not None and right.ndim == held.ndim:
+        axis = batch_axis(held, right)
+        live = held.narrow(axis, 0, right.shape[axis])
+        found.narrow(axis, 0, right.shape[axis]).copy_(live == right)
     return found.flatten()
 
 
@@ -140,9 +141,9 @@ def spread(serials: list[int], batch: ForwardBatch, live: int) -> list[int | Non
     return [None] * live
 
 
-def shown_columns(observation: Observation, name: str, held: Tensor) -> int:
+def shown_columns(observation: Observation, live: int, held: Tensor) -> int:
     """Return how many elements of a section its bucket has: all, where the batch brings none."""
-    replay, live = observation.replay, len(requests_of(observation, name, held))
+    replay = observation.replay
     if replay is None or not live or not replay.live_size:
         return held.shape[-1]
     return min(held.shape[-1], live * replay.bucket // replay.live_size)

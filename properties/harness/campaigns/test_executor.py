@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -182,24 +183,31 @@ def wait_for(line: str, output: IO[str]) -> None:
     assert line in iter(output.readline, "")
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are told by /proc")
-@pytest.mark.parametrize("starting", [True, False], ids=["while they start", "while they run"])
-def test_ctrl_c_ends_all_processes_and_keeps_what_ended(starting: bool) -> None:
-    """The whole group hears it, as on a terminal; no process prints anything."""
+@contextmanager
+def busy(*, starting: bool, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Run a campaign in a group of processes of its own, until its workers start or one ended."""
     imported = f"from {executor_tasks.__name__} import *"
     code = f"{imported}; interrupted(slow_start={starting})"
     with subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        stderr=stderr,
     ) as process:
         assert process.stdout is not None
         wait_for("starting\n" if starting else "ended\n", process.stdout)
         time.sleep(1.0 if starting else 0.0)
         assert len(list(running(process.pid))) > 2
+        yield process
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are told by /proc")
+@pytest.mark.parametrize("starting", [True, False], ids=["while they start", "while they run"])
+def test_ctrl_c_ends_all_processes_and_keeps_what_ended(starting: bool) -> None:
+    """The whole group hears it, as on a terminal; no process prints anything."""
+    with busy(starting=starting, stderr=subprocess.PIPE) as process:
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     kept = "" if starting else " go well"
@@ -214,19 +222,7 @@ def test_processes_end_with_the_one_that_started_them_however_it_ends(
     number: signal.Signals, starting: bool
 ) -> None:
     """It alone hears the signal; whoever reads what it prints reads the end of it."""
-    imported = f"from {executor_tasks.__name__} import *"
-    code = f"{imported}; interrupted(slow_start={starting})"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        wait_for("starting\n" if starting else "ended\n", process.stdout)
-        time.sleep(1.0 if starting else 0.0)
-        assert len(list(running(process.pid))) > 2
+    with busy(starting=starting) as process:
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode == -number

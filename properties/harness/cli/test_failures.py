@@ -60,6 +60,16 @@ def test_findings_of_one_cause_are_told_once_and_named() -> None:
     assert all(f"swa_pad@{runner}" in text for runner in ("target_verify", "decode", "piecewise"))
 
 
+def test_of_one_cause_the_finding_with_the_shortest_schedule_is_told() -> None:
+    short = swa_pad_finding()
+    twice = replace(short.schedule, steps=short.schedule.steps * 2)
+    long = replace(short, schedule=twice, reproduce="paritybit replay long.json")
+    hunts = tuple(bug("swa_pad", "clean is red too", finding=one) for one in (long, short))
+    (group,) = groups(replace(green(), bugs=hunts))
+    assert group.first.row.finding == short
+    assert group.replay == short.reproduce
+
+
 def test_a_run_without_failures_has_no_block() -> None:
     assert printed(green()) == ""
 
