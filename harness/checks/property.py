@@ -4,6 +4,7 @@ Each has a flag, cheap and on the device where it can be, and a description, ask
 if the flag is raised. Flags on the device are read by the host together, once a step.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -143,7 +144,15 @@ def judge_end(properties: Iterable[Property], end: StepEnd) -> tuple[Violation, 
 
 
 def read_flags(flags: Mapping[str, Tensor | bool]) -> dict[str, bool]:
-    """Return flags by name, those on the device read together."""
-    on_device = {name: flag for name, flag in flags.items() if isinstance(flag, Tensor)}
-    read = torch.stack(list(on_device.values())).tolist() if on_device else []
-    return {**flags, **dict(zip(on_device, read, strict=True))}
+    """Return flags by name, those of one device read together."""
+    read: dict[str, bool] = {}
+    by_device = defaultdict[torch.device, dict[str, Tensor]](dict)
+    for name, flag in flags.items():
+        if isinstance(flag, Tensor):
+            by_device[flag.device][name] = flag
+        else:
+            read[name] = flag
+    for of_device in by_device.values():
+        values = torch.stack(list(of_device.values())).tolist()
+        read |= dict(zip(of_device, values, strict=True))
+    return read

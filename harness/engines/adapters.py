@@ -51,8 +51,15 @@ SPECULATING: Mapping[str, type[DraftingRunner]] = {
 """The engine's runners that a pair is played with, by name."""
 
 
-EVICTION_INTERVAL = "SGLANG_SWA_EVICTION_INTERVAL"
-"""After how many tokens beyond a window the engine evicts them: 128, longer than ours ever get."""
+ENVIRONMENT = {
+    # After how many tokens beyond a window it evicts them: 128, longer than ours ever get.
+    "SGLANG_SWA_EVICTION_INTERVAL": "1",
+    # On a GPU: its Triton backend and torch's own ops, for what others compile is not here.
+    "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
+    "SGLANG_FORCE_FUSED_OP_BACKEND": "torch",
+    "SGLANG_FORCE_CONFIDENTIAL_COMPUTE": "false",
+}
+"""What an engine is told by its environment before it is imported."""
 
 
 def load(package: Path, dependencies: Path, device: str) -> Engine:
@@ -62,7 +69,7 @@ def load(package: Path, dependencies: Path, device: str) -> Engine:
         graphs.emulate(TrialConfig(device=device).ops())
         graphs.implement_on_cpu(PACKAGE)
     graphs.count_replays()
-    os.environ[EVICTION_INTERVAL] = "1"
+    os.environ.update(ENVIRONMENT)
     return Engine(package, dependencies, device)
 
 

@@ -54,6 +54,11 @@ EMULATED_ON_CPU = (
     "the CUDA graph: a tape of the captured calls, replayed with the same tensors",
     "Triton kernels: run by Triton's interpreter",
 )
+EMULATED_ON_GPU = (
+    "what the engine has compiled for a GPU, in packages beside it or as it runs: its Triton"
+    " kernels, and where it has none its own code in torch",
+    "memory between the parts of a prefill's graph: held, where the engine lets it be used again",
+)
 """What is not the engine's."""
 
 
@@ -118,7 +123,7 @@ class Answer:
             else:
                 self.leave_open(task.label, task.runner, "it was interrupted")
         self.interrupted, self.seconds = ran.interrupted, ran.seconds
-        self.emulated = [*EMULATED, *(EMULATED_ON_CPU if device == "cpu" else ())]
+        self.emulated = [*EMULATED, *(EMULATED_ON_CPU if device == "cpu" else EMULATED_ON_GPU)]
 
     def add(self, said: LegAnswer) -> None:
         """Add what a leg says."""

@@ -15,7 +15,7 @@ from reference.model import Model
 from subjects.engines.sglang.host.loading import Engine
 from subjects.engines.sglang.host.missing import PartMissingError, UndeclaredError
 from subjects.engines.sglang.host.ranks import OneRank
-from subjects.engines.sglang.host.settings import ATTENTION, GROUPS, OFF, SIZES, SUBGROUPS
+from subjects.engines.sglang.host.settings import ATTENTION, GROUPS, IN_TORCH, OFF, SIZES, SUBGROUPS
 from subjects.engines.sglang.host.stubs import AttentionArch
 
 
@@ -141,6 +141,8 @@ class Host:
         groups = {f"{name.lower().strip('_')}_group": self.rank for name in GROUPS}
         self.parallel = self._stub("parallel", SIZES | groups)
         self._publish()
+        if device != "cpu":
+            self._without_compiled()
 
     def _stub(self, label: str, values: dict[str, Any]) -> StubConfig:
         """Return a bag of declared values."""
@@ -169,6 +171,18 @@ class Host:
         context._CONTEXT.parallel = self.parallel
         if hasattr(context, "_PARALLEL"):
             vars(context)["_PARALLEL"] = self.parallel
+
+    def _without_compiled(self) -> None:
+        """Let the engine use what it has in torch for what it compiles on a GPU."""
+        for compiled, in_torch in IN_TORCH.items():
+            module, _, name = compiled.partition(":")
+            try:
+                self.engine.fill(module, {name: self.engine.part(in_torch)})
+            except PartMissingError:
+                continue
+        pools = self.engine.module("srt.mem_cache.memory_pool")
+        if hasattr(pools, "can_use_store_cache"):  # It would try to compile one, and warn.
+            vars(pools)["can_use_store_cache"] = lambda *sizes: False
 
     def set(self, name: str, value: Any) -> None:
         """Change one setting, wherever the engine looks for it."""

@@ -69,10 +69,19 @@ SIZES = {
 }
 """The sizes of one rank, by the names they may have."""
 
+IN_TORCH = {
+    "srt.model_executor.forward_batch_info:clamp_position": (
+        "srt.model_executor.forward_batch_info:_clamp_position_native"
+    ),
+    "srt.speculative.spec_utils:fast_topk": "srt.utils.common:fast_topk",
+}
+"""Functions that an engine compiles on a GPU, each with the one in torch that it has for others."""
+
 PARALLEL_OFF = {
     **dict.fromkeys(("cp_strategy", "moe_dense_tp_size")),
     **dict.fromkeys(
         (
+            "dcp_enabled",
             "disable_attn_tp_gather",
             "enable_dp_attention",
             "enable_dsa_prefill_context_parallel",
@@ -95,6 +104,7 @@ SETTINGS_OFF = {
             "dllm_algorithm",
             "enable_lean_attention",
             "enable_lora",
+            "flashinfer_allreduce_fusion_backend",
             "prefill_attention_backend",
             "return_hidden_states_mode",
             "speculative_algorithm",

@@ -20,6 +20,7 @@ from subjects.engines.sglang.host.missing import StandInUsedError
 STUBS = (
     "IPython",
     "compressed_tensors",
+    "flashinfer",
     "gguf",
     "huggingface_hub",
     "openai",

@@ -178,10 +178,8 @@ class BreakableRunner(PrefillRunner):
     )
 
     def prepare(self) -> None:
-        """Keep what a CPU graph leaves behind as it is: it has no memory that is reused."""
+        """Hold what lies between two graphs: what would give its memory back is compiled."""
         super().prepare()
-        if self.host.device != "cpu":
-            return
         for module in (
             "srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
             "srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",

@@ -187,6 +187,8 @@ class SglangRunner:
         try:
             module = self.host.engine.module("srt.model_executor.forward_context")
         except PartMissingError:
+            module = None
+        if module is None:
             yield
             return
         with module.forward_context(module.ForwardContext(attn_backend=backend or self.backend)):
