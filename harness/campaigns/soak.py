@@ -294,7 +294,13 @@ def hunt_by_seed(hunts: SeededHunts) -> Detections:
     bug = BUGS[hunts.bug]
     target = detected_by(bug, hunts.runner)
     varied = [
-        replace(trial, runner=hunts.runner, scheme=bug.scheme, bugs=(bug.name,))
+        replace(
+            trial,
+            runner=hunts.runner,
+            scheme=bug.scheme,
+            bugs=(bug.name,),
+            overlap=bug.overlap,
+        )
         for trial in trials(hunts.device)
     ]
     varied = list(dict.fromkeys(varied))

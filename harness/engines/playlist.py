@@ -135,6 +135,8 @@ REUSING = Schedule(
         *(Admit(prompt, 24) for prompt in (3, 5, 7, 12)),
         Decode((0, 1, 2, 3)),
         Decode((0, 1, 2, 3)),
+        Decode((0, 1, 2)),
+        Decode((0, 1, 2, 3)),
         Finish(3),
         Finish(2),
         Admit(6, 24),
@@ -143,7 +145,10 @@ REUSING = Schedule(
         Decode((0, 1, 2)),
     )
 )
-"""Four decode, two finish, their slots are given out again, three decode in a bucket of four."""
+"""Four decode, then three in their bucket of four, and the fourth again, which kept its KV.
+
+Two finish, their slots are given out again, and again three decode in a bucket of four.
+"""
 
 FIRST = {
     "decode": SHRINKING,

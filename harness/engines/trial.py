@@ -130,7 +130,7 @@ class Answer:
         if said.played is not None:
             self.legs.append({**said.played, "leg": said.leg, "undecided": said.undecided})
         if said.lacking is not None:
-            self.lacking.append({"runner": said.runner, "reason": said.lacking})
+            self.lack(said.runner, said.lacking)
         if said.undecided is not None:
             self.leave_open(said.leg, said.runner, said.undecided)
         self.faults += said.faults
@@ -143,6 +143,12 @@ class Answer:
         self.stubs = sorted({*self.stubs, *said.stubs})
         self.modules = sorted({*self.modules, *said.modules})
         self.assumed_off = sorted({*self.assumed_off, *said.assumed_off})
+
+    def lack(self, runner: str, reason: str) -> None:
+        """Note once why the engine has no such runner, however many legs say so."""
+        entry = {"runner": runner, "reason": reason}
+        if entry not in self.lacking:
+            self.lacking.append(entry)
 
     def leave_open(self, leg: str, runner: str, reason: str) -> None:
         """Note why a leg, or a runner, settles nothing."""
@@ -208,10 +214,9 @@ def planned(answer: Answer, engine: Found, settings: Settings, legs_of: LegsOf) 
         runner = RUNNERS[name]
         if settings.device != "cpu" and not runner.captures:
             reason = "it compiles a function on a CPU, and has no place on a GPU"
-            answer.lacking.append({"runner": name, "reason": reason})
+            answer.lack(name, reason)
         elif not mentions(engine.package, runner.word):
-            reason = f"nothing in the engine is called {runner.word}"
-            answer.lacking.append({"runner": name, "reason": reason})
+            answer.lack(name, f"nothing in the engine is called {runner.word}")
         elif not runner.kinds:
             answer.leave_open(name, name, "nothing here drives it yet")
         else:

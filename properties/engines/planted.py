@@ -17,8 +17,8 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -39,7 +39,6 @@ from harness.engines.legs import Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import FIRST, RUNNERS, Kind, trial_of
 from harness.engines.trial import mentions
-from harness.errors import headline
 from harness.records.case import dump_json
 from harness.records.record import environment
 from harness.records.typed_json import to_json
@@ -47,6 +46,7 @@ from harness.schedules.traffic import traffic_schedules
 from reference.batch import Mode
 from subjects.engines.sglang.engine import SglangEngine
 from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.sglang.host.missing import RunnerLackingError
 from subjects.engines.sglang.runners.decode import CpuGraphRunner
 from subjects.engines.sglang.runners.drafting import DraftingRunner
 
@@ -373,7 +373,7 @@ def told_by_process(version: str, shares: int, of: tuple[str, int]) -> list[dict
             check=False,
         )
         if not record.exists():
-            said = headline(done.stderr or "no output")
+            said = (done.stderr.strip().splitlines() or ["no output"])[-1]
             return [asdict(Told(runner, "all", found=False, named=False, said=said))]
         found: list[dict[str, Any]] = json.loads(record.read_text())["told"]
         return found
@@ -429,15 +429,22 @@ def main(arguments: list[str]) -> int:
         told = list[dict[str, Any]]()
         with ThreadPoolExecutor(options.workers) as pool:
             shares = [(name, share) for name in runners for share in range(options.shares)]
-            for part in pool.map(partial(told_by_process, options.version, options.shares), shares):
-                told += part
+            parts = [
+                pool.submit(told_by_process, options.version, options.shares, share)
+                for share in shares
+            ]
+            for part in as_completed(parts):
+                told += part.result()
+                told.sort(key=lambda one: list(RUNNERS).index(one["runner"]))
                 write(options.record, options.version, told)
                 write_table(options.record.with_suffix(".md"), options.version, told)
     else:
         warnings.simplefilter("ignore")
         engine = load(package, folder() / DEPENDENCIES, "cpu")
         faults = tell(engine, options.runner, options.share, options.shares)
-        told = [asdict(one) for one in faults]
+        told = list[dict[str, Any]]()
+        with suppress(RunnerLackingError):  # What an engine lacks cannot be got wrong.
+            told += [asdict(one) for one in faults]
         write(options.record, options.version, told)
     sys.stdout.write(f"{sum(one['found'] for one in told)} of {len(told)} faults found\n")
     return 0

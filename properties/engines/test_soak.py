@@ -195,6 +195,20 @@ def test_a_runner_that_an_engine_lacks_is_undecided_where_it_was_asked_for(
     assert soaked(pieces(300), clean, lacking=lacking)["verdict"] == verdict
 
 
+def test_pieces_that_find_that_the_engine_lacks_a_runner_say_so_once_and_leave_nothing_open() -> (
+    None
+):
+    def says(task: LegTask) -> LegAnswer:
+        if task.runner == "piecewise":
+            return LegAnswer(task.label, task.runner, task.preset, lacking="its list has none")
+        return clean(task)
+
+    found = soaked([*pieces(300), *pieces(2 * PIECE_STEPS, "piecewise")], says)
+    assert found["lacking"] == [{"runner": "piecewise", "reason": "its list has none"}]
+    assert [row["runner"] for row in found["runners"]] == ["decode"]
+    assert found["verdict"] == Verdict.ABSENT
+
+
 def test_a_soak_of_no_runner_is_undecided() -> None:
     assert soaked([], clean)["verdict"] == Verdict.UNDECIDED
 

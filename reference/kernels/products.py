@@ -1,4 +1,4 @@
-"""Kernels of the products with a weight, and of the probabilities of logits."""
+"""Kernels of the products with a weight."""
 
 # mypy: disable-error-code="no-untyped-def"
 # The line above is for the kernels: Triton's values have no Python types.
@@ -118,32 +118,3 @@ def gated_linear_add_kernel(
     added = (kept.to(tl.float32) + tl.sum(total, 1)).to(output.dtype.element_ty)
     result = tl.where(row < tl.load(row_limit), added, kept)
     tl.store(output + row * OUTPUTS + feature, result, mask=wanted)
-
-
-@Kernel
-def probabilities_kernel(
-    output,
-    logits,
-    logits_stride,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    source = logits + row * logits_stride
-    peaks = tl.full((TILE,), float("-inf"), tl.float32)
-    for start in range(0, WIDTH, TILE):
-        column = start + tl.arange(0, TILE)
-        value = tl.load(source + column, mask=column < WIDTH, other=float("-inf"))
-        peaks = tl.maximum(peaks, value.to(tl.float32))
-    peak = tl.max(peaks, 0)
-    totals = tl.full((TILE,), 0.0, tl.float32)
-    for start in range(0, WIDTH, TILE):
-        column = start + tl.arange(0, TILE)
-        value = tl.load(source + column, mask=column < WIDTH, other=float("-inf"))
-        totals += tl.exp(value.to(tl.float32) - peak)
-    total = tl.sum(totals, 0)
-    for start in range(0, WIDTH, TILE):
-        column = start + tl.arange(0, TILE)
-        value = tl.load(source + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-        target = output + row * WIDTH + column
-        tl.store(target, tl.exp(value - peak) / total, mask=column < WIDTH)

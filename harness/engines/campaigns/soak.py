@@ -111,7 +111,9 @@ def figures(soaked: Soaked, name: str, folder: str) -> dict[str, Any]:
     `folder` is where the case files lie, as a record may name it.
     """
     answer = soaked.answer
-    rows = [row_of(soaked, runner) for runner in dict.fromkeys(t.runner for t in soaked.ran.tasks)]
+    lacking = {entry["runner"] for entry in answer.lacking}
+    tried = dict.fromkeys(task.runner for task in soaked.ran.tasks if task.runner not in lacking)
+    rows = [row_of(soaked, runner) for runner in tried]
     found = [*findings(soaked, folder)]
     counted = [finding for finding in found if not finding["listed"]]
     undecided = [*open_legs(soaked), *short_of(soaked, rows)]

@@ -113,6 +113,7 @@ def server_arguments(
         "page_size": page_size,
         "triton_attention_num_kv_splits": 2,
         "moe_a2a_backend": "none",
+        "moe_runner_backend": "auto",
         "deepep_mode": "auto",
         "speculative_num_draft_tokens": 0,
         "disable_cuda_graph_padding": False,

@@ -16,6 +16,7 @@ class OneRank:
     rank = 0
     local_rank = 0
     ca_comm = None
+    pcie_ipc_comm = None
     is_first_rank = True
     is_last_rank = True
 

@@ -85,6 +85,7 @@ PARALLEL_OFF = {
             "disable_attn_tp_gather",
             "enable_dp_attention",
             "enable_dsa_prefill_context_parallel",
+            "enable_kv_cache_sharding",
             "enable_nsa_prefill_context_parallel",
             "enable_prefill_context_parallel",
             "enable_prefill_cp",
@@ -117,6 +118,7 @@ SETTINGS_OFF = {
     **dict.fromkeys(
         (
             "debug_cuda_graph",
+            "disable_flashinfer_autotune",
             "disable_cuda_graph",
             "disable_radix_cache",
             "enable_cudagraph_gc",
@@ -149,6 +151,7 @@ OFF: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "cuda_graph": {"max_context_size": None, "max_seq_len": None},
         "model_config": {
             "hc_hidden_size": None,
+            "quantization": None,
             "requires_mm_token_modalities": False,
             "is_matryoshka": False,
             "is_mla_breakable_cuda_graph_supported": False,
