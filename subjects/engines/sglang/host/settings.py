@@ -111,6 +111,8 @@ SETTINGS_OFF = {
             "speculative_algorithm",
             "speculative_draft_window_size",
             "speculative_eagle_topk",
+            "speculative_moe_a2a_backend",
+            "speculative_moe_runner_backend",
             "speculative_num_steps",
             "triton_attention_split_tile_size",
         )
