@@ -19,6 +19,7 @@ from harness.campaigns.task import (
 )
 from harness.checks.expectations import unaffected_reason
 from harness.lockstep.config import TrialConfig
+from harness.machine.workers import HERE, Workers
 from harness.schedules.coverage import required_events
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
@@ -60,7 +61,10 @@ def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[tuple[str, str],
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run was asked for. `hunts` are (bug, runner); their runners are tried clean too."""
+    """What a run was asked for, and over which workers it is spread.
+
+    `hunts` are (bug, runner); their runners are tried clean too.
+    """
 
     device: str
     hunts: tuple[tuple[str, str], ...] = all_hunts()
@@ -68,6 +72,7 @@ class RunConfig:
     seed: int = 0
     examples: int = 50
     command: str = "paritybit regress"
+    workers: Workers = HERE
 
     @property
     def runners(self) -> tuple[str, ...]:
@@ -174,8 +179,8 @@ def one_size(trial: TrialConfig) -> TrialConfig:
     return replace(trial, buckets=(4,), token_buckets=(12,))
 
 
-def run_tasks(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], None]) -> None:
-    """Run tasks in `workers` processes, handing on each result as it comes."""
+def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:
+    """Run tasks spread over workers, handing on each result as it comes."""
     execute(TASKS, tasks, workers, lambda ended: on_result(result_of(ended)))
 
 

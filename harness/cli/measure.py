@@ -11,7 +11,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from harness.campaigns.bench import bench
-from harness.campaigns.executor import processes_for
 from harness.campaigns.history import play_history
 from harness.campaigns.mutants.hunting import End, MutantHunt
 from harness.campaigns.mutants.score import MutantEnded, hunt_all, mutant_figures
@@ -19,9 +18,9 @@ from harness.campaigns.soak import soak
 from harness.cli.display import history_table, print_errors
 from harness.cli.engines.soak import soak_engine
 from harness.cli.exit_codes import INTERRUPTED, OK, code_of
-from harness.cli.folders import default_workers
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
+from harness.machine.workers import sparing, workers_for
 from harness.records import record as run_record
 from harness.records.files import write_whole
 from reports.texts import or_dash
@@ -50,11 +49,11 @@ def run_soak(options: argparse.Namespace) -> int:
     run_record.require_writable(options.record)
     if options.table is not None:
         run_record.require_writable(options.table)
-    workers = options.workers or default_workers(device)
+    workers = workers_for(device, options.workers)
     figures = soak(device, steps, range(seeds), options.first_seed, workers)
     print(figures["message"])
     print_errors(failure["error"] for failure in figures["errors"])
-    run_record.write_evidence("soak", device, figures, options.record)
+    run_record.write_evidence("soak", device, figures, options.record, workers)
     if options.table is not None:
         write_whole(options.table, detection_table(figures["bugs"]))
     return INTERRUPTED if figures["interrupted"] else code_of(figures)
@@ -103,7 +102,8 @@ def run_timeline(options: argparse.Namespace) -> int:
     device = resolve_device(options.device or "auto")
     if options.record is not None:
         run_record.require_writable(options.record)
-    figures = play_history(device, options.workers or default_workers(device))
+    workers = workers_for(device, options.workers)
+    figures = play_history(device, workers)
     Console().print(history_table(figures))
     for point in figures["points"]:
         for odd in point["odd"]:
@@ -111,7 +111,7 @@ def run_timeline(options: argparse.Namespace) -> int:
     print(f"{figures['message']}; {figures['seconds']:.0f} s")
     print_errors(failure["error"] for failure in figures["errors"])
     if options.record is not None:
-        run_record.write_evidence("timeline", device, figures, options.record)
+        run_record.write_evidence("timeline", device, figures, options.record, workers)
     return code_of(figures)
 
 
@@ -128,7 +128,7 @@ def run_mutants(options: argparse.Namespace) -> int:
         for mutant in mutants()
         if not options.runner or mutant.runner in options.runner
     ]
-    workers = processes_for(options.workers or default_workers(device), device)
+    workers = workers_for(device, options.workers)
     ends: list[MutantEnded] = []
     clock, interrupted = time.monotonic(), False
     console = Console()
@@ -140,7 +140,7 @@ def run_mutants(options: argparse.Namespace) -> int:
                 ends.append(ended)
                 progress.advance(bar)
 
-            hunt_all(hunts, workers, on_end)
+            hunt_all(hunts, sparing(workers, device), on_end)
     except KeyboardInterrupt:
         interrupted = True
     settings = {"seeds": list(seeds), "examples": options.examples, "interrupted": interrupted}
@@ -149,7 +149,7 @@ def run_mutants(options: argparse.Namespace) -> int:
     console.print(f"{found['message']}; {found['seconds']:.0f} s", soft_wrap=True, markup=False)
     print_errors(failure["error"] for failure in found["errors"])
     if options.record is not None:
-        run_record.write_evidence("mutants", device, found, options.record)
+        run_record.write_evidence("mutants", device, found, options.record, workers)
     return INTERRUPTED if interrupted else code_of(found)
 
 

@@ -169,9 +169,18 @@ def add_device(command: Parser) -> None:
     command.add_argument("--device", help="auto, cpu or cuda")
 
 
-def add_workers(command: Parser, default: str = "a core each; 1 on cuda") -> None:
-    """Add the option that says how many processes share the work."""
+def add_workers(command: Parser) -> None:
+    """Add the options that say how many processes share the work, and how these share GPUs."""
+    default = "by cores, GPUs and whether an MPS daemon answers: docs/gpu.md"
     command.add_argument("--workers", type=count, help=f"Processes ({default})")
+    add_mps(command)
+
+
+def add_mps(command: Parser) -> None:
+    """Add the option that lets processes share GPUs by an MPS daemon of their own."""
+    command.add_argument(
+        "--mps", action="store_true", help="Share GPUs by an NVIDIA MPS daemon of this run's own"
+    )
 
 
 def add_regress(commands: Commands) -> None:
@@ -257,7 +266,7 @@ def add_corpus(commands: Commands) -> None:
     summary = "Make the regression corpus again, on a CPU, seed 0"
     corpus = commands.add("corpus", run_corpus, summary)
     corpus.add_argument("--bug", type=names, default=(), help="BUG or BUG@RUNNER, by comma (all)")
-    add_workers(corpus, "a core each")
+    corpus.add_argument("--workers", type=count, help="Processes (a core each)")
     corpus.add_argument("--out", type=Path, default=CORPUS, help=f"Folder of cases ({CORPUS})")
 
 

@@ -15,9 +15,10 @@ from harness.cli.display import clean_table, matrix, print_errors, progress, run
 from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
-from harness.cli.folders import LATEST, default_workers, new_folder, shown, swap_link
+from harness.cli.folders import LATEST, new_folder, shown, swap_link
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
+from harness.machine.workers import workers_for
 from harness.records import record as run_record
 from harness.records.case import write_case
 from harness.records.files import write_whole
@@ -37,17 +38,18 @@ def run_regress(options: argparse.Namespace) -> int:
         return try_engine(options)
     for name in options.preset:
         known("preset", name, PRESETS)
+    device = resolve_device(options.device or "auto")
     settings = RunConfig(
-        device=resolve_device(options.device or "auto"),
+        device=device,
         hunts=hunts_of(options.bug, options.runner),
         presets=options.preset or tuple(PRESETS),
         seed=options.seed,
         examples=options.examples or EXAMPLES,
         command=shlex.join(["paritybit", *map(shown, options.typed)]),
+        workers=workers_for(device, options.workers),
     )
     folder = new_folder(options.out)
     console, run, tasks = Console(), Run(settings), plan(settings)
-    workers = options.workers or default_workers(settings.device)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
     try:
         with progress(console, len(tasks)) as advance:
@@ -56,7 +58,7 @@ def run_regress(options: argparse.Namespace) -> int:
                 run.results.append(result)
                 advance(result)
 
-            run_tasks(tasks, min(workers, len(tasks)), on_result)
+            run_tasks(tasks, settings.workers.at_most(len(tasks)), on_result)
     except KeyboardInterrupt:
         run.interrupted = True
     return finish(console, run, folder)

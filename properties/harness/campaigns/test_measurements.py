@@ -18,6 +18,7 @@ from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.machine.workers import Workers
 from harness.records.schema import VERSION
 from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import (
@@ -43,7 +44,8 @@ def evidence(path: Path, kind: str) -> Data:
     assert data["version"] == VERSION
     assert data["environment"]["device"] == "cpu"
     assert torch.__version__.startswith(data["environment"]["torch"].split("+")[0])
-    assert {"device_name", "python", "commit", "dirty"} <= data["environment"].keys()
+    known = {"device_name", "python", "commit", "dirty", "processes", "gpus", "mps"}
+    assert known <= data["environment"].keys()
     figures: Data = data["figures"]
     return figures
 
@@ -83,7 +85,7 @@ def test_a_bug_that_half_of_the_seeds_find_late_is_not_as_hoped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(soaking, "MEDIAN", 0)
-    figures = soaking.soak("cpu", 0, range(1), 0, 1)
+    figures = soaking.soak("cpu", 0, range(1), 0, Workers(1))
     assert not figures["as_hoped"]
     assert "later than schedule 0: swa_int64@breakable" in figures["message"]
 
@@ -126,7 +128,7 @@ def scripted_soak(monkeypatch: pytest.MonkeyPatch, script: Script) -> Callable[.
     monkeypatch.setattr(soaking, "lockstep_of", lambda trial: Scripted(trial, script))
 
     def soak() -> Data:
-        return soaking.soak("cpu", 2, range(1), 0, 1)
+        return soaking.soak("cpu", 2, range(1), 0, Workers(1))
 
     return soak
 
@@ -229,10 +231,10 @@ def test_an_error_of_ours_in_a_soak_is_no_finding_and_the_rest_finishes(
 def test_an_interrupted_soak_keeps_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """And has no verdict."""
 
-    def interrupted(campaign: Any, tasks: Any, processes: int, on_end: Any) -> None:
+    def interrupted(campaign: Any, tasks: Any, workers: Workers, on_end: Any) -> None:
         if campaign is soaking.HUNTS:
             raise KeyboardInterrupt
-        execute(campaign, tasks, processes, on_end)
+        execute(campaign, tasks, workers, on_end)
 
     monkeypatch.setattr(soaking, "execute", interrupted)
     script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("index_contract"))

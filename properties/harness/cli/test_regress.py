@@ -65,6 +65,8 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     record = record_of(tmp_path / "out")
     latest = tmp_path / "out" / "latest"
     assert record["verdict"] == "green"
+    spread = {"processes": 1, "gpus": 0, "mps": False}
+    assert record["environment"].items() >= spread.items()
     assert f"paritybit {' '.join(RUN)} --bug {PAIR} --out out" == record["command"]
     cases = sorted(path.name for path in (latest / "cases").iterdir())
     assert cases == [
