@@ -1,4 +1,4 @@
-"""Measuring endurance, speed and how many mutants are seen, and playing the upstream history."""
+"""Measuring endurance and how many mutants are seen, and playing the upstream history."""
 
 import argparse
 import time
@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from harness.campaigns.bench import bench
 from harness.campaigns.history import play_history
 from harness.campaigns.mutants.hunting import End, MutantHunt
 from harness.campaigns.mutants.score import MutantEnded, hunt_all, mutant_figures
 from harness.campaigns.soak import soak
 from harness.cli.display import history_table, print_errors
 from harness.cli.engines.soak import soak_engine
-from harness.cli.exit_codes import INTERRUPTED, OK, code_of
+from harness.cli.exit_codes import INTERRUPTED, code_of
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
 from harness.machine.workers import sparing, workers_for
@@ -70,31 +69,6 @@ def detection_table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = f"`{row['bug']}`", f"`{row['runner']}`", f"`{row['property']}`", *map(str, found)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def run_bench(options: argparse.Namespace) -> int:
-    """Measure and print; write the figures where asked to."""
-    device = resolve_device(options.device or "auto")
-    if options.record is not None:
-        run_record.require_writable(options.record)
-    figures = bench(device)
-    for row in figures["lockstep"]:
-        print(
-            f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s, of which"
-            f" {row['share_of_held_checks']:.0%} go to the checks of what is read, held and owned"
-        )
-        parts = ", ".join(f"{name} {ms}" for name, ms in row["parts_milliseconds"].items())
-        print(
-            f"         a step takes as long as {row['step_in_products']} products of 8 x 64 floats:"
-            f" {row['step_milliseconds']} ms ({parts})"
-        )
-        print(
-            f"         {row['captures_per_second']:.0f} captures/s,"
-            f" {row['schedules_per_second']} drawn schedules/s, on the CPU"
-        )
-    if options.record is not None:
-        run_record.write_evidence("bench", device, figures, options.record)
-    return OK
 
 
 def run_timeline(options: argparse.Namespace) -> int:

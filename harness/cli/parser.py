@@ -20,8 +20,8 @@ run_bisect: Command = "harness.cli.bisect", "run_bisect"
 run_corpus: Command = "harness.cli.corpus", "run_corpus"
 run_engine: Command = "harness.cli.engines.trial", "run_engine"
 run_releases: Command = "harness.cli.engines.trial", "run_releases"
+run_bench: Command = "harness.cli.bench", "run_bench"
 run_list: Command = "harness.cli.names", "run_list"
-run_bench: Command = "harness.cli.measure", "run_bench"
 run_mutants: Command = "harness.cli.measure", "run_mutants"
 run_soak: Command = "harness.cli.measure", "run_soak"
 run_timeline: Command = "harness.cli.measure", "run_timeline"
@@ -133,6 +133,11 @@ def count(text: str, least: int = 1) -> int:
             f"{quoted(text)} is not a whole number of at least {least}"
         )
     return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Return whole numbers of at least 1, or raise ArgumentTypeError."""
+    return tuple(count(part) for part in text.split(","))
 
 
 def count_or_none(text: str) -> int:
@@ -319,6 +324,8 @@ def add_soak(commands: Commands) -> None:
 def add_bench(commands: Commands) -> None:
     """Add the measurement of speed."""
     bench = commands.add("bench", run_bench, "Measure differential steps per second")
+    numbers = "Numbers of processes that play at a time, by comma (those worth measuring here)"
+    bench.add_argument("--processes", type=counts, default=(), help=numbers)
     bench.add_argument("--record", type=Path, help="Where the figures go, as JSON")
     add_device(bench)
 

@@ -13,6 +13,7 @@ from harness.campaigns import soak as soaking
 from harness.campaigns.bench import workload
 from harness.campaigns.executor import execute
 from harness.campaigns.fresh import PlayFresh
+from harness.campaigns.measuring import bandwidth, sharing
 from harness.campaigns.regress import one_size
 from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_seed, trials
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
@@ -287,15 +288,23 @@ def test_the_exit_code_of_a_soak_follows_from_its_figures(
 def test_a_bench_records_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One measured repetition a preset, of a shorter workload."""
+    """One measured repetition a preset, of a shorter workload, and one process beside none."""
     monkeypatch.setattr("harness.campaigns.bench.REPEATS", 1)
     monkeypatch.setattr("harness.campaigns.bench.DECODES", 6)
+    monkeypatch.setattr(sharing, "SECONDS", 0.01)
+    monkeypatch.setitem(bandwidth.BYTES, "cpu", 2**20)
     path = tmp_path / "bench.json"
-    assert main(["bench", "--device", "cpu", "--record", str(path)]) == OK
+    words = ["bench", "--device", "cpu", "--processes", "1", "--record", str(path)]
+    assert main(words) == OK
     shown_rows = capsys.readouterr().out.splitlines()
     figures = evidence(path, "bench")
     assert [row["preset"] for row in figures["lockstep"]] == list(PRESETS)
-    assert len(shown_rows) == 3 * len(PRESETS)
+    assert len(shown_rows) >= 3 * len(PRESETS) + 3
+    (shared,) = figures["sharing"]
+    assert (shared["processes"], shared["gpus"], shared["mps"]) == (1, 0, False)
+    assert f"1 process: {shared['steps_per_second']:.0f} differential steps/s in all" in shown_rows
+    memory = figures["bandwidth"]
+    assert min(memory["comparison_gb_per_second"], memory["copy_gb_per_second"]) > 0
     for row in figures["lockstep"]:
         assert f"as long as {row['step_in_products']} products" in "".join(shown_rows)
         parts = row["parts_milliseconds"]
