@@ -104,8 +104,9 @@ soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: AR
 detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table in reports/evidence/detections.md
 	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
 
-check: .venv/ready ## Lint and types
-	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy
+check: .venv/ready ## Lint and types, and the workflows of CI
+	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor
+	@.venv/bin/zizmor --offline --quiet --strict-collection .github/workflows
 	@.venv/bin/python -m ruff check . && .venv/bin/python -m ruff format --check . && .venv/bin/python -m mypy
 
 .venv/ready: pyproject.toml constraints.txt

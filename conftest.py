@@ -252,6 +252,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f" {counts['replays']} replays, {counts['padded_replays']} of them padded"
     )
     stats = terminalreporter.stats
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for report in (*stats.get("failed", ()), *stats.get("error", ())):
+            terminalreporter.write_line(annotation(report))
     write_summary(config, {key: len(reports) for key, reports in stats.items() if key})
     merged = ARTIFACTS / "cases"
     found = sorted(ARTIFACTS.glob("worker-*/*.json"))
@@ -260,6 +263,19 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         path.replace(merged / path.name)
     for path in found:
         terminalreporter.write_line(f"replay with: paritybit replay {merged / path.name}")
+
+
+def annotation(report: pytest.TestReport) -> str:
+    """Return what shows a failed test beside its line, in a job of GitHub's.
+
+    pytest-github-actions-annotate-failures says nothing where workers run the tests.
+    """
+    file, line, name = report.location
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = f"{name}: {crash.message if crash is not None else report.longreprtext}"
+    for sign in "%\r\n":
+        message = message.replace(sign, f"%{ord(sign):02X}")
+    return f"::error file={file},line={(line or 0) + 1}::{message}"
 
 
 def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:

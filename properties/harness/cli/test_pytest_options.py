@@ -337,6 +337,20 @@ def test_there_are_as_many_workers_as_do_most_where_the_tests_run(
     assert [auto(asked("cuda")), auto(asked("cpu"))] == [15, 16]
 
 
+def test_a_failed_test_is_annotated_at_its_line_in_a_job_of_githubs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nowhere else; on one line, however long what it says."""
+    failing = "def test_well(): pass\n\ndef test_it():\n    raise ValueError('50 %\\nmore')\n"
+    (tmp_path / "test_it.py").write_text(failing)
+    said = r"^::error file=\S*test_it\.py,line=3::test_it: ValueError: 50 %25%0Amore$"
+    for github, workers, count in (("true", ("-n", "1"), 1), ("", (), 0)):
+        monkeypatch.setenv("GITHUB_ACTIONS", github)
+        done = suite("-p", "conftest", *workers, "test_it.py", folder=tmp_path)
+        assert done.returncode == TESTS_FAILED
+        assert len(re.findall(said, done.stdout, re.M)) == count
+
+
 WHERE_A_WORKER_RUNS = """
 import os, pathlib, sys
 
