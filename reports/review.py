@@ -235,7 +235,7 @@ def _environment(environment: Environment) -> Iterator[Fact]:
 def _spread(environment: Environment) -> str:
     """Return in words how many processes shared the work, and which GPUs."""
     count, gpus = environment.processes or 1, environment.gpus
-    processes = f"{count} process{'es' * (count > 1)}"
+    processes = f"{count} process{'es' * (count > 1)}{' of a Ray cluster' * bool(environment.ray)}"
     if not gpus:
         return processes
     under = "under MPS" if environment.mps else "without MPS"

@@ -93,7 +93,7 @@ def environment(variables: re.Pattern[str] | None, gpu: str | None = None) -> It
         os.environ.update(before)
 
 
-def _outcome(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
+def outcome_of(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
     """Return what a task gives, or the traceback of what it raises."""
     try:
         return run(task), None
@@ -126,7 +126,7 @@ def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
     with suppress(EOFError, BrokenPipeError):  # The process that started this one is gone.
         while True:
             task = pipe.recv()
-            result, error = _outcome(run, task)
+            result, error = outcome_of(run, task)
             try:
                 pipe.send((result, error))
             except Exception as unsendable:
@@ -186,7 +186,7 @@ class _Worker(Generic[T, R]):
         self.pipe.close()
 
 
-class _Waiting(Generic[T, R]):
+class Waiting(Generic[T, R]):
     """The tasks that no process has been given yet, in order."""
 
     def __init__(self, campaign: Campaign[T, R], tasks: Iterable[T]) -> None:
@@ -204,11 +204,15 @@ class _Waiting(Generic[T, R]):
         new = [place for place, (shared, _) in enumerate(self.tasks) if shared not in taken]
         return self.tasks.pop((same or new or [0])[0])[1]
 
+    def put_back(self, task: T) -> None:
+        """Have a task wait again, before all others."""
+        self.tasks.insert(0, (self.shared(task), task))
+
 
 def _hand_out(
     campaign: Campaign[T, R],
     workers: list[_Worker[T, R] | None],
-    waiting: _Waiting[T, R],
+    waiting: Waiting[T, R],
     pin: Callable[[int], str | None],
 ) -> None:
     """Give every idle process a task, while there are tasks; start those that are not there."""
@@ -237,7 +241,7 @@ class _TooLongError(BaseException):
 
 
 @contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
+def alarm(seconds: float) -> Iterator[None]:
     """Raise what ends a task once it has taken too long; signals reach the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -258,8 +262,8 @@ def _alarm(seconds: float) -> Iterator[None]:
 def _run_here(campaign: Campaign[T, R], task: T) -> Ended[T, R]:
     """Run a task in this process."""
     started, seconds = time.monotonic(), campaign.seconds(task)
-    with _alarm(seconds):
-        result, error = _outcome(campaign.run, task)
+    with alarm(seconds):
+        result, error = outcome_of(campaign.run, task)
     return Ended(task, time.monotonic() - started, result, error)
 
 
@@ -280,6 +284,17 @@ def execute(
     Under MPS a task that spoiled its process may be another one's victim: it is run again, with
     no other beside it, and ends as it ends then.
     """
+    again_under_mps(_spread, campaign, tasks, workers, on_end)
+
+
+def again_under_mps(
+    spread: Callable[[Campaign[T, R], Iterable[T], Workers, Callable[[Ended[T, R]], None]], None],
+    campaign: Campaign[T, R],
+    tasks: Iterable[T],
+    workers: Workers,
+    on_end: Callable[[Ended[T, R]], None],
+) -> None:
+    """Run every task by `spread`; under MPS, what spoiled its process a second time and alone."""
     again: list[T] = []
 
     def on_first_end(ended: Ended[T, R]) -> None:
@@ -288,9 +303,9 @@ def execute(
         else:
             on_end(ended)
 
-    _spread(campaign, tasks, workers, on_first_end)
+    spread(campaign, tasks, workers, on_first_end)
     for task in again:
-        _spread(campaign, [task], workers.at_most(1), on_end)
+        spread(campaign, [task], workers.at_most(1), on_end)
 
 
 def _spread(
@@ -300,7 +315,7 @@ def _spread(
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
     """Run every task, in as many processes as there are to be, and end these."""
-    waiting = _Waiting(campaign, tasks)
+    waiting = Waiting(campaign, tasks)
     if spread_over.processes == 0:
         last = None
         while waiting:

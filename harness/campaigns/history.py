@@ -11,9 +11,10 @@ from typing import Any
 
 from rich.progress import Progress
 
-from harness.campaigns.executor import Campaign, Ended, execute
+from harness.campaigns.executor import Campaign, Ended
 from harness.campaigns.hunt import HuntResult, play_all, time_limit
 from harness.campaigns.regress import RunConfig, one_size, trial_of
+from harness.campaigns.spreading.backends import execute
 from harness.campaigns.task import pieces_of
 from harness.checks.play import DeviceLostError, Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES

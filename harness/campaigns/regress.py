@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 
-from harness.campaigns.executor import Campaign, execute
+from harness.campaigns.executor import Campaign
+from harness.campaigns.spreading.backends import execute
+from harness.campaigns.spreading.database import Known
 from harness.campaigns.task import (
     GOOD,
     Result,
@@ -63,7 +65,8 @@ def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[tuple[str, str],
 class RunConfig:
     """What a run was asked for, and over which workers it is spread.
 
-    `hunts` are (bug, runner); their runners are tried clean too.
+    `hunts` are (bug, runner); their runners are tried clean too, by the `known` schedules of
+    other runs before any others.
     """
 
     device: str
@@ -73,6 +76,7 @@ class RunConfig:
     examples: int = 50
     command: str = "paritybit regress"
     workers: Workers = HERE
+    known: Known = field(default_factory=Known)
 
     @property
     def runners(self) -> tuple[str, ...]:
@@ -135,7 +139,9 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     for place, runner in enumerate(settings.runners):
         for scheme in schemes:
             trial = trial_of(settings, runner, scheme)
-            tasks.append(Task(trial, Source.GENERATED, seed, min(share, settings.examples)))
+            known = settings.known.by_runner.get(runner, ())
+            few = min(share, settings.examples)
+            tasks.append(Task(trial, Source.GENERATED, seed, few, known))
             if scheme is schemes[place % len(schemes)]:
                 tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
             seed += 1

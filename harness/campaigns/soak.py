@@ -11,9 +11,10 @@ from typing import Any
 from rich.progress import Progress
 
 from harness.campaigns.confirm import confirmed
-from harness.campaigns.executor import Campaign, Ended, execute
+from harness.campaigns.executor import Campaign, Ended
 from harness.campaigns.fresh import play_fresh
 from harness.campaigns.hunt import hunt, play_all, time_limit, without_error
+from harness.campaigns.spreading.backends import execute
 from harness.campaigns.task import watched_for
 from harness.checks.expectations import affected_runners, detected_by
 from harness.checks.play import DeviceLostError, Lockstep

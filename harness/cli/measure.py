@@ -17,9 +17,10 @@ from harness.campaigns.soak import soak
 from harness.cli.display import history_table, print_errors
 from harness.cli.engines.soak import soak_engine
 from harness.cli.exit_codes import INTERRUPTED, code_of
+from harness.cli.spreading import require_this_machine, workers_asked_for
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
-from harness.machine.workers import sparing, workers_for
+from harness.machine.workers import sparing
 from harness.records import record as run_record
 from harness.records.files import write_whole
 from reports.texts import or_dash
@@ -33,6 +34,7 @@ STEPS, SEEDS = 20_000, 20
 def run_soak(options: argparse.Namespace) -> int:
     """Play many clean steps and many seeds of every bug, or soak an engine; write the figures."""
     if options.engine is not None:
+        require_this_machine(options)
         return soak_engine(options)
     if options.runner or options.preset:
         raise MalformedError(
@@ -48,7 +50,7 @@ def run_soak(options: argparse.Namespace) -> int:
     run_record.require_writable(options.record)
     if options.table is not None:
         run_record.require_writable(options.table)
-    workers = workers_for(device, options.workers)
+    workers = workers_asked_for(options, device)
     figures = soak(device, steps, range(seeds), options.first_seed, workers)
     print(figures["message"])
     print_errors(failure["error"] for failure in figures["errors"])
@@ -76,7 +78,7 @@ def run_timeline(options: argparse.Namespace) -> int:
     device = resolve_device(options.device or "auto")
     if options.record is not None:
         run_record.require_writable(options.record)
-    workers = workers_for(device, options.workers)
+    workers = workers_asked_for(options, device)
     figures = play_history(device, workers)
     Console().print(history_table(figures))
     for point in figures["points"]:
@@ -102,7 +104,7 @@ def run_mutants(options: argparse.Namespace) -> int:
         for mutant in mutants()
         if not options.runner or mutant.runner in options.runner
     ]
-    workers = workers_for(device, options.workers)
+    workers = workers_asked_for(options, device)
     ends: list[MutantEnded] = []
     clock, interrupted = time.monotonic(), False
     console = Console()

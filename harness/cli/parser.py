@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from harness import __version__
 from harness.cli.folders import CORPUS, OUT
 from harness.errors import MalformedError, cut, known, quoted
+from harness.machine.workers import LOCAL
 
 Command = tuple[str, str]
 """A module, and the function in it that runs a command: imported when that is run.
@@ -188,6 +189,14 @@ def add_mps(command: Parser) -> None:
     )
 
 
+def add_cluster(command: Parser) -> None:
+    """Add the options that spread work over machines, and that keep what has ended."""
+    cluster = "Spread over a Ray cluster: one of this machine alone, or the one at an address"
+    command.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help=cluster)
+    journal = "File that keeps each end; what it has is not run again: call the same again to go on"
+    command.add_argument("--journal", type=Path, help=journal)
+
+
 def add_regress(commands: Commands) -> None:
     """Add the main job."""
     summary = "Clean baseline, then hunt every bug; write a page"
@@ -206,6 +215,11 @@ def add_regress(commands: Commands) -> None:
     examples = "Schedules per hunt (50), or per leg of an engine beside its first (4)"
     regress.add_argument("--examples", type=count, help=examples)
     add_workers(regress)
+    add_cluster(regress)
+    database = (
+        "Folder of an example database that runs share: found cases are kept, and tried first"
+    )
+    regress.add_argument("--database", type=Path, help=database)
     regress.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
     regress.add_argument(
         "--engine",
@@ -262,6 +276,7 @@ def add_timeline(commands: Commands) -> None:
     summary = "Play the upstream history: which properties were red when"
     timeline = commands.add("timeline", run_timeline, summary)
     add_workers(timeline)
+    add_cluster(timeline)
     timeline.add_argument("--record", type=Path, help="Where the figures go, as JSON")
     add_device(timeline)
 
@@ -304,6 +319,7 @@ def add_soak(commands: Commands) -> None:
     soak.add_argument("--steps", type=count_or_none, help=steps)
     soak.add_argument("--seeds", type=count_or_none, help="Hunter seeds per bug (20)")
     add_workers(soak)
+    add_cluster(soak)
     soak.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
     soak.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     table = "Where the table of schedules that each bug needed goes, as Markdown"
@@ -339,6 +355,7 @@ def add_mutants(commands: Commands) -> None:
     mutants.add_argument("--first-seed", type=count_or_none, default=0, help="First seed (0)")
     mutants.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
     add_workers(mutants)
+    add_cluster(mutants)
     mutants.add_argument("--record", type=Path, help="Where the figures go, as JSON")
     add_device(mutants)
 

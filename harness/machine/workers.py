@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.machine import mps
 from harness.machine.gpus import visible_gpus
@@ -28,18 +29,26 @@ MOST_CLIENTS = 48
 """Processes that MPS lets share one GPU, as NVIDIA documents it."""
 
 
+LOCAL = "local"
+"""The cluster that is started on this machine for a campaign alone."""
+
+
 @dataclass(frozen=True)
 class Workers:
     """So many processes, which take the GPUs in turn; with 0 the work is done in this process.
 
     `gpus` are named as CUDA_VISIBLE_DEVICES names them; without any no process is pinned.
     `mps` says whether an MPS daemon answers: then one process that loses its device may take
-    others on its GPU along.
+    others on its GPU along. `cluster` is the address of a Ray cluster that the processes belong
+    to, or LOCAL; None is this machine without Ray. `journal` is the file that keeps what has
+    ended, and has what had before.
     """
 
     processes: int
     gpus: tuple[str, ...] = ()
     mps: bool = False
+    cluster: str | None = None
+    journal: Path | None = None
 
     def pin(self, place: int) -> str | None:
         """Return the GPU of the process at a place, or None if it is not pinned."""
@@ -86,4 +95,5 @@ def sparing(workers: Workers, device: str) -> Workers:
 
     Starting a process costs seconds. On cuda a task needs one, for it may lose its device.
     """
-    return HERE if workers.processes == 1 and device == "cpu" else workers
+    alone = workers.processes == 1 and device == "cpu" and workers.cluster is None
+    return replace(workers, processes=0) if alone else workers

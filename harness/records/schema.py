@@ -40,7 +40,8 @@ class Environment:
 
     `dirty` says whether the tree differed from the commit. The work was spread over so many
     `processes`, or done in the one process if 0, which took so many `gpus` in turn; `mps` says
-    whether they shared them by NVIDIA's MPS. These are None of what is not spread.
+    whether they shared them by NVIDIA's MPS, `ray` whether they were a Ray cluster's. These are
+    None of what is not spread.
     """
 
     device: str
@@ -56,6 +57,7 @@ class Environment:
     processes: int | None = field(default=None, metadata=LATER)
     gpus: int | None = field(default=None, metadata=LATER)
     mps: bool | None = field(default=None, metadata=LATER)
+    ray: bool | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)

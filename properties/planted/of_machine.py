@@ -37,4 +37,28 @@ OF_MACHINE: tuple[Fault, ...] = (
         tests=("properties/harness/campaigns/test_executor.py", "-k", "under_mps"),
         why="Under MPS a task that lost its device by another one's fault is told as a finding.",
     ),
+    Fault(
+        name="spoiled-end-is-kept",
+        file="harness/campaigns/spreading/journal.py",
+        old="if ended.result is None or ended.result.spoiled:",
+        new="if ended.result is None:",
+        tests=("properties/harness/campaigns/test_journal.py",),
+        why="A task that lost its device is taken for done when its campaign goes on.",
+    ),
+    Fault(
+        name="journal-of-any-build",
+        file="harness/campaigns/spreading/journal.py",
+        old="if not text.startswith(head):",
+        new="if not text.startswith(HEAD):",
+        tests=("properties/harness/campaigns/test_journal.py",),
+        why="Results of another build are taken into a run.",
+    ),
+    Fault(
+        name="known-schedules-left-out",
+        file="harness/campaigns/hunt.py",
+        old="        for schedule in first:\n            search(schedule)\n",
+        new="",
+        tests=("properties/harness/campaigns/test_database.py",),
+        why="What failed before is not tried on the clean build.",
+    ),
 )

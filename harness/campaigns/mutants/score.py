@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.campaigns.executor import Ended, execute
+from harness.campaigns.executor import Ended
 from harness.campaigns.mutants.hunting import MUTANTS, End, Hunted, MutantHunt
 from harness.campaigns.mutants.survivors import survivor
+from harness.campaigns.spreading.backends import execute
 from harness.errors import headline
 from harness.machine.workers import Workers
 
