@@ -18,17 +18,31 @@ ASK_SECONDS = 60.0
 """How long the driver may take to name its GPUs: many times what it does."""
 
 
-def gpu_names() -> list[str]:
-    """Return what the machine's GPUs are called, in the driver's order."""
+def listed_gpus() -> list[tuple[str, str]]:
+    """Return the name and UUID of each GPU here, '' where unknown, in the driver's order."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=ASK_SECONDS
         )
     except FileNotFoundError:
-        return ["NVIDIA GPU" for _ in DEVICE_FILES.glob("nvidia[0-9]*")]
+        return [("", "") for _ in DEVICE_FILES.glob("nvidia[0-9]*")]
     except (OSError, subprocess.SubprocessError):
         return []
-    return re.findall(r"^GPU \d+: (.*?) \(", listed.stdout, re.M)
+    return re.findall(r"^GPU \d+: (.*?) \(UUID: (.*?)\)", listed.stdout, re.M)
+
+
+def gpu_names() -> list[str]:
+    """Return what the machine's GPUs are called, in the driver's order."""
+    return [name or "NVIDIA GPU" for name, _ in listed_gpus()]
+
+
+def first_name() -> str | None:
+    """Return what the first GPU is called that this process may use; None where that is unknown."""
+    visible, listed = visible_gpus(), listed_gpus()
+    for place, (name, uuid) in enumerate(listed):
+        if visible and (visible[0] == str(place) or uuid.startswith(visible[0])):
+            return name or None
+    return None
 
 
 def visible_gpus() -> list[str]:

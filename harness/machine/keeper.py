@@ -29,7 +29,7 @@ PROBE = "get_server_list"
 MISSING = "Cannot find MPS control daemon"
 """What NVIDIA's program says where no daemon listens."""
 
-PROBE_SECONDS, START_SECONDS, QUIT_SECONDS = 10.0, 30.0, 10.0
+PROBE_SECONDS, START_SECONDS, QUIT_SECONDS = 10.0, 30.0, 3.0
 """How long a command may take, a daemon until it answers, and clients to end once told to."""
 
 
@@ -105,7 +105,7 @@ def refused(
 def stop(daemon: subprocess.Popen[bytes], variables: Mapping[str, str]) -> None:
     """End a daemon and its servers: by its own command and, if need be, by force."""
     if daemon.poll() is None:
-        command(f"quit -t {QUIT_SECONDS:.0f}", variables, 2 * QUIT_SECONDS)
+        command(f"quit -t {QUIT_SECONDS:.0f}", variables, PROBE_SECONDS + QUIT_SECONDS)
     with suppress(subprocess.TimeoutExpired):
         daemon.wait(QUIT_SECONDS)
     with suppress(ProcessLookupError):

@@ -17,6 +17,9 @@ from harness.errors import CannotRunError
 from harness.machine import keeper
 from harness.machine.gpus import visible_gpus
 
+BY_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Has torch ask the driver whether there is a GPU, and begin CUDA only where it is used."""
+
 
 def answers() -> bool:
     """Whether an MPS daemon answers where a process started from here would look for one."""
@@ -27,19 +30,20 @@ def answers() -> bool:
 def private_daemon(device: str) -> Iterator[None]:
     """Let the processes that are started within share GPUs by an MPS daemon of their own.
 
-    It has pipe and log folders of its own and is stopped however this ends, or this process.
-    `device` is as it was asked for. Raises CannotRunError where none can start.
+    It has pipe and log folders of its own and is stopped however this ends, or this process, which
+    asks for GPUs without CUDA meanwhile: it would be a client that the daemon waits for. `device`
+    is as it was asked for. Raises CannotRunError where none can start.
     """
     if device == "cpu":
         raise CannotRunError("no MPS daemon can start for --mps: this runs on a CPU")
     if not visible_gpus():
         raise CannotRunError("no MPS daemon can start for --mps: no GPU is visible here")
-    before = {name: os.environ.get(name) for name in (keeper.PIPES, keeper.LOGS)}
+    before = {name: os.environ.get(name) for name in (keeper.PIPES, keeper.LOGS, BY_DRIVER)}
     folder = Path(tempfile.mkdtemp(prefix="paritybit-mps-"))
     with _kept(folder) as said:
         if said != keeper.READY:
             raise CannotRunError(f"no MPS daemon can start for --mps: {said}")
-        os.environ.update(keeper.variables_of(folder))
+        os.environ.update({**keeper.variables_of(folder), BY_DRIVER: "1"})
         try:
             yield
         finally:

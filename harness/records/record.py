@@ -11,6 +11,7 @@ import torch
 
 from harness import __version__
 from harness.errors import MalformedError
+from harness.machine.gpus import first_name
 from harness.machine.workers import Workers
 from harness.records.case import dump_json, of_format, read_json
 from harness.records.files import write_whole
@@ -48,9 +49,12 @@ def environment(
 
 
 def device_name(device: str) -> str:
-    """Return what the device is called, without saying whose it is."""
+    """Return what the device is called, without saying whose it is.
+
+    The driver is asked: this process may only hand work out, and would hold a GPU for its name.
+    """
     if device == "cuda":
-        return torch.cuda.get_device_name()
+        return first_name() or torch.cuda.get_device_name()
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 

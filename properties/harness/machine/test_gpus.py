@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness.machine import gpus
-from harness.machine.gpus import gpu_names, visible_gpus
+from harness.machine.gpus import first_name, gpu_names, visible_gpus
+from harness.records.record import device_name
 
 
 @pytest.fixture
@@ -74,6 +76,21 @@ def test_where_the_driver_cannot_be_asked_there_is_no_gpu(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(subprocess, "run", fail)
     assert visible_gpus() == []
+
+
+def test_the_device_is_called_by_its_driver_and_cuda_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first that is visible, by index or by the beginning of its UUID."""
+    text = "GPU 0: One (UUID: GPU-1a)\nGPU 1: Two (UUID: GPU-2b)\n"
+    monkeypatch.setattr(subprocess, "run", listing(text))
+    for visible, name in (("1,0", "Two"), ("GPU-2", "Two"), ("0", "One"), ("MIG-x", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert first_name() == name
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "asked of CUDA")
+    assert device_name("cuda") == "asked of CUDA"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a")
+    assert device_name("cuda") == "One"
 
 
 def test_without_the_drivers_program_its_device_files_are_counted(

@@ -46,6 +46,7 @@ def test_within_there_is_a_daemon_and_after_it_none(fakes: FakeGpus) -> None:
         assert Path(f"/proc/{process}").exists()
         assert (os.environ[keeper.PIPES], gpus) == (str(pipe), "all")
         assert Path(os.environ[keeper.LOGS]).is_dir()
+        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     assert fakes.gone()
     assert fakes.commands[-1].startswith("quit")
     assert dict(os.environ) == before
