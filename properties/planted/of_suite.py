@@ -19,7 +19,7 @@ OF_SUITE: tuple[Fault, ...] = (
         tests=(
             "properties/harness/cli/test_pytest_options.py",
             "-k",
-            "workers_share_all_gpus or gpu",
+            "pinned_to_its_gpu",
         ),
         why="All workers are pinned to one GPU.",
     ),

@@ -151,8 +151,10 @@ def test_the_clean_suite_goes_red_on_a_broken_subject_and_says_how_to_replay_it(
 ) -> None:
     """Two of its properties on one runner, in a worker; one of the two must see the bug.
 
-    The process that controls the worker leaves CUDA alone.
+    In a job of GitHub's that one is annotated. The process that controls the worker leaves CUDA
+    alone.
     """
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = python(
         *("-c", WITHOUT_CUDA, *SUITE, "-n", "1", "--runner", "decode"),
         *("--bug", "swa_pad", "--preset", "gpt_oss", "--device", device),
@@ -164,6 +166,10 @@ def test_the_clean_suite_goes_red_on_a_broken_subject_and_says_how_to_replay_it(
     assert "with bug swa_pad switched on: expect red" in done.stdout
     failed = r"^FAILED .*test_a_clean_subject_keeps\[decode-.*kv_parity"
     assert re.search(failed, done.stdout, re.M)
+    annotated = (
+        r"^::error file=\S*test_clean\.py,line=\d+::test_a_clean_subject_keeps\[decode-.*kv_"
+    )
+    assert len(re.findall(annotated, done.stdout, re.M)) == 1
     assert re.search(r"kv_parity: step \d+ of \d+: .* of request \d+", done.stdout)
     assert_only_kv_parity_is_red(tmp_path / "reports" / "junit.xml")
     monkeypatch.chdir(tmp_path)
@@ -337,18 +343,19 @@ def test_there_are_as_many_workers_as_do_most_where_the_tests_run(
     assert [auto(asked("cuda")), auto(asked("cpu"))] == [15, 16]
 
 
-def test_a_failed_test_is_annotated_at_its_line_in_a_job_of_githubs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And nowhere else; on one line, however long what it says."""
-    failing = "def test_well(): pass\n\ndef test_it():\n    raise ValueError('50 %\\nmore')\n"
-    (tmp_path / "test_it.py").write_text(failing)
-    said = r"^::error file=\S*test_it\.py,line=3::test_it: ValueError: 50 %25%0Amore$"
-    for github, workers, count in (("true", ("-n", "1"), 1), ("", (), 0)):
-        monkeypatch.setenv("GITHUB_ACTIONS", github)
-        done = suite("-p", "conftest", *workers, "test_it.py", folder=tmp_path)
-        assert done.returncode == TESTS_FAILED
-        assert len(re.findall(said, done.stdout, re.M)) == count
+def test_a_failed_test_is_annotated_at_its_line_whatever_it_says() -> None:
+    """On one line. What has no line of its own stands at the first, what has no crash as it is."""
+    crash = SimpleNamespace(message="ValueError: 50 %\nmore")
+    failed = SimpleNamespace(
+        location=("a/test_it.py", 2, "test_it"), longrepr=SimpleNamespace(reprcrash=crash)
+    )
+    broken = SimpleNamespace(
+        location=("a/test_it.py", None, "module"), longrepr="text", longreprtext="no import"
+    )
+    assert [conftest.annotation(cast(Any, report)) for report in (failed, broken)] == [
+        "::error file=a/test_it.py,line=3::test_it: ValueError: 50 %25%0Amore",
+        "::error file=a/test_it.py,line=1::module: no import",
+    ]
 
 
 WHERE_A_WORKER_RUNS = """
@@ -375,30 +382,30 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
     return found
 
 
-def test_under_mps_workers_share_all_gpus_and_the_daemon_is_stopped(
+def test_under_mps_a_worker_finds_the_daemon_which_is_stopped_at_the_end(
     two_gpus: FakeGpus, tmp_path: Path
 ) -> None:
     """The summary says which way they ran."""
-    for name in ("test_one.py", "test_other.py"):
-        (tmp_path / name).write_text(WHERE_A_WORKER_RUNS)
+    (tmp_path / "test_it.py").write_text(WHERE_A_WORKER_RUNS)
     shared = ("-p", "conftest", "--device", "cuda", "--mps")
-    done = suite(*shared, "-n", "2", ".", folder=tmp_path)
+    done = suite(*shared, "-n", "1", "test_it.py", folder=tmp_path)
     assert done.returncode == PASSED, done.stdout + done.stderr
     seen = {path.name: path.read_text() for path in tmp_path.glob("gw*")}
-    assert seen == {"gw0": "0", "gw1": "1"}
+    assert seen == {"gw0": "0"}
     summary = json.loads((tmp_path / conftest.ARTIFACTS / "summary.json").read_text())
-    assert summary["environment"].items() >= {"processes": 2, "gpus": 2, "mps": True}.items()
+    assert summary["environment"].items() >= {"processes": 1, "gpus": 2, "mps": True}.items()
     assert two_gpus.gone()
 
 
 def test_where_no_mps_daemon_can_start_pytest_says_why_and_has_no_verdict(
-    two_gpus: FakeGpus, tmp_path: Path
+    two_gpus: FakeGpus,
 ) -> None:
     (two_gpus.folder / "refuses").touch()
-    done = suite("--device", "cuda", "--mps", NO_TEST_STANDS_HERE, folder=tmp_path)
-    assert done.returncode == CANNOT_RUN
-    assert "no MPS daemon can start for --mps: nvidia-cuda-mps-control ended" in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    config = asked("cuda", mps=True)
+    with pytest.raises(pytest.exit.Exception) as ended:
+        conftest.pytest_configure(config)
+    assert ended.value.returncode == CANNOT_RUN
+    assert str(ended.value).startswith("no MPS daemon can start for --mps: nvidia-cuda-mps-control")
 
 
 def worker(name: str, device: str) -> pytest.Config:
