@@ -11,6 +11,7 @@ EXAMPLES ?=
 RECORD ?= reports/out/latest/run.json
 ARGS ?=
 ENGINE ?=
+MPS ?=
 VERSION ?=
 
 # The interpreter is used as it is where it already has what pyproject.toml asks for (a GPU
@@ -18,6 +19,9 @@ VERSION ?=
 READY := $(shell $(PYTHON) .ci/satisfied.py 2>/dev/null)
 RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
+
+# MPS=1 lets processes share GPUs by an MPS daemon of the run's own.
+SHARED := $(if $(filter-out 0,$(MPS)),--mps)
 
 # A setting as one word of the shell, whatever it holds; ARGS alone may be several.
 quoted = '$(subst ','\'',$(1))'
@@ -27,26 +31,26 @@ quoted = '$(subst ','\'',$(1))'
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
-	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SEED= EXAMPLES= PYTHON="
+	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SEED= EXAMPLES= MPS=1 PYTHON="
 
 setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
 regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record, page; ENGINE=… tries that
-	@$(RUN) -m harness regress --device $(call quoted,$(DEVICE)) --seed $(call quoted,$(SEED)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
+	@$(RUN) -m harness regress --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
 	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
 	@$(RUN) -m harness engine $(call quoted,$(VERSION))
 
 bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
-	@$(RUN) -m harness bisect-releases --device $(call quoted,$(DEVICE)) --seed $(call quoted,$(SEED)) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
+	@$(RUN) -m harness bisect-releases --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
 	  $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
 	@$(RUN) -m properties.engines.planted $(call quoted,$(VERSION)) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 releases: $(SETUP) ## Try every release of the engine: the matrix in reports/evidence/releases.md
-	@$(RUN) -m harness bisect-releases --device $(call quoted,$(DEVICE)) --seed $(call quoted,$(SEED)) --releases all \
+	@$(RUN) -m harness bisect-releases --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) --releases all \
 	  --table reports/evidence/releases.md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…; an engine's with ENGINE=…
@@ -57,13 +61,13 @@ bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule
 	  $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 timeline: $(SETUP) ## Play the upstream history: which properties were red when
-	@$(RUN) -m harness timeline --device $(call quoted,$(DEVICE)) $(ARGS)
+	@$(RUN) -m harness timeline --device $(call quoted,$(DEVICE)) $(SHARED) $(ARGS)
 
 corpus: $(SETUP) ## Make the regression corpus again, or the cases of BUG=…
 	@$(RUN) -m harness corpus $(if $(BUG),--bug $(call quoted,$(BUG))) $(ARGS)
 
 test: $(SETUP) ## Run the test suite
-	@$(RUN) -m pytest -n auto --device $(call quoted,$(DEVICE)) $(ARGS)
+	@$(RUN) -m pytest -n auto --device $(call quoted,$(DEVICE)) $(SHARED) $(ARGS)
 
 test-releases: $(SETUP) ## Run the tests of releases of the engine, which are fetched first: minutes
 	@for version in 0.5.11 0.5.12 0.5.23; do $(RUN) -m harness engine $$version || exit; done
@@ -73,7 +77,7 @@ planted: $(SETUP) ## Plant the table's faults and see that the suite catches eac
 	@$(RUN) -m properties.planted.run $(ARGS)
 
 mutants: $(SETUP) ## Get every static buffer wrong in each way; a property must see each: ARGS="--workers 60"
-	@$(RUN) -m harness mutants --device $(call quoted,$(DEVICE)) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
+	@$(RUN) -m harness mutants --device $(call quoted,$(DEVICE)) $(SHARED) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 code-mutants: $(SETUP) ## Make small mistakes in subjects/ by rule; the harness must see each: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)
@@ -94,14 +98,15 @@ bench: $(SETUP) ## Measure differential steps per second
 	@$(RUN) -m harness bench --device $(call quoted,$(DEVICE)) $(ARGS)
 
 soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"; ENGINE=… soaks that
-	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
+	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
 	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table in reports/evidence/detections.md
-	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
+	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
 
-check: .venv/ready ## Lint and types
-	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy
+check: .venv/ready ## Lint and types, and the workflows of CI
+	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor
+	@.venv/bin/zizmor --offline --quiet --strict-collection .github/workflows
 	@.venv/bin/python -m ruff check . && .venv/bin/python -m ruff format --check . && .venv/bin/python -m mypy
 
 .venv/ready: pyproject.toml constraints.txt

@@ -8,9 +8,9 @@ import os
 import random
 import re
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
+
+from harness.cli.exit_codes import CANNOT_RUN
+from harness.errors import CannotRunError
+from harness.machine import mps
+from harness.machine.gpus import VISIBLE, gpu_names, visible_gpus
+from harness.machine.workers import Workers, processes_on
 
 ARTIFACTS = Path("reports/out/pytest")
 """Where failing cases go; each worker has a folder of its own, merged at the end."""
@@ -36,34 +42,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="Device of the worlds; auto takes cuda if usable, else cpu",
     )
+    group.addoption(
+        "--mps",
+        action="store_true",
+        help="Share GPUs by an NVIDIA MPS daemon of this run's own, which is stopped at the end",
+    )
     group.addoption("--runner", default=None, help="Run this runner alone")
     group.addoption("--preset", default=None, help="Run this model preset alone")
     group.addoption(
         "--bug", default=None, help="Run the clean suite on a subject with this bug switched on"
     )
-
-
-def visible_gpus() -> list[str]:
-    """Return the GPUs the caller may use, as CUDA_VISIBLE_DEVICES names them, without CUDA."""
-    present = [str(index) for index, _ in enumerate(gpu_names())]
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None or not present:
-        return present
-    entries = [entry.strip() for entry in named.split(",")]
-    # As CUDA reads it: whatever follows the first entry that names no GPU does not count.
-    valid = [entry in present or entry.startswith(("GPU-", "MIG-")) for entry in entries]
-    return entries[: valid.index(False)] if False in valid else entries
-
-
-def gpu_names() -> list[str]:
-    """Return what the machine's GPUs are called, without CUDA."""
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return re.findall(r"^GPU \d+: (.*?) \(", listed.stdout, re.M)
 
 
 def chosen_device(config: pytest.Config) -> str:
@@ -89,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[COUNTS] = Counter()
     worker_input = getattr(config, "workerinput", None)
     if worker_input is None:
+        share_gpus(config)
         derandomized = settings().derandomize
         asked = config.getoption("--hypothesis-seed", None)
         drawn = 0 if derandomized else random.SystemRandom().randrange(2**31)
@@ -98,7 +87,19 @@ def pytest_configure(config: pytest.Config) -> None:
     gpus = visible_gpus()
     if config.stash[DEVICE] == "cuda" and gpus:
         number = int(re.sub(r"\D", "", str(worker_input["workerid"])) or 0)
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+        os.environ[VISIBLE] = gpus[number % len(gpus)]
+
+
+def share_gpus(config: pytest.Config) -> None:
+    """Start the MPS daemon that is asked for, until the end; without it nothing is run."""
+    if not config.getoption("--mps"):
+        return
+    daemon = ExitStack()
+    try:
+        daemon.enter_context(mps.private_daemon(config.stash[DEVICE]))
+    except CannotRunError as error:
+        pytest.exit(str(error), CANNOT_RUN)
+    config.add_cleanup(daemon.close)
 
 
 DEVICE = pytest.StashKey[str]()
@@ -110,10 +111,10 @@ CLEARED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker per GPU (processes sharing one take turns), or one per core on a CPU."""
-    if chosen_device(config) == "cuda":
-        return len(visible_gpus())
-    return os.cpu_count() or 1
+    """As many workers as do most here: see `processes_on`."""
+    device = chosen_device(config)
+    shared = device == "cuda" and (config.getoption("--mps") or mps.answers())
+    return processes_on(device, len(visible_gpus()), mps=shared)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -251,6 +252,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f" {counts['replays']} replays, {counts['padded_replays']} of them padded"
     )
     stats = terminalreporter.stats
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for report in (*stats.get("failed", ()), *stats.get("error", ())):
+            terminalreporter.write_line(annotation(report))
     write_summary(config, {key: len(reports) for key, reports in stats.items() if key})
     merged = ARTIFACTS / "cases"
     found = sorted(ARTIFACTS.glob("worker-*/*.json"))
@@ -259,6 +263,19 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         path.replace(merged / path.name)
     for path in found:
         terminalreporter.write_line(f"replay with: paritybit replay {merged / path.name}")
+
+
+def annotation(report: pytest.TestReport) -> str:
+    """Return what shows a failed test beside its line, in a job of GitHub's.
+
+    pytest-github-actions-annotate-failures says nothing where workers run the tests.
+    """
+    file, line, name = report.location
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = f"{name}: {crash.message if crash is not None else report.longreprtext}"
+    for sign in "%\r\n":
+        message = message.replace(sign, f"%{ord(sign):02X}")
+    return f"::error file={file},line={(line or 0) + 1}::{message}"
 
 
 def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:
@@ -273,8 +290,17 @@ def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:
         "tests": tests,
         "clean": dict(counts),
     }
-    name = ", ".join(gpu_names()) if config.stash[DEVICE] == "cuda" else None
-    write_evidence("suite", config.stash[DEVICE], figures, ARTIFACTS / "summary.json", name)
+    device = config.stash[DEVICE]
+    name = ", ".join(gpu_names()) if device == "cuda" else None
+    write_evidence("suite", device, figures, ARTIFACTS / "summary.json", workers_of(config), name)
+
+
+def workers_of(config: pytest.Config) -> Workers:
+    """Return over how many workers the tests were spread, and how these used the GPUs."""
+    processes = config.getoption("numprocesses", None) or 0
+    if config.stash[DEVICE] == "cpu":
+        return Workers(processes)
+    return Workers(processes, tuple(visible_gpus()), mps.answers())
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 What takes long, or may fail, is imported where that can be told.
 """
 
+import argparse
 import errno
 import importlib
 import io
@@ -11,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -27,6 +28,7 @@ from harness.errors import (
     no_verdict,
     refused,
 )
+from harness.machine.mps import private_daemon
 
 STDOUT_IS_BROKEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})
 """Errors of no file in particular: files that are written say which they are."""
@@ -111,7 +113,8 @@ def answered(words: Sequence[str]) -> int:
         options.typed = words
         importlib.import_module("harness.cli.names").check_names(options)
         module, function = options.run
-        code: int = getattr(importlib.import_module(module), function)(options)
+        with sharing_gpus(options):
+            code: int = getattr(importlib.import_module(module), function)(options)
     except MalformedError as error:
         return refused(shortened(str(error), words), MALFORMED)
     except OSError as error:
@@ -126,6 +129,14 @@ def answered(words: Sequence[str]) -> int:
         code = FINDING if error.finding else CANNOT_RUN
         return refused(f"the device was lost: {error}", code)
     return code
+
+
+def sharing_gpus(options: argparse.Namespace) -> AbstractContextManager[None]:
+    """Return what starts the MPS daemon that a command line asks for, and stops it."""
+    if not getattr(options, "mps", False):
+        return nullcontext()
+    asked, options.device = options.device, "cuda"  # What is to share GPUs runs on none else.
+    return private_daemon(asked or "auto")
 
 
 def shortened(message: str, words: Sequence[str]) -> str:

@@ -217,6 +217,8 @@ def _judges_coverage(record: Record) -> bool:
 def _environment(environment: Environment) -> Iterator[Fact]:
     yield Fact("device", environment.device_name)
     yield Fact("backend", environment.device)
+    if environment.processes is not None:
+        yield Fact("spread over", _spread(environment))
     yield Fact("paritybit", environment.paritybit)
     yield Fact("commit", _commit(environment.commit, dirty=environment.dirty))
     yield Fact("Python", environment.python)
@@ -228,6 +230,16 @@ def _environment(environment: Environment) -> Iterator[Fact]:
     }
     for name, version in versions.items():
         yield Fact(name, "not installed" if version is None else version)
+
+
+def _spread(environment: Environment) -> str:
+    """Return in words how many processes shared the work, and which GPUs."""
+    count, gpus = environment.processes or 1, environment.gpus
+    processes = f"{count} process{'es' * (count > 1)}{' of a Ray cluster' * bool(environment.ray)}"
+    if not gpus:
+        return processes
+    under = "under MPS" if environment.mps else "without MPS"
+    return f"{processes} on {gpus} GPU{'s' * (gpus > 1)}, {under}"
 
 
 def _commit(commit: str | None, *, dirty: bool | None) -> str:

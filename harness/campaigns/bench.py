@@ -178,17 +178,21 @@ def captured_graphs(lockstep: Lockstep) -> int:
     )
 
 
-def measured(preset: str, device: str, schedule: Schedule) -> dict[str, Any]:
-    """Return the figures of a preset's tiny size, float32."""
-    started = time.process_time()
-    trial = TrialConfig(
+def bench_trial(preset: str, device: str) -> TrialConfig:
+    """Return the trial that is measured: decode, a preset's tiny size, float32."""
+    return TrialConfig(
         preset=preset,
         device=device,
         scheme=LocationScheme.PRESET,
         full_slots=320,
         swa_slots=192,
     )
-    lockstep = Lockstep(trial)
+
+
+def measured(preset: str, device: str, schedule: Schedule) -> dict[str, Any]:
+    """Return the figures of a preset's trial."""
+    started = time.process_time()
+    lockstep = Lockstep(bench_trial(preset, device))
     capturing = time.process_time() - started
     played(lockstep, schedule)
     fewer, all_checks = [], []

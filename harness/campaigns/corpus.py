@@ -7,6 +7,7 @@ from pathlib import Path
 from harness.campaigns.regress import RunConfig, one_size, plan, run_tasks
 from harness.campaigns.run_record import case_of
 from harness.campaigns.task import Result, Source, Status, Task
+from harness.machine.workers import Workers
 from harness.records.case import write_case
 
 
@@ -25,7 +26,7 @@ def corpus_name(task: Task) -> str:
 
 
 def make_corpus(
-    tasks: Sequence[Task], folder: Path, workers: int, on_result: Callable[[Result], None]
+    tasks: Sequence[Task], folder: Path, workers: Workers, on_result: Callable[[Result], None]
 ) -> list[Result]:
     """Hunt, and write a case for each bug caught into `folder`; return the results without one."""
     without_case: list[Result] = []

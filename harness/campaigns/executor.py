@@ -18,6 +18,8 @@ from multiprocessing import connection, process, resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
 from harness.lockstep.tracebacks import traceback_of
+from harness.machine.gpus import VISIBLE
+from harness.machine.workers import Workers
 
 JOIN_SECONDS = 10.0
 """How long a process that was killed may take to go."""
@@ -62,14 +64,6 @@ class Ended(Generic[T, R]):
     error: str | None = None
 
 
-def processes_for(workers: int, device: str) -> int:
-    """Return how many processes a cheap campaign needs: none where one on a CPU would do.
-
-    Starting a process costs seconds. On cuda a task needs one, for it may lose its device.
-    """
-    return 0 if workers == 1 and device == "cpu" else workers
-
-
 @contextmanager
 def undisturbed(*signals: signal.Signals) -> Iterator[None]:
     """Hold SIGINT, or other signals, back until the end; a process started in here hears none."""
@@ -81,19 +75,25 @@ def undisturbed(*signals: signal.Signals) -> Iterator[None]:
 
 
 @contextmanager
-def environment(variables: re.Pattern[str] | None) -> Iterator[None]:
-    """Leave of this process's environment, until the end, what a pattern matches as a whole."""
+def environment(variables: re.Pattern[str] | None, gpu: str | None = None) -> Iterator[None]:
+    """Leave of this process's environment, until the end, what a pattern matches as a whole.
+
+    With `gpu` CUDA sees that one alone, in a process that is started in here.
+    """
     before = dict(os.environ)
     for name in before:
         if variables is not None and not variables.fullmatch(name):
             del os.environ[name]
+    if gpu is not None:
+        os.environ[VISIBLE] = gpu
     try:
         yield
     finally:
+        os.environ.clear()
         os.environ.update(before)
 
 
-def _outcome(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
+def outcome_of(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
     """Return what a task gives, or the traceback of what it raises."""
     try:
         return run(task), None
@@ -126,7 +126,7 @@ def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
     with suppress(EOFError, BrokenPipeError):  # The process that started this one is gone.
         while True:
             task = pipe.recv()
-            result, error = _outcome(run, task)
+            result, error = outcome_of(run, task)
             try:
                 pipe.send((result, error))
             except Exception as unsendable:
@@ -138,14 +138,14 @@ class _Worker(Generic[T, R]):
 
     task: T
 
-    def __init__(self, campaign: Campaign[T, R]) -> None:
+    def __init__(self, campaign: Campaign[T, R], gpu: str | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # No daemon: a task may start processes of its own.
         self.process = context.Process(target=_serve, args=(theirs, campaign.run))
         # Starting it, the first process would let SIGINT through again.
         resource_tracker.ensure_running()
-        with undisturbed(), environment(campaign.variables):
+        with undisturbed(), environment(campaign.variables, gpu):
             self.process.start()
         theirs.close()
         self.busy = False
@@ -186,7 +186,7 @@ class _Worker(Generic[T, R]):
         self.pipe.close()
 
 
-class _Waiting(Generic[T, R]):
+class Waiting(Generic[T, R]):
     """The tasks that no process has been given yet, in order."""
 
     def __init__(self, campaign: Campaign[T, R], tasks: Iterable[T]) -> None:
@@ -204,9 +204,16 @@ class _Waiting(Generic[T, R]):
         new = [place for place, (shared, _) in enumerate(self.tasks) if shared not in taken]
         return self.tasks.pop((same or new or [0])[0])[1]
 
+    def put_back(self, task: T) -> None:
+        """Have a task wait again, before all others."""
+        self.tasks.insert(0, (self.shared(task), task))
+
 
 def _hand_out(
-    campaign: Campaign[T, R], workers: list[_Worker[T, R] | None], waiting: _Waiting[T, R]
+    campaign: Campaign[T, R],
+    workers: list[_Worker[T, R] | None],
+    waiting: Waiting[T, R],
+    pin: Callable[[int], str | None],
 ) -> None:
     """Give every idle process a task, while there are tasks; start those that are not there."""
     for place, worker in enumerate(workers):
@@ -215,7 +222,7 @@ def _hand_out(
         running = [other.task for other in workers if other is not None and other.busy]
         task = waiting.take(worker.task if worker is not None else None, running)
         if worker is None or not worker.process.is_alive():
-            worker = workers[place] = _Worker(campaign)  # noqa: PLW2901
+            worker = workers[place] = _Worker(campaign, pin(place))  # noqa: PLW2901
         worker.give(task, campaign.seconds(task))
 
 
@@ -234,7 +241,7 @@ class _TooLongError(BaseException):
 
 
 @contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
+def alarm(seconds: float) -> Iterator[None]:
     """Raise what ends a task once it has taken too long; signals reach the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -255,36 +262,70 @@ def _alarm(seconds: float) -> Iterator[None]:
 def _run_here(campaign: Campaign[T, R], task: T) -> Ended[T, R]:
     """Run a task in this process."""
     started, seconds = time.monotonic(), campaign.seconds(task)
-    with _alarm(seconds):
-        result, error = _outcome(campaign.run, task)
+    with alarm(seconds):
+        result, error = outcome_of(campaign.run, task)
     return Ended(task, time.monotonic() - started, result, error)
 
 
 def execute(
     campaign: Campaign[T, R],
     tasks: Iterable[T],
-    processes: int,
+    workers: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task, in `processes` processes or, if that is 0, in this one.
+    """Run every task, in the processes of `workers` or, if these are none, in this one.
 
     `on_end` is called with each end as it comes. A task that takes too long is ended, and one
     whose process dies is lost: both end with an error, and so does one that raises, whose
     error is its whole traceback. Such a process is replaced. In this process a hang outside
     Python, or its death, cannot be helped. Ctrl-C ends all processes at once, and so
     does whatever ends this process.
+
+    Under MPS a task that spoiled its process may be another one's victim: it is run again, with
+    no other beside it, and ends as it ends then.
     """
-    waiting = _Waiting(campaign, tasks)
-    if processes == 0:
+    again_under_mps(_spread, campaign, tasks, workers, on_end)
+
+
+def again_under_mps(
+    spread: Callable[[Campaign[T, R], Iterable[T], Workers, Callable[[Ended[T, R]], None]], None],
+    campaign: Campaign[T, R],
+    tasks: Iterable[T],
+    workers: Workers,
+    on_end: Callable[[Ended[T, R]], None],
+) -> None:
+    """Run every task by `spread`; under MPS, what spoiled its process a second time and alone."""
+    again: list[T] = []
+
+    def on_first_end(ended: Ended[T, R]) -> None:
+        if workers.mps and (ended.result is None or ended.result.spoiled):
+            again.append(ended.task)
+        else:
+            on_end(ended)
+
+    spread(campaign, tasks, workers, on_first_end)
+    for task in again:
+        spread(campaign, [task], workers.at_most(1), on_end)
+
+
+def _spread(
+    campaign: Campaign[T, R],
+    tasks: Iterable[T],
+    spread_over: Workers,
+    on_end: Callable[[Ended[T, R]], None],
+) -> None:
+    """Run every task, in as many processes as there are to be, and end these."""
+    waiting = Waiting(campaign, tasks)
+    if spread_over.processes == 0:
         last = None
         while waiting:
             last = waiting.take(last, ())
             on_end(_run_here(campaign, last))
         return
-    workers: list[_Worker[T, R] | None] = [None] * processes
+    workers: list[_Worker[T, R] | None] = [None] * spread_over.processes
     try:
         while True:
-            _hand_out(campaign, workers, waiting)
+            _hand_out(campaign, workers, waiting, spread_over.pin)
             busy = [worker for worker in workers if worker is not None and worker.busy]
             if not busy:
                 return

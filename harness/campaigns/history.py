@@ -11,14 +11,16 @@ from typing import Any
 
 from rich.progress import Progress
 
-from harness.campaigns.executor import Campaign, Ended, execute, processes_for
+from harness.campaigns.executor import Campaign, Ended
 from harness.campaigns.hunt import HuntResult, play_all, time_limit
 from harness.campaigns.regress import RunConfig, one_size, trial_of
+from harness.campaigns.spreading.backends import execute
 from harness.campaigns.task import pieces_of
 from harness.checks.play import DeviceLostError, Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from harness.errors import headline
 from harness.lockstep.config import TrialConfig, catalogued
+from harness.machine.workers import Workers, sparing
 from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 
@@ -162,7 +164,9 @@ def watch(trial: TrialConfig) -> HuntResult:
     return hunt_result
 
 
-def play_history(device: str, workers: int, history: Sequence[Point] = HISTORY) -> dict[str, Any]:
+def play_history(
+    device: str, workers: Workers, history: Sequence[Point] = HISTORY
+) -> dict[str, Any]:
     """Watch every runner at every point, and hold what was red against what must be.
 
     Points that a runner went through unchanged are one trial, played once.
@@ -180,7 +184,7 @@ def play_history(device: str, workers: int, history: Sequence[Point] = HISTORY) 
             seen[ended.task] = ended.result or HuntResult(error=ended.error)
             progress.advance(bar)
 
-        execute(campaign, trials, processes_for(workers, device), on_end)
+        execute(campaign, trials, sparing(workers, device), on_end)
     points = [_point(point, device, seen) for point in history]
     wrong = [point["name"] for point in points if not point["as_said"]]
     return {

@@ -155,12 +155,14 @@ def hunt(
     seed_value: int,
     examples: int,
     *,
+    first: Iterable[Schedule] = (),
     shrinks: bool = True,
 ) -> HuntResult:
     """Draw up to `examples` schedules until one violates `target` (None: anything), and shrink it.
 
-    Violations of other properties are counted and not hunted; while shrinking, they are not
-    looked for. An error of ours ends the hunt too.
+    Those given as `first` are played before any is drawn. Violations of other properties are
+    counted and not hunted; while shrinking, they are not looked for. An error of ours ends the
+    hunt too.
     """
     hunt_result = HuntResult()
 
@@ -169,6 +171,8 @@ def hunt(
             raise EnoughDrawn
 
     with suppress(EnoughDrawn):
+        for schedule in first:
+            search(schedule)
         draw(lockstep, search, seed_value, examples)
     if shrinks:
         hunt_result.shrink(lockstep, target)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 
-from harness.campaigns.executor import Campaign, execute
+from harness.campaigns.executor import Campaign
+from harness.campaigns.spreading.backends import execute
+from harness.campaigns.spreading.database import Known
 from harness.campaigns.task import (
     GOOD,
     Result,
@@ -19,6 +21,7 @@ from harness.campaigns.task import (
 )
 from harness.checks.expectations import unaffected_reason
 from harness.lockstep.config import TrialConfig
+from harness.machine.workers import HERE, Workers
 from harness.schedules.coverage import required_events
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
@@ -60,7 +63,11 @@ def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[tuple[str, str],
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run was asked for. `hunts` are (bug, runner); their runners are tried clean too."""
+    """What a run was asked for, and over which workers it is spread.
+
+    `hunts` are (bug, runner); their runners are tried clean too, by the `known` schedules of
+    other runs before any others.
+    """
 
     device: str
     hunts: tuple[tuple[str, str], ...] = all_hunts()
@@ -68,6 +75,8 @@ class RunConfig:
     seed: int = 0
     examples: int = 50
     command: str = "paritybit regress"
+    workers: Workers = HERE
+    known: Known = field(default_factory=Known)
 
     @property
     def runners(self) -> tuple[str, ...]:
@@ -130,7 +139,9 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     for place, runner in enumerate(settings.runners):
         for scheme in schemes:
             trial = trial_of(settings, runner, scheme)
-            tasks.append(Task(trial, Source.GENERATED, seed, min(share, settings.examples)))
+            known = settings.known.by_runner.get(runner, ())
+            few = min(share, settings.examples)
+            tasks.append(Task(trial, Source.GENERATED, seed, few, known))
             if scheme is schemes[place % len(schemes)]:
                 tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
             seed += 1
@@ -174,8 +185,8 @@ def one_size(trial: TrialConfig) -> TrialConfig:
     return replace(trial, buckets=(4,), token_buckets=(12,))
 
 
-def run_tasks(tasks: Sequence[Task], workers: int, on_result: Callable[[Result], None]) -> None:
-    """Run tasks in `workers` processes, handing on each result as it comes."""
+def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:
+    """Run tasks spread over workers, handing on each result as it comes."""
     execute(TASKS, tasks, workers, lambda ended: on_result(result_of(ended)))
 
 

@@ -33,7 +33,7 @@ def record(run: Run, shown: str) -> schema.Record:
         seconds=round(time.monotonic() - run.clock, 1),
         verdict=cast(schema.Verdict, outcome),
         message=message,
-        environment=environment(run.settings.device),
+        environment=environment(run.settings.device, run.settings.workers),
         clean=tuple(_clean_row(r, shown) for r in results if r.task.bug is None),
         bugs=tuple(_bug_row(r, shown) for r in results if r.task.bug is not None),
         pairs=_pairs(),

@@ -11,15 +11,17 @@ from typing import Any
 from rich.progress import Progress
 
 from harness.campaigns.confirm import confirmed
-from harness.campaigns.executor import Campaign, Ended, execute, processes_for
+from harness.campaigns.executor import Campaign, Ended
 from harness.campaigns.fresh import play_fresh
 from harness.campaigns.hunt import hunt, play_all, time_limit, without_error
+from harness.campaigns.spreading.backends import execute
 from harness.campaigns.task import watched_for
 from harness.checks.expectations import affected_runners, detected_by
 from harness.checks.play import DeviceLostError, Lockstep
 from harness.checks.table import STEP_PROPERTIES
 from harness.errors import headline
 from harness.lockstep.config import TrialConfig
+from harness.machine.workers import Workers, sparing
 from harness.schedules.schedule import Schedule
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
@@ -135,7 +137,7 @@ class Soaked:
 
     device: str
     seeds: int
-    workers: int
+    workers: Workers
     cleans: list[Ended[Chunk, CleanSteps]] = field(default_factory=list)
     detections: list[Ended[SeededHunts, Detections]] = field(default_factory=list)
     seconds: float = 0.0
@@ -143,7 +145,7 @@ class Soaked:
 
 
 def soak(
-    device: str, steps: int, seeds: Sequence[int], first_seed: int, workers: int
+    device: str, steps: int, seeds: Sequence[int], first_seed: int, workers: Workers
 ) -> dict[str, Any]:
     """Play at least `steps` clean steps over all trials, then hunt each bug by seed.
 
@@ -156,7 +158,7 @@ def soak(
         for place in range(-(-steps // chunk_steps))
     ]
     hunts = all_hunts(device, seeds)
-    processes = processes_for(workers, device)
+    spread_over = sparing(workers, device)
     soaked = Soaked(device, len(seeds), workers)
     with Progress(transient=True) as progress:
         bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(hunts))
@@ -172,8 +174,8 @@ def soak(
 
         started = time.perf_counter()
         try:
-            execute(CLEAN, chunks, processes, on_chunk)
-            execute(HUNTS, hunts, processes, on_hunts)
+            execute(CLEAN, chunks, spread_over, on_chunk)
+            execute(HUNTS, hunts, spread_over, on_hunts)
         except KeyboardInterrupt:
             soaked.interrupted = True
     soaked.cleans.sort(key=lambda ended: ended.task.seed)
@@ -210,7 +212,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
             "properties": sorted(STEP_PROPERTIES),
             "trials": [trial.to_json() for trial in trials(soaked.device)],
             "seeds": [cleans[0].task.seed, cleans[-1].task.seed] if cleans else [],
-            "workers": soaked.workers,
+            "workers": soaked.workers.processes,
             "false_alarms": len(alarms),
             "alarms": alarms,
             "seconds": round(soaked.seconds, 1),
@@ -223,8 +225,8 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
         "as_hoped": not (alarms or missed or late or unreplayed or errors or soaked.interrupted),
         "message": (
             f"{'cut short; so far ' if soaked.interrupted else ''}{counts['steps']} clean steps"
-            f" in {soaked.workers} processes, {len(STEP_PROPERTIES)} properties checked at each:"
-            f" {len(alarms)} false alarms;"
+            f" in {soaked.workers.processes} processes,"
+            f" {len(STEP_PROPERTIES)} properties checked at each: {len(alarms)} false alarms;"
             f" missed within {HUNT_EXAMPLES} schedules by some of {seeds} seeds:"
             f" {', '.join(missed) or 'none'};"
             f" in the median later than schedule {MEDIAN}: {', '.join(late) or 'none'};"

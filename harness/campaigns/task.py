@@ -82,12 +82,16 @@ GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.UNAFFECTED})
 
 @dataclass(frozen=True)
 class Task:
-    """Play up to `examples` schedules of `source` on `trial`, drawn by `seed`."""
+    """Play up to `examples` schedules of `source` on `trial`, drawn by `seed`.
+
+    `known` are schedules that failed elsewhere, which are played before any is drawn.
+    """
 
     trial: TrialConfig
     source: Source
     seed: int
     examples: int
+    known: tuple[Schedule, ...] = ()
 
     @property
     def bug(self) -> Bug | None:
@@ -112,7 +116,7 @@ class Task:
     @property
     def seconds(self) -> float:
         """How long the task may take."""
-        return time_limit(self.examples)
+        return time_limit(self.examples + len(self.known))
 
     @property
     def label(self) -> str:
@@ -266,7 +270,7 @@ def run_task(
 def _search(task: Task, lockstep: Lockstep) -> HuntResult:
     """Play the task's schedules until one violates its target, and shrink that one."""
     if task.source is Source.GENERATED:
-        return hunt(lockstep, task.target, task.seed, task.examples)
+        return hunt(lockstep, task.target, task.seed, task.examples, first=task.known)
     return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), task.target)
 
 

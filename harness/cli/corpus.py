@@ -8,9 +8,9 @@ from harness.campaigns.corpus import corpus_name, corpus_tasks, make_corpus
 from harness.campaigns.task import Status
 from harness.cli.display import print_errors, progress
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from harness.cli.folders import default_workers
 from harness.cli.regress import hunts_of
 from harness.errors import MalformedError
+from harness.machine.workers import workers_for
 from subjects.bugs.catalogue import FIRST
 
 
@@ -23,7 +23,7 @@ def run_corpus(options: argparse.Namespace) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MalformedError(f"folder {options.out} cannot be made: {error.strerror}") from error
-    workers = min(options.workers or default_workers("cpu"), len(tasks))
+    workers = workers_for("cpu", options.workers).at_most(len(tasks))
     console = Console()
     with progress(console, len(tasks)) as advance:
         missed = make_corpus(tasks, options.out, workers, advance)

@@ -1,6 +1,5 @@
-"""Folders of runs, what of a command line a record may hold, and how many workers run."""
+"""Folders of runs, and what of a command line a record may hold."""
 
-import os
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -15,11 +14,6 @@ LATEST = "latest"
 
 CORPUS = Path("properties/corpus")
 """Where the regression corpus lies."""
-
-
-def default_workers(device: str) -> int:
-    """Return one process on cuda, where processes take turns, or one per core."""
-    return 1 if device == "cuda" else os.cpu_count() or 1
 
 
 def shown(word: str, keep: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""Measuring endurance, speed and how many mutants are seen, and playing the upstream history."""
+"""Measuring endurance and how many mutants are seen, and playing the upstream history."""
 
 import argparse
 import time
@@ -10,18 +10,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from harness.campaigns.bench import bench
-from harness.campaigns.executor import processes_for
 from harness.campaigns.history import play_history
 from harness.campaigns.mutants.hunting import End, MutantHunt
 from harness.campaigns.mutants.score import MutantEnded, hunt_all, mutant_figures
 from harness.campaigns.soak import soak
 from harness.cli.display import history_table, print_errors
 from harness.cli.engines.soak import soak_engine
-from harness.cli.exit_codes import INTERRUPTED, OK, code_of
-from harness.cli.folders import default_workers
+from harness.cli.exit_codes import INTERRUPTED, code_of
+from harness.cli.spreading import require_this_machine, workers_asked_for
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
+from harness.machine.workers import sparing
 from harness.records import record as run_record
 from harness.records.files import write_whole
 from reports.texts import or_dash
@@ -35,6 +34,7 @@ STEPS, SEEDS = 20_000, 20
 def run_soak(options: argparse.Namespace) -> int:
     """Play many clean steps and many seeds of every bug, or soak an engine; write the figures."""
     if options.engine is not None:
+        require_this_machine(options)
         return soak_engine(options)
     if options.runner or options.preset:
         raise MalformedError(
@@ -50,11 +50,11 @@ def run_soak(options: argparse.Namespace) -> int:
     run_record.require_writable(options.record)
     if options.table is not None:
         run_record.require_writable(options.table)
-    workers = options.workers or default_workers(device)
+    workers = workers_asked_for(options, device)
     figures = soak(device, steps, range(seeds), options.first_seed, workers)
     print(figures["message"])
     print_errors(failure["error"] for failure in figures["errors"])
-    run_record.write_evidence("soak", device, figures, options.record)
+    run_record.write_evidence("soak", device, figures, options.record, workers)
     if options.table is not None:
         write_whole(options.table, detection_table(figures["bugs"]))
     return INTERRUPTED if figures["interrupted"] else code_of(figures)
@@ -73,37 +73,13 @@ def detection_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_bench(options: argparse.Namespace) -> int:
-    """Measure and print; write the figures where asked to."""
-    device = resolve_device(options.device or "auto")
-    if options.record is not None:
-        run_record.require_writable(options.record)
-    figures = bench(device)
-    for row in figures["lockstep"]:
-        print(
-            f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s, of which"
-            f" {row['share_of_held_checks']:.0%} go to the checks of what is read, held and owned"
-        )
-        parts = ", ".join(f"{name} {ms}" for name, ms in row["parts_milliseconds"].items())
-        print(
-            f"         a step takes as long as {row['step_in_products']} products of 8 x 64 floats:"
-            f" {row['step_milliseconds']} ms ({parts})"
-        )
-        print(
-            f"         {row['captures_per_second']:.0f} captures/s,"
-            f" {row['schedules_per_second']} drawn schedules/s, on the CPU"
-        )
-    if options.record is not None:
-        run_record.write_evidence("bench", device, figures, options.record)
-    return OK
-
-
 def run_timeline(options: argparse.Namespace) -> int:
     """Play the upstream history and show what was red at each point."""
     device = resolve_device(options.device or "auto")
     if options.record is not None:
         run_record.require_writable(options.record)
-    figures = play_history(device, options.workers or default_workers(device))
+    workers = workers_asked_for(options, device)
+    figures = play_history(device, workers)
     Console().print(history_table(figures))
     for point in figures["points"]:
         for odd in point["odd"]:
@@ -111,7 +87,7 @@ def run_timeline(options: argparse.Namespace) -> int:
     print(f"{figures['message']}; {figures['seconds']:.0f} s")
     print_errors(failure["error"] for failure in figures["errors"])
     if options.record is not None:
-        run_record.write_evidence("timeline", device, figures, options.record)
+        run_record.write_evidence("timeline", device, figures, options.record, workers)
     return code_of(figures)
 
 
@@ -128,7 +104,7 @@ def run_mutants(options: argparse.Namespace) -> int:
         for mutant in mutants()
         if not options.runner or mutant.runner in options.runner
     ]
-    workers = processes_for(options.workers or default_workers(device), device)
+    workers = workers_asked_for(options, device)
     ends: list[MutantEnded] = []
     clock, interrupted = time.monotonic(), False
     console = Console()
@@ -140,7 +116,7 @@ def run_mutants(options: argparse.Namespace) -> int:
                 ends.append(ended)
                 progress.advance(bar)
 
-            hunt_all(hunts, workers, on_end)
+            hunt_all(hunts, sparing(workers, device), on_end)
     except KeyboardInterrupt:
         interrupted = True
     settings = {"seeds": list(seeds), "examples": options.examples, "interrupted": interrupted}
@@ -149,7 +125,7 @@ def run_mutants(options: argparse.Namespace) -> int:
     console.print(f"{found['message']}; {found['seconds']:.0f} s", soft_wrap=True, markup=False)
     print_errors(failure["error"] for failure in found["errors"])
     if options.record is not None:
-        run_record.write_evidence("mutants", device, found, options.record)
+        run_record.write_evidence("mutants", device, found, options.record, workers)
     return INTERRUPTED if interrupted else code_of(found)
 
 

@@ -5,11 +5,9 @@ that they were listed from. Any change of a source lists them again.
 """
 
 import argparse
-import hashlib
 import importlib
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -18,11 +16,7 @@ from pathlib import Path
 from harness.cli.exit_codes import OK
 from harness.errors import CannotRunError, known
 from harness.records.files import write_whole
-
-ROOT = Path(__file__).parents[2]
-
-SOURCES = ("harness", "reference", "subjects")
-"""What the list of names is made from."""
+from harness.records.sources import digest
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -31,15 +25,6 @@ PLURALS = {"bug": "bugs", "runner": "runners", "preset": "presets", "property": 
 
 Names = dict[str, dict[str, str]]
 """Kinds of names, in order; each name with a sentence about it."""
-
-
-def digest() -> str:
-    """Return what changes with the interpreter and with any source that names come from."""
-    found = hashlib.sha256(sys.version.encode())
-    for folder in SOURCES:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from harness import __version__
 from harness.cli.folders import CORPUS, OUT
 from harness.errors import MalformedError, cut, known, quoted
+from harness.machine.workers import LOCAL
 
 Command = tuple[str, str]
 """A module, and the function in it that runs a command: imported when that is run.
@@ -20,8 +21,8 @@ run_bisect: Command = "harness.cli.bisect", "run_bisect"
 run_corpus: Command = "harness.cli.corpus", "run_corpus"
 run_engine: Command = "harness.cli.engines.trial", "run_engine"
 run_releases: Command = "harness.cli.engines.trial", "run_releases"
+run_bench: Command = "harness.cli.bench", "run_bench"
 run_list: Command = "harness.cli.names", "run_list"
-run_bench: Command = "harness.cli.measure", "run_bench"
 run_mutants: Command = "harness.cli.measure", "run_mutants"
 run_soak: Command = "harness.cli.measure", "run_soak"
 run_timeline: Command = "harness.cli.measure", "run_timeline"
@@ -135,6 +136,11 @@ def count(text: str, least: int = 1) -> int:
     return int(text)
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Return whole numbers of at least 1, or raise ArgumentTypeError."""
+    return tuple(count(part) for part in text.split(","))
+
+
 def count_or_none(text: str) -> int:
     """Return a whole number of at least 0, or raise ArgumentTypeError."""
     return count(text, least=0)
@@ -169,9 +175,26 @@ def add_device(command: Parser) -> None:
     command.add_argument("--device", help="auto, cpu or cuda")
 
 
-def add_workers(command: Parser, default: str = "a core each; 1 on cuda") -> None:
-    """Add the option that says how many processes share the work."""
+def add_workers(command: Parser) -> None:
+    """Add the options that say how many processes share the work, and how these share GPUs."""
+    default = "by cores, GPUs and whether an MPS daemon answers: docs/gpu.md"
     command.add_argument("--workers", type=count, help=f"Processes ({default})")
+    add_mps(command)
+
+
+def add_mps(command: Parser) -> None:
+    """Add the option that lets processes share GPUs by an MPS daemon of their own."""
+    command.add_argument(
+        "--mps", action="store_true", help="Share GPUs by an NVIDIA MPS daemon of this run's own"
+    )
+
+
+def add_cluster(command: Parser) -> None:
+    """Add the options that spread work over machines, and that keep what has ended."""
+    cluster = "Spread over a Ray cluster: one of this machine alone, or the one at an address"
+    command.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help=cluster)
+    journal = "File that keeps each end; what it has is not run again: call the same again to go on"
+    command.add_argument("--journal", type=Path, help=journal)
 
 
 def add_regress(commands: Commands) -> None:
@@ -192,6 +215,11 @@ def add_regress(commands: Commands) -> None:
     examples = "Schedules per hunt (50), or per leg of an engine beside its first (4)"
     regress.add_argument("--examples", type=count, help=examples)
     add_workers(regress)
+    add_cluster(regress)
+    database = (
+        "Folder of an example database that runs share: found cases are kept, and tried first"
+    )
+    regress.add_argument("--database", type=Path, help=database)
     regress.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
     regress.add_argument(
         "--engine",
@@ -248,6 +276,7 @@ def add_timeline(commands: Commands) -> None:
     summary = "Play the upstream history: which properties were red when"
     timeline = commands.add("timeline", run_timeline, summary)
     add_workers(timeline)
+    add_cluster(timeline)
     timeline.add_argument("--record", type=Path, help="Where the figures go, as JSON")
     add_device(timeline)
 
@@ -257,7 +286,7 @@ def add_corpus(commands: Commands) -> None:
     summary = "Make the regression corpus again, on a CPU, seed 0"
     corpus = commands.add("corpus", run_corpus, summary)
     corpus.add_argument("--bug", type=names, default=(), help="BUG or BUG@RUNNER, by comma (all)")
-    add_workers(corpus, "a core each")
+    corpus.add_argument("--workers", type=count, help="Processes (a core each)")
     corpus.add_argument("--out", type=Path, default=CORPUS, help=f"Folder of cases ({CORPUS})")
 
 
@@ -290,6 +319,7 @@ def add_soak(commands: Commands) -> None:
     soak.add_argument("--steps", type=count_or_none, help=steps)
     soak.add_argument("--seeds", type=count_or_none, help="Hunter seeds per bug (20)")
     add_workers(soak)
+    add_cluster(soak)
     soak.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
     soak.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
     table = "Where the table of schedules that each bug needed goes, as Markdown"
@@ -310,6 +340,8 @@ def add_soak(commands: Commands) -> None:
 def add_bench(commands: Commands) -> None:
     """Add the measurement of speed."""
     bench = commands.add("bench", run_bench, "Measure differential steps per second")
+    numbers = "Numbers of processes that play at a time, by comma (those worth measuring here)"
+    bench.add_argument("--processes", type=counts, default=(), help=numbers)
     bench.add_argument("--record", type=Path, help="Where the figures go, as JSON")
     add_device(bench)
 
@@ -323,6 +355,7 @@ def add_mutants(commands: Commands) -> None:
     mutants.add_argument("--first-seed", type=count_or_none, default=0, help="First seed (0)")
     mutants.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
     add_workers(mutants)
+    add_cluster(mutants)
     mutants.add_argument("--record", type=Path, help="Where the figures go, as JSON")
     add_device(mutants)
 

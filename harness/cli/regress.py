@@ -9,13 +9,16 @@ from rich.console import Console
 
 from harness.campaigns.regress import Run, RunConfig, all_hunts, plan, run_tasks
 from harness.campaigns.run_record import CASES, cases_of, record
+from harness.campaigns.spreading.database import Known, save
+from harness.campaigns.spreading.database import known as known_cases
 from harness.campaigns.task import Result, Status
 from harness.checks.expectations import affected_runners, unaffected_reason
 from harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
 from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
-from harness.cli.folders import LATEST, default_workers, new_folder, shown, swap_link
+from harness.cli.folders import LATEST, new_folder, shown, swap_link
+from harness.cli.spreading import require_this_machine, workers_asked_for
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
 from harness.records import record as run_record
@@ -34,20 +37,23 @@ EXAMPLES = 50
 def run_regress(options: argparse.Namespace) -> int:
     """Run the main job, or try an engine."""
     if options.engine is not None:
+        require_this_machine(options)
         return try_engine(options)
     for name in options.preset:
         known("preset", name, PRESETS)
+    device = resolve_device(options.device or "auto")
     settings = RunConfig(
-        device=resolve_device(options.device or "auto"),
+        device=device,
         hunts=hunts_of(options.bug, options.runner),
         presets=options.preset or tuple(PRESETS),
         seed=options.seed,
         examples=options.examples or EXAMPLES,
         command=shlex.join(["paritybit", *map(shown, options.typed)]),
+        workers=workers_asked_for(options, device),
+        known=known_of(options.database),
     )
     folder = new_folder(options.out)
     console, run, tasks = Console(), Run(settings), plan(settings)
-    workers = options.workers or default_workers(settings.device)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
     try:
         with progress(console, len(tasks)) as advance:
@@ -56,10 +62,23 @@ def run_regress(options: argparse.Namespace) -> int:
                 run.results.append(result)
                 advance(result)
 
-            run_tasks(tasks, min(workers, len(tasks)), on_result)
+            run_tasks(tasks, settings.workers.at_most(len(tasks)), on_result)
     except KeyboardInterrupt:
         run.interrupted = True
-    return finish(console, run, folder)
+    code = finish(console, run, folder)
+    if options.database is not None:
+        save(options.database, cases_of(run).values())
+    return code
+
+
+def known_of(database: Path | None) -> Known:
+    """Return what an example database holds, if one is named; say what cannot be read of it."""
+    if database is None:
+        return Known()
+    found = known_cases(database)
+    if found.unread:
+        print(f"{found.unread} cases of the database are of another build, and are not played")
+    return found
 
 
 def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from harness.campaigns.confirm import DEPENDS
-from harness.campaigns.executor import Ended, execute, processes_for
+from harness.campaigns.executor import Ended, execute
 from harness.campaigns.hunt import whole
 from harness.campaigns.replay import (
     REPLAYS,
@@ -25,9 +25,9 @@ from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.cli.display import print_errors
 from harness.cli.engines.trial import replay_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from harness.cli.folders import default_workers
 from harness.engines.case import is_of_engine
 from harness.errors import CannotRunError, MalformedError, printable
+from harness.machine.workers import sparing, workers_for
 from harness.records.case import Case, read_json
 
 
@@ -99,7 +99,7 @@ def replay_all(console: Console, work: list[Named]) -> list[Replayed]:
     """Replay cases and print a line for each, in their order; return how they ended."""
     trials = {named.case.trial for named in work}
     device = "cuda" if any(trial.device == "cuda" for trial in trials) else "cpu"
-    workers = min(default_workers(device), max(1, len(trials)))
+    workers = workers_for(device).at_most(len(trials))
     done: dict[int, Replayed] = {}
     shown: list[Replayed] = []
     with Progress(console=console, transient=True) as bar:
@@ -113,7 +113,7 @@ def replay_all(console: Console, work: list[Named]) -> list[Replayed]:
                 console.print(f"{mark_of(shown[-1])} {escape(shown[-1].name)}: ", end="")
                 console.print(escape(shown[-1].message))
 
-        execute(REPLAYS, work, processes_for(workers, device), on_end)
+        execute(REPLAYS, work, sparing(workers, device), on_end)
     return shown
 
 

@@ -9,6 +9,7 @@ from harness.engines.faults import FAULTS, Verdict, overall
 from harness.engines.legs import OWN
 from harness.errors import CannotRunError, MalformedError, known
 from harness.lockstep.tracebacks import without_paths
+from harness.machine.workers import Workers
 from harness.records.case import dump_json, is_of_format, of_format
 from harness.records.files import write_whole
 from harness.records.record import environment
@@ -106,13 +107,14 @@ def make(
     asked: Asked,
     answer: dict[str, Any],
     counterexamples: Sequence[EngineCounterexample] = (),
+    workers: Workers | None = None,
 ) -> dict[str, Any]:
     """Return the record of one trial, in which no text names a path of this machine.
 
     `counterexamples` are its shrunk cases, played once more.
     """
     made = {
-        "environment": to_json(environment(device)),
+        "environment": to_json(environment(device, workers)),
         "command": command,
         "engine": name,
         "asked": [f"{fault}@{runner}" if runner else fault for fault, runner in asked],

@@ -15,6 +15,7 @@ from harness.engines.playlist import EXAMPLES, RUNNERS, Kind
 from harness.engines.progress import Played, listening
 from harness.engines.worker import LegAnswer, LegTask, run_leg
 from harness.errors import headline, known
+from harness.machine.workers import ONE, Workers
 from harness.records.case import Case
 from reference.config import PRESETS
 
@@ -74,7 +75,7 @@ class Settings:
     runners: tuple[str, ...] = ()
     presets: tuple[str, ...] = ()
     examples: int = EXAMPLES
-    workers: int = 1
+    workers: Workers = ONE
 
     def __post_init__(self) -> None:
         """Raise UnknownNameError for a runner or model that no build has."""
@@ -203,7 +204,7 @@ def try_all(engine: Found, settings: Settings, log: Path, follower: Follower) ->
 def play_case(engine: Found, case: EngineCase, log: Path) -> Answer:
     """Play the schedule of one case on an engine, and return what was found."""
     answer, device = Answer(), case.case.trial.device
-    answer.take(run_legs([case_leg(engine, case, Kind.REPLAYED, log)], 1, log), device)
+    answer.take(run_legs([case_leg(engine, case, Kind.REPLAYED, log)], ONE, log), device)
     return answer
 
 
@@ -274,7 +275,7 @@ UNFOLLOWED = Unfollowed()
 
 
 def run_legs(
-    tasks: Sequence[LegTask], workers: int, log: Path, follower: Follower = UNFOLLOWED
+    tasks: Sequence[LegTask], workers: Workers, log: Path, follower: Follower = UNFOLLOWED
 ) -> Ran:
     """Run legs, each in a process of its own if need be, and return what they say.
 
@@ -296,7 +297,7 @@ def run_legs(
     follower.begin([task.label for task in tasks])
     try:
         with listening(progress, follower.hear):
-            execute(campaign, tasks, max(1, min(workers, len(tasks))), on_end)
+            execute(campaign, tasks, workers.at_most(len(tasks)), on_end)
     except KeyboardInterrupt:
         ran.interrupted = True
     progress.unlink(missing_ok=True)

@@ -11,6 +11,8 @@ import torch
 
 from harness import __version__
 from harness.errors import MalformedError
+from harness.machine.gpus import first_name
+from harness.machine.workers import Workers
 from harness.records.case import dump_json, of_format, read_json
 from harness.records.files import write_whole
 from harness.records.schema import FORMAT, VERSION, Environment, Record
@@ -20,8 +22,10 @@ COMMIT_VARIABLE = "PARITYBIT_COMMIT"
 """Names the commit where the tree is a copy without its git folder."""
 
 
-def environment(device: str, name: str | None = None) -> Environment:
-    """Return what the figures of a record depend on: device, versions, commit.
+def environment(
+    device: str, workers: Workers | None = None, name: str | None = None
+) -> Environment:
+    """Return what the figures of a record depend on: device, versions, commit, workers.
 
     `name` is the device's, for a process that must not initialise CUDA to ask for it.
     """
@@ -37,13 +41,20 @@ def environment(device: str, name: str | None = None) -> Environment:
         paritybit=__version__,
         commit=commit,
         dirty=dirty,
+        processes=workers.processes if workers is not None else None,
+        gpus=len(workers.gpus) if workers is not None else None,
+        mps=workers.mps if workers is not None else None,
+        ray=workers.cluster is not None if workers is not None else None,
     )
 
 
 def device_name(device: str) -> str:
-    """Return what the device is called, without saying whose it is."""
+    """Return what the device is called, without saying whose it is.
+
+    The driver is asked: this process may only hand work out, and would hold a GPU for its name.
+    """
     if device == "cuda":
-        return torch.cuda.get_device_name()
+        return first_name() or torch.cuda.get_device_name()
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 
@@ -85,7 +96,12 @@ def write(record: Record, path: Path) -> None:
 
 
 def write_evidence(
-    kind: str, device: str, figures: dict[str, Any], path: Path, name: str | None = None
+    kind: str,
+    device: str,
+    figures: dict[str, Any],
+    path: Path,
+    workers: Workers | None = None,
+    name: str | None = None,
 ) -> None:
     """Write measured figures, with the environment they were measured in.
 
@@ -94,7 +110,7 @@ def write_evidence(
     data = {
         "format": f"paritybit-{kind}",
         "version": VERSION,
-        "environment": to_json(environment(device, name)),
+        "environment": to_json(environment(device, workers, name)),
         "figures": figures,
     }
     write_whole(path, dump_json(data))

@@ -38,7 +38,10 @@ HuntStatus = Literal[
 class Environment:
     """What the figures of a record depend on: device, versions, commit; None where unknown.
 
-    `dirty` says whether the tree differed from the commit.
+    `dirty` says whether the tree differed from the commit. The work was spread over so many
+    `processes`, or done in the one process if 0, which took so many `gpus` in turn; `mps` says
+    whether they shared them by NVIDIA's MPS, `ray` whether they were a Ray cluster's. These are
+    None of what is not spread.
     """
 
     device: str
@@ -51,6 +54,10 @@ class Environment:
     paritybit: str
     commit: str | None
     dirty: bool | None
+    processes: int | None = field(default=None, metadata=LATER)
+    gpus: int | None = field(default=None, metadata=LATER)
+    mps: bool | None = field(default=None, metadata=LATER)
+    ray: bool | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from harness.engines.playlist import SHRINKING
 from harness.engines.trial import Ran
 from harness.engines.worker import LegAnswer, LegTask
 from harness.lockstep.config import TrialConfig
+from harness.machine.workers import Workers
 from harness.records.case import Case
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
 from properties.support.places import CORPUS
@@ -136,7 +137,7 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def bisected(monkeypatch: pytest.MonkeyPatch, case: Path, *words: str, **says: object) -> int:
     """Bisect a case whose leg says what is given; return the exit code."""
 
-    def run_legs(tasks: Sequence[LegTask], workers: int, log: Path) -> Ran:
+    def run_legs(tasks: Sequence[LegTask], workers: Workers, log: Path) -> Ran:
         (task,) = tasks
         answer = LegAnswer(task.label, task.runner, task.preset)
         for name, value in says.items():

@@ -20,6 +20,7 @@ ORDER = (
     "reference",
     "subjects",
     "harness.errors",
+    "harness.machine",
     "harness.schedules",
     "harness.lockstep",
     "harness.explain",

@@ -5,14 +5,10 @@ from properties.planted.fault import Fault
 OF_SUITE: tuple[Fault, ...] = (
     Fault(
         name="gpus-beyond-a-wrong-one",
-        file="conftest.py",
+        file="harness/machine/gpus.py",
         old="return entries[: valid.index(False)] if False in valid else entries",
         new="return [entry for entry, good in zip(entries, valid, strict=True) if good]",
-        tests=(
-            "properties/harness/cli/test_pytest_options.py",
-            "-k",
-            "visible or environment or gpu",
-        ),
+        tests=("properties/harness/machine/test_gpus.py",),
         why="GPUs named after one that is not there are used.",
     ),
     Fault(
@@ -23,7 +19,7 @@ OF_SUITE: tuple[Fault, ...] = (
         tests=(
             "properties/harness/cli/test_pytest_options.py",
             "-k",
-            "visible or environment or gpu",
+            "pinned_to_its_gpu",
         ),
         why="All workers are pinned to one GPU.",
     ),

@@ -367,6 +367,19 @@ def test_the_environment_says_which_code_ran() -> None:
     text = sample_page("red").text
     assert "commit not recorded" in text
     assert "Triton not installed" in text
+    assert "spread over" not in text
+
+
+def test_the_environment_says_over_which_processes_and_gpus_work_was_spread() -> None:
+    spread = {
+        (0, 0, False): "spread over 1 process ",
+        (3, 0, False): "spread over 3 processes ",
+        (8, 1, False): "spread over 8 processes on 1 GPU, without MPS ",
+        (31, 2, True): "spread over 31 processes on 2 GPUs, under MPS ",
+    }
+    for (processes, gpus, mps), words in spread.items():
+        environment = replace(green().environment, processes=processes, gpus=gpus, mps=mps)
+        assert words in text_of(replace(green(), environment=environment))
 
 
 def test_lengths_of_time_are_written_for_people() -> None:

@@ -13,7 +13,7 @@ from harness.campaigns.task import Status
 from harness.errors import LONGEST_VALUE
 from harness.explain.facts import LATER, Cause
 from harness.records import record as records
-from harness.records.schema import CleanStatus, Finding, HuntStatus, Record
+from harness.records.schema import CleanStatus, Environment, Finding, HuntStatus, Record
 from harness.records.typed_json import from_json, to_json
 from properties.support.reports.records import SAMPLES, green
 from reports.cards import STATUSES
@@ -69,7 +69,10 @@ def at(data: Any, path: tuple[str | int, ...]) -> Data:
 
 
 ADDED_LATER = {
-    one.name for kind in (Finding, Cause) for one in fields(kind) if one.metadata == LATER
+    one.name
+    for kind in (Finding, Cause, Environment)
+    for one in fields(kind)
+    if one.metadata == LATER
 }
 """What older records lack."""
 

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.campaigns.executor import Ended, execute
+from harness.campaigns.executor import Ended
 from harness.campaigns.mutants.hunting import MUTANTS, End, Hunted, MutantHunt
 from harness.campaigns.mutants.survivors import survivor
+from harness.campaigns.spreading.backends import execute
 from harness.errors import headline
+from harness.machine.workers import Workers
 
 FAILED = "failed"
 """How a mutant ended that an error of ours left without a verdict."""
@@ -20,9 +22,9 @@ MutantEnded = Ended[MutantHunt, Hunted]
 
 
 def hunt_all(
-    hunts: Sequence[MutantHunt], workers: int, on_end: Callable[[MutantEnded], None]
+    hunts: Sequence[MutantHunt], workers: Workers, on_end: Callable[[MutantEnded], None]
 ) -> None:
-    """Hunt every mutant in `workers` processes, handing on each end as it comes."""
+    """Hunt every mutant, spread over workers, handing on each end as it comes."""
     execute(MUTANTS, hunts, workers, on_end)
 
 

@@ -17,6 +17,7 @@ from harness.engines.localise import Leftovers
 from harness.engines.playlist import Kind
 from harness.engines.trial import case_leg, run_legs
 from harness.errors import CannotRunError, MalformedError, known
+from harness.machine.workers import ONE
 
 
 def bisect_engine(data: Any, options: argparse.Namespace) -> int:
@@ -33,7 +34,7 @@ def bisect_engine(data: Any, options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         log = Path(scratch) / "engine.log"
         leg = case_leg(engine, case, Kind.BISECTED, log)
-        ran = run_legs([leg], 1, log)
+        ran = run_legs([leg], ONE, log)
     if ran.interrupted:
         raise KeyboardInterrupt
     said, console = ran.said[leg.label], Console(soft_wrap=True, highlight=False, markup=False)

@@ -12,13 +12,14 @@ from rich.table import Table
 from harness.cli.engines.display import Telling
 from harness.cli.engines.trial import EXIT_CODES, replay_of
 from harness.cli.exit_codes import INTERRUPTED
-from harness.cli.folders import default_workers, shown
+from harness.cli.folders import shown
 from harness.engines import fetch as engines
 from harness.engines.campaigns.soak import cases_of, figures, soak
 from harness.engines.trial import Settings
 from harness.errors import MalformedError
 from harness.lockstep.config import resolve_device
 from harness.lockstep.tracebacks import without_paths
+from harness.machine.workers import workers_for
 from harness.records import record as run_record
 from harness.records.record import device_name
 from reports.texts import or_dash
@@ -39,7 +40,7 @@ def soak_engine(options: argparse.Namespace) -> int:
         seed=options.first_seed,
         runners=options.runner,
         presets=options.preset,
-        workers=options.workers or default_workers(device),
+        workers=workers_for(device, options.workers),
     )
     run_record.require_writable(options.record)
     engine = engines.find(options.engine)
@@ -50,14 +51,16 @@ def soak_engine(options: argparse.Namespace) -> int:
     folder = options.record.with_name(f"{options.record.stem}-cases")
     found = {
         "command": shlex.join(["paritybit", *map(shown, options.typed)]),
-        "workers": settings.workers,
+        "workers": settings.workers.processes,
         **figures(soaked, engine.name, shown(str(folder))),
     }
     cases = cases_of(shown(options.engine), soaked)
     show(console, found, options.record, folder, options.engine)
     for name, case in cases.items():
         case.write(folder / name)
-    run_record.write_evidence("engine-soak", device, without_paths(found), options.record)
+    run_record.write_evidence(
+        "engine-soak", device, without_paths(found), options.record, settings.workers
+    )
     return INTERRUPTED if found["interrupted"] else EXIT_CODES[found["verdict"]]
 
 

@@ -21,7 +21,7 @@ from harness.cli.engines.display import (
 )
 from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from harness.cli.folders import LATEST, default_workers, new_folder, shown, swap_link
+from harness.cli.folders import LATEST, new_folder, shown, swap_link
 from harness.cli.parser import EVERY, NEWEST
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
@@ -32,6 +32,7 @@ from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
 from harness.errors import CannotRunError, MalformedError, cut
 from harness.lockstep.config import resolve_device
+from harness.machine.workers import workers_for
 from harness.records.files import write_whole
 from harness.records.record import device_name
 from harness.records.schema import EngineCounterexample
@@ -81,7 +82,7 @@ def settings_of(options: argparse.Namespace, asked: engine_record.Asked) -> Sett
         runners=options.runner or (() if every else on_runners),
         presets=options.preset,
         examples=options.examples or EXAMPLES,
-        workers=options.workers or default_workers(device),
+        workers=workers_for(device, options.workers),
     )
 
 
@@ -145,7 +146,9 @@ def record_of(
     """Return the record of an engine's trial."""
     command = shlex.join(["paritybit", *map(shown, options.typed)])
     said = to_json(answer)
-    return engine_record.make(engine.name, settings.device, command, asked, said, counterexamples)
+    return engine_record.make(
+        engine.name, settings.device, command, asked, said, counterexamples, settings.workers
+    )
 
 
 def write_engine(record: dict[str, Any], folder: Path) -> None:

@@ -15,9 +15,11 @@ from typing import IO
 
 import pytest
 
-from harness.campaigns.executor import Campaign, Ended, execute, processes_for
+from harness.campaigns.executor import Campaign, Ended, execute
 from harness.errors import headline
 from harness.lockstep.tracebacks import traceback_of, without_absolute_paths
+from harness.machine.gpus import VISIBLE
+from harness.machine.workers import HERE, Workers
 from properties.support.harness import executor_tasks
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run, shared
 from properties.support.places import ROOT
@@ -31,7 +33,7 @@ def ends_of(tasks: Sequence[Chore], processes: int) -> dict[Chore, Ended[Chore, 
         assert ended.task not in ends
         ends[ended.task] = ended
 
-    execute(CHORES, tasks, processes, on_end)
+    execute(CHORES, tasks, Workers(processes), on_end)
     assert ends.keys() == set(tasks)
     return ends
 
@@ -88,7 +90,7 @@ def test_a_process_that_died_while_idle_is_replaced_and_costs_no_task() -> None:
         os.kill(process_of(ended), signal.SIGKILL)
         os.waitid(os.P_PID, process_of(ended), os.WEXITED | os.WNOWAIT)
 
-    execute(CHORES, [Chore("a", 1), Chore("b", 1), Chore("c", 1)], 1, kill)
+    execute(CHORES, [Chore("a", 1), Chore("b", 1), Chore("c", 1)], Workers(1), kill)
     assert [ended.error for ended in ends] == [None] * 3
     assert len({process_of(ended) for ended in ends}) == 3
 
@@ -106,7 +108,7 @@ def test_in_this_process_tasks_that_share_something_follow_one_another() -> None
     tasks = [Chore("b", 2), Chore("hang"), Chore("raise"), Chore("c", 3), Chore("d", 2)]
     ends: list[Ended[Chore, Done]] = []
     quick = Campaign(run, shared, lambda _: 0.05)
-    execute(quick, tasks, 0, ends.append)
+    execute(quick, tasks, HERE, ends.append)
     order = [ended.task.does for ended in ends]
     assert order == ["b", "d", "hang", "raise", "c"]
     assert headline(ends[2].error or "").endswith("it took more than 0 s and was ended")
@@ -118,7 +120,7 @@ def test_in_this_process_tasks_that_share_something_follow_one_another() -> None
 def test_a_thread_runs_tasks_in_this_process_too() -> None:
     """Where no signal can end one that hangs."""
     ends: list[Ended[Chore, Done]] = []
-    words = (CHORES, [Chore("go well")], 0, ends.append)
+    words = (CHORES, [Chore("go well")], HERE, ends.append)
     thread = threading.Thread(target=execute, args=words)
     thread.start()
     thread.join()
@@ -133,7 +135,7 @@ def test_what_takes_note_of_an_end_may_raise_and_no_process_is_left() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        execute(CHORES, [Chore("go well"), Chore("hang")], 2, on_end)
+        execute(CHORES, [Chore("go well"), Chore("hang")], Workers(2), on_end)
     assert not Path(f"/proc/{processes[0]}").exists()
 
 
@@ -146,16 +148,46 @@ def test_a_process_is_given_no_variable_but_those_that_its_campaign_names(
     before = dict(os.environ)
     ends: list[Ended[Chore, Done]] = []
     campaign = replace(CHORES, variables=re.compile("PYTHON.*|PATH|OF_.*"))
-    execute(campaign, [Chore("say the environment")], 1, ends.append)
+    execute(campaign, [Chore("say the environment")], Workers(1), ends.append)
     assert ends[0].result is not None
     assert ends[0].result.extra["OF_THE_CAMPAIGN"] == "given"
     assert not {"A_TOKEN", "HOME"} & ends[0].result.extra.keys()
     assert dict(os.environ) == before
 
 
-def test_one_worker_on_a_cpu_is_this_process() -> None:
-    assert [processes_for(1, "cpu"), processes_for(2, "cpu")] == [0, 2]
-    assert [processes_for(1, "cuda"), processes_for(2, "cuda")] == [1, 2]
+def test_processes_take_the_gpus_in_turn_and_each_sees_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From its start; one that takes the place of another has the GPU of that."""
+    monkeypatch.setenv(VISIBLE, "5,2")
+    ends: list[Ended[Chore, Done]] = []
+    lost = Chore("lose the device", 1)
+    tasks = [lost, *(Chore("say the environment", place) for place in (2, 3, 1))]
+    execute(CHORES, tasks, Workers(3, ("5", "2")), ends.append)
+    seen = {ended.task.shared: ended.result.extra for ended in ends if ended.result}
+    assert {place: seen[place][VISIBLE] for place in (2, 3)} == {2: "2", 3: "5"}
+    assert len(ends) == len(tasks)
+    assert os.environ[VISIBLE] == "5,2"
+
+
+def test_under_mps_what_ended_badly_is_run_again_alone(tmp_path: Path) -> None:
+    """Its neighbour's fault may have been what ended it: that ends well, and is told once."""
+    lost, alone = tmp_path / "lost", Chore("lose the device", 2)
+    victim = Chore(f"lose the device the first time {lost}", 1)
+    ends: list[Ended[Chore, Done]] = []
+    execute(CHORES, [victim, alone, Chore("go well", 3)], Workers(2, mps=True), ends.append)
+    assert lost.exists()
+    spoiled = {ended.task: ended.result.spoiled for ended in ends if ended.result}
+    assert spoiled == {victim: False, alone: True, Chore("go well", 3): False}
+    assert len(ends) == len(spoiled)
+
+
+def test_without_mps_what_ended_badly_is_told_as_it_ended(tmp_path: Path) -> None:
+    victim = Chore(f"lose the device the first time {tmp_path / 'lost'}", 1)
+    ends = ends_of([victim], 1)
+    result = ends[victim].result
+    assert result is not None
+    assert result.spoiled
 
 
 def running(group: int) -> Iterator[str]:

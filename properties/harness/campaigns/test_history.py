@@ -27,6 +27,7 @@ from harness.checks.expectations import detected_by, unaffected_reason
 from harness.checks.play import DeviceLostError, Outcome
 from harness.checks.table import STEP_PROPERTIES
 from harness.cli.display import history_table
+from harness.machine.workers import Workers
 from harness.records.case import load_json
 from harness.records.schema import VERSION
 from harness.schedules.schedule import Schedule
@@ -124,7 +125,7 @@ def test_points_that_a_runner_went_through_unchanged_are_played_once() -> None:
     """On a CPU, where one process plays them all."""
     watched.cache_clear()
     history = [alone(POINTS[name], "cpu_graph") for name in ("after 23552", "after 24743")]
-    figures = play_history("cpu", 1, history)
+    figures = play_history("cpu", Workers(1), history)
     assert figures["trials"] == watched.cache_info().misses == 1
     assert watched.cache_info().hits == 0
     assert figures["points"][0]["played"] == figures["points"][1]["played"]
@@ -133,7 +134,7 @@ def test_points_that_a_runner_went_through_unchanged_are_played_once() -> None:
 @pytest.mark.parametrize("name", POINTS)
 def test_what_a_runner_shows_at_a_point_is_what_the_table_says(name: str, device: str) -> None:
     """The cheapest runner, which nothing but the changes to all runners has touched."""
-    figures = play_history(device, 1, [alone(POINTS[name], "cpu_graph")])
+    figures = play_history(device, Workers(1), [alone(POINTS[name], "cpu_graph")])
     (point,) = figures["points"]
     assert figures["as_hoped"], point["odd"]
     wanted = POINTS[name].expected("cpu_graph")
@@ -181,7 +182,7 @@ def test_what_is_not_as_the_table_says_is_named(
 ) -> None:
     hunt_result, sentence = ODD[message]
     monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
-    figures = play_history("cpu", 1, [alone(POINTS["after 26152"], "decode")])
+    figures = play_history("cpu", Workers(1), [alone(POINTS["after 26152"], "decode")])
     assert figures["points"][0]["odd"] == [sentence]
     assert not figures["as_hoped"]
     assert figures["message"] == "1 points; not as the reports say: after 26152"
@@ -192,7 +193,7 @@ def test_a_consequence_may_be_red_where_its_cause_must_be(
 ) -> None:
     hunt_result = seen(index_contract=9, kv_parity=9, **dict.fromkeys(CONSEQUENCES["kv_parity"], 1))
     monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
-    figures = play_history("cpu", 1, [alone(POINTS["after 24743"], "breakable")])
+    figures = play_history("cpu", Workers(1), [alone(POINTS["after 24743"], "breakable")])
     assert figures["as_hoped"], figures["points"][0]["odd"]
 
 
@@ -201,7 +202,7 @@ def short(history: Sequence[Point]) -> list[Point]:
     return [alone(point, "cpu_graph") for point in history]
 
 
-def playing(history: Sequence[Point]) -> Callable[[str, int], dict[str, Any]]:
+def playing(history: Sequence[Point]) -> Callable[[str, Workers], dict[str, Any]]:
     """Return what plays this history in place of the whole one."""
     return lambda device, workers: play_history(device, workers, history)
 
@@ -237,7 +238,7 @@ def test_a_timeline_that_is_not_as_said_is_a_finding(
 def test_the_table_has_a_letter_for_each_runner_that_was_red(device: str) -> None:
     """And a small one where another bug hides it."""
     history = [alone(POINTS["after 26152"], "cpu_graph")]
-    figures = play_history(device, 1, history)
+    figures = play_history(device, Workers(1), history)
     figures["points"][0]["hidden"] = {"hermetic_replay": ["decode"]}
     shown = StringIO()
     Console(file=shown, width=100).print(history_table(figures))

@@ -13,11 +13,13 @@ from harness.campaigns import soak as soaking
 from harness.campaigns.bench import workload
 from harness.campaigns.executor import execute
 from harness.campaigns.fresh import PlayFresh
+from harness.campaigns.measuring import bandwidth, sharing
 from harness.campaigns.regress import one_size
 from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_seed, trials
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.machine.workers import Workers
 from harness.records.schema import VERSION
 from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import (
@@ -43,7 +45,8 @@ def evidence(path: Path, kind: str) -> Data:
     assert data["version"] == VERSION
     assert data["environment"]["device"] == "cpu"
     assert torch.__version__.startswith(data["environment"]["torch"].split("+")[0])
-    assert {"device_name", "python", "commit", "dirty"} <= data["environment"].keys()
+    known = {"device_name", "python", "commit", "dirty", "processes", "gpus", "mps"}
+    assert known <= data["environment"].keys()
     figures: Data = data["figures"]
     return figures
 
@@ -83,7 +86,7 @@ def test_a_bug_that_half_of_the_seeds_find_late_is_not_as_hoped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(soaking, "MEDIAN", 0)
-    figures = soaking.soak("cpu", 0, range(1), 0, 1)
+    figures = soaking.soak("cpu", 0, range(1), 0, Workers(1))
     assert not figures["as_hoped"]
     assert "later than schedule 0: swa_int64@breakable" in figures["message"]
 
@@ -126,7 +129,7 @@ def scripted_soak(monkeypatch: pytest.MonkeyPatch, script: Script) -> Callable[.
     monkeypatch.setattr(soaking, "lockstep_of", lambda trial: Scripted(trial, script))
 
     def soak() -> Data:
-        return soaking.soak("cpu", 2, range(1), 0, 1)
+        return soaking.soak("cpu", 2, range(1), 0, Workers(1))
 
     return soak
 
@@ -229,10 +232,10 @@ def test_an_error_of_ours_in_a_soak_is_no_finding_and_the_rest_finishes(
 def test_an_interrupted_soak_keeps_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """And has no verdict."""
 
-    def interrupted(campaign: Any, tasks: Any, processes: int, on_end: Any) -> None:
+    def interrupted(campaign: Any, tasks: Any, workers: Workers, on_end: Any) -> None:
         if campaign is soaking.HUNTS:
             raise KeyboardInterrupt
-        execute(campaign, tasks, processes, on_end)
+        execute(campaign, tasks, workers, on_end)
 
     monkeypatch.setattr(soaking, "execute", interrupted)
     script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("index_contract"))
@@ -285,15 +288,23 @@ def test_the_exit_code_of_a_soak_follows_from_its_figures(
 def test_a_bench_records_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One measured repetition a preset, of a shorter workload."""
+    """One measured repetition a preset, of a shorter workload, and one process beside none."""
     monkeypatch.setattr("harness.campaigns.bench.REPEATS", 1)
     monkeypatch.setattr("harness.campaigns.bench.DECODES", 6)
+    monkeypatch.setattr(sharing, "SECONDS", 0.01)
+    monkeypatch.setitem(bandwidth.BYTES, "cpu", 2**20)
     path = tmp_path / "bench.json"
-    assert main(["bench", "--device", "cpu", "--record", str(path)]) == OK
+    words = ["bench", "--device", "cpu", "--processes", "1", "--record", str(path)]
+    assert main(words) == OK
     shown_rows = capsys.readouterr().out.splitlines()
     figures = evidence(path, "bench")
     assert [row["preset"] for row in figures["lockstep"]] == list(PRESETS)
-    assert len(shown_rows) == 3 * len(PRESETS)
+    assert len(shown_rows) >= 3 * len(PRESETS) + 3
+    (shared,) = figures["sharing"]
+    assert (shared["processes"], shared["gpus"], shared["mps"]) == (1, 0, False)
+    assert f"1 process: {shared['steps_per_second']:.0f} differential steps/s in all" in shown_rows
+    memory = figures["bandwidth"]
+    assert min(memory["comparison_gb_per_second"], memory["copy_gb_per_second"]) > 0
     for row in figures["lockstep"]:
         assert f"as long as {row['step_in_products']} products" in "".join(shown_rows)
         parts = row["parts_milliseconds"]

@@ -28,6 +28,7 @@ from harness.checks.explanation import Explained
 from harness.checks.play import DeviceLostError, Outcome
 from harness.errors import headline
 from harness.lockstep.config import TrialConfig
+from harness.machine.workers import Workers
 from harness.records.case import Case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.harness.scripted import ERROR, Scripted, clean, violating
@@ -368,7 +369,7 @@ def history_seen(monkeypatch: pytest.MonkeyPatch, *seen: HuntResult) -> dict[str
     (*_, last) = HISTORY
     runners = list(last.runners)
     point = Point(last.name, "", last.scheme, absent=runners[len(seen) :])
-    return play_history("cpu", 1, [point])
+    return play_history("cpu", Workers(1), [point])
 
 
 def test_an_error_of_ours_in_the_history_is_odd_but_no_finding(

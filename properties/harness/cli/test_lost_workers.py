@@ -126,11 +126,11 @@ TERMINATED_RUN = """
 import sys
 import harness.cli.regress
 from harness.__main__ import Stop, main
-from properties.support.harness.executor_tasks import CHORES, Chore, execute, say
+from properties.support.harness.executor_tasks import CHORES, Chore, Workers, execute, say
 
 def run_tasks(tasks, workers, on_result):
     chores = [Chore("go well"), Chore("hang", 1), Chore("hang", 2)]
-    execute(CHORES, chores, 2, lambda _: say("ended"))
+    execute(CHORES, chores, Workers(2), lambda _: say("ended"))
 
 harness.cli.regress.run_tasks = run_tasks
 sys.exit(main(["regress", "--device", "cpu", "--bug", "swa_pad@decode", "--out", sys.argv[1]]))

@@ -1,9 +1,10 @@
 """The suite's own pytest options: a real pytest in a process of its own, and the hooks by hand."""
 
+import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,8 +18,10 @@ from harness.__main__ import main
 from harness.checks.expectations import affected_runners
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import DTYPES
+from harness.machine import gpus, mps
 from harness.records.case import load_case
-from properties.support.harness.command_line import FINDING, python
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, python
+from properties.support.harness.fake_gpus import FakeGpus
 from properties.support.places import ROOT
 from properties.support.trials import PAGE_SIZES, clean_trials
 from reference.config import PRESETS
@@ -77,7 +80,9 @@ def test_the_options_stand_in_one_group_of_the_help() -> None:
     assert done.returncode == PASSED
     groups = re.findall(r"^differential parity of graph replay:\n((?:  .*\n)+)", done.stdout, re.M)
     assert len(groups) == 1
-    assert re.findall(r"^  --(\w+)", groups[0], re.M) == ["device", "runner", "preset", "bug"]
+    assert re.findall(r"^  --(\w+)", groups[0], re.M) == [
+        *("device", "mps", "runner", "preset", "bug"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -146,8 +151,10 @@ def test_the_clean_suite_goes_red_on_a_broken_subject_and_says_how_to_replay_it(
 ) -> None:
     """Two of its properties on one runner, in a worker; one of the two must see the bug.
 
-    The process that controls the worker leaves CUDA alone.
+    In a job of GitHub's that one is annotated. The process that controls the worker leaves CUDA
+    alone.
     """
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = python(
         *("-c", WITHOUT_CUDA, *SUITE, "-n", "1", "--runner", "decode"),
         *("--bug", "swa_pad", "--preset", "gpt_oss", "--device", device),
@@ -159,6 +166,10 @@ def test_the_clean_suite_goes_red_on_a_broken_subject_and_says_how_to_replay_it(
     assert "with bug swa_pad switched on: expect red" in done.stdout
     failed = r"^FAILED .*test_a_clean_subject_keeps\[decode-.*kv_parity"
     assert re.search(failed, done.stdout, re.M)
+    annotated = (
+        r"^::error file=\S*test_clean\.py,line=\d+::test_a_clean_subject_keeps\[decode-.*kv_"
+    )
+    assert len(re.findall(annotated, done.stdout, re.M)) == 1
     assert re.search(r"kv_parity: step \d+ of \d+: .* of request \d+", done.stdout)
     assert_only_kv_parity_is_red(tmp_path / "reports" / "junit.xml")
     monkeypatch.chdir(tmp_path)
@@ -257,24 +268,33 @@ class Asked:
     """What the hooks ask of a pytest configuration: an option, a stash, a worker's input."""
 
     def __init__(
-        self, device: str, worker_input: Mapping[str, Any] | None, *, collect_only: bool
+        self,
+        device: str,
+        worker_input: Mapping[str, Any] | None,
+        *,
+        collect_only: bool,
+        mps: bool,
     ) -> None:
         self.stash = pytest.Stash()
-        self.device = device
+        self.options = {"--device": device, "--hypothesis-profile": "given", "--mps": mps}
         self.option = SimpleNamespace(collectonly=collect_only)
         if worker_input is not None:
             self.workerinput = worker_input
 
     def getoption(self, name: str, default: Any = None) -> Any:
         """Return an option; the profile is given, so that none is loaded here."""
-        return {"--device": self.device, "--hypothesis-profile": "given"}.get(name, default)
+        return self.options.get(name, default)
 
 
 def asked(
-    device: str, worker_input: Mapping[str, Any] | None = None, *, collect_only: bool = False
+    device: str,
+    worker_input: Mapping[str, Any] | None = None,
+    *,
+    collect_only: bool = False,
+    mps: bool = False,
 ) -> pytest.Config:
     """Return a configuration of which the hooks use nothing else."""
-    return cast(pytest.Config, Asked(device, worker_input, collect_only=collect_only))
+    return cast(pytest.Config, Asked(device, worker_input, collect_only=collect_only, mps=mps))
 
 
 class AskedSession:
@@ -293,66 +313,7 @@ class AskedSession:
 @pytest.fixture
 def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the driver name eight GPUs."""
-    monkeypatch.setattr(conftest, "gpu_names", lambda: ["a GPU"] * 8)
-
-
-@pytest.mark.parametrize(
-    ("named", "seen"),
-    [
-        ("2,5", ["2", "5"]),
-        ("0", ["0"]),
-        ("", []),
-        ("-1", []),
-        ("3,99,4", ["3"]),
-        ("GPU-1a2b,GPU-3c4d", ["GPU-1a2b", "GPU-3c4d"]),
-    ],
-)
-@pytest.mark.usefixtures("eight_gpus")
-def test_the_visible_gpus_are_those_that_the_environment_names(
-    named: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert conftest.visible_gpus() == seen
-
-
-def test_the_environment_names_no_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conftest, "gpu_names", list)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert conftest.visible_gpus() == []
-
-
-def listing(text: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a stand-in for subprocess.run that prints `text`."""
-    return lambda words, **_: subprocess.CompletedProcess(words, 0, stdout=text, stderr="")
-
-
-def test_where_the_environment_names_none_the_driver_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    text = "GPU 0: One (UUID: GPU-1)\n  MIG 1g (UUID: MIG-1)\nGPU 1: Two (UUID: GPU-2)\n"
-    monkeypatch.setattr(subprocess, "run", listing(text))
-    assert conftest.visible_gpus() == ["0", "1"]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        FileNotFoundError("nvidia-smi"),
-        subprocess.CalledProcessError(9, "nvidia-smi"),
-        subprocess.TimeoutExpired("nvidia-smi", 60),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_where_the_driver_cannot_be_asked_there_is_no_gpu(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(subprocess, "run", fail)
-    assert conftest.visible_gpus() == []
+    monkeypatch.setattr(gpus, "gpu_names", lambda: ["a GPU"] * 8)
 
 
 @pytest.mark.usefixtures("eight_gpus")
@@ -368,14 +329,83 @@ def test_auto_takes_cuda_where_a_gpu_is_visible(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("eight_gpus")
-def test_there_are_as_many_workers_as_gpus_or_else_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
-    monkeypatch.setattr(os, "cpu_count", lambda: 11)
-    assert conftest.pytest_xdist_auto_num_workers(asked("cuda")) == 3
-    assert conftest.pytest_xdist_auto_num_workers(asked("auto")) == 3
-    assert conftest.pytest_xdist_auto_num_workers(asked("cpu")) == 11
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert conftest.pytest_xdist_auto_num_workers(asked("cpu")) == 1
+def test_there_are_as_many_workers_as_do_most_where_the_tests_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the device asked for, the GPUs that are visible, and whether MPS is there or asked for."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    monkeypatch.setattr("harness.machine.workers.cores", lambda: 16)
+    monkeypatch.setattr(mps, "answers", lambda: False)
+    auto = conftest.pytest_xdist_auto_num_workers
+    assert [auto(asked("cuda")), auto(asked("auto")), auto(asked("cpu"))] == [8, 8, 16]
+    assert auto(asked("cuda", mps=True)) == 15
+    monkeypatch.setattr(mps, "answers", lambda: True)
+    assert [auto(asked("cuda")), auto(asked("cpu"))] == [15, 16]
+
+
+def test_a_failed_test_is_annotated_at_its_line_whatever_it_says() -> None:
+    """On one line. What has no line of its own stands at the first, what has no crash as it is."""
+    crash = SimpleNamespace(message="ValueError: 50 %\nmore")
+    failed = SimpleNamespace(
+        location=("a/test_it.py", 2, "test_it"), longrepr=SimpleNamespace(reprcrash=crash)
+    )
+    broken = SimpleNamespace(
+        location=("a/test_it.py", None, "module"), longrepr="text", longreprtext="no import"
+    )
+    assert [conftest.annotation(cast(Any, report)) for report in (failed, broken)] == [
+        "::error file=a/test_it.py,line=3::test_it: ValueError: 50 %25%0Amore",
+        "::error file=a/test_it.py,line=1::module: no import",
+    ]
+
+
+WHERE_A_WORKER_RUNS = """
+import os, pathlib, sys
+
+TORCH = "torch" in sys.modules
+GPU, PIPE = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+
+def test_where():
+    assert not TORCH
+    assert (pathlib.Path(PIPE) / "control").exists()
+    pathlib.Path(os.environ["PYTEST_XDIST_WORKER"]).write_text(GPU)
+"""
+"""A test that writes down which GPU its worker was given, and that torch had none before."""
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    """NVIDIA's programs on the PATH: two GPUs."""
+    found = FakeGpus.made(tmp_path / "bin", gpus=2)
+    monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def test_under_mps_a_worker_finds_the_daemon_which_is_stopped_at_the_end(
+    two_gpus: FakeGpus, tmp_path: Path
+) -> None:
+    """The summary says which way they ran."""
+    (tmp_path / "test_it.py").write_text(WHERE_A_WORKER_RUNS)
+    shared = ("-p", "conftest", "--device", "cuda", "--mps")
+    done = suite(*shared, "-n", "1", "test_it.py", folder=tmp_path)
+    assert done.returncode == PASSED, done.stdout + done.stderr
+    seen = {path.name: path.read_text() for path in tmp_path.glob("gw*")}
+    assert seen == {"gw0": "0"}
+    summary = json.loads((tmp_path / conftest.ARTIFACTS / "summary.json").read_text())
+    assert summary["environment"].items() >= {"processes": 1, "gpus": 2, "mps": True}.items()
+    assert two_gpus.gone()
+
+
+def test_where_no_mps_daemon_can_start_pytest_says_why_and_has_no_verdict(
+    two_gpus: FakeGpus,
+) -> None:
+    (two_gpus.folder / "refuses").touch()
+    config = asked("cuda", mps=True)
+    with pytest.raises(pytest.exit.Exception) as ended:
+        conftest.pytest_configure(config)
+    assert ended.value.returncode == CANNOT_RUN
+    assert str(ended.value).startswith("no MPS daemon can start for --mps: nvidia-cuda-mps-control")
 
 
 def worker(name: str, device: str) -> pytest.Config:

@@ -11,6 +11,7 @@ import pytest
 from harness.__main__ import main
 from harness.campaigns.hunt import HuntResult
 from harness.campaigns.regress import RunConfig, plan
+from harness.campaigns.spreading.database import known
 from harness.campaigns.task import Result, Status, Task
 from harness.cli.regress import hunts_of
 from harness.records.case import load_case
@@ -54,7 +55,8 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     monkeypatch.setenv("USER", "nobody_of_note")
     monkeypatch.setenv("LOGNAME", "nobody_of_note")
     monkeypatch.chdir(tmp_path)
-    words = [*RUN, "--bug", PAIR, "--out", str(tmp_path / "out")]
+    database = tmp_path / "database"
+    words = [*RUN, "--bug", PAIR, "--out", str(tmp_path / "out"), "--database", str(database)]
     assert main(words) == OK
     captured = capfd.readouterr()
     assert captured.err == ""
@@ -65,7 +67,11 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     record = record_of(tmp_path / "out")
     latest = tmp_path / "out" / "latest"
     assert record["verdict"] == "green"
-    assert f"paritybit {' '.join(RUN)} --bug {PAIR} --out out" == record["command"]
+    spread = {"processes": 1, "gpus": 0, "mps": False}
+    assert record["environment"].items() >= spread.items()
+    assert (
+        f"paritybit {' '.join(RUN)} --bug {PAIR} --out out --database database" == record["command"]
+    )
     cases = sorted(path.name for path in (latest / "cases").iterdir())
     assert cases == [
         "loc_memo_warning-cpu_graph-gpt_oss-generated.json",
@@ -78,6 +84,8 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
         case = load_case(latest / row["finding"]["case_file"])
         assert (case.target, case.trial.runner) == ("log_hygiene", row["runner"])
         assert row["finding"]["reproduce"].startswith("paritybit replay out/latest/cases/")
+    found = {load_case(latest / "cases" / name).schedule for name in cases}
+    assert set(known(database).by_runner["cpu_graph"]) == found
     written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
     for path in written:
         assert_names_nobody(path.read_text(), tmp_path)

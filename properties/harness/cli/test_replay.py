@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness.__main__ import main
+from harness.machine.workers import Workers
 from harness.records.case import VERSION as CASE_VERSION
 from harness.records.case import load_case
 from properties.support.harness.command_line import (
@@ -29,7 +30,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA devic
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replay in this process: another takes seconds to start."""
-    monkeypatch.setattr("harness.cli.replay.default_workers", lambda _: 1)
+    monkeypatch.setattr("harness.cli.replay.workers_for", lambda _: Workers(1))
 
 
 @without_gpu

@@ -1,0 +1,63 @@
+"""A committed record of the same kind of machine, and what a run measures against it."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.records.case import read_json
+
+EVIDENCE = Path(__file__).parents[3] / "reports" / "evidence"
+"""Where records are committed."""
+
+FORMAT = "paritybit-bench"
+
+OF_A_PRESET = (
+    "steps_per_second",
+    "step_in_products",
+    "captures_per_second",
+    "schedules_per_second",
+)
+"""The figures of a preset that are held against those of before."""
+
+KIND = ("device", "device_name")
+"""What two machines of one kind have in common."""
+
+Data = Mapping[str, Any]
+
+
+def committed(environment: Data) -> tuple[Path, Data] | None:
+    """Return the committed bench record of the environment's kind of machine, and its file."""
+    for path in sorted(EVIDENCE.rglob("*bench*.json")):
+        data = read_json(path)
+        if data["format"] == FORMAT and all(
+            data["environment"][name] == environment[name] for name in KIND
+        ):
+            return path, data
+    return None
+
+
+def against(now: Data, before: Data) -> Iterator[dict[str, Any]]:
+    """Yield each figure that both have: what it is of, before, now, and now over before."""
+    older = dict(named(before))
+    for name, value in named(now):
+        old = older.get(name)
+        if value and old:
+            yield {"figure": name, "before": old, "now": value, "ratio": round(value / old, 3)}
+
+
+def named(figures: Data) -> Iterator[tuple[str, float | None]]:
+    """Yield the figures of a bench by name; an older record has fewer."""
+    for row in figures["lockstep"]:
+        for name in OF_A_PRESET:
+            yield f"{row['preset']} {name}", row.get(name)
+    for row in figures.get("sharing", ()):
+        if "processes" in row:
+            yield f"{spread_of(row)} steps_per_second", row["steps_per_second"]
+    yield "comparison_over_copy", figures.get("bandwidth", {}).get("comparison_over_copy")
+
+
+def spread_of(row: Data) -> str:
+    """Return in words over what a rate was shared."""
+    gpus = f" on {row['gpus']} GPU{'s' * (row['gpus'] > 1)}" if row["gpus"] else ""
+    under = " under MPS" if row["mps"] else ""
+    return f"{row['processes']} process{'es' * (row['processes'] > 1)}{gpus}{under}"

@@ -1,0 +1,86 @@
+"""Measuring speed, and holding it against a committed record of the same kind of machine."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.campaigns.bench import bench
+from harness.campaigns.measuring.bandwidth import bandwidths
+from harness.campaigns.measuring.before import against, committed, spread_of
+from harness.campaigns.measuring.sharing import sharing_rates
+from harness.cli.exit_codes import OK
+from harness.cli.folders import shown
+from harness.lockstep.config import resolve_device
+from harness.records import record as run_record
+from harness.records.typed_json import to_json
+
+Data = Mapping[str, Any]
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    """Measure and print; write the figures where asked to."""
+    device = resolve_device(options.device or "auto")
+    if options.record is not None:
+        run_record.require_writable(options.record)
+    figures = bench(device)
+    for row in figures["lockstep"]:
+        print_preset(row)
+    figures["bandwidth"] = bandwidths(device)
+    print_bandwidth(figures["bandwidth"])
+    figures["sharing"] = []
+    for row in sharing_rates(device, options.processes):
+        figures["sharing"].append(row)
+        print(sharing_line(row))
+    figures["before"] = compared(to_json(run_record.environment(device)), figures)
+    if options.record is not None:
+        run_record.write_evidence("bench", device, figures, options.record)
+    return OK
+
+
+def print_preset(row: Data) -> None:
+    """Print what was measured of one preset's steps."""
+    print(
+        f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s, of which"
+        f" {row['share_of_held_checks']:.0%} go to the checks of what is read, held and owned"
+    )
+    parts = ", ".join(f"{name} {ms}" for name, ms in row["parts_milliseconds"].items())
+    print(
+        f"         a step takes as long as {row['step_in_products']} products of 8 x 64 floats:"
+        f" {row['step_milliseconds']} ms ({parts})"
+    )
+    print(
+        f"         {row['captures_per_second']:.0f} captures/s,"
+        f" {row['schedules_per_second']} drawn schedules/s, on the CPU"
+    )
+
+
+def print_bandwidth(found: Data) -> None:
+    """Print how fast storages are compared and copied."""
+    print(
+        f"storages are compared at {found['comparison_gb_per_second']} GB/s and copied at"
+        f" {found['copy_gb_per_second']} GB/s: {found['comparison_over_copy']:.0%}"
+    )
+
+
+def sharing_line(row: Data) -> str:
+    """Return what so many processes do together, or why that is not known."""
+    if "processes" not in row:
+        return f"not measured under MPS: {row['error']}"
+    if row["error"] is not None:
+        return f"{spread_of(row)}: failed: {row['error']}"
+    return f"{spread_of(row)}: {row['steps_per_second']:.0f} differential steps/s in all"
+
+
+def compared(environment: Data, figures: Data) -> Data | None:
+    """Print the figures beside those of a committed record, and return both; None without one."""
+    found = committed(environment)
+    if found is None:
+        print(f"no record of {environment['device_name']} is committed to compare with")
+        return None
+    path, data = found
+    rows: Sequence[Data] = list(against(figures, data["figures"]))
+    commit = str(data["environment"]["commit"])[:12]
+    print(f"against {shown(str(path), keep=3)}, of commit {commit}:")
+    for row in rows:
+        print(f"  {row['figure']}: {row['now']}, before {row['before']}: {row['ratio']} times")
+    return {"record": shown(str(path), keep=3), "commit": commit, "figures": rows}

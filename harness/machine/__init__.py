@@ -1,0 +1,1 @@
+"""What this machine has, and how work is spread over it: cores, GPUs, NVIDIA's MPS."""

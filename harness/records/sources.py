@@ -1,0 +1,19 @@
+"""What the sources of this build come to: two builds with one digest do the same."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+SOURCES = ("harness", "reference", "subjects")
+"""The packages that carry out what a command asks for."""
+
+
+def digest() -> str:
+    """Return what changes with the interpreter and with any source."""
+    found = hashlib.sha256(sys.version.encode())
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()

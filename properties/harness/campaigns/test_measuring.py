@@ -1,0 +1,145 @@
+"""What bench measures of processes that share a device, and how it is held against before."""
+
+import threading
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.campaigns.executor import Campaign
+from harness.campaigns.measuring import before, sharing
+from harness.campaigns.measuring.sharing import Rate, Share, meet, numbers_for, sharing_rates
+from harness.cli.bench import compared, sharing_line
+from harness.cli.parser import counts
+from harness.machine import mps
+from harness.machine.workers import HERE, Workers
+from harness.records.case import dump_json
+from properties.support.harness.fake_gpus import FakeGpus
+
+
+def test_processes_wait_until_all_are_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = threading.Thread(target=meet, args=(tmp_path, 1, 2))
+    late.start()
+    assert late.is_alive()
+    meet(tmp_path, 0, 2)
+    late.join(5)
+    assert not late.is_alive()
+    monkeypatch.setattr(sharing, "START_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="fewer than 3 processes got ready"):
+        meet(tmp_path, 0, 3)
+
+
+def rate_by_place(share: Share) -> Rate:
+    """Give more steps the later the place; the process at place 2 fails."""
+    if share.place == 2:
+        raise ZeroDivisionError("of ours")
+    return Rate(10 * (share.place + 1), 2.0)
+
+
+def test_the_rate_of_processes_is_that_of_all_together_and_none_if_one_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    campaign = Campaign(rate_by_place, shared=lambda share: share, seconds=lambda _: 60.0)
+    monkeypatch.setattr(sharing, "PLAYING", campaign)
+    monkeypatch.setattr(sharing, "sparing", lambda *_: HERE)
+    row = sharing.rate_of(Workers(2), "cpu")
+    assert (row["steps_per_second"], row["error"]) == (15.0, None)
+    assert sharing_line(row) == "2 processes: 15 differential steps/s in all"
+    row = sharing.rate_of(Workers(3), "cpu")
+    assert row["steps_per_second"] is None
+    assert sharing_line(row) == "3 processes: failed: ZeroDivisionError: of ours"
+
+
+def counted(workers: Workers, device: str) -> dict[str, Any]:
+    """Stand for the rate of some workers: say whether a daemon answers meanwhile."""
+    return {"spread": (workers.processes, workers.gpus, workers.mps), "answers": mps.answers()}
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    """Two GPUs of which nobody plays anything, beside 16 cores."""
+    found = FakeGpus.made(tmp_path / "bin", gpus=2)
+    monkeypatch.setenv("PATH", str(found.folder), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(sharing, "rate_of", counted)
+    monkeypatch.setattr("harness.machine.workers.cores", lambda: 16)
+    monkeypatch.setattr(sharing, "cores", lambda: 16)
+    return found
+
+
+def test_rates_are_measured_on_one_gpu_and_on_all_without_mps_and_with(
+    two_gpus: FakeGpus,
+) -> None:
+    rows = list(sharing_rates("cuda", (1, 15)))
+    spreads = [(count, gpus) for gpus in (("0",), ("0", "1")) for count in (1, 15)]
+    assert [row["spread"] for row in rows] == [
+        (*spread, shared) for shared in (False, True) for spread in spreads
+    ]
+    assert [row["answers"] for row in rows] == [False] * 4 + [True] * 4
+    assert two_gpus.gone()
+
+
+def test_where_no_daemon_can_start_bench_says_so_beside_the_rest(two_gpus: FakeGpus) -> None:
+    (two_gpus.folder / "refuses").touch()
+    *rows, last = sharing_rates("cuda", (1,))
+    assert len(rows) == 2
+    assert sharing_line(last).startswith("not measured under MPS: no MPS daemon can start")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_the_numbers_that_are_tried_are_those_that_the_rule_knows() -> None:
+    assert numbers_for("cuda", 1) == [1, 4, 8, 15]
+    assert numbers_for("cpu", 0) == [1, 16]
+
+
+OLD: dict[str, Any] = {"lockstep": [{"preset": "gemma3", "steps_per_second": 100.0}]}
+NEW: dict[str, Any] = {
+    "lockstep": [{"preset": "gemma3", "steps_per_second": 150.0, "step_in_products": 6000}],
+    "sharing": [{"processes": 15, "gpus": 1, "mps": True, "steps_per_second": 1795.0}],
+    "bandwidth": {"comparison_over_copy": 0.9},
+}
+
+
+def test_figures_are_held_against_those_that_an_older_record_has() -> None:
+    (row,) = before.against(NEW, OLD)
+    name = "gemma3 steps_per_second"
+    assert row == {"figure": name, "before": 100.0, "now": 150.0, "ratio": 1.5}
+    names = [row["figure"] for row in before.against(NEW, NEW)]
+    assert names[1:] == [
+        "gemma3 step_in_products",
+        "15 processes on 1 GPU under MPS steps_per_second",
+        "comparison_over_copy",
+    ]
+
+
+def test_only_a_record_of_the_same_kind_of_machine_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(before, "EVIDENCE", tmp_path)
+    here = {"device": "cuda", "device_name": "NVIDIA H200"}
+    for name, format_, device in (
+        ("a-bench", "paritybit-bench", "NVIDIA H100"),
+        ("b-bench", "paritybit-soak", "NVIDIA H200"),
+        ("c-bench", "paritybit-bench", "NVIDIA H200"),
+    ):
+        environment = {**here, "device_name": device, "commit": "0123456789abcdef"}
+        data = {"format": format_, "environment": environment, "figures": OLD}
+        (tmp_path / f"{name}.json").write_text(dump_json(data))
+    found = compared(here, NEW)
+    assert found is not None
+    assert (found["record"].split("/")[-1], found["commit"]) == ("c-bench.json", "0123456789ab")
+    said = capsys.readouterr().out
+    assert "  gemma3 steps_per_second: 150.0, before 100.0: 1.5 times\n" in said
+    assert compared({**here, "device_name": "another"}, NEW) is None
+    assert capsys.readouterr().out == "no record of another is committed to compare with\n"
+
+
+@pytest.mark.parametrize("words", ["0", "1,", "a"])
+def test_numbers_of_processes_are_whole_numbers(words: str) -> None:
+    assert counts("1,8") == (1, 8)
+    with pytest.raises(ArgumentTypeError):
+        counts(words)

@@ -1,0 +1,34 @@
+"""The options that spread work over a cluster: what they need is said in one sentence."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
+
+
+def test_without_ray_one_sentence_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = ["mutants", "--runner", "cpu_graph", "--device", "cpu", "--ray"]
+    assert main(words) == CANNOT_RUN
+    assert capsys.readouterr().err == "paritybit: --ray needs Ray: pip install 'paritybit[ray]'\n"
+
+
+def test_of_a_cluster_one_says_how_much_is_used(refused: Any) -> None:
+    said = refused(MALFORMED, "timeline", "--device", "cpu", "--ray", "10.0.0.1:6379")
+    assert said == (
+        "paritybit: --ray 10.0.0.1:6379 needs --workers: how many processes of the cluster to use\n"
+    )
+
+
+@pytest.mark.parametrize("option", [("--ray",), ("--journal", "x"), ("--database", "x")])
+def test_an_engine_is_tried_on_this_machine(option: tuple[str, ...], refused: Any) -> None:
+    words = ["regress", "--engine", "sglang==0.5.12", *option]
+    said = refused(MALFORMED, *words)
+    assert (
+        said == f"paritybit: {option[0]} is of our own bugs: an engine is tried on this machine\n"
+    )

@@ -1,0 +1,106 @@
+"""The GPUs that a process may use are those that the driver and the environment both name."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.machine import gpus
+from harness.machine.gpus import first_name, gpu_names, visible_gpus
+from harness.records.record import device_name
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the driver name eight GPUs."""
+    monkeypatch.setattr(gpus, "gpu_names", lambda: ["a GPU"] * 8)
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [
+        ("2,5", ["2", "5"]),
+        ("0", ["0"]),
+        ("", []),
+        ("-1", []),
+        ("3,99,4", ["3"]),
+        ("GPU-1a2b,GPU-3c4d", ["GPU-1a2b", "GPU-3c4d"]),
+    ],
+)
+@pytest.mark.usefixtures("eight_gpus")
+def test_the_visible_gpus_are_those_that_the_environment_names(
+    named: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert visible_gpus() == seen
+
+
+def test_the_environment_names_no_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "gpu_names", list)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert visible_gpus() == []
+
+
+def listing(text: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a stand-in for subprocess.run that prints `text`."""
+    return lambda words, **_: subprocess.CompletedProcess(words, 0, stdout=text, stderr="")
+
+
+def test_where_the_environment_names_none_the_driver_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    text = "GPU 0: One (UUID: GPU-1)\n  MIG 1g (UUID: MIG-1)\nGPU 1: Two (UUID: GPU-2)\n"
+    monkeypatch.setattr(subprocess, "run", listing(text))
+    assert visible_gpus() == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError("nvidia-smi"),
+        subprocess.CalledProcessError(9, "nvidia-smi"),
+        subprocess.TimeoutExpired("nvidia-smi", 60),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_where_the_driver_cannot_be_asked_there_is_no_gpu(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert visible_gpus() == []
+
+
+def test_the_device_is_called_by_its_driver_and_cuda_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first that is visible, by index or by the beginning of its UUID."""
+    text = "GPU 0: One (UUID: GPU-1a)\nGPU 1: Two (UUID: GPU-2b)\n"
+    monkeypatch.setattr(subprocess, "run", listing(text))
+    for visible, name in (("1,0", "Two"), ("GPU-2", "Two"), ("0", "One"), ("MIG-x", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert first_name() == name
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "asked of CUDA")
+    assert device_name("cuda") == "asked of CUDA"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a")
+    assert device_name("cuda") == "One"
+
+
+def test_without_the_drivers_program_its_device_files_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that has the driver's libraries alone."""
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(gpus, "DEVICE_FILES", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert len(gpu_names()) == 2
+    assert visible_gpus() == ["0", "1"]

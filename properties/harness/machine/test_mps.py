@@ -1,0 +1,201 @@
+"""The private MPS daemon: started where it can be, stopped whatever happens; another is left alone.
+
+NVIDIA's programs are stand-ins on the PATH.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.errors import CannotRunError
+from harness.machine import keeper
+from harness.machine.keeper import MISSING
+from harness.machine.mps import answers, private_daemon
+from properties.support.harness.command_line import CANNOT_RUN, INTERRUPTED, TERMINATED
+from properties.support.harness.fake_gpus import FakeGpus
+from properties.support.places import ROOT
+
+VARIABLES = (keeper.PIPES, keeper.LOGS)
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    """Two GPUs, of which the second is visible, and no daemon that runs."""
+    found = FakeGpus.made(tmp_path / "bin", gpus=2)
+    monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def test_within_there_is_a_daemon_and_after_it_none(fakes: FakeGpus) -> None:
+    """It sees all GPUs, so that the names its clients use mean the same; it is told to quit."""
+    before = dict(os.environ)
+    assert not answers()
+    with private_daemon("auto"):
+        assert answers()
+        ((process, pipe, gpus),) = fakes.daemons
+        assert Path(f"/proc/{process}").exists()
+        assert (os.environ[keeper.PIPES], gpus) == (str(pipe), "all")
+        assert Path(os.environ[keeper.LOGS]).is_dir()
+        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+    assert fakes.gone()
+    assert fakes.commands[-1].startswith("quit")
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("says", "answered"),
+    [("exit 0", True), ("echo 123", True), ("echo no; exit 1", False), (f"echo {MISSING}", False)],
+)
+def test_a_daemon_answers_where_the_probe_is_carried_out(
+    says: str, answered: bool, fakes: FakeGpus
+) -> None:
+    """A failed probe is no daemon, nor is one that says that it found none."""
+    (fakes.folder / keeper.CONTROL).write_text(f"#!/bin/sh\n{says}\n")
+    assert answers() == answered
+
+
+def test_an_error_within_stops_the_daemon_and_is_not_swallowed(fakes: FakeGpus) -> None:
+    with pytest.raises(ZeroDivisionError), private_daemon("cuda"):
+        raise ZeroDivisionError
+    assert fakes.gone()
+
+
+@pytest.fixture
+def running(fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The pipe folder of a daemon of someone else's, which the environment names."""
+    pipe = tmp_path / "of-someone"
+    pipe.mkdir()
+    monkeypatch.setenv(keeper.PIPES, str(pipe))
+    with subprocess.Popen([fakes.folder / "nvidia-cuda-mps-control", "-f"]) as process:
+        while not (pipe / "control").exists():
+            pass
+        yield pipe
+        (pipe / "control").unlink()
+        process.wait()
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_daemon_that_was_running_answers_and_is_never_touched(running: Path) -> None:
+    assert answers()
+    with private_daemon("cuda"):
+        assert os.environ[keeper.PIPES] != str(running)
+    assert (running / "control").exists()
+    assert os.environ[keeper.PIPES] == str(running)
+
+
+WAITING = """
+import sys, time, types
+from harness.__main__ import main
+from harness.cli import parser
+
+def wait(options):
+    assert options.device == "cuda"
+    print("waiting", flush=True)
+    time.sleep(3600)
+
+sys.modules["waiting"] = types.ModuleType("waiting")
+sys.modules["waiting"].wait = wait
+parser.run_timeline = "waiting", "wait"
+sys.exit(main(["timeline", "--mps"]))
+"""
+"""A command that never ends of itself, under a daemon of its own."""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, INTERRUPTED),
+        (signal.SIGTERM, TERMINATED),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_the_daemon_is_stopped_however_the_command_ends(
+    number: signal.Signals, code: int, fakes: FakeGpus
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        assert Path(f"/proc/{fakes.daemons[0][0]}").exists()
+        os.killpg(process.pid, number)  # As a terminal does, and `timeout`: the whole group.
+        process.communicate(timeout=60)
+    assert process.returncode == code
+    assert fakes.gone()
+
+
+def test_a_daemon_that_does_not_quit_is_killed(
+    fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fakes.folder / "stays").touch()
+    monkeypatch.setattr(keeper, "QUIT_SECONDS", 0.1)
+    variables = {**os.environ, **keeper.variables_of(tmp_path)}
+    Path(variables[keeper.PIPES]).mkdir()
+    daemon = subprocess.Popen([keeper.CONTROL, "-f"], env=variables, start_new_session=True)
+    assert keeper.refused(daemon, variables, tmp_path / "said") is None
+    keeper.stop(daemon, variables)
+    assert daemon.returncode == -signal.SIGKILL
+
+
+def no_program(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fakes.folder / "nvidia-cuda-mps-control").unlink()
+
+
+def no_gpu(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def refuses(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fakes.folder / "refuses").touch()
+
+
+@pytest.mark.parametrize(
+    ("what", "device", "why"),
+    [
+        (no_program, "cuda", "nvidia-cuda-mps-control cannot be run: No such file or directory"),
+        (no_gpu, "cuda", "no GPU is visible here"),
+        (refuses, "cuda", "nvidia-cuda-mps-control ended with exit code 1: the daemon's reason"),
+        (no_gpu, "cpu", "this runs on a CPU"),
+    ],
+)
+def test_where_no_daemon_can_start_one_sentence_says_why(
+    what: Any,
+    device: str,
+    why: str,
+    fakes: FakeGpus,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    what(fakes, monkeypatch)
+    before = dict(os.environ)
+    assert main(["timeline", "--mps", "--device", device]) == CANNOT_RUN
+    captured = capsys.readouterr()
+    sentence = f"paritybit: no MPS daemon can start for --mps: {why}\n"
+    assert (captured.out, captured.err) == ("", sentence)
+    assert dict(os.environ) == before
+
+
+def test_a_keeper_that_says_nothing_is_no_daemon(
+    fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = tmp_path / "silent.py"
+    silent.touch()
+    monkeypatch.setattr(keeper, "__file__", str(silent))
+    with pytest.raises(CannotRunError, match="ended without a word"), private_daemon("cuda"):
+        raise AssertionError
+    assert fakes.daemons == []

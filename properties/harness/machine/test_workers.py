@@ -1,0 +1,87 @@
+"""How many processes share the work, by cores, GPUs and MPS, and which GPU each one uses."""
+
+import os
+
+import pytest
+
+from harness.machine import mps, workers
+from harness.machine.workers import (
+    HERE,
+    MOST_CLIENTS,
+    PLAIN,
+    SHARING_PLAINLY,
+    UNDER_MPS,
+    Workers,
+    cores,
+    processes_on,
+    sparing,
+    workers_for,
+)
+
+
+def test_so_many_share_a_gpu_plainly_as_reach_nearly_the_best_rate() -> None:
+    assert SHARING_PLAINLY in PLAIN
+    assert PLAIN[SHARING_PLAINLY] >= 0.9 * max(PLAIN.values())
+    assert all(PLAIN[count] < 0.9 * max(PLAIN.values()) for count in PLAIN if count < 8)
+
+
+def test_under_mps_every_further_process_was_worth_it() -> None:
+    """Up to a process for each core but one, which is why so many are taken."""
+    rates = [UNDER_MPS[count] for count in sorted(UNDER_MPS)]
+    assert rates == sorted(rates)
+    assert max(UNDER_MPS) == 15
+
+
+@pytest.mark.parametrize(
+    ("here", "gpus", "shared", "best"),
+    [
+        (16, 1, False, 8),
+        (16, 1, True, 15),
+        (4, 1, False, 3),
+        (1, 1, True, 1),
+        (32, 2, False, 16),
+        (32, 2, True, 31),
+        (128, 8, False, 64),
+        (128, 1, True, MOST_CLIENTS),
+        (16, 0, False, 8),
+    ],
+)
+def test_on_gpus_as_many_work_as_cores_and_sharing_allow(
+    here: int, gpus: int, shared: bool, best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: here)
+    assert processes_on("cuda", gpus, mps=shared) == best
+    assert processes_on("cpu", gpus, mps=shared) == here
+
+
+def test_what_was_asked_for_counts_and_gpus_are_taken_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "visible_gpus", lambda: ["4", "GPU-a"])
+    monkeypatch.setattr(mps, "answers", lambda: True)
+    assert workers_for("cuda", 3) == Workers(3, ("4", "GPU-a"), mps=True)
+    assert workers_for("cpu", 3) == Workers(3)
+    assert workers_for("cpu") == Workers(cores())
+
+
+def test_processes_take_the_gpus_in_turn() -> None:
+    assert [Workers(5, ("4", "GPU-a")).pin(place) for place in range(3)] == ["4", "GPU-a", "4"]
+    assert Workers(5).pin(3) is None
+
+
+def test_there_are_no_more_processes_than_tasks_but_one_at_least() -> None:
+    assert [Workers(5).at_most(tasks).processes for tasks in (0, 3, 9)] == [1, 3, 5]
+    assert HERE.at_most(3) == HERE
+
+
+def test_one_worker_on_a_cpu_is_this_process() -> None:
+    assert [sparing(Workers(count), "cpu") for count in (1, 2)] == [HERE, Workers(2)]
+    assert [sparing(Workers(count), "cuda") for count in (1, 2)] == [Workers(1), Workers(2)]
+
+
+def test_the_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5}, raising=False)
+    assert cores() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert cores() == 1

@@ -1,0 +1,64 @@
+"""Faults planted in how work is spread over what a machine has."""
+
+from properties.planted.fault import Fault
+
+MPS = ("properties/harness/machine/test_mps.py",)
+
+OF_MACHINE: tuple[Fault, ...] = (
+    Fault(
+        name="daemon-outlives-its-command",
+        file="harness/machine/keeper.py",
+        old="            sys.stdin.read()\n",
+        new="            return\n",
+        tests=(*MPS, "-k", "within_there_is_a_daemon"),
+        why="The MPS daemon is stopped before the work under it begins.",
+    ),
+    Fault(
+        name="daemon-sees-some-gpus",
+        file="harness/machine/keeper.py",
+        old='    variables.pop("CUDA_VISIBLE_DEVICES", None)\n',
+        new="",
+        tests=(*MPS, "-k", "within_there_is_a_daemon"),
+        why="The daemon numbers the GPUs anew, so that a worker's name of one means another.",
+    ),
+    Fault(
+        name="no-daemon-answers-as-one",
+        file="harness/machine/keeper.py",
+        old="            check=True,\n",
+        new="            check=False,\n",
+        tests=(*MPS, "-k", "probe_is_carried_out"),
+        why="Whether NVIDIA's program failed is not looked at, only what it says.",
+    ),
+    Fault(
+        name="neighbours-fault-is-told",
+        file="harness/campaigns/executor.py",
+        old="if workers.mps and (ended.result is None or ended.result.spoiled):",
+        new="if workers.mps and ended.result is None:",
+        tests=("properties/harness/campaigns/test_executor.py", "-k", "under_mps"),
+        why="Under MPS a task that lost its device by another one's fault is told as a finding.",
+    ),
+    Fault(
+        name="spoiled-end-is-kept",
+        file="harness/campaigns/spreading/journal.py",
+        old="if ended.result is None or ended.result.spoiled:",
+        new="if ended.result is None:",
+        tests=("properties/harness/campaigns/test_journal.py",),
+        why="A task that lost its device is taken for done when its campaign goes on.",
+    ),
+    Fault(
+        name="journal-of-any-build",
+        file="harness/campaigns/spreading/journal.py",
+        old="if not text.startswith(head):",
+        new="if not text.startswith(HEAD):",
+        tests=("properties/harness/campaigns/test_journal.py",),
+        why="Results of another build are taken into a run.",
+    ),
+    Fault(
+        name="known-schedules-left-out",
+        file="harness/campaigns/hunt.py",
+        old="        for schedule in first:\n            search(schedule)\n",
+        new="",
+        tests=("properties/harness/campaigns/test_database.py",),
+        why="What failed before is not tried on the clean build.",
+    ),
+)
