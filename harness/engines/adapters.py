@@ -13,16 +13,16 @@ from reference.batch import Mode
 from reference.config import SPECULATION, full_draft_config
 from reference.model import Model
 from reference.state_pool import StatePool
-from subjects.engines.sglang import graphs
+from subjects.engines.shared import graphs
 from subjects.engines.sglang.draft_engine import DraftingEngine
 from subjects.engines.sglang.engine import (
     NO_TRACKING,
     OWN_KERNELS,
     ReplayingEngine,
 )
-from subjects.engines.sglang.graphs import Replays
+from subjects.engines.shared.graphs import Replays
 from subjects.engines.sglang.host.host import Host, server_arguments
-from subjects.engines.sglang.host.loading import PACKAGE, Engine, message
+from subjects.engines.shared.loading import PACKAGE, Engine, message
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner

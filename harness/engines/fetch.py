@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import CannotRunError, MalformedError, quoted
-from subjects.engines.sglang.host.loading import PACKAGE, package_folder
+from subjects.engines.shared.loading import PACKAGE, package_folder
 
 ROOT = Path(__file__).parents[2]
 FOLDER_VARIABLE = "PARITYBIT_ENGINES"

@@ -52,8 +52,8 @@ from harness.records.case import Case
 from reference.config import PRESETS
 from reference.model import Model
 from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.host.loading import Engine, message
-from subjects.engines.sglang.host.missing import RunnerLackingError
+from subjects.engines.shared.loading import Engine, message
+from subjects.engines.shared.missing import RunnerLackingError
 from subjects.protocol import OwnArithmetic
 
 

@@ -22,7 +22,7 @@ from harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind,
 from harness.engines.windows import measure, window_findings
 from harness.lockstep.config import TrialConfig
 from subjects.engines.sglang.engine import ReplayingEngine
-from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.shared.loading import Engine
 from subjects.protocol import OwnArithmetic
 
 Populate = Callable[..., None]

@@ -23,7 +23,7 @@ from harness.engines.playlist import DRAFTING
 from harness.lockstep.config import TrialConfig
 from reference.batch import ForwardBatch
 from subjects.engines.sglang.draft_engine import DraftingEngine
-from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.shared.loading import Engine
 from subjects.engines.sglang.runners.drafting import DraftingRunner
 
 

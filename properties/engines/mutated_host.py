@@ -30,7 +30,7 @@ from harness.schedules.schedule import (
     Retract,
     Schedule,
 )
-from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.shared.loading import Engine
 
 BATCHES = "srt.managers.schedule_batch"
 

@@ -46,7 +46,7 @@ from harness.records.typed_json import to_json
 from harness.schedules.traffic import traffic_schedules
 from reference.batch import Mode
 from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.shared.loading import Engine
 from subjects.engines.sglang.runners.decode import CpuGraphRunner
 from subjects.engines.sglang.runners.drafting import DraftingRunner
 

@@ -3,9 +3,10 @@
 import torch
 
 from reference.torch_ops import TorchOps
-from subjects.engines.sglang.graphs import CpuGraph, recording, whole
-from subjects.engines.sglang.host.loading import named
-from subjects.engines.sglang.host.stubs import STUBS, StubFinder
+from subjects.engines.shared.graphs import CpuGraph, recording, whole
+from subjects.engines.shared.loading import named
+from subjects.engines.sglang.host.loading import STUBS
+from subjects.engines.shared.stubs import StubFinder
 
 
 def test_a_cpu_graph_keeps_a_kernel_whole_and_runs_no_python_again() -> None:

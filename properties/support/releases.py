@@ -11,7 +11,7 @@ import pytest
 
 from harness.engines import fetch as engines
 from properties.support.places import ROOT
-from subjects.engines.sglang.host.loading import package_folder
+from subjects.engines.shared.loading import package_folder
 
 ASKED_FOR = "PARITYBIT_RELEASES"
 """The variable that, set, asks for the tests of releases: they take minutes."""

@@ -13,7 +13,7 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.captured import facts_of
-from subjects.engines.sglang.graphs import Replays
+from subjects.engines.shared.graphs import Replays
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.padded import (
     HOLDS,

@@ -11,7 +11,7 @@ from torch import Tensor
 from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
-from subjects.engines.sglang.host.missing import PartMissingError, RunnerLackingError
+from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
 from subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots, listed
 from subjects.engines.sglang.runners.runner import tensors_of
 from subjects.graphs.pieces import installed, splitting

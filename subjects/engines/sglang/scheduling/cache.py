@@ -4,8 +4,8 @@ from typing import Any
 
 from reference.config import ModelConfig
 from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.host.loading import named
-from subjects.engines.sglang.host.missing import PartMissingError
+from subjects.engines.shared.loading import named
+from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.sglang.memory.pool import SglangPool
 
 CHOICE = "srt.mem_cache.registry:default_radix_cache_factory"

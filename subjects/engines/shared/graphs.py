@@ -64,7 +64,7 @@ class CpuGraph:
 
 
 @contextmanager
-def recording(cuda_graph: CpuGraph, **settings: Any) -> Iterator[None]:
+def recording(cuda_graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterator[None]:
     """Stand for `torch.cuda.graph`."""
     cuda_graph.capture_begin()
     try:
@@ -121,6 +121,9 @@ def count_replays() -> None:
 
 class Event:
     """Stand for `torch.cuda.Event`: on a CPU all work is done when it is asked for."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """Take what an event is made of."""
 
     def record(self, *arguments: Any) -> None:
         """Do nothing."""
