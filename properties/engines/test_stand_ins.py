@@ -14,10 +14,10 @@ import torch
 from reference.config import PRESETS
 from reference.model import Model
 from subjects.engines.sglang.host.host import Host, StubConfig, StubGroups, server_arguments
+from subjects.engines.sglang.host.loading import ABSENT, ANSWERS, STUBS
+from subjects.engines.sglang.host.settings import OFF
 from subjects.engines.shared.loading import message
 from subjects.engines.shared.missing import PartMissingError, StandInUsedError, UndeclaredError
-from subjects.engines.sglang.host.settings import OFF
-from subjects.engines.sglang.host.loading import ABSENT, ANSWERS, STUBS
 from subjects.engines.shared.stubs import StubFinder
 
 STUBBED = "stubbed_for_a_test"

@@ -10,20 +10,26 @@ from typing import Any
 import pytest
 
 from harness.engines import fetch as engines
+from harness.engines.packages import PACKAGES, SGLANG
 from properties.support.places import ROOT
-from subjects.engines.shared.loading import package_folder
+from subjects.engines.shared.loading import folder_of_package
 
 ASKED_FOR = "PARITYBIT_RELEASES"
 """The variable that, set, asks for the tests of releases: they take minutes."""
 
 
-def package_of(version: str) -> Path:
-    """Return where a release lies; skip the test if none was asked for, or it does not lie here."""
+def package_of(version: str, engine: str = SGLANG.name) -> Path:
+    """Return where a release of an engine lies.
+
+    The test is skipped if none was asked for, or it does not lie here.
+    """
     if not os.environ.get(ASKED_FOR):
         pytest.skip("tests of releases were not run: `make test-releases` runs them")
-    package = package_folder(engines.folder() / f"sglang-{version}")
+    home, marker = engines.folder() / f"{engine}-{version}", PACKAGES[engine].marker
+    package = folder_of_package(home, engine, marker)
     if package is None:
-        pytest.skip(f"engine trials were not run: `make engine VERSION={version}` fetches one")
+        asked = version if engine == SGLANG.name else f"{engine}=={version}"
+        pytest.skip(f"engine trials were not run: `make engine VERSION={asked}` fetches one")
     return package
 
 

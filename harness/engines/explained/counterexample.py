@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from harness.checks.play import Lockstep
 from harness.engines import statics
@@ -23,7 +23,7 @@ from harness.lockstep.observation import Observation
 from harness.records.case import Case
 from harness.schedules.schedule import Step
 from reference.config import Role
-from subjects.engines.sglang.engine import SglangEngine
+from subjects.engines.shared.tried import TriedEngine
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _named(case: Case, ledger: InputLedger) -> tuple[str, int, str] | None:
 
 def _slot(lockstep: Lockstep, observation: Observation, name: str, value: int) -> Slot | None:
     """Return the slot that a value of a static input names, and whose it is."""
-    subject = cast("SglangEngine[Any]", lockstep.pair.subject)
+    subject = cast("TriedEngine", lockstep.pair.subject)
     named = subject.slot_named(name, value)
     if named is None:
         return None

@@ -13,17 +13,16 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.captured import facts_of
-from subjects.engines.shared.graphs import Replays
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.padded import (
     HOLDS,
     LOCATIONS,
-    DeclaredPadding,
-    PaddedInput,
     declared_padding,
     padded_inputs,
 )
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner, RowSlots
+from subjects.engines.shared.graphs import Replays
+from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.protocol import (
     Forward,
     LocationDtypes,

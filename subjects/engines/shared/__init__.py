@@ -1,1 +1,1 @@
-"""What the adapters of several engines share: loading, stand-ins, emulated graphs. Knows no engine."""
+"""What the adapters share: loading, stand-ins, emulated graphs. It knows no engine."""

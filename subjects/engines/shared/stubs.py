@@ -16,6 +16,7 @@ from typing import Any
 
 from subjects.engines.shared.missing import StandInUsedError
 
+
 class Stand(ABCMeta):
     """The type of stand-ins: any attribute of one is another, and it lists nothing.
 

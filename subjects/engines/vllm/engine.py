@@ -15,7 +15,7 @@ from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.engines.vllm.contract import padding_of
 from subjects.engines.vllm.model import listed_keys
-from subjects.engines.vllm.requests import Ran, VllmRequests
+from subjects.engines.vllm.requests import Settling, VllmRequests
 from subjects.engines.vllm.runner import VllmRunner
 from subjects.engines.vllm.settings import BLOCK, GROUPS
 from subjects.protocol import (
@@ -98,7 +98,8 @@ class VllmEngine:
         self._replays = Replays.count - replays
         self._allocated = Replays.allocated - allocated
         starts = ran.batch.query_start_loc.clone()
-        self.requests.ran = Ran(ran.batch, starts, self._asked(batch))
+        ends = tuple((serial, end) for serial, _, end in self._asked(batch))
+        self.requests.ran = Settling(ran.batch, starts, ends)
         if not self._replays:
             return Forward(ran.output, None)
         return Forward(ran.output, self._replay(batch, ran.batch, ran.output))
@@ -126,15 +127,18 @@ class VllmEngine:
         serials = {one.owner.row: key for key, one in self.requests.world.running().items()}
         return tuple((serials[span.row], span.begin, span.end) for span in batch.spans)
 
-    def _settle(self, ran: Ran) -> None:
+    def _settle(self, ran: Settling) -> None:
         """Tell the engine what the requests of a batch sampled since, as the world has it."""
         known = self.requests.world.running()
         sampled, rejected = list[Sequence[int]](), list[int]()
-        for serial, begin, end in ran.spans:
+        for serial, end in ran.ends:
             one, request = known.get(serial), self.requests.held.get(serial)
-            gone = one is None or request is None
-            sampled.append(() if gone else one.tokens[request.num_tokens :])
-            rejected.append(0 if gone else max(end - one.owner.length, 0))
+            if one is None or request is None:  # It left, and the engine is told so next.
+                sampled.append(())
+                rejected.append(0)
+                continue
+            sampled.append(one.tokens[request.num_tokens :])
+            rejected.append(max(end - one.owner.length, 0))
         self.runner.settle(ran.batch, ran.starts, sampled, rejected)
 
     def _given(self, batch: ForwardBatch) -> dict[str, Tensor]:
@@ -164,7 +168,7 @@ class VllmEngine:
         config, found = self.runner.model.config, dict[str, list[list[int]]]()
         for kind in GROUPS:
             window = config.window if kind is Kind.SWA else None
-            slots, begin, end, seen = listed_keys(
+            slots, begin, end, _ = listed_keys(
                 bucket * query,
                 held["query_start_loc"][: bucket + 1],
                 held["seq_lens"][:bucket],

@@ -86,7 +86,7 @@ def load_vllm(package: Path, dependencies: Sequence[Path], ops: Any) -> Engine:
     graphs.count_replays()
     torch.cuda.Stream = Stream  # type: ignore[assignment,misc]
     torch.cuda.Event = graphs.Event  # type: ignore[assignment,misc]
-    torch.cuda.graph_pool_handle = lambda: graphs.NO_POOL
+    torch.cuda.graph_pool_handle = lambda: graphs.NO_POOL  # type: ignore[assignment,return-value]
     torch.cuda.get_device_capability = lambda *device: (9, 0)
     engine = Engine(PACKAGE, package, dependencies, StubFinder(STUBS), front=True)
     launches = importlib.import_module("triton.runtime.interpreter").GridExecutor
@@ -117,10 +117,10 @@ def _stand_in_for_pinned_memory(engine: Engine) -> None:
     for name in ("zeros", "empty", "tensor"):
         setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = torch.Tensor.clone  # type: ignore[method-assign,assignment]
-    seen = {"is_uva_available": lambda: True}
-    seen["get_accelerator_view_from_cpu_tensor"] = lambda tensor: tensor
-    seen["get_cuda_view_from_cpu_tensor"] = lambda tensor: tensor
-    vars(buffers).update({name: value for name, value in seen.items() if hasattr(buffers, name)})
+    buffers.is_uva_available = lambda: True  # type: ignore[attr-defined]
+    for name in ("get_accelerator_view_from_cpu_tensor", "get_cuda_view_from_cpu_tensor"):
+        if hasattr(buffers, name):
+            setattr(buffers, name, lambda tensor: tensor)
 
 
 def unpinned(made: Callable[..., Any]) -> Callable[..., Any]:

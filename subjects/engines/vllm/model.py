@@ -67,7 +67,9 @@ def attention_layer(engine: Engine, model: Model, index: int) -> Any:
         @property
         def cache(self) -> Tensor:
             """The layer's KV, as the engine bound it: some releases bind a list of one."""
-            return self.kv_cache[0] if isinstance(self.kv_cache, list) else self.kv_cache
+            held: Any = self.kv_cache
+            bound: Tensor = held[0] if isinstance(held, list) else held
+            return bound
 
     return Layer()
 

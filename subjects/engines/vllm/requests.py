@@ -43,12 +43,16 @@ class World:
 
 
 @dataclass
-class Ran:
-    """The engine's own batch of the last forward, and of which requests, until it is settled."""
+class Settling:
+    """The engine's own batch of the last forward, until the engine is told what it sampled.
+
+    `starts` is where the tokens of each request begin in it, `ends` are the requests and how
+    many tokens of them had run.
+    """
 
     batch: Any
     starts: Tensor
-    spans: tuple[tuple[int, int, int], ...]
+    ends: tuple[tuple[int, int], ...]
 
 
 class VllmRequests:
@@ -81,11 +85,11 @@ class VllmRequests:
         self.parked: dict[int, Any] = {}
         self.finished: set[str] = set()
         self.preempted: set[str] = set()
-        self.ran: Ran | None = None
+        self.ran: Settling | None = None
         self._placed: tuple[tuple[int, int, int], ...] | None = None
         self._pair(())
 
-    def place(self, batch: ForwardBatch, settle: Callable[[Ran], None]) -> Any:
+    def place(self, batch: ForwardBatch, settle: Callable[[Settling], None]) -> Any:
         """Give a batch's requests blocks; return what the engine is told to run.
 
         A batch that is run again keeps its blocks. `settle` is called once with the batch before.
@@ -262,4 +266,3 @@ class VllmRequests:
 def name_of(serial: int) -> str:
     """Return what the engine calls a request."""
     return f"request-{serial}"
-

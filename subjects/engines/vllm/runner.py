@@ -84,9 +84,7 @@ class VllmRunner:
         self.tokens_per_request = max(trial.drafts, 1)
         self.inputs = engine.module("v1.worker.gpu.input_batch")
         device = torch.device("cpu")
-        config = configuration(
-            engine, model.config, trial.buckets, trial.rows, trial.drafts, asked
-        )
+        config = configuration(engine, model.config, trial.buckets, trial.rows, trial.drafts, asked)
         self.plan = cache_config(engine, model, trial.blocks)
         engine.fill("v1.worker.gpu.model_runner", {"init_speculator": lambda *rest, **named: None})
         self.runner = engine.part("v1.worker.gpu.model_runner:GPUModelRunner")(config, device)
@@ -180,13 +178,13 @@ class VllmRunner:
         tokens = torch.tensor([[*one, *[0] * (width - len(one))] for one in sampled])
         counts = torch.tensor([len(one) for one in sampled], dtype=torch.int32)
         states = self.runner.req_states
-        sampler = getattr(self.runner, "sampler", None)
+        counted = self.runner.sampler.penalties_state.output_bin_counts
         named(
             self.inputs.post_update,
             idx_mapping=batch.idx_mapping,
             num_computed_tokens=states.num_computed_tokens.gpu,
             last_sampled_tokens=states.last_sampled_tokens,
-            output_bin_counts=sampler.penalties_state.output_bin_counts,
+            output_bin_counts=counted,
             sampled_tokens=tokens,
             num_sampled=counts,
             num_rejected=torch.tensor(rejected, dtype=torch.int32),

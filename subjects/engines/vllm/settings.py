@@ -102,9 +102,9 @@ def configuration(
         "cache_config": bag(
             "cache",
             cache_dtype="auto",
-            get_resolved_kv_cache_layout=lambda: engine.part(
-                "v1.kv_cache_layout:KVCacheLayout"
-            ).LBNHC,
+            get_resolved_kv_cache_layout=lambda: (
+                engine.part("v1.kv_cache_layout:KVCacheLayout").LBNHC
+            ),
         ),
         "compilation_config": bag(
             "compilation",
