@@ -53,6 +53,7 @@ FAULTS: Mapping[str, Fault] = {
                 "logits_parity",
                 "live_inputs",
                 "hermetic_replay",
+                "padding_noninterference",
                 "token_trajectory",
                 "dense_agreement",
             }

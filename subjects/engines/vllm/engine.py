@@ -187,8 +187,11 @@ class VllmEngine:
         return self.name if mode is self.mode else None
 
     def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
-        """Return every static buffer that a replay of a mode reads, by name."""
-        return self.runner.statics() if mode is self.mode else {}
+        """Return every static buffer that a replay reads, by name, whatever the mode.
+
+        A prefill of as many tokens as a decode has is replayed by the same graph.
+        """
+        return self.runner.statics()
 
     def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the static buffers of the one runner."""
