@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.engines.packages import PACKAGES, SGLANG, Package
+from harness.engines.adapters.packages import PACKAGES, SGLANG, Package
 from harness.errors import CannotRunError, MalformedError, quoted
 from subjects.engines.shared.loading import folder_of_package
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.campaigns.executor import Campaign, Ended, execute
+from harness.engines.adapters.packages import DEPENDENCIES, PACKAGES, SGLANG
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.case import EngineCase
 from harness.engines.explained.counterexample import Counterexample
 from harness.engines.fetch import Found, folder
-from harness.engines.packages import DEPENDENCIES, PACKAGES, SGLANG
 from harness.engines.playlist import EXAMPLES, Kind
 from harness.engines.progress import Played, listening
 from harness.engines.worker import LegAnswer, LegTask, run_leg

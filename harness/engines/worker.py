@@ -20,12 +20,12 @@ from harness.campaigns.hunt import PlayingFailedError
 from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
+from harness.engines.adapters.packages import SGLANG
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.explained.counterexample import Counterexample
 from harness.engines.faults import Evidence, Finding
 from harness.engines.legs import OURS, OWN, Leg
 from harness.engines.localise import GivingBack, Leftovers
-from harness.engines.packages import SGLANG
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import (
     FIRST,

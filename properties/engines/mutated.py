@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.checks.play import Lockstep
+from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import folder
 from harness.engines.legs import Leg
-from harness.engines.packages import DEPENDENCIES
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind, trial_of
 from harness.engines.windows import measure, window_findings

@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from harness.checks.table import STEP_PROPERTIES
+from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import drafting_lockstep, load
 from harness.engines.fetch import folder
-from harness.engines.packages import DEPENDENCIES
 from harness.engines.playlist import DRAFTING
 from harness.lockstep.config import TrialConfig
 from reference.batch import ForwardBatch

@@ -15,11 +15,11 @@ from typing import Any
 
 from harness.checks.play import Lockstep
 from harness.checks.table import STEP_PROPERTIES
+from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import folder
 from harness.engines.legs import Leg
-from harness.engines.packages import DEPENDENCIES
 from harness.engines.playlist import Kind, trial_of
 from harness.schedules.schedule import (
     Admit,

@@ -19,11 +19,11 @@ import torch
 from harness.campaigns.hunt import whole
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
+from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import folder
 from harness.engines.legs import Leg
-from harness.engines.packages import DEPENDENCIES
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import VERIFYING
 from harness.lockstep.config import TrialConfig

@@ -32,11 +32,11 @@ from torch import Tensor
 from harness.checks.of_steps.live_inputs import batch_axis
 from harness.checks.play import Lockstep
 from harness.checks.table import STEP_PROPERTIES
+from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import SPECULATING, RunnerEngines, drafting_lockstep, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import fetch, folder
 from harness.engines.legs import Leg
-from harness.engines.packages import DEPENDENCIES
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import FIRST, RUNNERS, Kind, trial_of
 from harness.engines.trial import mentions

@@ -13,8 +13,8 @@ from harness.__main__ import main
 from harness.cli.engines.display import changes
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
+from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.faults import FAULTS, Verdict
-from harness.engines.packages import DEPENDENCIES
 from harness.errors import CannotRunError, UnknownNameError
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 from properties.support.places import ROOT

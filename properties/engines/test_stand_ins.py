@@ -86,7 +86,7 @@ def test_groups_of_settings_are_one_bag_and_hold_others_within_a_scope() -> None
 @pytest.fixture
 def finder() -> StubFinder:
     """A finder of one stub."""
-    return StubFinder((STUBBED,))
+    return StubFinder((STUBBED,), answers=ANSWERS)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.engines import fetch as engines
-from harness.engines.packages import PACKAGES, SGLANG
+from harness.engines.adapters.packages import PACKAGES, SGLANG
 from properties.support.places import ROOT
 from subjects.engines.shared.loading import folder_of_package
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.engines.matrix import Walked, cells, runners_of
+from harness.engines.adapters.packages import SGLANG, Package
 from harness.engines.faults import Verdict
-from harness.engines.packages import SGLANG, Package
 from harness.engines.progress import Played, TimeLeft
 from harness.engines.worker import LegAnswer
 

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.engines.adapters.packages import SGLANG, Package
 from harness.engines.adapters.table import ADAPTERS
-from harness.engines.packages import SGLANG, Package
 from harness.records.files import write_whole
 from harness.records.record import device_name
 

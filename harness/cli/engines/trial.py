@@ -25,11 +25,11 @@ from harness.cli.folders import LATEST, default_workers, new_folder, shown, swap
 from harness.cli.parser import EVERY, NEWEST
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
+from harness.engines.adapters.packages import PACKAGES, SGLANG, Package
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.case import EngineCase, cases_of, engine_case_of
 from harness.engines.explained.record import read, recorded
 from harness.engines.faults import Verdict
-from harness.engines.packages import PACKAGES, SGLANG, Package
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
 from harness.errors import CannotRunError, MalformedError, cut, quoted

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.checks.play import Lockstep
+from harness.engines.adapters.packages import VLLM
+from harness.engines.adapters.vllm_faults import FAULTS
 from harness.engines.faults import Fault
-from harness.engines.faults_of_vllm import FAULTS
-from harness.engines.packages import VLLM
 from harness.engines.playlist import Kind, Runner
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Engines, Pair

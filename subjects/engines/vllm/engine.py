@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,18 +11,17 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.captured import facts_of
+from subjects.engines.shared.engine import OthersEngine
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
+from subjects.engines.shared.paged import listed_keys
 from subjects.engines.vllm.contract import padding_of
-from subjects.engines.vllm.model import listed_keys
 from subjects.engines.vllm.requests import Settling, VllmRequests
 from subjects.engines.vllm.runner import VllmRunner
 from subjects.engines.vllm.settings import BLOCK, GROUPS
 from subjects.protocol import (
     Forward,
     Offer,
-    Overrides,
-    OwnArithmetic,
     Reads,
     Replay,
     ReplayFacts,
@@ -51,11 +50,8 @@ OWN_KERNELS = {
 """What a runner with the engine's own kernels does not offer."""
 
 
-class VllmEngine:
+class VllmEngine(OthersEngine):
     """The engine's runner of batches of one mode; others run eagerly, by the engine's own code."""
-
-    arithmetic: OwnArithmetic | None = None
-    eager_modes: frozenset[Mode] = frozenset()
 
     def __init__(
         self,
@@ -79,7 +75,7 @@ class VllmEngine:
         """Start again just captured: no request owns a slot, and KV is the world's storage."""
         self.requests.clear()
         self.runner.clear()
-        self.requests.write_kv()
+        self.requests.pages.write_kv()
         self.recapture()
 
     def recapture(self) -> None:
@@ -176,10 +172,11 @@ class VllmEngine:
                 config.max_context,
                 window,
                 1,
+                BLOCK,
             )
             rows = zip(begin.tolist(), end.tolist(), strict=True)
             flat = slots.tolist()
-            found[kind] = [self.requests.ours(kind, flat[first:last]) for first, last in rows]
+            found[kind] = [self.requests.pages.ours(kind, flat[first:last]) for first, last in rows]
         return found
 
     def runner_name(self, mode: Mode) -> str | None:
@@ -225,32 +222,11 @@ class VllmEngine:
 
     def read_kv(self) -> None:
         """Write the engine's KV to the world's storage."""
-        self.requests.read_kv()
+        self.requests.pages.read_kv()
 
     def write_kv(self) -> None:
         """Take the engine's KV from the world's storage."""
-        self.requests.write_kv()
-
-    def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
-        """Do nothing: of an output live rows alone are compared."""
-
-    def python_objects(self) -> NoReturn:
-        """Raise RuntimeError: see `missing`."""
-        raise RuntimeError(self.missing[Offer.PYTHON_STATE])
-
-    def forward_overridden(
-        self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
-    ) -> NoReturn:
-        """Raise RuntimeError: nothing of the engine's forward can be done otherwise."""
-        raise RuntimeError("nothing of the engine's forward can be done otherwise")
-
-    def replay_in_largest_bucket(self, batch: ForwardBatch) -> NoReturn:
-        """Raise RuntimeError: see `missing`."""
-        raise RuntimeError(self.missing[Offer.LARGER_BUCKET])
-
-    def notes(self) -> list[str]:
-        """Return nothing: all that is seen of the engine is judged."""
-        return []
+        self.requests.pages.write_kv()
 
     def slot_named(self, name: str, value: int) -> tuple[Kind, int] | None:
         """Return the world's slot that a value of a static input names; None if it names none."""
@@ -258,7 +234,9 @@ class VllmEngine:
         if what not in {"slot_mapping", "block_table"} or value < 0:
             return None
         kind = Kind(group)
-        slot = self.requests.ours(kind, [value if what == "slot_mapping" else value * BLOCK])[0]
+        slot = self.requests.pages.ours(kind, [value if what == "slot_mapping" else value * BLOCK])[
+            0
+        ]
         return None if slot < 0 else (kind, slot)
 
     def padded_inputs(self) -> Mapping[str, PaddedInput]:

@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,33 +60,12 @@ ONE_RANK = SimpleNamespace(
 """A process group of one process."""
 
 
-class Stream:
-    """Stand for `torch.cuda.Stream`: on a CPU all work is done when it is asked for."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Take what a stream is made of."""
-
-    def wait_stream(self, *others: Any) -> None:
-        """Do nothing."""
-
-    def wait_event(self, *events: Any) -> None:
-        """Do nothing."""
-
-    def synchronize(self) -> None:
-        """Do nothing."""
-
-
-STREAM = Stream()
-
-
 def load_vllm(package: Path, dependencies: Sequence[Path], ops: Any) -> Engine:
     """Return the engine whose package lies in a folder, on a CPU: graphs emulated by our ops."""
     os.environ.update(ENVIRONMENT)
     graphs.emulate(ops)
     graphs.count_replays()
-    torch.cuda.Stream = Stream  # type: ignore[assignment,misc]
-    torch.cuda.Event = graphs.Event  # type: ignore[assignment,misc]
-    torch.cuda.graph_pool_handle = lambda: graphs.NO_POOL  # type: ignore[assignment,return-value]
+    graphs.emulate_streams()
     torch.cuda.get_device_capability = lambda *device: (9, 0)
     engine = Engine(PACKAGE, package, dependencies, StubFinder(STUBS), front=True)
     launches = importlib.import_module("triton.runtime.interpreter").GridExecutor
@@ -103,7 +82,7 @@ def _stand_in_for_platform(platform: Any) -> None:
     """Give the platform of nothing in particular what the engine asks of a device's."""
     platform.device_type = "cpu"
     platform.is_pin_memory_available = classmethod(lambda cls: False)
-    platform.current_stream = staticmethod(lambda *arguments: STREAM)
+    platform.current_stream = staticmethod(lambda *arguments: graphs.STREAM)
     platform.graph_pool_handle = staticmethod(lambda *arguments: graphs.NO_POOL)
     platform.get_global_graph_pool = lambda self: graphs.NO_POOL
     platform.set_additional_forward_context = classmethod(lambda cls, *rest, **named: {})
@@ -114,28 +93,17 @@ def _stand_in_for_pinned_memory(engine: Engine) -> None:
     buffers = engine.module("v1.worker.gpu.buffer_utils")
     if hasattr(buffers, "NonUvaBuffer"):
         return
-    for name in ("zeros", "empty", "tensor"):
-        setattr(torch, name, unpinned(getattr(torch, name)))
-    torch.Tensor.pin_memory = torch.Tensor.clone  # type: ignore[method-assign,assignment]
+    graphs.unpin_memory()
     buffers.is_uva_available = lambda: True  # type: ignore[attr-defined]
     for name in ("get_accelerator_view_from_cpu_tensor", "get_cuda_view_from_cpu_tensor"):
         if hasattr(buffers, name):
             setattr(buffers, name, lambda tensor: tensor)
 
 
-def unpinned(made: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what makes the same tensors in memory that is not pinned."""
-
-    def making(*arguments: Any, pin_memory: bool = False, **named: Any) -> Any:
-        return made(*arguments, **named)
-
-    return making
-
-
 @contextmanager
 def no_group_capture(*arguments: Any, **named: Any) -> Any:
     """Stand for the engine's preparation of process groups for a capture: there is one rank."""
-    yield SimpleNamespace(stream=STREAM)
+    yield SimpleNamespace(stream=graphs.STREAM)
 
 
 def _stand_in_for_groups() -> None:

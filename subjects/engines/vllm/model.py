@@ -9,6 +9,7 @@ from reference.config import SPECULATION, Kind, ModelConfig
 from reference.model import Model, TokenInputs, most_keys
 from reference.ops import Ops
 from subjects.engines.shared.loading import Engine
+from subjects.engines.shared.paged import listed_keys
 from subjects.engines.vllm.settings import BLOCK
 
 
@@ -148,41 +149,9 @@ class Decoder(torch.nn.Module):
             most,
             config.window if kind is Kind.SWA else None,
             SPECULATION.draft_tokens if self.masked else 1,
+            BLOCK,
         )
         sinks = self.weights.layers[layer].sinks
         if not self.masked:
             return self.ops.attention(query, cache, begin, end, slots, sinks, most)
         return self.ops.attention(query, cache, begin, end, slots, sinks, most, seen, begin)
-
-
-def listed_keys(
-    tokens: int,
-    starts: Tensor,
-    lengths: Tensor,
-    table: Tensor,
-    most: int,
-    window: int | None,
-    drafts: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the keys of each of T tokens: slots, where a token's begin and end, which it sees.
-
-    Request r runs tokens starts[r] .. starts[r+1]-1 and has lengths[r] keys then; its key i is
-    in block table[r, i // BLOCK]. A token sees the last `window` keys up to itself, all if that
-    is None; of `drafts` tokens that are verified at once, all are listed behind those. A token
-    of no request has no key. It asks nothing of the device, so that a graph can hold it.
-    """
-    token = torch.arange(tokens, device=starts.device)
-    turn = torch.arange(most, device=starts.device)
-    request = (starts[1:] <= token[:, None]).sum(1).clamp(max=starts.shape[0] - 2)
-    place = token - starts[request]
-    query = starts[request + 1] - starts[request]
-    total = lengths[request] - query + place + 1
-    listed = total + (drafts - 1 - place if drafts > 1 else 0)
-    first = torch.zeros_like(total) if window is None else (total - window).clamp(min=0)
-    live = (token < starts[-1]) & (total > 0)
-    key = first[:, None] + turn
-    block = (key // BLOCK).clamp(max=table.shape[1] - 1)
-    slots = table[request[:, None], block].to(torch.int64) * BLOCK + key % BLOCK
-    begin = token * most
-    count = torch.where(live, (listed - first).clamp(max=most), 0)
-    return slots.flatten(), begin, begin + count, (key < total[:, None]).flatten()

@@ -5,11 +5,10 @@ the world's pages and the engine's blocks of a group lies a bijection, through w
 read in the world's layout and slot numbers, and written. A page is as large as a block.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from reference.allocator import Owner
@@ -17,7 +16,7 @@ from reference.batch import ForwardBatch
 from reference.config import Kind, Role
 from reference.pool import KVPools
 from subjects.engines.shared.loading import Engine, named
-from subjects.engines.shared.slots import inverse, pair_slots
+from subjects.engines.shared.paged import PairedPages
 from subjects.engines.vllm.model import keys_and_values
 from subjects.engines.vllm.settings import BLOCK, GROUPS
 
@@ -58,14 +57,15 @@ class Settling:
 class VllmRequests:
     """The engine's requests by serial, those that are parked, and what it is yet to be told.
 
-    `caches` are K and V of every layer, each [blocks, slots of a block, kv_heads, head_dim].
+    `pages` is the bijection of the world's pages and the engine's blocks.
     """
 
     def __init__(self, engine: Engine, world: World, plan: Any, layers: Sequence[Any]) -> None:
         self.engine = engine
         self.world = world
         self.plan = plan
-        self.caches = [keys_and_values(layer) for layer in layers]
+        caches = [keys_and_values(layer) for layer in layers]
+        self.pages = PairedPages(world.pools[Role.TARGET], caches, plan.num_blocks)
         self.max_context = world.pools.layout.configs[Role.TARGET].max_context
         self.manager: Any = None
         self.clear()
@@ -118,7 +118,7 @@ class VllmRequests:
             self._schedule(told, serial, begin, end, known[serial].tokens)
         self._check_windows(asked)
         self._pair(tuple(one.owner for one in known.values()))
-        self.write_kv()
+        self.pages.write_kv()
         return told
 
     def _schedule(
@@ -212,55 +212,12 @@ class VllmRequests:
                 )
 
     def _pair(self, owners: Sequence[Owner]) -> None:
-        """Pair the world's pages of a kind with the engine's blocks: by request and place.
-
-        A page that has lost its slots on either side has no counterpart on the other.
-        """
-        pages = {kind: self.world.pools.sizes.slots(kind) // BLOCK for kind in GROUPS}
-        self._places, self._ours = dict[Kind, Tensor](), dict[Kind, tuple[int, ...]]()
+        """Pair the world's pages with the blocks of requests that the engine knows."""
+        held = [owner for owner in owners if owner.serial in self.held]
         for kind in GROUPS:
-            ours, theirs, apart = list[int](), list[int](), list[int]()
-            for owner in owners:
-                if owner.serial not in self.held:
-                    continue
-                given = owner.full_pages if kind is Kind.FULL else owner.swa_pages
-                for page, block in zip(given, self.blocks_of(owner.serial, kind), strict=False):
-                    if not block:
-                        continue
-                    if page is None:
-                        apart.append(block)
-                    else:
-                        ours.append(page)
-                        theirs.append(block)
-            total = self.plan.num_blocks
-            paired = pair_slots(pages[kind], 1, ours, theirs, apart, total)
-            self._places[kind], self._ours[kind] = torch.tensor(paired), inverse(paired)
-
-    def ours(self, kind: Kind, slots: Collection[int]) -> list[int]:
-        """Return the world's slots of some of the engine's, -1 for what is no slot."""
-        known, found = self._ours[kind], []
-        for slot in slots:
-            block = slot // BLOCK
-            page = known[block] if 0 <= block < len(known) else -1
-            found.append(-1 if page < 0 else page * BLOCK + slot % BLOCK)
-        return found
-
-    def write_kv(self) -> None:
-        """Give every block of the engine the bytes of its counterpart in the world's storage."""
-        for plane, buffer, places in self._planes():
-            buffer[places] = plane
-
-    def read_kv(self) -> None:
-        """Give every page of the world's storage the bytes of its counterpart in the engine."""
-        for plane, buffer, places in self._planes():
-            plane.copy_(buffer[places])
-
-    def _planes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield K or V of each layer: the world's pages, the engine's blocks, their bijection."""
-        pool = self.world.pools[Role.TARGET]
-        for layer, kind in enumerate(pool.config.layers):
-            for plane, buffer in zip(pool.cache(layer), self.caches[layer], strict=True):
-                yield plane.unflatten(0, (-1, BLOCK)), buffer, self._places[kind]
+            given = [owner.full_pages if kind is Kind.FULL else owner.swa_pages for owner in held]
+            blocks = [self.blocks_of(owner.serial, kind) for owner in held]
+            self.pages.pair(kind, given, blocks)
 
 
 def name_of(serial: int) -> str:

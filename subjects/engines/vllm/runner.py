@@ -1,6 +1,6 @@
 """The engine's model runner, built and captured by its own code over our decoder."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from inspect import signature
@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from numpy import ndarray
 from torch import Tensor
 
 from reference.model import Model, Output
 from reference.ops import Ops
 from subjects.engines.shared.loading import Engine, named
+from subjects.engines.shared.tensors import tensors_in
 from subjects.engines.vllm.loading import PACKAGE
 from subjects.engines.vllm.model import Decoder, layer_name, spec_of
 from subjects.engines.vllm.settings import GROUPS, configuration
@@ -100,7 +100,7 @@ class VllmRunner:
         if getattr(runner, "sampler", None) is None:
             runner.sampler = NO_SAMPLER
         runner.initialize_kv_cache(self.plan)
-        self._tables = [(held, held.clone()) for held in tensors_in(self._shared())]
+        self._tables = [(held, held.clone()) for held in tensors_in(self._shared(), PACKAGE)]
         self._rows = list(runner.req_states.free_indices)
         self.capture()
 
@@ -208,16 +208,3 @@ class VllmRunner:
             found[f"slot_mapping.{kind}"] = tables.slot_mappings[group]
             found[f"block_table.{kind}"] = tables.input_block_tables[group]
         return found
-
-
-def tensors_in(objects: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors that objects hold, and of those that they hold themselves."""
-    for held in objects:
-        if isinstance(held, Tensor):
-            yield held
-        elif isinstance(held, ndarray):
-            yield torch.from_numpy(held)
-        elif type(held).__module__.startswith(PACKAGE):
-            yield from tensors_in(vars(held).values())
-        elif isinstance(held, list | tuple):
-            yield from tensors_in(held)
