@@ -42,7 +42,22 @@ OFF: Mapping[str, Mapping[str, Any]] = {
         "use_replayssm": False,
     },
     "compilation": {"fast_moe_cold_start": False},
-    "parallel": {"use_sequence_parallel_moe": False, "use_ubatching": False},
+    "parallel": {
+        **dict.fromkeys(
+            (
+                "cp_kv_cache_interleave_size",
+                "data_parallel_size",
+                "decode_context_parallel_size",
+                "pipeline_parallel_size",
+                "prefill_context_parallel_size",
+                "tensor_parallel_size",
+            ),
+            1,
+        ),
+        "data_parallel_rank": 0,
+        "use_sequence_parallel_moe": False,
+        "use_ubatching": False,
+    },
     "scheduler": {"async_scheduling": False},
     "engine": {
         "attention_config": SimpleNamespace(hisparse_config=None),
@@ -64,7 +79,7 @@ OFF: Mapping[str, Mapping[str, Any]] = {
         "uses_dynamic_speculative_decoding": lambda: False,
     },
 }
-"""What is off, by the part of the configuration that is asked for it."""
+"""What is off, or of one rank, by the part of the configuration that is asked for it."""
 
 
 def configuration(
@@ -115,21 +130,8 @@ def configuration(
             cudagraph_capture_sizes=sizes,
             max_cudagraph_capture_size=max(sizes),
         ),
-        "parallel_config": bag(
-            "parallel",
-            pipeline_parallel_size=1,
-            tensor_parallel_size=1,
-            data_parallel_size=1,
-            data_parallel_rank=0,
-            decode_context_parallel_size=1,
-            prefill_context_parallel_size=1,
-            cp_kv_cache_interleave_size=1,
-        ),
-        "scheduler_config": bag(
-            "scheduler",
-            max_num_seqs=rows,
-            max_num_batched_tokens=TOKENS,
-        ),
+        "parallel_config": bag("parallel"),
+        "scheduler_config": bag("scheduler", max_num_seqs=rows, max_num_batched_tokens=TOKENS),
     }
     speculative = bag("speculative", num_speculative_tokens=query - 1, method="ours")
     return bag(
