@@ -175,14 +175,22 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
         "block_table.full": torch.zeros((4, 2), dtype=torch.int32),
     }
 
-    def gather(idx_mapping: Any, num_reqs_padded: int) -> None:
-        """Stand for a release that clears the rows of its block tables."""
+    class Clearing:
+        """Stands for block tables of a release that clears padded rows."""
 
-    tables = SimpleNamespace(gather_block_tables=gather)
+        def gather_block_tables(self, idx_mapping: Any, num_reqs_padded: int) -> None:
+            """Do nothing."""
+
+    class Keeping:
+        """Stands for block tables of a release that does not."""
+
+        def gather_block_tables(self, idx_mapping: Any) -> None:
+            """Do nothing."""
+
     runner: Any = SimpleNamespace(
         statics=lambda: statics_held,
         tokens_per_request=1,
-        runner=SimpleNamespace(block_tables=tables),
+        runner=SimpleNamespace(block_tables=Clearing()),
     )
     given = {
         "slot_mapping.full": torch.zeros(3),
@@ -202,7 +210,7 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
         "query_start_loc": (4, [3]),
         "block_table.full": (3, [[0, 0]]),
     }
-    tables.gather_block_tables = lambda idx_mapping: None
+    runner.runner.block_tables = Keeping()
     assert "block_table.full" not in padding_of(runner, given, batch, 4)
     assert {row.name for row in CONTRACT} > found.keys()
 

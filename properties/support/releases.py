@@ -35,7 +35,12 @@ def package_of(version: str, engine: str = SGLANG.name) -> Path:
 
 def told_by(module: str, version: str, *arguments: str) -> Any:
     """Return what a script says of a release that lies here, the last line of what it prints."""
-    command = [sys.executable, "-m", module, str(package_of(version)), *arguments]
+    return told_of(module, package_of(version), *arguments)
+
+
+def told_of(module: str, package: Path, *arguments: str) -> Any:
+    """Return what a script says of the package in a folder, the last line of what it prints."""
+    command = [sys.executable, "-m", module, str(package), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.strip().splitlines()[-1])

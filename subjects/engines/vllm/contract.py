@@ -29,10 +29,20 @@ class PaddingRow:
     promised: Callable[[VllmRunner], bool] = lambda runner: True
 
 
+def gathers_by(runner: VllmRunner, name: str) -> bool:
+    """Whether the engine gathers its block tables by an argument of this name."""
+    gather = type(runner.runner.block_tables).gather_block_tables
+    return name in inspect.signature(gather).parameters
+
+
 def zeroes_block_tables(runner: VllmRunner) -> bool:
     """Whether the engine is told how many rows of its block tables are padded: it clears them."""
-    gather = runner.runner.block_tables.gather_block_tables
-    return "num_reqs_padded" in inspect.signature(gather).parameters
+    return gathers_by(runner, "num_reqs_padded")
+
+
+def clears_below_windows(runner: VllmRunner) -> bool:
+    """Whether the engine is told where windows begin: it clears the blocks below them."""
+    return gathers_by(runner, "num_computed_tokens")
 
 
 CONTRACT = (

@@ -15,7 +15,7 @@ from subjects.engines.shared.engine import OthersEngine
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.engines.shared.paged import listed_keys
-from subjects.engines.vllm.contract import padding_of
+from subjects.engines.vllm.contract import clears_below_windows, padding_of
 from subjects.engines.vllm.requests import Settling, VllmRequests
 from subjects.engines.vllm.runner import VllmRunner
 from subjects.engines.vllm.settings import BLOCK, GROUPS
@@ -154,9 +154,25 @@ class VllmEngine(OthersEngine):
                 for slot in self.requests.slots_of(serial, kind, begin, end)
             ]
             found[f"slot_mapping.{kind}"] = torch.tensor(slots)
+            found[f"block_table.{kind}"] = self._blocks(batch, kind)
         if "is_padding" in self.runner.statics():
             found["is_padding"] = torch.zeros(batch.live_tokens, dtype=torch.bool)
         return found
+
+    def _blocks(self, batch: ForwardBatch, kind: Kind) -> Tensor:
+        """Return what the rows of a batch in a block table must hold: as they do where it is open.
+
+        That is behind a request's blocks, and below its window in a release that clears nothing
+        there.
+        """
+        rows = self.runner.statics()[f"block_table.{kind}"][: batch.live_requests].clone()
+        window = self.runner.model.config.window
+        for row, (serial, begin, _) in enumerate(self._asked(batch)):
+            blocks = torch.tensor(self.requests.blocks_of(serial, kind), dtype=rows.dtype)
+            below = max(begin - window + 1, 0) // BLOCK if kind is Kind.SWA else 0
+            blocks[:below] = 0 if clears_below_windows(self.runner) else rows[row, :below]
+            rows[row, : len(blocks)] = blocks
+        return rows
 
     def _reads(self, bucket: int) -> Reads:
         """Return the world's slots that each row of a bucket is to read by its static inputs."""
