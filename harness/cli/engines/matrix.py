@@ -59,7 +59,7 @@ def write_matrix(path: Path, walked: Walked, device: str, package: Package = SGL
         else f"# Releases of {package.name}, runner by runner",
         "",
         f"Tried on {datetime.now(UTC):%Y-%m-%d} by behaviour alone, on {device_name(device)}:"
-        " `make releases`.",
+        f" `make releases{'' if package is SGLANG else f' ENGINE={package.name}'}`.",
         "A cell says what differs: a fault class where its evidence holds, else the property that"
         f" is violated. `{LACKING}`: the engine has no such runner. `{UNTRIED}`: undecided.",
         "`clean (n)`: nothing differs in n replays.",
