@@ -46,6 +46,7 @@ ENVIRONMENT = {
     # Set and empty: without it the engine turns Triton off where there is no driver.
     "CUDA_VISIBLE_DEVICES": "",
     "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_KV_CACHE_LAYOUT": "NHD",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -89,10 +90,8 @@ def _stand_in_for_platform(platform: Any) -> None:
 
 
 def _stand_in_for_pinned_memory(engine: Engine) -> None:
-    """Let pinned memory be memory, in releases that have no buffers for platforms without it."""
+    """Let pinned memory be memory, and a device's view of it that memory: buffers are as on a GPU."""
     buffers = engine.module("v1.worker.gpu.buffer_utils")
-    if hasattr(buffers, "NonUvaBuffer"):
-        return
     graphs.unpin_memory()
     buffers.is_uva_available = lambda: True  # type: ignore[attr-defined]
     for name in ("get_accelerator_view_from_cpu_tensor", "get_cuda_view_from_cpu_tensor"):

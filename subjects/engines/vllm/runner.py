@@ -83,6 +83,8 @@ class VllmRunner:
         self.ops = ops
         self.tokens_per_request = max(trial.drafts, 1)
         self.inputs = engine.module("v1.worker.gpu.input_batch")
+        settings = engine.module("envs")
+        self.marks_padding = bool(getattr(settings, "VLLM_MOE_SKIP_PADDING", False))
         device = torch.device("cpu")
         config = configuration(engine, model.config, trial.buckets, trial.rows, trial.drafts, asked)
         self.plan = cache_config(engine, model, trial.blocks)
@@ -199,11 +201,10 @@ class VllmRunner:
     def statics(self) -> dict[str, Tensor]:
         """Return every static buffer that a replay reads, by name, a view for each group."""
         buffers, tables = self.runner.input_buffers, self.runner.block_tables
-        found = {
-            name: getattr(buffers, name)
-            for name in ("input_ids", "positions", "seq_lens", "query_start_loc", "is_padding")
-            if hasattr(buffers, name)
-        }
+        names = ("input_ids", "positions", "seq_lens", "query_start_loc")
+        found = {name: getattr(buffers, name) for name in names}
+        if self.marks_padding:
+            found["is_padding"] = buffers.is_padding
         for group, kind in enumerate(GROUPS):
             found[f"slot_mapping.{kind}"] = tables.slot_mappings[group]
             found[f"block_table.{kind}"] = tables.input_block_tables[group]

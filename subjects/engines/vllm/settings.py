@@ -4,6 +4,7 @@ Every other name that the engine asks for is refused and noted.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ TOKENS = 64
 
 OFF: Mapping[str, Mapping[str, Any]] = {
     "model": {
+        "architectures": (),
         "enable_prompt_embeds": False,
         "hf_config": SimpleNamespace(model_type="decoder"),
         "is_attention_free": False,
@@ -34,14 +36,21 @@ OFF: Mapping[str, Mapping[str, Any]] = {
         "logprobs_mode": "raw_logprobs",
         "rswa_window": None,
         "supports_multimodal_inputs": False,
+        "use_fp64_gumbel": False,
         "uses_mrope": False,
+        "uses_xdrope_dim": 0,
     },
     "cache": {
         "kv_sharing_fast_prefill": False,
         "use_kda_recoverssm": False,
         "use_replayssm": False,
     },
-    "compilation": {"fast_moe_cold_start": False},
+    "compilation": {
+        # The capture sizes are whole numbers of requests already.
+        "adjust_cudagraph_sizes_for_spec_decode": lambda *rest: None,
+        "fast_moe_cold_start": False,
+        "ir_enable_torch_wrap": False,
+    },
     "parallel": {
         **dict.fromkeys(
             (
@@ -62,6 +71,8 @@ OFF: Mapping[str, Mapping[str, Any]] = {
     "engine": {
         "attention_config": SimpleNamespace(hisparse_config=None),
         "aux_output_config": SimpleNamespace(enabled=False),
+        "is_encoder_only": False,
+        "kernel_config": SimpleNamespace(ir_op_priority=SimpleNamespace(set_priority=nullcontext)),
         "kv_transfer_config": None,
         "use_cumem_cudagraph_pool": False,
         "load_config": None,
