@@ -39,19 +39,19 @@ regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record
 	@$(RUN) -m harness regress --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
 	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
-engine: $(SETUP) ## Fetch a release of the engine, apart: VERSION=0.5.12
+engine: $(SETUP) ## Fetch a release of an engine, apart: VERSION=0.5.12, or vllm==0.33.0
 	@$(RUN) -m harness engine $(call quoted,$(VERSION))
 
-bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…)
-	@$(RUN) -m harness bisect-releases --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
+bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…); ENGINE=vllm: of that
+	@$(RUN) -m harness bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
 	  $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
 	@$(RUN) -m properties.engines.planted $(call quoted,$(VERSION)) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
-releases: $(SETUP) ## Try every release of the engine: the matrix in reports/evidence/releases.md
-	@$(RUN) -m harness bisect-releases --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) --releases all \
-	  --table reports/evidence/releases.md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
+releases: $(SETUP) ## Try every release of an engine: the matrix in reports/evidence/releases.md; ENGINE=vllm: releases-vllm.md
+	@$(RUN) -m harness bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) --releases all \
+	  --table reports/evidence/releases$(if $(filter vllm,$(ENGINE)),-vllm).md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…; an engine's with ENGINE=…
 	@$(RUN) -m harness replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(ARGS)
@@ -70,7 +70,7 @@ test: $(SETUP) ## Run the test suite
 	@$(RUN) -m pytest -n auto --device $(call quoted,$(DEVICE)) $(SHARED) $(ARGS)
 
 test-releases: $(SETUP) ## Run the tests of releases of the engine, which are fetched first: minutes
-	@for version in 0.5.11 0.5.12 0.5.23; do $(RUN) -m harness engine $$version || exit; done
+	@for version in 0.5.11 0.5.12 0.5.23 vllm==0.17.0 vllm==0.33.0; do $(RUN) -m harness engine $$version || exit; done
 	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/engines $(ARGS)
 
 planted: $(SETUP) ## Plant the table's faults and see that the suite catches each: ARGS="--jobs 4"

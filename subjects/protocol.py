@@ -36,6 +36,8 @@ class Offer(StrEnum):
     IDLE_REPLAY = "a replay of padded rows alone"
     CROSS_ATTENTION = "requests with cross attention"
     TRACKED_STATE = "requests whose recurrent state is tracked"
+    SECTIONS = "requests whose positions run apart by section, as with images"
+    TREES = "drafts that branch, verified as a tree"
     ALLOCATOR = "who holds which slot, as the engine's own allocator has it"
     READS = "the index lists by which each row reads KV"
     INPUTS = "what its static inputs hold, by names that are known"
@@ -106,7 +108,8 @@ class Replay:
     batch alone. `reads` is empty where an engine's index lists are not seen; `keys` are those
     that it read KV by, None where they are not seen or it read none. `given` is what the batch
     brought for static inputs, by their names, which is what their live parts must hold; None of
-    an engine whose static inputs the harness knows by name.
+    an engine whose static inputs the harness knows by name. `padding` is what they must hold
+    behind it, as the engine promises: by name, from which element or row on, and the values.
     """
 
     runner: str
@@ -120,6 +123,7 @@ class Replay:
     reads: Reads = field(default_factory=dict)
     keys: KeyLists | None = None
     given: Mapping[str, Tensor] | None = None
+    padding: Mapping[str, tuple[int, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

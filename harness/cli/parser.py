@@ -35,9 +35,6 @@ run_replay: Command = "harness.cli.replay", "run_replay"
 NEWEST, EVERY = "newest", "all"
 """What else a release may be called."""
 
-RELEASES = ("0.5.11", "0.5.12", "0.5.13", "0.5.15", NEWEST)
-"""The releases that a walk tries by itself."""
-
 DESCRIPTION = """\
 Run every step of an inference engine twice, once eagerly and once by CUDA-graph replay,
 and compare the bits.
@@ -224,7 +221,7 @@ def add_regress(commands: Commands) -> None:
     regress.add_argument(
         "--engine",
         metavar="ENGINE",
-        help="Try a released engine, sglang==VERSION, or the source tree in a folder, instead",
+        help="Try a released engine, sglang==VERSION or vllm==VERSION, or a folder's source tree",
     )
     add_device(regress)
 
@@ -327,7 +324,7 @@ def add_soak(commands: Commands) -> None:
     soak.add_argument(
         "--engine",
         metavar="ENGINE",
-        help="Soak a released engine, sglang==VERSION, or the source tree in a folder, instead:"
+        help="Soak a released engine, as of regress, instead:"
         " 0 if every runner played its steps and nothing differs",
     )
     soak.add_argument(
@@ -363,14 +360,19 @@ def add_mutants(commands: Commands) -> None:
 def add_engine(commands: Commands) -> None:
     """Add the fetching of a released engine."""
     engine = commands.add("engine", run_engine, "Fetch a release of the engine, apart")
-    engine.add_argument("version", help="Release, as 0.5.12")
+    engine.add_argument("version", help="Release, as 0.5.12 or vllm==0.33.0")
 
 
 def add_releases(commands: Commands) -> None:
     """Add the walk over releases."""
     walk = commands.add("bisect-releases", run_releases, "Say which releases have which fault")
     walk.add_argument("--bug", type=names, default=(), help="Faults asked about, by comma (all)")
-    walk.add_argument("--releases", type=names, default=RELEASES, help="Releases, by comma, or all")
+    walk.add_argument(
+        "--engine", choices=("sglang", "vllm"), default="sglang", help="Which engine (sglang)"
+    )
+    walk.add_argument(
+        "--releases", type=names, default=(), help="Releases, by comma, or all (its own few)"
+    )
     table = "Where the matrix of runners by release goes, as Markdown"
     walk.add_argument("--table", type=Path, help=table)
     walk.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")

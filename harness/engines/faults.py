@@ -159,18 +159,20 @@ FAULTS: Mapping[str, Fault] = {
         nowhere="no batch brings it static request rows",
     ),
 }
-"""The fault classes that an engine's behaviour can tell."""
+"""The fault classes that sglang's behaviour can tell."""
 
 
 NAMING = frozenset({"live_inputs", "index_contract", "declared_padding"})
 """Properties whose violation names the static input that is wrong."""
 
 
-def faults_shown(property_id: str, observation: Observation) -> list[str]:
-    """Return the fault classes that an observation shows, which violates a property."""
+def faults_shown(
+    property_id: str, observation: Observation, faults: Mapping[str, Fault] = FAULTS
+) -> list[str]:
+    """Return the fault classes of some that an observation shows, which violates a property."""
     return [
         name
-        for name, fault in FAULTS.items()
+        for name, fault in faults.items()
         if property_id in fault.properties and fault.shows(observation)
     ]
 
@@ -215,10 +217,12 @@ class Finding:
 class Evidence:
     """What was observed of one leg, by fault: how often, and the first that shows it.
 
-    `asked` are the properties that were asked of it; `violated` are how each of them first was.
+    `faults` are the classes that the engine's behaviour can tell, `asked` are the properties
+    that were asked of it; `violated` are how each of them first was.
     """
 
     runner: str
+    faults: Mapping[str, Fault] = field(default_factory=lambda: FAULTS)
     asked: set[str] = field(default_factory=set)
     replays: int = 0
     living: Counter[str] = field(default_factory=Counter)
@@ -233,7 +237,7 @@ class Evidence:
             return
         self.asked.update(asked)
         self.replays += 1
-        for name, fault in FAULTS.items():
+        for name, fault in self.faults.items():
             if fault.properties & set(asked):
                 self.living[name] += fault.lives(observation)
                 self.exposed[name] += fault.exposed(observation)
@@ -250,7 +254,7 @@ class Evidence:
         """Return the verdict on each fault of which a property was asked."""
         return [
             self._judge(name, fault)
-            for name, fault in FAULTS.items()
+            for name, fault in self.faults.items()
             if fault.properties & self.asked
         ]
 
@@ -280,8 +284,8 @@ class Evidence:
 
     def _explaining(self, property_id: str) -> tuple[str, ...]:
         """Return the fault classes that were shown and that a violated property belongs to."""
-        own = [name for name in self.shown if property_id in FAULTS[name].properties]
-        following = [name for name in self.shown if property_id in FAULTS[name].follows]
+        own = [name for name in self.shown if property_id in self.faults[name].properties]
+        following = [name for name in self.shown if property_id in self.faults[name].follows]
         # What one observation left unexplained is not explained by another's evidence, unless
         # it follows from that.
         return tuple(following if property_id in self.unexplained else own + following)

@@ -9,14 +9,14 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.engines.adapters.packages import PACKAGES, SGLANG, Package
 from harness.errors import CannotRunError, MalformedError, quoted
-from subjects.engines.sglang.host.loading import PACKAGE, package_folder
+from subjects.engines.shared.loading import folder_of_package
 
 ROOT = Path(__file__).parents[2]
 FOLDER_VARIABLE = "PARITYBIT_ENGINES"
 """Names the folder of fetched engines, where it is not `.engines` of this tree."""
 
-DEPENDENCIES = "dependencies"
 RELEASES = ROOT / "engine-releases.txt"
 """Hashes of the files of releases; one that is newer has none."""
 
@@ -26,15 +26,16 @@ OTHER_HASH = "DO NOT MATCH THE HASHES"
 VERSION = r"[0-9]+(?:[.][0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:[.]post[0-9]+)?(?:[.]dev[0-9]+)?"
 """What a release's version looks like."""
 
-NAMED = re.compile(rf"{PACKAGE}==({VERSION})")
+NAMED = re.compile(rf"({'|'.join(PACKAGES)})==({VERSION})")
 
 
 @dataclass(frozen=True)
 class Found:
-    """An engine that lies here: what it is called, and its package's folder."""
+    """An engine that lies here: what it is called, its package's folder, and which engine it is."""
 
     name: str
     package: Path
+    engine: str = SGLANG.name
 
 
 def folder() -> Path:
@@ -43,75 +44,90 @@ def folder() -> Path:
 
 
 def find(spec: str) -> Found:
-    """Return the engine of `sglang==VERSION`, fetched if need be, or of a folder.
+    """Return the engine of `NAME==VERSION`, fetched if need be, or of a folder.
 
     Raises ValueError for what is neither, and for a release that does not exist;
     CannotRunError for one that cannot be had here.
     """
+    package, named = package_of(spec), NAMED.fullmatch(spec)
+    if named is not None:
+        return fetch(named[2], package)
+    home = folder_of_package(Path(spec), package.name, package.marker)
+    assert home is not None
+    _require_dependencies(package)
+    return Found(f"{package.name} in {Path(spec).name or spec}", home.resolve(), package.name)
+
+
+def package_of(spec: str) -> Package:
+    """Return which engine is asked for. Raises MalformedError for what is none."""
     named = NAMED.fullmatch(spec)
-    if named is None:
-        package = package_folder(Path(spec))
-        if package is None:
-            raise MalformedError(
-                f"{quoted(spec)} is no engine: neither {PACKAGE}==VERSION nor a folder with"
-                f" {PACKAGE}/srt or python/{PACKAGE}/srt"
-            )
-        _require_dependencies()
-        return Found(f"{PACKAGE} in {Path(spec).name or spec}", package.resolve())
-    return fetch(named[1])
+    if named is not None:
+        return PACKAGES[named[1]]
+    for package in PACKAGES.values():
+        if folder_of_package(Path(spec), package.name, package.marker) is not None:
+            return package
+    raise MalformedError(f"{quoted(spec)} is no engine: {what_is_an_engine()}")
 
 
-def require_release(version: str) -> None:
+def what_is_an_engine() -> str:
+    """Say what may be asked for."""
+    names = " or ".join(f"{name}==VERSION" for name in PACKAGES)
+    folders = " or ".join(f"{one.name}/{one.marker}" for one in PACKAGES.values())
+    return f"neither {names} nor a folder with {folders}, or with these in its folder python"
+
+
+def require_release(version: str, package: Package = SGLANG) -> None:
     """Raise MalformedError for what is no version number: it becomes part of a folder's name."""
     if re.fullmatch(VERSION, version) is None:
-        raise MalformedError(f"{quoted(version)} is not a release, as 0.5.12 is")
+        raise MalformedError(f"{quoted(version)} is not a release, as {package.example} is")
 
 
-def fetch(version: str) -> Found:
+def fetch(version: str, package: Package = SGLANG) -> Found:
     """Return a release, unpacked; fetch it and what it imports with the package client first.
 
     Raises as `find` does.
     """
-    require_release(version)
-    home = folder() / f"{PACKAGE}-{version}"
-    package = package_folder(home)
-    if package is None:
+    require_release(version, package)
+    name, marker = package.name, package.marker
+    home = folder() / f"{name}-{version}"
+    found = folder_of_package(home, name, marker)
+    if found is None:
         with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-            wheel = _download(version, Path(scratch))
             unpacked = Path(scratch) / "unpacked"
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(unpacked)
-            package = package_folder(unpacked)
-            if package is None:
-                raise CannotRunError(f"{PACKAGE} {version} has no {PACKAGE}/srt in its wheel")
+            with zipfile.ZipFile(_download(version, Path(scratch), package)) as archive:
+                needed = [one for one in archive.namelist() if not one.endswith(package.unneeded)]
+                archive.extractall(unpacked, needed)
+            if folder_of_package(unpacked, name, marker) is None:
+                raise CannotRunError(f"{name} {version} has no {name}/{marker} in its wheel")
             _move(unpacked, home)
-        package = package_folder(home)
-        assert package is not None
-    _require_dependencies()
-    return Found(f"{PACKAGE} {version}", package)
+        found = folder_of_package(home, name, marker)
+        assert found is not None
+    _require_dependencies(package)
+    return Found(f"{name} {version}", found, name)
 
 
-def newest() -> str:
+def newest(package: Package = SGLANG) -> str:
     """Return the newest release on the index. Raises CannotRunError where there is no index."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        wheel = _download(None, Path(scratch))
+        wheel = _download(None, Path(scratch), package)
         return wheel.name.split("-")[1]
 
 
-def released(oldest: str) -> list[str]:
+def released(oldest: str, package: Package = SGLANG) -> list[str]:
     """Return every release on the index from one on, in order. Raises as `newest` does."""
-    said = _pip("index", "versions", PACKAGE)
+    said = _pip("index", "versions", package.name)
     listed = re.search(r"Available versions: (.*)", said)
     if listed is None:
-        raise CannotRunError(f"the releases of {PACKAGE} are not known: no index answers")
+        raise CannotRunError(f"the releases of {package.name} are not known: no index answers")
     versions = [version.strip() for version in listed[1].split(",")]
     since = [version for version in versions if in_order(version) >= in_order(oldest)]
     return sorted(since, key=in_order)
 
 
-def fetched() -> list[str]:
+def fetched(package: Package = SGLANG) -> list[str]:
     """Return the releases that lie here, in order."""
-    names = [home.name.removeprefix(f"{PACKAGE}-") for home in folder().glob(f"{PACKAGE}-*")]
+    prefix = f"{package.name}-"
+    names = [home.name.removeprefix(prefix) for home in folder().glob(f"{prefix}*")]
     return sorted(names, key=in_order)
 
 
@@ -120,9 +136,9 @@ def in_order(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
 
 
-def _download(version: str | None, into: Path) -> Path:
+def _download(version: str | None, into: Path, package: Package) -> Path:
     """Return the wheel of a release, the newest for None. Raises as `find` does."""
-    wanted = PACKAGE if version is None else f"{PACKAGE}=={version}"
+    wanted = package.name if version is None else f"{package.name}=={version}"
     words, pins = [wanted], pinned(wanted)
     if pins is not None:
         (into / "pinned.txt").write_text(pins)
@@ -136,7 +152,7 @@ def _download(version: str | None, into: Path) -> Path:
     listed = re.search(r"from versions: (.*)\)", said)
     if version is not None and listed is not None and listed[1].strip() not in {"", "none"}:
         raise MalformedError(
-            f"there is no release {version} of {PACKAGE} for this Python on the index"
+            f"there is no release {version} of {package.name} for this Python on the index"
         )
     raise CannotRunError(f"{wanted} is not here and could not be fetched: no index answers")
 
@@ -147,13 +163,17 @@ def pinned(wanted: str) -> str | None:
     return None if block is None else block[0]
 
 
-def _require_dependencies() -> None:
-    """Install what engines import, apart from the main environment, unless it is there."""
-    home = folder() / DEPENDENCIES
-    if home.exists():
-        return
+def _require_dependencies(package: Package) -> None:
+    """Install what an engine imports, apart from the main environment, unless it is there."""
+    for name in package.dependencies:
+        if not (folder() / name).exists():
+            _install(name)
+
+
+def _install(name: str) -> None:
+    """Install one folder of what engines import. Raises CannotRunError where it cannot be."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
-        target = Path(scratch) / DEPENDENCIES
+        target = Path(scratch) / name
         said = _pip(
             "install",
             "--no-deps",
@@ -161,14 +181,14 @@ def _require_dependencies() -> None:
             "--target",
             str(target),
             "-r",
-            str(ROOT / "engine-dependencies.txt"),
+            str(ROOT / f"engine-{name}.txt"),
         )
         if not target.exists():
             if OTHER_HASH in said:
                 raise CannotRunError("what engines import has another hash than is pinned")
             last = (said.strip().splitlines() or ["no output"])[-1]
             raise CannotRunError(f"what engines import could not be installed: {last}")
-        _move(target, home)
+        _move(target, folder() / name)
 
 
 def _move(source: Path, home: Path) -> None:

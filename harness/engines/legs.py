@@ -64,7 +64,7 @@ class Leg:
         lockstep, ledger = self.lockstep, self.ledger
         lockstep.watch(properties)
         asked = frozenset(properties) - lockstep.unasked.keys()
-        places, showing = dict[str, str](), dict[str, list[str]]()
+        places, showing, told = dict[str, str](), dict[str, list[str]](), self.evidence.faults
 
         def see(
             place: int, step: Step, observation: Observation | None, violated: frozenset[str]
@@ -72,7 +72,7 @@ class Leg:
             if observation is None:
                 return
             places.update(dict.fromkeys(violated, f"step {place} ({step.name})"))
-            showing.update({name: faults_shown(name, observation) for name in violated})
+            showing.update({name: faults_shown(name, observation, told) for name in violated})
             self.evidence.see(observation, asked)
             if self.observer is not None:
                 self.observer(observation)

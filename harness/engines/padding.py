@@ -23,8 +23,8 @@ from harness.lockstep.requests import PlannedStep
 from reference.batch import Mode
 from reference.config import SPECULATION
 from reference.model import Output
-from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.padded import KEPT, RESET
+from subjects.engines.shared.padded import KEPT, RESET
+from subjects.engines.shared.tried import TriedEngine
 
 RUN = "padding"
 """What the further run is called in an observation."""
@@ -75,7 +75,7 @@ class Disturbed:
 class PaddingLedger:
     """The entries of a runner's static inputs, by name."""
 
-    def __init__(self, subject: SglangEngine[Any], pair: Pair) -> None:
+    def __init__(self, subject: TriedEngine, pair: Pair) -> None:
         trial = pair.trial
         self.subject = subject
         self.by_token = subject.mode is Mode.EXTEND

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.checks.table import STATEMENTS
-from harness.engines.faults import FAULTS, Verdict, overall
+from harness.engines.adapters.table import ADAPTERS
+from harness.engines.faults import FAULTS, Fault, Verdict, overall
 from harness.engines.legs import OWN
 from harness.errors import CannotRunError, MalformedError, known
 from harness.lockstep.tracebacks import without_paths
@@ -28,21 +29,24 @@ Asked = Sequence[tuple[str, str | None]]
 """Faults asked about, each on one runner or, with None, on all."""
 
 
-def faults_of(asked: Sequence[str]) -> list[tuple[str, str | None]]:
+def faults_of(
+    asked: Sequence[str], faults: Mapping[str, Fault] = FAULTS
+) -> list[tuple[str, str | None]]:
     """Return the (fault, runner or None) asked about; none if none are named.
 
-    Raises UnknownNameError for a name no build has, CannotRunError for a bug that an
-    engine's behaviour does not tell.
+    Raises UnknownNameError for a name no build has, CannotRunError for a bug that is none of
+    the `faults` that an engine's behaviour tells.
     """
     found: list[tuple[str, str | None]] = []
+    told = [one for adapter in ADAPTERS.values() for one in adapter.faults if one not in BUGS]
     for named in asked:
         name, _, runner = named.partition("@")
-        known("bug", name, BUGS)
+        known("bug", name, [*BUGS, *told])
         if runner:
             known("runner", runner, RUNNERS)
-        if name not in FAULTS:
+        if name not in faults:
             raise CannotRunError(
-                f"the trial of an engine cannot tell {name}; it tells {', '.join(FAULTS)}"
+                f"the trial of an engine cannot tell {name}; it tells {', '.join(faults)}"
             )
         found.append((name, runner or None))
     return found
@@ -63,8 +67,8 @@ def counted(answer: Mapping[str, Any], asked: Asked) -> list[dict[str, Any]]:
     ]
 
 
-def judge(answer: Mapping[str, Any], asked: Asked) -> Verdict:
-    """Return what an answer comes to.
+def judge(answer: Mapping[str, Any], asked: Asked, faults: Mapping[str, Fault] = FAULTS) -> Verdict:
+    """Return what an answer comes to, of an engine whose behaviour tells some faults.
 
     Present if a finding counts; else undecided if anything that was asked could not be told;
     else absent, which is said of nothing that was not tried.
@@ -74,7 +78,7 @@ def judge(answer: Mapping[str, Any], asked: Asked) -> Verdict:
     open_runners = {entry["runner"] for entry in answer["undecided"]}
     verdicts = {
         overall(answer["faults"], open_runners, fault, runner)
-        for fault, runner in asked or [(fault, None) for fault in FAULTS]
+        for fault, runner in asked or [(fault, None) for fault in faults]
     }
     tried = any(leg["replays"] for leg in answer["legs"])
     if not tried or answer["interrupted"] or (not asked and open_runners):
@@ -107,20 +111,21 @@ def make(
     asked: Asked,
     answer: dict[str, Any],
     counterexamples: Sequence[EngineCounterexample] = (),
+    faults: Mapping[str, Fault] = FAULTS,
     workers: Workers | None = None,
 ) -> dict[str, Any]:
     """Return the record of one trial, in which no text names a path of this machine.
 
-    `counterexamples` are its shrunk cases, played once more.
+    `counterexamples` are its shrunk cases, played once more, `faults` what it can tell.
     """
     made = {
         "environment": to_json(environment(device, workers)),
         "command": command,
         "engine": name,
         "asked": [f"{fault}@{runner}" if runner else fault for fault, runner in asked],
-        "verdict": judge(answer, asked),
-        "message": sentence(name, answer, asked),
-        "faults": {fault: found.statement for fault, found in FAULTS.items()},
+        "verdict": judge(answer, asked, faults),
+        "message": sentence(name, answer, asked, faults),
+        "faults": {fault: found.statement for fault, found in faults.items()},
         "properties": dict(STATEMENTS),
         "unasked": unasked(answer),
         "counterexamples": to_json(counterexamples),
@@ -129,7 +134,9 @@ def make(
     return {key: without_paths(value) for key, value in made.items()}
 
 
-def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
+def sentence(
+    name: str, answer: Mapping[str, Any], asked: Asked, faults: Mapping[str, Fault] = FAULTS
+) -> str:
     """Return the verdict in one sentence: what was found first, else what is open, else how much.
 
     What is open is said beside a finding too.
@@ -146,7 +153,7 @@ def sentence(name: str, answer: Mapping[str, Any], asked: Asked) -> str:
         said = f"{first['property']} of {where}{classes}: {first['message']}{cause}"
         return f"{name}: {said}{more}{still}"
     of_faults = ", ".join(f"{fault}@{on}" if on else fault for fault, on in asked)
-    if judge(answer, asked) is Verdict.UNDECIDED:
+    if judge(answer, asked, faults) is Verdict.UNDECIDED:
         cells = [
             f"{entry['fault']} on {entry['runner']} ({entry['message']})"
             for entry in answer["faults"]

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.campaigns.executor import Campaign, Ended, execute
+from harness.engines.adapters.packages import DEPENDENCIES, PACKAGES, SGLANG
+from harness.engines.adapters.table import ADAPTERS
 from harness.engines.case import EngineCase
 from harness.engines.explained.counterexample import Counterexample
-from harness.engines.fetch import DEPENDENCIES, Found, folder
-from harness.engines.playlist import EXAMPLES, RUNNERS, Kind
+from harness.engines.fetch import Found, folder
+from harness.engines.playlist import EXAMPLES, Kind
 from harness.engines.progress import Played, listening
 from harness.engines.worker import LegAnswer, LegTask, run_leg
 from harness.errors import headline, known
 from harness.machine.workers import ONE, Workers
 from harness.records.case import Case
 from reference.config import PRESETS
+from subjects.runners import RUNNERS
 
 LEG_SECONDS = 600.0
 SECONDS_PER_SCHEDULE = 60.0
@@ -31,26 +34,6 @@ VARIABLES = re.compile(
 )
 """The variables of the environment that an engine's code is given: none of them is a secret."""
 
-EMULATED = (
-    "the model: ours, of the shape named with each leg, around the engine's attention layers",
-    "the scheduler's decisions: ours, when a request runs, how much of it, with whom, and when it"
-    " ends or is retracted; the engine's own requests and batches carry them out, with its"
-    " allocator, its request table and its prefix cache, which is off",
-    "sampling and admission: ours; a request of the engine's is told its tokens, chunk by chunk",
-    "the worker of drafts and what accepts them: ours; the slots of drafts come from the engine's"
-    " allocator, which of them are free again is ours, and so are batches that draft, verify or"
-    " catch up",
-    "eviction beside a draft model: when it happens is ours, for ours lags as the engine's never"
-    " does; what is evicted is the engine's",
-    "states and multimodal positions of requests: from the world's tables, beside the engine's"
-    " batches",
-    "the CPU runner's compiler and attention backend: its function runs uncompiled, over the"
-    " engine's Triton backend",
-    "the compiler that cuts a prefill into pieces: ours cuts it at the engine's attention calls",
-    "the worker of a draft model: a stand-in with the engine's own methods; what it proposed is"
-    " kept in a table of ours",
-    "the model runner and one process rank: stand-ins that hold settings and hand batches over",
-)
 EMULATED_ON_CPU = (
     "the CUDA graph: a tape of the captured calls, replayed with the same tensors",
     "Triton kernels: run by Triton's interpreter",
@@ -60,7 +43,7 @@ EMULATED_ON_GPU = (
     " kernels, and where it has none its own code in torch",
     "memory between the parts of a prefill's graph: held, where the engine lets it be used again",
 )
-"""What is not the engine's."""
+"""What is not the engine's on a device, whichever engine it is."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +99,16 @@ class Answer:
     seconds: float = 0.0
     interrupted: bool = False
 
-    def take(self, ran: Ran, device: str) -> None:
-        """Add what legs say, in their order; those that have not ended are undecided."""
+    def take(self, ran: Ran, device: str, engine: str = SGLANG.name) -> None:
+        """Add what legs of an engine say, in order; those that have not ended are undecided."""
         for task in ran.tasks:
             if task.label in ran.said:
                 self.add(ran.said[task.label])
             else:
                 self.leave_open(task.label, task.runner, "it was interrupted")
         self.interrupted, self.seconds = ran.interrupted, ran.seconds
-        self.emulated = [*EMULATED, *(EMULATED_ON_CPU if device == "cpu" else EMULATED_ON_GPU)]
+        on_device = EMULATED_ON_CPU if device == "cpu" else EMULATED_ON_GPU
+        self.emulated = [*ADAPTERS[engine].emulated, *on_device]
 
     def add(self, said: LegAnswer) -> None:
         """Add what a leg says."""
@@ -197,46 +181,52 @@ def try_all(engine: Found, settings: Settings, log: Path, follower: Follower) ->
     answer = Answer()
     tasks = planned(answer, engine, settings, lambda name: _legs_of(name, engine, settings, log))
     ran = run_legs(tasks, settings.workers, log, follower)
-    answer.take(ran, settings.device)
+    answer.take(ran, settings.device, engine.engine)
     return answer
 
 
 def play_case(engine: Found, case: EngineCase, log: Path) -> Answer:
     """Play the schedule of one case on an engine, and return what was found."""
     answer, device = Answer(), case.case.trial.device
-    answer.take(run_legs([case_leg(engine, case, Kind.REPLAYED, log)], ONE, log), device)
+    ran = run_legs([case_leg(engine, case, Kind.REPLAYED, log)], ONE, log)
+    answer.take(ran, device, engine.engine)
     return answer
 
 
 def planned(answer: Answer, engine: Found, settings: Settings, legs_of: LegsOf) -> list[LegTask]:
     """Return the legs of the runners asked for; what has none is noted in `answer`, with why."""
-    tasks = list[LegTask]()
-    for name in settings.runners or tuple(RUNNERS):
-        runner = RUNNERS[name]
-        if settings.device != "cpu" and not runner.captures:
+    tasks, adapter = list[LegTask](), ADAPTERS[engine.engine]
+    for name in settings.runners or tuple(adapter.runners):
+        runner = adapter.runners.get(name)
+        if runner is None:
+            answer.leave_open(name, name, f"it is not driven: {adapter.undriven[name]}")
+        elif settings.device not in adapter.devices:
+            only = " and ".join(sorted(adapter.devices))
+            answer.leave_open(name, name, f"this engine is driven on {only} alone")
+        elif settings.device != "cpu" and not runner.captures:
             reason = "it compiles a function on a CPU, and has no place on a GPU"
             answer.lack(name, reason)
-        elif not mentions(engine.package, runner.word):
+        elif not mentions(engine.package / PACKAGES[engine.engine].marker, runner.word):
             answer.lack(name, f"nothing in the engine is called {runner.word}")
-        elif not runner.kinds:
-            answer.leave_open(name, name, "nothing here drives it yet")
         else:
             tasks += legs_of(name)
+    if not settings.runners:
+        answer.notes += [f"not tried: {name}: {why}" for name, why in adapter.undriven.items()]
     return tasks
 
 
-def mentions(package: Path, word: str) -> bool:
-    """Whether a word stands anywhere in an engine's source.
+def mentions(folder_of_source: Path, word: str) -> bool:
+    """Whether a word stands anywhere in a folder of an engine's source.
 
     A runner whose class has only moved is still mentioned; one that is not was never there.
     """
-    sources = (package / "srt").rglob("*.py")
+    sources = folder_of_source.rglob("*.py")
     return any(word in source.read_text(errors="replace") for source in sources)
 
 
 def _legs_of(name: str, engine: Found, settings: Settings, log: Path) -> list[LegTask]:
     """Return the legs of a runner: its kinds, on each model; its own kernels on one alone."""
-    runner = RUNNERS[name]
+    runner = ADAPTERS[engine.engine].runners[name]
     presets = settings.presets or runner.presets
     return [
         leg_of(name, preset, kind, engine, settings, log)
@@ -259,6 +249,7 @@ def leg_of(
         seed=settings.seed,
         examples=settings.examples,
         log=str(log),
+        engine=engine.engine,
         progress=str(log.with_suffix(".progress")),
     )
 

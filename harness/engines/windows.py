@@ -29,7 +29,7 @@ def window_findings(
 
     They are the model's own, in every mode, but for the one difference that is listed.
     """
-    held, found = dict.fromkeys(seen, window), list[Finding]()
+    held, found = dict.fromkeys((*seen, Mode.DECODE, Mode.EXTEND), window), list[Finding]()
     for mode, keys in seen.items():
         if keys == window:
             continue
@@ -44,6 +44,7 @@ def window_findings(
 def measure(pair: Pair) -> dict[Mode, int]:
     """Return how many keys one query sees on SWA layers, by the mode of its forward.
 
+    A mode whose logits are not numbers says nothing of that, and is left out.
     The query is alone in its forward: what another sees would reach it in a later layer.
     """
     length, windows = pair.config.window + BEYOND + 1, {}
@@ -58,12 +59,17 @@ def measure(pair: Pair) -> dict[Mode, int]:
             pair.step(Admit(prompt, length))
             planned = pair.plan(last)
             assert planned is not None
-            windows[mode] = _keys_seen(pair, planned)
+            seen = _keys_seen(pair, planned)
+            if seen is not None:
+                windows[mode] = seen
     return windows
 
 
-def _keys_seen(pair: Pair, planned: PlannedStep) -> int:
-    """Return how many of the last keys of a step's one request move its logits."""
+def _keys_seen(pair: Pair, planned: PlannedStep) -> int | None:
+    """Return how many of the last keys of a step's one request move its logits.
+
+    None where these are not numbers.
+    """
     batch = planned.graph.batch
     assert batch is not None
     span = batch.spans[0]
@@ -71,6 +77,8 @@ def _keys_seen(pair: Pair, planned: PlannedStep) -> int:
     swa_slots, storage = owner.slots(Kind.SWA), pair.graph_pools.storage
     kept = storage.clone()
     right = _logits(pair, planned)
+    if not right.isfinite().all():
+        return None
     for position in range(max(0, span.end - pair.config.window - BEYOND), span.begin):
         storage.copy_(kept)
         pair.graph_pools[Role.TARGET].arena[Kind.SWA][:, :, swa_slots[position]] += 1.0

@@ -11,26 +11,19 @@ import sys
 import threading
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, cast
 
 from harness.campaigns.hunt import PlayingFailedError
 from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
-from harness.engines.adapters import (
-    SPECULATING,
-    RunnerEngines,
-    drafting_lockstep,
-    encoder_refusal,
-    load,
-)
+from harness.engines.adapters.packages import SGLANG
+from harness.engines.adapters.table import ADAPTERS
 from harness.engines.explained.counterexample import Counterexample
-from harness.engines.faults import FAULTS, Evidence, Finding
+from harness.engines.faults import Evidence, Finding
 from harness.engines.legs import OURS, OWN, Leg
 from harness.engines.localise import GivingBack, Leftovers
 from harness.engines.padding import PaddingLedger
@@ -40,7 +33,6 @@ from harness.engines.playlist import (
     REUSING,
     SHRINKING_FORWARDS,
     Kind,
-    trial_of,
 )
 from harness.engines.progress import Played, tell
 from harness.engines.windows import measure, window_findings
@@ -49,17 +41,15 @@ from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
 from harness.lockstep.tracebacks import traceback_of
 from harness.records.case import Case
-from reference.config import PRESETS
-from reference.model import Model
-from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.host.loading import Engine, message
-from subjects.engines.sglang.host.missing import RunnerLackingError
+from subjects.engines.shared.loading import Engine, message
+from subjects.engines.shared.missing import RunnerLackingError
+from subjects.engines.shared.tried import TriedEngine
 from subjects.protocol import OwnArithmetic
 
 
 @dataclass(frozen=True)
 class LegTask:
-    """A piece of work: one leg of a trial of the engine whose package lies in a folder.
+    """A piece of work: one leg of a trial of an engine, whose package lies in a folder.
 
     `examples` counts its schedules of traffic and drawn ones, `steps` instead those of a piece
     of a soak. With a `case` that alone is played. What the engine prints goes to `log`,
@@ -78,6 +68,7 @@ class LegTask:
     progress: str
     case: Case | None = None
     steps: int = 0
+    engine: str = SGLANG.name
 
     @property
     def label(self) -> str:
@@ -132,7 +123,7 @@ class LegAnswer:
 def run_leg(task: LegTask) -> LegAnswer:
     """Run one leg. What goes wrong in the engine's code makes it undecided."""
     _print_to(task.log)
-    engine = _engine(task.package, task.dependencies, task.device)
+    engine = _engine(task.engine, task.package, task.dependencies, task.device)
     session = _Session(engine, task)
     try:
         session.run()
@@ -149,11 +140,11 @@ def run_leg(task: LegTask) -> LegAnswer:
 
 
 @lru_cache(maxsize=1)
-def _engine(package: str, dependencies: str, device: str) -> Engine:
+def _engine(name: str, package: str, dependencies: str, device: str) -> Engine:
     """Return the engine of this process, loaded once."""
     warnings.simplefilter("ignore")
     logging.basicConfig(level=logging.INFO)
-    engine = load(Path(package), Path(dependencies), device)
+    engine = ADAPTERS[name].load(Path(package), Path(dependencies), device)
     # Its own lock is a semaphore of the system, which a process that is ended leaves behind.
     with suppress(ModuleNotFoundError):  # Without it, the engine's first part says so.
         importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
@@ -176,8 +167,9 @@ class _Session:
     def __init__(self, engine: Engine, task: LegTask) -> None:
         self.engine = engine
         self.task = task
-        self.trial = trial_of(task.runner, task.preset, task.kind, task.device)
-        self.evidence = Evidence(task.runner)
+        self.adapter = ADAPTERS[task.engine]
+        self.trial = self.adapter.trial_of(task.runner, task.preset, task.kind, task.device)
+        self.evidence = Evidence(task.runner, self.adapter.faults)
         self.asked: set[str] = set()
         self.answer = LegAnswer(task.label, task.runner, task.preset)
         self.refused: str | None = None
@@ -217,7 +209,9 @@ class _Session:
         if self.refused is None:
             return []
         contract = "index_contract"
-        shown = tuple(name for name in self.evidence.shown if contract in FAULTS[name].properties)
+        shown = tuple(
+            name for name in self.evidence.shown if contract in self.adapter.faults[name].properties
+        )
         return [Finding(self.task.runner, self.task.preset, contract, self.refused, shown)]
 
     def _leg(self, lockstep: Lockstep, arithmetic: str = OURS) -> Leg:
@@ -228,27 +222,22 @@ class _Session:
 
     def _lockstep(self, trial: TrialConfig) -> Lockstep:
         """Return a pair with the runner, whose static buffers are its own."""
-        if trial.runner not in SPECULATING:
-            return Lockstep(trial, engines=RunnerEngines(self.engine, asked=self.asked))
-        lockstep, refused = drafting_lockstep(self.engine, trial, self.asked)
-        if refused is not None:
-            self.answer.notes.append(f"its draft model has no windows: with them, {refused}")
+        lockstep, note = self.adapter.lockstep(self.engine, trial, self.asked)
+        if note is not None:
+            self.answer.notes.append(note)
         return lockstep
 
     def _beside_decode(self) -> Lockstep:
-        """Return a pair with the runner built beside the decode runner, whose buffers it shares.
+        """Return a pair with the runner built beside the decode runner, if it shares its buffers.
 
         Where the engine refuses that, which is a finding, it is built alone.
         """
-        if self.trial.runner == "decode" or self.trial.runner in SPECULATING:
-            return self._lockstep(self.trial)
-        self._lockstep(replace(self.trial, runner="decode"))
         try:
-            sharing = RunnerEngines(self.engine, asked=self.asked, shares=True)
-            return Lockstep(self.trial, engines=sharing)
+            sharing = self.adapter.sharing(self.engine, self.trial, self.asked)
         except AssertionError as error:
             self.refused = f"it cannot be built beside the decode runner: {message(error)}"
-            return self._lockstep(self.trial)
+            sharing = None
+        return sharing or self._lockstep(self.trial)
 
     def _teller(self, leg: Leg) -> Any:
         """Return what tells of each schedule that a leg has played."""
@@ -311,8 +300,7 @@ class _Session:
         """Play a runner with our arithmetic, bit by bit; shrink what fails."""
         task = self.task
         leg = self._leg(self._beside_decode())
-        subject = leg.lockstep.pair.subject
-        assert isinstance(subject, SglangEngine)
+        subject = cast("TriedEngine", leg.lockstep.pair.subject)
         ledger = leg.ledger = PaddingLedger(subject, leg.lockstep.pair)
         leg.play(FIRST[task.runner], frozenset(PROPERTIES))
         if leg.failing and not leg.result.padded_replays:
@@ -324,7 +312,7 @@ class _Session:
         leg.play_drawn(task.seed, task.examples - of_traffic)
         leg.ledger = None
         answer = self.answer
-        answer.notes = subject.notes()
+        answer.notes += subject.notes()
         answer.padding = [
             {**self._label(), "buffer": name, **entry.to_json()}
             for name, entry in ledger.entries.items()
@@ -349,10 +337,7 @@ class _Session:
 
     def _encoder(self) -> dict[str, Any]:
         """Say whether a model with windows can have an encoder and its lengths."""
-        model = Model(
-            PRESETS[self.trial.preset].tiny, torch.float32, torch.device(self.task.device)
-        )
-        refused = encoder_refusal(self.engine, model, self.trial)
+        refused = self.adapter.without_encoder(self.engine, self.trial)
         return {
             **self._label(),
             "buffer": "encoder_lens",
@@ -366,8 +351,7 @@ class _Session:
 
     def _own_kernels(self) -> None:
         """Try the decode runner with the engine's own kernels, against the dense oracle."""
-        engines = RunnerEngines(self.engine, own_kernels=True, asked=self.asked)
-        leg = self._leg(Lockstep(self.trial, engines=engines), OWN)
+        leg = self._leg(self.adapter.own_kernels(self.engine, self.trial, self.asked), OWN)
         pair = leg.lockstep.pair
         subject = pair.subject
         seen, bound = measure(pair), OWN_BOUND[self.task.device]

@@ -167,7 +167,7 @@ class RequestBook:
             end=end,
             full_slots=self.allocator.full_slots(allocation, begin, end),
             swa_slots=self.allocator.swa_slots(allocation, begin, end),
-            mrope_delta=request.mrope_delta,
+            mrope_delta=self.mrope_delta(request),
             track_index=0 if Offer.TRACKED_STATE in self.lacks else allocation.state_slot,
             tracked=self.tracked(request),
             encoder_len=self.encoder_len(request),
@@ -176,6 +176,10 @@ class RequestBook:
     def tracked(self, request: Request) -> bool:
         """Whether the recurrent state of `request` enters its input in this engine."""
         return request.tracked and Offer.TRACKED_STATE not in self.lacks
+
+    def mrope_delta(self, request: Request) -> int:
+        """Return how far sections of positions of `request` run apart, 0 in an engine without."""
+        return 0 if Offer.SECTIONS in self.lacks else request.mrope_delta
 
     def encoder_len(self, request: Request) -> int:
         """Return the cross-attention length of `request`, 0 in an engine without."""

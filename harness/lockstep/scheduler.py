@@ -235,7 +235,7 @@ def sample_of(
         tokens=tokens[draft : length + draft].clone(),
         logits=logits.clone(),
         tracked=world.tracked(request),
-        mrope_delta=request.mrope_delta,
+        mrope_delta=world.mrope_delta(request),
         encoder_len=world.encoder_len(request),
         prefilled=request.prefilled,
         hidden_states=hidden.clone() if draft else None,

@@ -15,6 +15,7 @@ from reference.batch import DraftState, ForwardBatch, Mode, Span
 from reference.config import SPECULATION, Kind, Role
 from reference.model import Output
 from reference.speculative import Tree, accepted_path, tree_of
+from subjects.protocol import Offer
 
 
 def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
@@ -158,9 +159,13 @@ def _may_catch_up(book: RequestBook, request: Request) -> bool:
 
 
 def _tree_of_the_harness(book: RequestBook, request: Request) -> Tree:
-    """Return a tree of random drafts, two branches of which the second is longer."""
+    """Return a tree of random drafts, two branches of which the second is longer.
+
+    It is a chain for an engine that takes no branches.
+    """
     draw = random.Random(book.seed * 100_003 + request.serial * 1009 + request.length)
     root = int(book.tokens[request.token_row, request.length])
-    parents = [0 if i <= SPECULATION.topk else i - 1 for i in range(SPECULATION.draft_tokens)]
+    branches = 1 if Offer.TREES in book.lacks else SPECULATION.topk
+    parents = [0 if i <= branches else i - 1 for i in range(SPECULATION.draft_tokens)]
     drafts = [(draw.randrange(book.config.vocab), parent) for parent in parents[1:]]
     return ((root, -1), *drafts)

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from harness.checks.play import Lockstep
-from harness.engines.adapters import RunnerEngines, load
+from harness.engines.adapters.packages import DEPENDENCIES
+from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
-from harness.engines.fetch import DEPENDENCIES, folder
+from harness.engines.fetch import folder
 from harness.engines.legs import Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind, trial_of
 from harness.engines.windows import measure, window_findings
 from harness.lockstep.config import TrialConfig
 from subjects.engines.sglang.engine import ReplayingEngine
-from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.shared.loading import Engine
 from subjects.protocol import OwnArithmetic
 
 Populate = Callable[..., None]

@@ -17,14 +17,15 @@ from typing import Any
 from torch import Tensor
 
 from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters import drafting_lockstep, load
-from harness.engines.fetch import DEPENDENCIES, folder
+from harness.engines.adapters.packages import DEPENDENCIES
+from harness.engines.adapters.sglang import drafting_lockstep, load
+from harness.engines.fetch import folder
 from harness.engines.playlist import DRAFTING
 from harness.lockstep.config import TrialConfig
 from reference.batch import ForwardBatch
 from subjects.engines.sglang.draft_engine import DraftingEngine
-from subjects.engines.sglang.host.loading import Engine
 from subjects.engines.sglang.runners.drafting import DraftingRunner
+from subjects.engines.shared.loading import Engine
 
 
 @dataclass(frozen=True)

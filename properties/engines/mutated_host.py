@@ -15,9 +15,10 @@ from typing import Any
 
 from harness.checks.play import Lockstep
 from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters import RunnerEngines, load
+from harness.engines.adapters.packages import DEPENDENCIES
+from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
-from harness.engines.fetch import DEPENDENCIES, folder
+from harness.engines.fetch import folder
 from harness.engines.legs import Leg
 from harness.engines.playlist import Kind, trial_of
 from harness.schedules.schedule import (
@@ -30,7 +31,7 @@ from harness.schedules.schedule import (
     Retract,
     Schedule,
 )
-from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.shared.loading import Engine
 
 BATCHES = "srt.managers.schedule_batch"
 

@@ -17,9 +17,10 @@ from typing import Any
 from torch import Tensor
 
 from harness.checks.play import Lockstep
-from harness.engines.adapters import RunnerEngines, load
+from harness.engines.adapters.packages import DEPENDENCIES
+from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
-from harness.engines.fetch import DEPENDENCIES, folder
+from harness.engines.fetch import folder
 from harness.engines.legs import Leg
 from harness.engines.padding import PaddingLedger
 from harness.lockstep.config import TrialConfig

@@ -19,9 +19,10 @@ import torch
 from harness.campaigns.hunt import whole
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
-from harness.engines.adapters import RunnerEngines, load
+from harness.engines.adapters.packages import DEPENDENCIES
+from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
-from harness.engines.fetch import DEPENDENCIES, folder
+from harness.engines.fetch import folder
 from harness.engines.legs import Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import VERIFYING

@@ -32,9 +32,10 @@ from torch import Tensor
 from harness.checks.of_steps.live_inputs import batch_axis
 from harness.checks.play import Lockstep
 from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters import SPECULATING, RunnerEngines, drafting_lockstep, load
+from harness.engines.adapters.packages import DEPENDENCIES
+from harness.engines.adapters.sglang import SPECULATING, RunnerEngines, drafting_lockstep, load
 from harness.engines.faults import Evidence
-from harness.engines.fetch import DEPENDENCIES, fetch, folder
+from harness.engines.fetch import fetch, folder
 from harness.engines.legs import Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import FIRST, RUNNERS, Kind, trial_of
@@ -45,10 +46,10 @@ from harness.records.typed_json import to_json
 from harness.schedules.traffic import traffic_schedules
 from reference.batch import Mode
 from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.host.loading import Engine
-from subjects.engines.sglang.host.missing import RunnerLackingError
 from subjects.engines.sglang.runners.decode import CpuGraphRunner
 from subjects.engines.sglang.runners.drafting import DraftingRunner
+from subjects.engines.shared.loading import Engine
+from subjects.engines.shared.missing import RunnerLackingError
 
 BY_THE_BACKEND = "attention."
 """How the names of static inputs begin that the attention backend writes as it plans."""
@@ -425,7 +426,7 @@ def main(arguments: list[str]) -> int:
     package = fetch(options.version).package
     if not options.here:
         asked = options.runner.split(",") if options.runner else RUNNERS
-        runners = [name for name in asked if mentions(package, RUNNERS[name].word)]
+        runners = [name for name in asked if mentions(package / "srt", RUNNERS[name].word)]
         told = list[dict[str, Any]]()
         with ThreadPoolExecutor(options.workers) as pool:
             shares = [(name, share) for name in runners for share in range(options.shares)]

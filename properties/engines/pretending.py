@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
-from harness.engines import adapters, worker
-from harness.engines.fetch import DEPENDENCIES, folder
+from harness.engines.adapters import sglang
+from harness.engines.adapters.packages import DEPENDENCIES
+from harness.engines.fetch import folder
 from harness.engines.playlist import Kind
 from harness.engines.worker import LegTask, run_leg
 from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.host.loading import OPERATORS_ON_CUDA, Engine
+from subjects.engines.sglang.host.loading import KEPT, OPERATORS_ON_CUDA
+from subjects.engines.shared.loading import Engine
 
 MEMORY = 100 << 30, 140 << 30
 """Free and total bytes of the GPU that is pretended."""
@@ -70,9 +72,10 @@ def pretend() -> None:
 def load(package: Path, dependencies: Path, device: str) -> Engine:
     """Load an engine that finds a GPU, and the operators that its import wants there."""
     engine = LOADS(package, dependencies, device)
-    engine.operators = torch.library.Library("sgl_kernel", "FRAGMENT")
+    operators = torch.library.Library("sgl_kernel", "FRAGMENT")
     for name in OPERATORS_ON_CUDA:
-        engine.operators.define(f"{name}(Tensor values) -> Tensor")
+        operators.define(f"{name}(Tensor values) -> Tensor")
+    KEPT.append(operators)
     pretend()
     return engine
 
@@ -90,12 +93,12 @@ def model_runner(host: Host, *given: Any) -> Any:
     return made
 
 
-LOADS, PUBLISHES, RUNS_MODELS = adapters.load, Host._publish, Host.model_runner
+LOADS, PUBLISHES, RUNS_MODELS = sglang.load, Host._publish, Host.model_runner
 
 
 def main(package: str, runner: str, preset: str) -> None:
     """Play the leg, and print the answer."""
-    vars(worker)["load"] = load
+    vars(sglang)["load"] = load
     for name, method in {"_publish": publish, "model_runner": model_runner}.items():
         setattr(Host, name, method)
     # A leg lets all that its process prints go to its log: the answer goes where that went before.

@@ -13,6 +13,7 @@ from harness.__main__ import main
 from harness.cli.engines.display import changes
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
+from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.faults import FAULTS, Verdict
 from harness.errors import CannotRunError, UnknownNameError
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
@@ -99,7 +100,7 @@ def test_releases_that_lie_here_are_listed_in_order_of_their_versions(
 @pytest.fixture
 def dependencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what engines import be installed, and be nothing."""
-    (tmp_path / "kept" / engines.DEPENDENCIES).mkdir(parents=True)
+    (tmp_path / "kept" / DEPENDENCIES).mkdir(parents=True)
     monkeypatch.setenv(engines.FOLDER_VARIABLE, str(tmp_path / "kept"))
 
 

@@ -7,6 +7,7 @@ import torch
 
 from harness.engines.explained.inputs import InputLedger
 from harness.explain.facts import CAPTURE, Writer
+from reference.batch import Mode
 
 REQUESTS = {11: 3, 12: 5, 13: 8}
 """Rows of the request table, and who is there."""
@@ -19,7 +20,7 @@ def replay(place: int, rows: list[int], given: list[int], held: list[int]) -> An
     return SimpleNamespace(
         place=place,
         static={"slots": torch.tensor(held), "weights": torch.ones(4)},
-        graph=SimpleNamespace(batch=batch, serial_at=REQUESTS.__getitem__),
+        graph=SimpleNamespace(batch=batch, spans=spans, serial_at=REQUESTS.__getitem__),
         replay=SimpleNamespace(
             given={"slots": torch.tensor(given)}, bucket=4, live_size=len(rows), live_rows=len(rows)
         ),
@@ -28,10 +29,10 @@ def replay(place: int, rows: list[int], given: list[int], held: list[int]) -> An
 
 def played(*observations: Any) -> InputLedger:
     """Return the ledger of some replays, of inputs that were zeros at the capture."""
-    ledger, before = InputLedger("decode"), {"slots": torch.zeros(6, dtype=torch.int64)}
+    ledger = InputLedger("decode")
+    ledger.begin({"slots": torch.zeros(6, dtype=torch.int64), "weights": torch.ones(4)})
     for observation in observations:
-        ledger.see(before, observation)
-        before = observation.static
+        ledger.see(observation.static, observation)
     return ledger
 
 
@@ -69,3 +70,13 @@ def test_padding_that_is_reset_was_left_by_the_step_that_reset_it() -> None:
 def test_a_live_element_that_was_not_refreshed_was_left_by_an_earlier_step() -> None:
     ledger = played(FULL, replay(5, [12, 11], [31, 32], [21, 32, 0, 0, 0, 0]))
     assert ledger.inputs["slots"].left_by[0] == Writer(2, "decode", 0, 3)
+
+
+def test_what_a_forward_without_a_graph_left_in_static_inputs_is_its_own() -> None:
+    prefill = replay(1, [11], [21], [21, 22, 0, 0, 0, 0])
+    prefill.replay, prefill.mode = None, Mode.EXTEND
+    ledger = played(prefill, replay(2, [11], [31], [31, 22, 0, 0, 0, 0]))
+    held = ledger.inputs["slots"]
+    assert held.left_by[1] == Writer(1, "extend without a graph", 1, 3)
+    assert held.how[1] == "copied"
+    assert ledger.stale("slots", replay(2, [11], [31], [])) == [1]

@@ -129,7 +129,7 @@ def test_locations_of_another_dtype_show_swa_int64() -> None:
 
 def evidence_of(*steps: Observation, asked: frozenset[str] = EVERY) -> Evidence:
     """Return the evidence of some steps of the decode runner."""
-    evidence = Evidence("decode", set(asked))
+    evidence = Evidence("decode", asked=set(asked))
     for found in steps:
         evidence.see(found, asked)
         for violation in judge(PROPERTIES.values(), found):

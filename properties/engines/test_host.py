@@ -7,9 +7,9 @@ import pytest
 
 from properties.support.releases import told_by
 from subjects.engines.sglang.host.host import TRACKS_STATES
-from subjects.engines.sglang.host.missing import PartMissingError
 from subjects.engines.sglang.scheduling.batches import own_checks
 from subjects.engines.sglang.scheduling.requests import SglangRequest
+from subjects.engines.shared.missing import PartMissingError
 
 WRONGED = {
     "evicts_too_early": ("captured_path", "gave up the SWA slots of the first"),

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from reference.batch import Mode
 from reference.torch_ops import TorchOps
-from subjects.engines.sglang.graphs import CpuGraph
 from subjects.engines.sglang.padded import padded_inputs, padded_rows
 from subjects.engines.sglang.runners.prefill import token_reads
+from subjects.engines.shared.graphs import CpuGraph
 from subjects.graphs.pieces import Pieces, installed, splitting
 
 

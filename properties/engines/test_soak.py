@@ -12,9 +12,10 @@ from harness.__main__ import main
 from harness.campaigns.executor import Campaign, Ended
 from harness.checks.play import Lockstep
 from harness.engines import trial as trials
+from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.campaigns.soak import PIECE_STEPS, Soaked, figures, pieces_of
 from harness.engines.faults import Evidence, Finding, Verdict
-from harness.engines.fetch import DEPENDENCIES, FOLDER_VARIABLE, Found
+from harness.engines.fetch import FOLDER_VARIABLE, Found
 from harness.engines.legs import Leg
 from harness.engines.playlist import Kind
 from harness.engines.progress import Played, tell

@@ -14,10 +14,11 @@ import torch
 from reference.config import PRESETS
 from reference.model import Model
 from subjects.engines.sglang.host.host import Host, StubConfig, StubGroups, server_arguments
-from subjects.engines.sglang.host.loading import message
-from subjects.engines.sglang.host.missing import PartMissingError, StandInUsedError, UndeclaredError
+from subjects.engines.sglang.host.loading import ABSENT, ANSWERS, STUBS
 from subjects.engines.sglang.host.settings import OFF
-from subjects.engines.sglang.host.stubs import ABSENT, ANSWERS, STUBS, StubFinder
+from subjects.engines.shared.loading import message
+from subjects.engines.shared.missing import PartMissingError, StandInUsedError, UndeclaredError
+from subjects.engines.shared.stubs import StubFinder
 
 STUBBED = "stubbed_for_a_test"
 
@@ -85,7 +86,7 @@ def test_groups_of_settings_are_one_bag_and_hold_others_within_a_scope() -> None
 @pytest.fixture
 def finder() -> StubFinder:
     """A finder of one stub."""
-    return StubFinder((STUBBED,))
+    return StubFinder((STUBBED,), answers=ANSWERS)
 
 
 @pytest.fixture

@@ -10,26 +10,37 @@ from typing import Any
 import pytest
 
 from harness.engines import fetch as engines
+from harness.engines.adapters.packages import PACKAGES, SGLANG
 from properties.support.places import ROOT
-from subjects.engines.sglang.host.loading import package_folder
+from subjects.engines.shared.loading import folder_of_package
 
 ASKED_FOR = "PARITYBIT_RELEASES"
 """The variable that, set, asks for the tests of releases: they take minutes."""
 
 
-def package_of(version: str) -> Path:
-    """Return where a release lies; skip the test if none was asked for, or it does not lie here."""
+def package_of(version: str, engine: str = SGLANG.name) -> Path:
+    """Return where a release of an engine lies.
+
+    The test is skipped if none was asked for, or it does not lie here.
+    """
     if not os.environ.get(ASKED_FOR):
         pytest.skip("tests of releases were not run: `make test-releases` runs them")
-    package = package_folder(engines.folder() / f"sglang-{version}")
+    home, marker = engines.folder() / f"{engine}-{version}", PACKAGES[engine].marker
+    package = folder_of_package(home, engine, marker)
     if package is None:
-        pytest.skip(f"engine trials were not run: `make engine VERSION={version}` fetches one")
+        asked = version if engine == SGLANG.name else f"{engine}=={version}"
+        pytest.skip(f"engine trials were not run: `make engine VERSION={asked}` fetches one")
     return package
 
 
 def told_by(module: str, version: str, *arguments: str) -> Any:
     """Return what a script says of a release that lies here, the last line of what it prints."""
-    command = [sys.executable, "-m", module, str(package_of(version)), *arguments]
+    return told_of(module, package_of(version), *arguments)
+
+
+def told_of(module: str, package: Path, *arguments: str) -> Any:
+    """Return what a script says of the package in a folder, the last line of what it prints."""
+    command = [sys.executable, "-m", module, str(package), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -97,6 +97,9 @@ def parts(observation: Observation) -> Iterator[Part]:
             axis = batch_axis(held, right)
             live = (*[slice(None)] * axis, slice(right.shape[axis]))
             yield Part(name, True, 0, held[live], right)
+        for name, (first, right) in replay.padding.items():
+            held = observation.static[name][first : first + right.shape[0]]
+            yield Part(name, False, first, held, right)
         return
     expected = expected_inputs(replay)
     if expected.only_padded and not replay.padded:

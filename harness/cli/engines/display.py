@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness.cli.engines.matrix import Walked, cells
-from harness.engines.faults import FAULTS, Verdict
-from harness.engines.playlist import RUNNERS
+from harness.cli.engines.matrix import Walked, cells, runners_of
+from harness.engines.adapters.packages import SGLANG, Package
+from harness.engines.faults import Verdict
 from harness.engines.progress import Played, TimeLeft
 from harness.engines.worker import LegAnswer
 
@@ -144,13 +144,13 @@ def finding_line(finding: Mapping[str, Any]) -> str:
     )
 
 
-def runner_table(walked: Walked) -> Table:
+def runner_table(walked: Walked, package: Package = SGLANG) -> Table:
     """Return what was found of each runner, by release."""
     table = Table(title="what differs, by runner; – no such runner, ? undecided", box=None)
-    for column in ("release", *RUNNERS):
+    for column in ("release", *runners_of(package)):
         table.add_column(column)
     for version, record in walked:
-        table.add_row(version, *cells(record).values())
+        table.add_row(version, *cells(record, package).values())
     return table
 
 
@@ -159,7 +159,7 @@ def release_table(walked: Walked) -> Table:
     tried = [(name, record) for name, record in walked if not isinstance(record, str)]
     pairs = sorted(
         {
-            (list(FAULTS).index(judged["fault"]), judged["fault"], judged["runner"])
+            (list(record["faults"]).index(judged["fault"]), judged["fault"], judged["runner"])
             for _, record in tried
             for judged in record["answer"]["faults"]
         }

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.engines.playlist import RUNNERS
+from harness.engines.adapters.packages import SGLANG, Package
+from harness.engines.adapters.table import ADAPTERS
 from harness.records.files import write_whole
 from harness.records.record import device_name
 
@@ -15,16 +16,23 @@ Walked = Sequence[tuple[str, Mapping[str, Any] | str]]
 LACKING, UNTRIED = "–", "?"
 
 
-def cells(record: Mapping[str, Any] | str) -> dict[str, str]:
+def runners_of(package: Package) -> tuple[str, ...]:
+    """Return the runners of an engine that are tried, in order."""
+    return tuple(ADAPTERS[package.name].runners)
+
+
+def cells(record: Mapping[str, Any] | str, package: Package = SGLANG) -> dict[str, str]:
     """Return what was found of each runner of a release, in few words.
 
     That is what differs, by fault class where one explains it; "?" where something is open.
     """
     if isinstance(record, str):
-        return dict.fromkeys(RUNNERS, UNTRIED)
+        return dict.fromkeys(runners_of(package), UNTRIED)
     answer = record["answer"]
     lacking = {entry["runner"] for entry in answer["lacking"]}
-    return {name: LACKING if name in lacking else cell(answer, name) for name in RUNNERS}
+    return {
+        name: LACKING if name in lacking else cell(answer, name) for name in runners_of(package)
+    }
 
 
 def cell(answer: Mapping[str, Any], runner: str) -> str:
@@ -42,14 +50,16 @@ def cell(answer: Mapping[str, Any], runner: str) -> str:
     return UNTRIED if still or not replays else f"clean ({replays})"
 
 
-def write_matrix(path: Path, walked: Walked, device: str) -> None:
+def write_matrix(path: Path, walked: Walked, device: str, package: Package = SGLANG) -> None:
     """Write the matrix of a walk as Markdown: a row for each release, a column for each runner."""
-    columns = list(RUNNERS)
+    columns = runners_of(package)
     lines = [
-        "# Releases of the engine, runner by runner",
+        "# Releases of the engine, runner by runner"
+        if package is SGLANG
+        else f"# Releases of {package.name}, runner by runner",
         "",
         f"Tried on {datetime.now(UTC):%Y-%m-%d} by behaviour alone, on {device_name(device)}:"
-        " `make releases`.",
+        f" `make releases{'' if package is SGLANG else f' ENGINE={package.name}'}`.",
         "A cell says what differs: a fault class where its evidence holds, else the property that"
         f" is violated. `{LACKING}`: the engine has no such runner. `{UNTRIED}`: undecided.",
         "`clean (n)`: nothing differs in n replays.",
@@ -58,7 +68,7 @@ def write_matrix(path: Path, walked: Walked, device: str) -> None:
         f"|---{'|---' * len(columns)}|",
     ]
     for version, record in walked:
-        row = cells(record)
+        row = cells(record, package)
         lines.append(f"| {version} | {' | '.join(row[name] for name in columns)} |")
     open_legs = [
         f"- {version}: {entry['leg']}: {entry['reason']}"

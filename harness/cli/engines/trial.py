@@ -25,12 +25,14 @@ from harness.cli.folders import LATEST, new_folder, shown, swap_link
 from harness.cli.parser import EVERY, NEWEST
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
+from harness.engines.adapters.packages import PACKAGES, SGLANG, Package
+from harness.engines.adapters.table import ADAPTERS
 from harness.engines.case import EngineCase, cases_of, engine_case_of
 from harness.engines.explained.record import read, recorded
 from harness.engines.faults import Verdict
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
-from harness.errors import CannotRunError, MalformedError, cut
+from harness.errors import CannotRunError, MalformedError, cut, quoted
 from harness.lockstep.config import resolve_device
 from harness.machine.workers import workers_for
 from harness.records.files import write_whole
@@ -39,13 +41,12 @@ from harness.records.schema import EngineCounterexample
 from reports.engine_page import render
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
-OLDEST = "0.5.10.post1"
-"""The first release that `all` means."""
 
 
 def try_engine(options: argparse.Namespace) -> int:
     """Put an engine on trial; write its record and page, show it, and return the exit code."""
-    asked = engine_record.faults_of(options.bug)
+    faults = ADAPTERS[engines.package_of(options.engine).name].faults
+    asked = engine_record.faults_of(options.bug, faults)
     settings = settings_of(options, asked)
     engine = engines.find(options.engine)
     console, folder = Console(), new_folder(options.out)
@@ -122,7 +123,7 @@ def case_here(data: Any, name: str, options: argparse.Namespace) -> EngineCase:
     if options.engine is None:
         raise MalformedError(
             f"{name} was found in {cut(case.engine)}, and a case decides no code that is run:"
-            " say with --engine which engine to play it on, sglang==VERSION or a folder"
+            " say with --engine which engine to play it on, NAME==VERSION or a folder"
         )
     found_on = case.case.trial.device
     if resolve_device(options.device or found_on) != found_on:
@@ -145,9 +146,16 @@ def record_of(
 ) -> dict[str, Any]:
     """Return the record of an engine's trial."""
     command = shlex.join(["paritybit", *map(shown, options.typed)])
-    said = to_json(answer)
+    said, faults = to_json(answer), ADAPTERS[engine.engine].faults
     return engine_record.make(
-        engine.name, settings.device, command, asked, said, counterexamples, settings.workers
+        engine.name,
+        settings.device,
+        command,
+        asked,
+        said,
+        counterexamples,
+        faults,
+        settings.workers,
     )
 
 
@@ -158,25 +166,31 @@ def write_engine(record: dict[str, Any], folder: Path) -> None:
 
 
 def run_engine(options: argparse.Namespace) -> int:
-    """Fetch a release."""
-    print(f"{engines.fetch(options.version).name} is in {shown(str(engines.folder()), keep=2)}")
+    """Fetch a release: of sglang, where none but a version is said."""
+    name, _, version = options.version.rpartition("==")
+    package = PACKAGES.get(name or SGLANG.name)
+    if package is None:
+        raise MalformedError(f"{quoted(name)} is no engine: there are {', '.join(PACKAGES)}")
+    found = engines.fetch(version, package)
+    print(f"{found.name} is in {shown(str(engines.folder()), keep=2)}")
     return OK
 
 
-def versions_of(names: Sequence[str]) -> list[str]:
-    """Return the releases named, in order. Raises CannotRunError where the index must be asked.
+def versions_of(names: Sequence[str], package: Package = SGLANG) -> list[str]:
+    """Return the releases named of an engine, in order.
 
-    Raises MalformedError for what is no release's version.
+    Raises CannotRunError where the index must be asked and does not answer, MalformedError for
+    what is no release's version.
     """
     for name in names:
         if name not in {EVERY, NEWEST}:
-            engines.require_release(name)
+            engines.require_release(name, package)
     found = set[str]()
     for name in names:
         if name == EVERY:
-            found.update(engines.released(OLDEST))
+            found.update(engines.released(package.oldest, package))
         else:
-            found.add(engines.newest() if name == NEWEST else name)
+            found.add(engines.newest(package) if name == NEWEST else name)
     return sorted(found, key=engines.in_order)
 
 
@@ -185,16 +199,17 @@ def run_releases(options: argparse.Namespace) -> int:
 
     A release that cannot be had, or does not exist, costs its own column.
     """
-    asked = engine_record.faults_of(options.bug)
+    package = PACKAGES[options.engine]
+    asked = engine_record.faults_of(options.bug, ADAPTERS[package.name].faults)
     settings = settings_of(options, asked)
-    versions = versions_of(options.releases)
+    versions = versions_of(options.releases or (*package.walked, NEWEST), package)
     console, folder = Console(), new_folder(options.out)
     walked: list[tuple[str, dict[str, Any] | str]] = []
     for version in versions:
         place = folder / version
         place.mkdir()
         try:
-            engine = engines.fetch(version)
+            engine = engines.fetch(version, package)
         except (CannotRunError, MalformedError) as error:
             walked.append((version, str(error)))
             console.print(f"{version}: {error}", highlight=False)
@@ -206,12 +221,12 @@ def run_releases(options: argparse.Namespace) -> int:
         write_engine(record, place)
         if record["answer"]["interrupted"]:
             break
-    console.print(runner_table(walked), release_table(walked))
+    console.print(runner_table(walked, package), release_table(walked))
     for line in changes(walked):
         console.print(line, highlight=False)
     console.print(f"records and pages: {folder}", highlight=False, soft_wrap=True)
     if options.table is not None:
-        write_matrix(options.table, walked, settings.device)
+        write_matrix(options.table, walked, settings.device, package)
     records = [record for _, record in walked if not isinstance(record, str)]
     if any(record["answer"]["interrupted"] for record in records):
         return INTERRUPTED

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.checks.table import STEP_PROPERTIES
+from harness.engines.adapters.table import ADAPTERS
 from harness.engines.case import EngineCase
 from harness.engines.faults import Finding, Verdict
 from harness.engines.fetch import Found
-from harness.engines.playlist import RUNNERS, Kind
+from harness.engines.playlist import Kind
 from harness.engines.progress import Played
 from harness.engines.trial import Answer, Follower, Ran, Settings, leg_of, planned, run_legs
 from harness.engines.worker import LegAnswer, LegTask
@@ -83,13 +84,13 @@ def soak(engine: Found, settings: Settings, steps: int, log: Path, follower: Fol
 
     tasks = planned(answer, engine, settings, legs_of)
     ran = run_legs(tasks, settings.workers, log, remembering)
-    answer.take(ran, settings.device)
+    answer.take(ran, settings.device, engine.engine)
     return Soaked(steps, settings.seed, settings.runners, answer, ran, remembering.heard)
 
 
 def pieces_of(name: str, engine: Found, settings: Settings, steps: int, log: Path) -> list[LegTask]:
     """Return the pieces of a runner's steps, and the leg of its own kernels, if it has one."""
-    runner = RUNNERS[name]
+    runner = ADAPTERS[engine.engine].runners[name]
     presets = settings.presets or runner.presets
     count = max(len(presets), -(-steps // PIECE_STEPS))
     legs = [

@@ -2,10 +2,12 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
+
+import torch
+from torch import Tensor
 
 from harness.checks.play import Lockstep
-from harness.engines import statics
 from harness.engines.explained.inputs import InputLedger
 from harness.explain.facts import (
     Cause,
@@ -20,10 +22,12 @@ from harness.explain.pictures import Stored, slot_maps
 from harness.explain.proof import prove
 from harness.explain.timeline import timeline_entry
 from harness.lockstep.observation import Observation
+from harness.lockstep.pair import Pair
 from harness.records.case import Case
 from harness.schedules.schedule import Step
+from reference.batch import Mode
 from reference.config import Role
-from subjects.engines.sglang.engine import SglangEngine
+from subjects.engines.shared.tried import TriedEngine
 
 
 @dataclass(frozen=True)
@@ -43,20 +47,29 @@ def counterexample(lockstep: Lockstep, case: Case, blamed: Collection[str]) -> C
     """
     at = next((one["step"] for one in case.violations if one["property"] == case.target), None)
     timeline, found = list[TimelineEntry](), list[Explanation]()
-    ledger = InputLedger(case.trial.runner)
+    ledger, subject = InputLedger(case.trial.runner), cast("TriedEngine", lockstep.pair.subject)
+    ledger.begin(just_captured(lockstep.pair, subject.mode))
 
     def see(
         place: int, step: Step, observation: Observation | None, violated: frozenset[str]
     ) -> None:
         timeline.append(timeline_entry(lockstep.pair, place, step, observation, violated))
-        if observation is None or observation.replay is None:
+        if observation is None:
             return
-        ledger.see(statics.before(observation), observation)
-        if place == at:
+        ledger.see(subject.static_buffers(subject.mode), observation)
+        if place == at and observation.replay is not None:
             found.append(_explained(lockstep, case, observation, ledger, blamed))
 
-    lockstep.play(case.schedule, see, extra_runs={statics.RUN: statics.held_before})
+    lockstep.play(case.schedule, see)
     return Counterexample(case, tuple(timeline), found[0] if found else None)
+
+
+def just_captured(pair: Pair, mode: Mode) -> dict[str, Tensor]:
+    """Return copies of what the static inputs of a mode's runner hold just captured."""
+    with torch.inference_mode():
+        pair.fresh_engine.recapture()
+        held = pair.fresh_engine.static_buffers(mode)
+        return {name: buffer.clone() for name, buffer in held.items()}
 
 
 def _explained(
@@ -144,7 +157,7 @@ def _named(case: Case, ledger: InputLedger) -> tuple[str, int, str] | None:
 
 def _slot(lockstep: Lockstep, observation: Observation, name: str, value: int) -> Slot | None:
     """Return the slot that a value of a static input names, and whose it is."""
-    subject = cast("SglangEngine[Any]", lockstep.pair.subject)
+    subject = cast("TriedEngine", lockstep.pair.subject)
     named = subject.slot_named(name, value)
     if named is None:
         return None

@@ -39,14 +39,17 @@ class InputLedger:
     runner: str
     inputs: dict[str, Held] = field(default_factory=dict)
 
-    def see(self, before: Mapping[str, Tensor], observation: Observation) -> None:
-        """Follow one replay: what its static inputs held before it, and hold now."""
-        for name, buffer in observation.static.items():
-            if not one_number_each(buffer):
-                continue
-            if name not in self.inputs:
-                self.inputs[name] = self._captured(before[name])
-            self._follow(self.inputs[name], name, buffer.clone(), observation)
+    def begin(self, captured: Mapping[str, Tensor]) -> None:
+        """Take what static inputs hold just captured."""
+        for name, buffer in captured.items():
+            if one_number_each(buffer):
+                self.inputs[name] = self._captured(buffer.clone())
+
+    def see(self, static: Mapping[str, Tensor], observation: Observation) -> None:
+        """Follow one forward, by replay or not, after which static inputs hold these."""
+        for name, buffer in static.items():
+            if name in self.inputs:
+                self._follow(self.inputs[name], name, buffer.clone(), observation)
 
     def _captured(self, held: Tensor) -> Held:
         """Return a static input that nothing has written since the capture."""
@@ -57,6 +60,9 @@ class InputLedger:
     def _follow(self, held: Held, name: str, now: Tensor, observation: Observation) -> None:
         """Note who wrote what of one static input in a step."""
         rows = requests_of(observation, name, now)
+        replay, spans = observation.replay, observation.graph.spans
+        by = self.runner if replay is not None else f"{observation.mode} without a graph"
+        alone = observation.graph.serial_at(spans[0].row) if len(spans) == 1 else None
         columns = now.shape[-1]
         right = brought(observation, name, now).tolist()
         changed = (now != held.values).flatten().tolist()
@@ -64,8 +70,9 @@ class InputLedger:
             row = element % columns
             if copied or differs:
                 request = rows[row] if row < len(rows) else None
-                held.left_by[element] = Writer(observation.place, self.runner, row, request)
-                held.how[element] = "copied" if row < len(rows) else "reset"
+                request = request if replay is not None else alone
+                held.left_by[element] = Writer(observation.place, by, row, request)
+                held.how[element] = "copied" if replay is None or row < len(rows) else "reset"
         held.values = now
 
     def stale(self, name: str, observation: Observation) -> list[int]:

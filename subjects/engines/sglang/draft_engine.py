@@ -9,8 +9,9 @@ from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from reference.speculative import keep_candidates
 from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.padded import PaddedInput, padded_rows
+from subjects.engines.sglang.padded import padded_rows
 from subjects.engines.sglang.runners.drafting import DraftingRunner
+from subjects.engines.shared.padded import PaddedInput
 from subjects.protocol import Forward, Replay
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,23 +13,21 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.captured import facts_of
-from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.padded import (
     HOLDS,
     LOCATIONS,
-    DeclaredPadding,
-    PaddedInput,
     declared_padding,
     padded_inputs,
 )
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner, RowSlots
+from subjects.engines.shared.engine import OthersEngine
+from subjects.engines.shared.graphs import Replays
+from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.protocol import (
     Forward,
     LocationDtypes,
     Offer,
-    Overrides,
-    OwnArithmetic,
     Reads,
     Replay,
     ReplayFacts,
@@ -57,15 +55,12 @@ NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs that carry 
 Runner = TypeVar("Runner", bound=ReplayingRunner)
 
 
-class SglangEngine(ABC, Generic[Runner]):
+class SglangEngine(OthersEngine, ABC, Generic[Runner]):
     """What every runner of the engine has in common as an engine under test.
 
     `stored` are the dtypes of SWA locations that the store was given during capture, `graphs` is
     how many graphs a replay is of.
     """
-
-    arithmetic: OwnArithmetic | None = None
-    eager_modes: frozenset[Mode] = frozenset()
 
     def __init__(
         self,
@@ -115,13 +110,6 @@ class SglangEngine(ABC, Generic[Runner]):
                 buffer.copy_(self._captured[name])
         self._preset = self._captured_preset
 
-    def python_objects(self) -> NoReturn:
-        """Raise RuntimeError: see `missing`."""
-        raise RuntimeError(self.missing[Offer.PYTHON_STATE])
-
-    def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
-        """Do nothing: of an output live rows alone are compared."""
-
     def state(self) -> Any:
         """Return the SWA locations that are preset for stores to come."""
         return self._preset
@@ -157,16 +145,6 @@ class SglangEngine(ABC, Generic[Runner]):
             graphs_expected=self.graphs,
         )
 
-    def forward_overridden(
-        self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
-    ) -> NoReturn:
-        """Raise RuntimeError: nothing of the engine's forward can be done otherwise."""
-        raise RuntimeError("nothing of the engine's forward can be done otherwise")
-
-    def replay_in_largest_bucket(self, batch: ForwardBatch) -> NoReturn:
-        """Raise RuntimeError: see `missing`."""
-        raise RuntimeError(self.missing[Offer.LARGER_BUCKET])
-
     def placed(self, batch: ForwardBatch | None, mode: Mode) -> tuple[Any, Tensor]:
         """Return the engine's batch for one of the world's, in the engine's slots, and those."""
         rows, loc = self.placed_rows(batch)
@@ -184,10 +162,6 @@ class SglangEngine(ABC, Generic[Runner]):
         # Subject and fresh engine share the pool, so that each brings its own Python state.
         self.pool.preset(self._preset)
         return placed
-
-    def notes(self) -> list[str]:
-        """Return, in words, what was seen of the engine that no property judges."""
-        return []
 
     def slot_named(self, name: str, value: int) -> tuple[Kind, int] | None:
         """Return the world's slot that a value of a static input names; None if it names none."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
+from subjects.engines.shared.padded import KEPT, RESET, DeclaredPadding, PaddedInput
 
 HOLDS: Mapping[str, str] = {
     **{
@@ -52,8 +53,6 @@ OF_TOKENS = frozenset(
 MASK = "attention.cuda_graph_custom_mask"
 """The static mask of draft trees."""
 
-KEPT, RESET = "kept", "reset"
-
 POLICIES = {
     "keep_pad": KEPT,
     "foreach_copy": KEPT,
@@ -62,34 +61,6 @@ POLICIES = {
     "zero": RESET,
 }
 """What the engine's words for a padding policy come to."""
-
-
-@dataclass(frozen=True)
-class DeclaredPadding:
-    """What the engine declares that the padding of a buffer holds: its word, and its meaning.
-
-    `meaning` is "kept" or "reset", to `value`; None for a word that is not known.
-    """
-
-    word: str
-    meaning: str | None
-    value: Any
-
-
-@dataclass(frozen=True)
-class PaddedInput:
-    """A static input whose last axis is the batch's, `each` elements for a request.
-
-    `holds` is the name of our own input that holds the same: its valid values are known.
-    """
-
-    buffer: Tensor
-    holds: str
-    each: int = 1
-
-    def tail(self, batch: ForwardBatch, bucket: int) -> Tensor:
-        """Return the padding of a batch that is replayed in a bucket of so many requests."""
-        return self.buffer[..., batch.live_requests * self.each : bucket * self.each]
 
 
 @dataclass(frozen=True)

@@ -12,35 +12,19 @@ import torch
 
 from reference.config import Kind
 from reference.model import Model
-from subjects.engines.sglang.host.loading import Engine
-from subjects.engines.sglang.host.missing import PartMissingError, UndeclaredError
+from subjects.engines.sglang.host.loading import AttentionArch
 from subjects.engines.sglang.host.ranks import OneRank
 from subjects.engines.sglang.host.settings import ATTENTION, GROUPS, IN_TORCH, OFF, SIZES, SUBGROUPS
-from subjects.engines.sglang.host.stubs import AttentionArch
+from subjects.engines.shared.bags import Bag
+from subjects.engines.shared.loading import Engine
+from subjects.engines.shared.missing import PartMissingError
 
 
-class StubConfig:
-    """A bag of declared values, and of those that are off for bags of its label.
-
-    Any other name raises UndeclaredError; `asked` collects those names.
-    """
+class StubConfig(Bag):
+    """A bag of declared values, and of those that are off for bags of its label."""
 
     def __init__(self, values: dict[str, Any], asked: set[str], label: str) -> None:
-        self.__dict__.update(OFF.get(label, {}))
-        self.__dict__.update(values)
-        self._asked = asked
-        self._label = label
-
-    def set(self, name: str, value: Any) -> None:
-        """Declare one more value."""
-        self.__dict__[name] = value
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        asked = f"{self._label}.{name}"
-        self._asked.add(asked)
-        raise UndeclaredError(f"the engine asked for {asked}, which is not declared")
+        super().__init__({**OFF.get(label, {}), **values}, asked, label)
 
 
 class Switch:

@@ -1,101 +1,85 @@
-"""Loading an engine: one release, or one source tree, into this process.
+"""Loading sglang into this process: its stubs, what they answer, and where its package lies.
 
-An engine's package is entered without its front end, and what its buffers, pool and
-runners never call is stubbed. The list of stubs is fixed, whatever is loaded.
+Its package is entered without its front end.
 """
 
-import importlib
-import inspect
-import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from enum import StrEnum
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from subjects.engines.sglang.host.missing import PartMissingError
-from subjects.engines.sglang.host.stubs import StubFinder
+from subjects.engines.shared.loading import Engine
+from subjects.engines.shared.stubs import StubFinder
 
-__all__ = ["PACKAGE", "Engine", "PartMissingError", "message", "named", "package_folder"]
-
-PACKAGE = "sglang"
+PACKAGE, MARKER = "sglang", "srt"
+"""The engine's package, and the folder in it by which it is known."""
 
 OPERATORS_ON_CUDA = ("moe_fused_gate",)
 """Operators of `sgl_kernel` that an engine's import wants to exist; they never run."""
 
+STUBS = (
+    "IPython",
+    "compressed_tensors",
+    "flashinfer",
+    "gguf",
+    "huggingface_hub",
+    "openai",
+    "partial_json_parser",
+    "safetensors",
+    "sgl_kernel",
+    "sglang.srt.configs",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.tp_worker",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.server_args",
+    "torchvision",
+    "transformers",
+    "tvm_ffi",
+)
+"""Modules that are empty stand-ins: models, tokenizers, the command line, compiled extras."""
 
-def package_folder(engine: Path) -> Path | None:
-    """Return the engine's package within an unpacked wheel or a source checkout, if it is one."""
-    for folder in (engine / PACKAGE, engine / "python" / PACKAGE):
-        if (folder / "srt").is_dir():
-            return folder
-    return None
-
-
-class Engine:
-    """The engine's modules, by import. One per process: its package has one name.
-
-    `dependencies` is a folder of what the engine imports besides torch.
-    """
-
-    def __init__(self, package: Path, dependencies: Path, device: str = "cpu") -> None:
-        self.stubs = StubFinder()
-        if device != "cpu":
-            self.operators = torch.library.Library("sgl_kernel", "FRAGMENT")
-            for name in OPERATORS_ON_CUDA:
-                self.operators.define(f"{name}(Tensor values) -> Tensor")
-        self.modules: list[str] = []
-        sys.meta_path.insert(0, self.stubs)
-        sys.path.append(str(dependencies))
-        bare = ModuleType(PACKAGE)
-        bare.__path__ = [str(package)]
-        sys.modules[PACKAGE] = bare
-
-    def module(self, name: str) -> ModuleType:
-        """Return the module `name` of the engine. Raises PartMissingError where it has none."""
-        full = f"{PACKAGE}.{name}"
-        try:
-            found = importlib.import_module(full)
-        except ModuleNotFoundError as error:
-            if error.name is not None and f"{full}.".startswith(f"{error.name}."):
-                raise PartMissingError(f"the engine has no module {name}") from error
-            raise PartMissingError(f"{name} cannot be imported: {message(error)}") from error
-        except Exception as error:  # An engine's import may fail in any way.
-            raise PartMissingError(f"{name} cannot be imported: {message(error)}") from error
-        self.modules.append(name)
-        return found
-
-    def part(self, *places: str) -> Any:
-        """Return the first part that exists of `places`, each as module:name."""
-        for place in places:
-            module, _, name = place.partition(":")
-            try:
-                return getattr(self.module(module), name)
-            except AttributeError:
-                continue
-            except PartMissingError as error:
-                if "cannot be imported" in str(error):
-                    raise
-        raise PartMissingError(f"the engine has none of {', '.join(places)}")
-
-    def fill(self, module: str, values: Mapping[str, Any]) -> None:
-        """Set names of a module."""
-        loaded = self.module(module)
-        for name, value in values.items():
-            setattr(loaded, name, value)
+ABSENT = ("tvm_ffi.cpp",)
+"""What must not be found below a stub: a compiler, without which an engine takes torch's way."""
 
 
-def named(made: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
-    """Return `made` with those of the arguments given that its signature names."""
-    known = inspect.signature(made).parameters
-    return partial(made, **{name: value for name, value in arguments.items() if name in known})
+class AttentionArch(StrEnum):
+    """How a model attends: over keys and values of heads, or over latent ones."""
+
+    MHA = "MHA"
+    MLA = "MLA"
 
 
-def message(error: BaseException) -> str:
-    """Return an error in one line."""
-    lines = str(error).strip().splitlines()
-    if isinstance(error, PartMissingError):
-        return lines[0]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+ANSWERS: dict[str, dict[str, Any]] = {
+    "sglang.srt.configs.hybrid_arch": dict.fromkeys(
+        (
+            "hybrid_gdn_config",
+            "kimi_linear_config",
+            "linear_attn_model_spec",
+            "mamba2_config",
+            "mambaish_config",
+        ),
+        lambda *arguments: None,
+    ),
+    "sglang.srt.configs.model_config": {
+        "AttentionArch": AttentionArch,
+        "is_deepseek_dsa": lambda config: False,
+        "is_qwen4_exp": lambda config: False,
+    },
+    "sgl_kernel.utils": {"is_arch_support_pdl": lambda: False},
+}
+"""What stubbed modules have that is used: a plain decoder, no programmatic dependent launch."""
+
+
+def load_sglang(package: Path, dependencies: Path, device: str = "cpu") -> Engine:
+    """Return the engine whose package lies in a folder."""
+    if device != "cpu":
+        operators = torch.library.Library("sgl_kernel", "FRAGMENT")
+        for name in OPERATORS_ON_CUDA:
+            operators.define(f"{name}(Tensor values) -> Tensor")
+        KEPT.append(operators)
+    return Engine(PACKAGE, package, [dependencies], StubFinder(STUBS, ABSENT, ANSWERS))
+
+
+KEPT: list[Any] = []
+"""Libraries of operators, which end with their object."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from reference.config import Kind, ModelConfig, Role
 from reference.pool import PoolSizes
 from reference.state_pool import StatePool
-from subjects.engines.sglang.host.loading import Engine, named
+from subjects.engines.shared.loading import Engine, named
 
 
 class SglangPool:

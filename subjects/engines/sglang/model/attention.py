@@ -13,8 +13,8 @@ from torch import Tensor
 from reference.config import Kind, ModelConfig
 from reference.model import most_keys
 from reference.ops import Ops
-from subjects.engines.sglang.host.missing import PartMissingError
 from subjects.engines.sglang.model.trees import TreeBatch, tree_keys
+from subjects.engines.shared.missing import PartMissingError
 
 
 class OurArithmetic:

@@ -11,7 +11,7 @@ from reference.config import Kind
 from reference.model import Heads, Model, TokenInputs
 from reference.ops import Ops
 from reference.state_pool import StatePool
-from subjects.engines.sglang.host.loading import Engine
+from subjects.engines.shared.loading import Engine
 from subjects.states import decode_paths, extend_paths
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from reference.eager import draft_inputs
 from reference.model import Heads, Model
 from reference.ops import Ops
-from subjects.engines.sglang.host.loading import Engine
 from subjects.engines.sglang.model.decoder import Access, Decoder, last_rows
+from subjects.engines.shared.loading import Engine
 
 
 class DraftDecoder(Decoder):

@@ -15,9 +15,9 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Kind, Role
 from reference.model import Output
-from subjects.engines.sglang.host.loading import named
 from subjects.engines.sglang.runners.decode import RowSlots
 from subjects.engines.sglang.runners.drafting import DraftingRunner
+from subjects.engines.shared.loading import named
 
 INPUTS = (
     "srt.speculative.eagle_info:EagleDraftExtendInput",

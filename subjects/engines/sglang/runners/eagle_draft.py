@@ -9,10 +9,10 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Kind, Role
 from reference.model import Output
-from subjects.engines.sglang.host.loading import named
 from subjects.engines.sglang.runners.candidates import Candidates, proposed, watched
 from subjects.engines.sglang.runners.decode import RowSlots, listed
 from subjects.engines.sglang.runners.drafting import DraftingRunner
+from subjects.engines.shared.loading import named
 
 
 class ProposingRunner(DraftingRunner):

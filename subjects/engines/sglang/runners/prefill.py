@@ -11,9 +11,9 @@ from torch import Tensor
 from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
-from subjects.engines.sglang.host.missing import PartMissingError, RunnerLackingError
 from subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots, listed
 from subjects.engines.sglang.runners.runner import tensors_of
+from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
 from subjects.graphs.pieces import installed, splitting
 
 ANY_PADDING = {"_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR": 1 << 20}

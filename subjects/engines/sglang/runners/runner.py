@@ -13,13 +13,13 @@ from reference.batch import ForwardBatch
 from reference.config import Role
 from reference.model import Model, Output
 from reference.ops import Ops
-from subjects.engines.sglang.graphs import whole
 from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.host.loading import named
-from subjects.engines.sglang.host.missing import PartMissingError
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.model.attention import OurArithmetic, keep_whole
 from subjects.engines.sglang.model.decoder import Decoder
+from subjects.engines.shared.graphs import whole
+from subjects.engines.shared.loading import named
+from subjects.engines.shared.missing import PartMissingError
 
 
 class SglangRunner:

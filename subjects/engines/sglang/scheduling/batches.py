@@ -11,12 +11,12 @@ from torch import Tensor
 
 from reference.model import Model
 from subjects.engines.sglang.host.host import TRACKS_STATES, Host
-from subjects.engines.sglang.host.loading import named
-from subjects.engines.sglang.host.missing import PartMissingError
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.memory.scheduling import Asked
 from subjects.engines.sglang.scheduling.cache import prefix_cache
 from subjects.engines.sglang.scheduling.requests import BATCHES, SglangRequest
+from subjects.engines.shared.loading import named
+from subjects.engines.shared.missing import PartMissingError
 
 
 class SglangBatches:

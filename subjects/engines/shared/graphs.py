@@ -64,7 +64,7 @@ class CpuGraph:
 
 
 @contextmanager
-def recording(cuda_graph: CpuGraph, **settings: Any) -> Iterator[None]:
+def recording(cuda_graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterator[None]:
     """Stand for `torch.cuda.graph`."""
     cuda_graph.capture_begin()
     try:
@@ -122,6 +122,9 @@ def count_replays() -> None:
 class Event:
     """Stand for `torch.cuda.Event`: on a CPU all work is done when it is asked for."""
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """Take what an event is made of."""
+
     def record(self, *arguments: Any) -> None:
         """Do nothing."""
 
@@ -164,3 +167,45 @@ def emulate(ops: Ops) -> None:
     }.items():
         setattr(torch.cpu, name, value)
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
+
+
+class Stream:
+    """Stand for `torch.cuda.Stream`: on a CPU all work is done when it is asked for."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """Take what a stream is made of."""
+
+    def wait_stream(self, *others: Any) -> None:
+        """Do nothing."""
+
+    def wait_event(self, *events: Any) -> None:
+        """Do nothing."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+STREAM = Stream()
+
+
+def emulate_streams() -> None:
+    """Give torch's CUDA module streams, events and a handle of memory, as engines ask for them."""
+    torch.cuda.Stream = Stream  # type: ignore[assignment,misc]
+    torch.cuda.Event = Event  # type: ignore[assignment,misc]
+    torch.cuda.graph_pool_handle = lambda: NO_POOL  # type: ignore[assignment,return-value]
+
+
+def unpin_memory() -> None:
+    """Let memory that is asked to be pinned be memory: nothing can pin it without a GPU."""
+    for name in ("zeros", "empty", "tensor"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = torch.Tensor.clone  # type: ignore[method-assign,assignment]
+
+
+def unpinned(made: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes the same tensors in memory that is not pinned."""
+
+    def making(*arguments: Any, pin_memory: bool = False, **named: Any) -> Any:
+        return made(*arguments, **named)
+
+    return making

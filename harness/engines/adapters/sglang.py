@@ -1,28 +1,30 @@
-"""From a release in this process to engines under test: loaded once, built for each pair."""
+"""sglang on trial: loaded once into this process, its runners built for each pair."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from harness.checks.play import Lockstep
-from harness.lockstep.config import DTYPES, TrialConfig
+from harness.engines.faults import FAULTS, Fault
+from harness.engines.playlist import RUNNERS, Kind, Runner, trial_of
+from harness.lockstep.config import DEVICES, DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.allocator import Owner
 from reference.batch import Mode
-from reference.config import SPECULATION, full_draft_config
+from reference.config import PRESETS, SPECULATION, full_draft_config
 from reference.model import Model
 from reference.state_pool import StatePool
-from subjects.engines.sglang import graphs
 from subjects.engines.sglang.draft_engine import DraftingEngine
 from subjects.engines.sglang.engine import (
     NO_TRACKING,
     OWN_KERNELS,
     ReplayingEngine,
 )
-from subjects.engines.sglang.graphs import Replays
 from subjects.engines.sglang.host.host import Host, server_arguments
-from subjects.engines.sglang.host.loading import PACKAGE, Engine, message
+from subjects.engines.sglang.host.loading import PACKAGE, load_sglang
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
@@ -33,7 +35,32 @@ from subjects.engines.sglang.runners.frozen_draft import FrozenKvMtpRunner
 from subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRunner
 from subjects.engines.sglang.runners.verify import TargetVerifyRunner
 from subjects.engines.sglang.scheduling.batches import SglangBatches
+from subjects.engines.shared import graphs
+from subjects.engines.shared.graphs import Replays
+from subjects.engines.shared.loading import Engine, message
 from subjects.protocol import Offer
+
+EMULATED = (
+    "the model: ours, of the shape named with each leg, around the engine's attention layers",
+    "the scheduler's decisions: ours, when a request runs, how much of it, with whom, and when it"
+    " ends or is retracted; the engine's own requests and batches carry them out, with its"
+    " allocator, its request table and its prefix cache, which is off",
+    "sampling and admission: ours; a request of the engine's is told its tokens, chunk by chunk",
+    "the worker of drafts and what accepts them: ours; the slots of drafts come from the engine's"
+    " allocator, which of them are free again is ours, and so are batches that draft, verify or"
+    " catch up",
+    "eviction beside a draft model: when it happens is ours, for ours lags as the engine's never"
+    " does; what is evicted is the engine's",
+    "states and multimodal positions of requests: from the world's tables, beside the engine's"
+    " batches",
+    "the CPU runner's compiler and attention backend: its function runs uncompiled, over the"
+    " engine's Triton backend",
+    "the compiler that cuts a prefill into pieces: ours cuts it at the engine's attention calls",
+    "the worker of a draft model: a stand-in with the engine's own methods; what it proposed is"
+    " kept in a table of ours",
+    "the model runner and one process rank: stand-ins that hold settings and hand batches over",
+)
+"""What is not the engine's."""
 
 REPLAYING: Mapping[str, type[ReplayingRunner]] = {
     runner.name: runner
@@ -70,7 +97,7 @@ def load(package: Path, dependencies: Path, device: str) -> Engine:
         graphs.implement_on_cpu(PACKAGE)
     graphs.count_replays()
     os.environ.update(ENVIRONMENT)
-    return Engine(package, dependencies, device)
+    return load_sglang(package, dependencies, device)
 
 
 def host_of(engine: Engine, trial: TrialConfig, asked: set[str]) -> Host:
@@ -224,3 +251,52 @@ def drafting_lockstep(
     except Exception as error:  # An engine's code may fail in any way.
         refused = message(error)
     return Lockstep(trial, engines=engines, draft=full_draft_config), refused
+
+
+class SglangAdapter:
+    """The adapter of sglang: see `Adapter`."""
+
+    name = PACKAGE
+    runners: Mapping[str, Runner] = RUNNERS
+    undriven: Mapping[str, str] = {}
+    faults: Mapping[str, Fault] = FAULTS
+    emulated: tuple[str, ...] = EMULATED
+    devices: frozenset[str] = frozenset(DEVICES)
+
+    def load(self, package: Path, dependencies: Path, device: str) -> Engine:
+        """Load a release or a source tree into this process."""
+        return load(package, dependencies, device)
+
+    def trial_of(self, runner: str, preset: str, kind: Kind, device: str) -> TrialConfig:
+        """Return the settings of a leg."""
+        return trial_of(runner, preset, kind, device)
+
+    def lockstep(
+        self, engine: Engine, trial: TrialConfig, asked: set[str]
+    ) -> tuple[Lockstep, str | None]:
+        """Return a pair with the runner, whose static buffers are its own, and what is to note."""
+        if trial.runner not in SPECULATING:
+            return Lockstep(trial, engines=RunnerEngines(engine, asked=asked)), None
+        lockstep, refused = drafting_lockstep(engine, trial, asked)
+        note = f"its draft model has no windows: with them, {refused}" if refused else None
+        return lockstep, note
+
+    def sharing(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep | None:
+        """Return a pair with the runner built beside the decode runner, whose buffers it shares.
+
+        None for a runner that shares none. Raises AssertionError where the engine refuses.
+        """
+        if trial.runner == "decode" or trial.runner in SPECULATING:
+            return None
+        self.lockstep(engine, replace(trial, runner="decode"), asked)
+        return Lockstep(trial, engines=RunnerEngines(engine, asked=asked, shares=True))
+
+    def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
+        """Return a pair with the runner, which keeps the engine's own kernels."""
+        return Lockstep(trial, engines=RunnerEngines(engine, own_kernels=True, asked=asked))
+
+    def without_encoder(self, engine: Engine, trial: TrialConfig) -> str | None:
+        """Return why a model with windows has no encoder lengths; None if it may."""
+        config = PRESETS[trial.preset].tiny
+        model = Model(config, torch.float32, torch.device(trial.device))
+        return encoder_refusal(engine, model, trial)

@@ -2,72 +2,19 @@
 
 While modules are imported a stand-in can be called, compared, subclassed and asked for
 anything. Later whoever calls or compares one is told which it was: what an engine uses must be
-declared in `ANSWERS`.
+declared among its answers.
 """
 
 import importlib
 import sys
 from abc import ABCMeta
-from collections.abc import Iterator
-from enum import StrEnum
+from collections.abc import Iterator, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import FrameType, ModuleType
+from types import FrameType, MappingProxyType, ModuleType
 from typing import Any
 
-from subjects.engines.sglang.host.missing import StandInUsedError
-
-STUBS = (
-    "IPython",
-    "compressed_tensors",
-    "flashinfer",
-    "gguf",
-    "huggingface_hub",
-    "openai",
-    "partial_json_parser",
-    "safetensors",
-    "sgl_kernel",
-    "sglang.srt.configs",
-    "sglang.srt.managers.scheduler",
-    "sglang.srt.managers.tp_worker",
-    "sglang.srt.model_executor.model_runner",
-    "sglang.srt.server_args",
-    "torchvision",
-    "transformers",
-    "tvm_ffi",
-)
-"""Modules that are empty stand-ins: models, tokenizers, the command line, compiled extras."""
-
-ABSENT = ("tvm_ffi.cpp",)
-"""What must not be found below a stub: a compiler, without which an engine takes torch's way."""
-
-
-class AttentionArch(StrEnum):
-    """How a model attends: over keys and values of heads, or over latent ones."""
-
-    MHA = "MHA"
-    MLA = "MLA"
-
-
-ANSWERS: dict[str, dict[str, Any]] = {
-    "sglang.srt.configs.hybrid_arch": dict.fromkeys(
-        (
-            "hybrid_gdn_config",
-            "kimi_linear_config",
-            "linear_attn_model_spec",
-            "mamba2_config",
-            "mambaish_config",
-        ),
-        lambda *arguments: None,
-    ),
-    "sglang.srt.configs.model_config": {
-        "AttentionArch": AttentionArch,
-        "is_deepseek_dsa": lambda config: False,
-        "is_qwen4_exp": lambda config: False,
-    },
-    "sgl_kernel.utils": {"is_arch_support_pdl": lambda: False},
-}
-"""What stubbed modules have that is used: a plain decoder, no programmatic dependent launch."""
+from subjects.engines.shared.missing import StandInUsedError
 
 
 class Stand(ABCMeta):
@@ -186,18 +133,26 @@ class StubModule(ModuleType):
 
 
 class StubFinder(MetaPathFinder, Loader):
-    """Finds stubs of the given names.
+    """Finds stubs of the given names, but for those below one that must be `absent`.
 
-    `used` are those that were asked for, and what of them was refused outside an import.
+    `answers` are what stubbed modules have that is used. `used` are those that were asked for,
+    and what of them was refused outside an import.
     """
 
-    def __init__(self, names: tuple[str, ...] = STUBS) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        absent: tuple[str, ...] = (),
+        answers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> None:
         self.names = names
+        self.absent = absent
+        self.answers = answers
         self.used: set[str] = set()
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of a stub, for a name on the list or below one."""
-        if fullname in ABSENT:
+        if fullname in self.absent:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
         root = next((name for name in self.names if f"{fullname}.".startswith(f"{name}.")), None)
         if root is None:
@@ -211,4 +166,4 @@ class StubFinder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the stub what is declared of it."""
-        vars(module).update(ANSWERS.get(module.__name__, {}))
+        vars(module).update(self.answers.get(module.__name__, {}))

@@ -1,0 +1,57 @@
+"""What an adapter offers of an engine: all that a trial knows of which engine it tries."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from harness.checks.play import Lockstep
+from harness.engines.faults import Fault
+from harness.engines.playlist import Kind, Runner
+from harness.lockstep.config import TrialConfig
+from subjects.engines.shared.loading import Engine
+
+
+class Adapter(Protocol):
+    """An engine's runners and how pairs with them are made: no check, schedule or shrinker.
+
+    `runners` are those that are driven, by name, and `undriven` says of others why not.
+    `faults` are the classes that its behaviour can tell. `emulated` says in words what is not
+    the engine's own, `devices` where it is driven. `asked`, below, collects the names of
+    settings that the engine asked for and nobody declared.
+    """
+
+    name: str
+    runners: Mapping[str, Runner]
+    undriven: Mapping[str, str]
+    faults: Mapping[str, Fault]
+    emulated: tuple[str, ...]
+    devices: frozenset[str]
+
+    def load(self, package: Path, dependencies: Path, device: str) -> Engine:
+        """Load the engine of a package's folder into this process, which holds no other."""
+        ...
+
+    def trial_of(self, runner: str, preset: str, kind: Kind, device: str) -> TrialConfig:
+        """Return the settings of a leg."""
+        ...
+
+    def lockstep(
+        self, engine: Engine, trial: TrialConfig, asked: set[str]
+    ) -> tuple[Lockstep, str | None]:
+        """Return a pair with the runner, whose static buffers are its own, and what is to note."""
+        ...
+
+    def sharing(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep | None:
+        """Return a pair with the runner beside another, whose static buffers it shares.
+
+        None for a runner that shares none. Raises AssertionError where the engine refuses.
+        """
+        ...
+
+    def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
+        """Return a pair with the runner, which keeps the engine's own attention kernels."""
+        ...
+
+    def without_encoder(self, engine: Engine, trial: TrialConfig) -> str | None:
+        """Return why a model with windows has no encoder lengths; None if it may."""
+        ...

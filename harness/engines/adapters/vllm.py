@@ -1,0 +1,145 @@
+"""vLLM on trial: loaded once into this process, its model runner built for each pair."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.checks.play import Lockstep
+from harness.engines.adapters.packages import VLLM
+from harness.engines.adapters.vllm_faults import FAULTS
+from harness.engines.faults import Fault
+from harness.engines.playlist import Kind, Runner
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.pair import Engines, Pair
+from reference.batch import Mode
+from reference.config import SPECULATION
+from subjects.engines.shared.loading import Engine
+from subjects.engines.vllm.engine import OWN_KERNELS, VllmEngine
+from subjects.engines.vllm.loading import load_vllm
+from subjects.engines.vllm.requests import Known, VllmRequests, World
+from subjects.engines.vllm.runner import Sizes, VllmRunner
+from subjects.engines.vllm.settings import BLOCK
+
+MODES = {"decode": Mode.DECODE, "target_verify": Mode.TARGET_VERIFY}
+"""The mode of the batches that each runner replays."""
+
+PAGES = 24
+"""Pages of either sub-pool of the world: those of the longest requests, one a row."""
+
+EMULATED = (
+    "the model: ours, of the shape named with each leg, around the engine's store, its metadata"
+    " and its block tables",
+    "attention's arithmetic: ours, by the engine's metadata, but where its own kernels are named",
+    "the scheduler's decisions: ours, when a request runs, how much of it, with whom, and when it"
+    " ends or is retracted; the engine's KV cache manager gives and takes blocks",
+    "sampling and the acceptance of drafts: ours; the engine's own update follows them",
+    "the drafter: ours, chains of drafts; it has no graph here",
+    "each layer's KV: in a tensor of its own, where the engine lets layers of both groups overlap",
+    "one process rank, and the configuration: declared values, in place of the engine's",
+)
+"""What is not the engine's."""
+
+
+@dataclass
+class VllmEngines:
+    """Builds the engine's runner and a fresh one beside it, over the same KV and requests."""
+
+    engine: Engine
+    asked: set[str]
+    own_kernels: bool = False
+
+    def __call__(self, pair: Pair) -> Engines:
+        """Build both over the graph world of a pair."""
+        trial, mode = pair.trial, MODES[pair.trial.runner]
+        drafts = SPECULATION.draft_tokens if mode is Mode.TARGET_VERIFY else 0
+        # The world's pages are counted by sub-pool; the engine has one pool of blocks for both.
+        sizes = Sizes(trial.buckets, trial.rows, 1 + 2 * PAGES, drafts)
+        runner = VllmRunner(
+            self.engine, pair.model, trial.ops(), sizes, self.asked, own_kernels=self.own_kernels
+        )
+        requests = VllmRequests(self.engine, world_of(pair), runner.plan, runner.decoder.attention)
+        missing = OWN_KERNELS if self.own_kernels else {}
+        subject = VllmEngine(trial.runner, mode, runner, requests, missing)
+        if self.own_kernels:
+            return subject, subject
+        return subject, VllmEngine(trial.runner, mode, runner.fresh(), requests, missing)
+
+
+def world_of(pair: Pair) -> World:
+    """Return what the engine asks of a pair's graph world, which is made after the engine."""
+
+    def running() -> dict[int, Known]:
+        graph = pair.graph
+        return {
+            request.serial: Known(
+                graph.owner(request),
+                tuple(graph.tokens[request.token_row, : request.known].tolist()),
+            )
+            for request in graph.running
+            if request.allocation is not None
+        }
+
+    return World(
+        pair.graph_pools, running, lambda: {request.serial for request in pair.graph.retracted}
+    )
+
+
+class VllmAdapter:
+    """The adapter of vLLM: see `Adapter`."""
+
+    name = VLLM.name
+    runners: Mapping[str, Runner] = {
+        "decode": Runner(
+            "CudaGraphManager", (Kind.REPLAYED, Kind.OWN_KERNELS), ("gpt_oss", "gemma3")
+        ),
+        "target_verify": Runner("num_speculative_steps", (Kind.REPLAYED,), ("gpt_oss",)),
+    }
+    undriven: Mapping[str, str] = {
+        "cpu_graph": "the engine has no graphs of a CPU",
+        "eagle_draft": "its drafters' graphs are not driven: they want a draft model of its own"
+        " registry",
+        "eagle_draft_extend": "its drafters catch up and draft in graphs of one manager, which is"
+        " not driven",
+        "frozen_kv_mtp": "its drafters' graphs are not driven",
+        "piecewise": "its pieces are cut by the engine's own compiler, which is not driven",
+        "breakable": "its breakable graphs wrap a compiled model, which is not driven",
+    }
+    faults: Mapping[str, Fault] = FAULTS
+    emulated: tuple[str, ...] = EMULATED
+    devices: frozenset[str] = frozenset({"cpu"})
+
+    def load(self, package: Path, dependencies: Path, device: str) -> Engine:
+        """Load a release or a source tree into this process, graphs emulated on a CPU."""
+        folders = [dependencies.with_name(name) for name in VLLM.dependencies]
+        return load_vllm(package, folders, TrialConfig(device=device).ops())
+
+    def trial_of(self, runner: str, preset: str, kind: Kind, device: str) -> TrialConfig:
+        """Return the settings of a leg: a page of the world is as large as a block."""
+        return TrialConfig(
+            runner=runner,
+            preset=preset,
+            device=device,
+            page_size=BLOCK,
+            full_slots=PAGES * BLOCK,
+            swa_slots=PAGES * BLOCK,
+            rows=8,
+            buckets=(2, 4),
+        )
+
+    def lockstep(
+        self, engine: Engine, trial: TrialConfig, asked: set[str]
+    ) -> tuple[Lockstep, str | None]:
+        """Return a pair with the runner, of which there is nothing to note."""
+        return Lockstep(trial, engines=VllmEngines(engine, asked)), None
+
+    def sharing(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep | None:
+        """Return None: a model runner of the engine shares its static buffers with no other."""
+        return None
+
+    def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
+        """Return a pair with the runner, which keeps the engine's own attention kernel."""
+        return Lockstep(trial, engines=VllmEngines(engine, asked, own_kernels=True))
+
+    def without_encoder(self, engine: Engine, trial: TrialConfig) -> str | None:
+        """Return why there are no encoder lengths."""
+        return "a runner of decoders has none"

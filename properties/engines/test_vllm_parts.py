@@ -1,0 +1,252 @@
+"""Parts of vLLM's adapter that need no engine: paged keys, its fault class, its refusals."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.__main__ import main
+from harness.checks.property import judge
+from harness.checks.table import PROPERTIES
+from harness.engines import fetch as engines
+from harness.engines import statics
+from harness.engines.adapters.packages import PACKAGES, VLLM
+from harness.engines.adapters.table import ADAPTERS
+from harness.engines.adapters.vllm_faults import FAULTS
+from harness.engines.faults import faults_shown
+from harness.engines.trial import Answer, Settings, planned
+from harness.errors import MalformedError
+from harness.lockstep.observation import Observation
+from properties.support.harness.command_line import MALFORMED
+from properties.support.harness.observations import FREE, arena_of, observation
+from reference.config import PRESETS, Kind, Role
+from reference.pool import HybridKVPool, PoolSizes
+from subjects.engines.shared.bags import Bag
+from subjects.engines.shared.missing import UndeclaredError
+from subjects.engines.shared.paged import PairedPages, listed_keys
+from subjects.engines.vllm.contract import CONTRACT, padding_of
+from subjects.runners import RUNNERS
+
+BLOCK = 4
+TABLE = torch.tensor([[3, 1, 7], [2, 5, 0]], dtype=torch.int32)
+
+
+def keys(starts: list[int], lengths: list[int], window: int | None, drafts: int = 1) -> Any:
+    """Return the slots that each token of four lists, and of them those that it sees."""
+    slots, begin, end, seen = listed_keys(
+        4, torch.tensor(starts), torch.tensor(lengths), TABLE, 12, window, drafts, BLOCK
+    )
+    rows = list(zip(begin.tolist(), end.tolist(), strict=True))
+    return (
+        [slots[first:last].tolist() for first, last in rows],
+        [seen[first:last].tolist() for first, last in rows],
+    )
+
+
+def test_a_token_lists_the_blocks_of_its_request_up_to_itself() -> None:
+    listed, _ = keys([0, 2, 3], [6, 2], None)
+    assert listed[0] == [12, 13, 14, 15, 4]
+    assert listed[1] == [12, 13, 14, 15, 4, 5]
+    assert listed[2] == [8, 9]
+
+
+def test_a_token_lists_its_window_alone() -> None:
+    listed, _ = keys([0, 2, 3], [6, 2], 3)
+    assert listed[:3] == [[14, 15, 4], [15, 4, 5], [8, 9]]
+
+
+def test_a_token_of_no_request_lists_no_key() -> None:
+    listed, _ = keys([0, 1, 1], [6, 0], None)
+    assert listed[1:] == [[], [], []]
+
+
+def test_drafts_that_are_verified_at_once_list_one_another_and_see_those_before() -> None:
+    listed, seen = keys([0, 2, 4], [4, 2], None, drafts=2)
+    assert listed[0] == listed[1] == [12, 13, 14, 15]
+    assert seen[0] == [True, True, True, False]
+    assert seen[1] == [True] * 4
+
+
+@pytest.fixture
+def paired() -> PairedPages:
+    """Return pages of a world, of which one request has pages 2 and 1, its blocks 5 and 4."""
+    sizes = PoolSizes(full_slots=3 * BLOCK, swa_slots=3 * BLOCK, page_size=BLOCK, rows=2)
+    config = PRESETS["gpt_oss"].tiny
+    pool = HybridKVPool(config, sizes, torch.float32, torch.device("cpu"))
+    shape = (6, BLOCK, config.full.kv_heads, config.full.head_dim)
+    made = PairedPages(pool, [(torch.zeros(shape), torch.zeros(shape)) for _ in config.layers], 6)
+    for kind in Kind:
+        made.pair(kind, [(2, 1)], [[5, 4]])
+    return made
+
+
+def test_kv_goes_through_the_pairs_of_pages_and_blocks_and_back(paired: PairedPages) -> None:
+    before = paired.pool.storage.clone()
+    paired.write_kv()
+    assert torch.equal(paired.caches[0][0][5], paired.pool.cache(0)[0][2 * BLOCK : 3 * BLOCK])
+    paired.pool.storage.zero_()
+    paired.read_kv()
+    assert torch.equal(paired.pool.storage, before)
+
+
+def test_a_slot_of_the_engine_is_one_of_the_world_or_none(paired: PairedPages) -> None:
+    assert paired.ours(Kind.FULL, [5 * BLOCK + 1, 4 * BLOCK, 1, -1, 99]) == [
+        *(2 * BLOCK + 1, BLOCK, 1, -1, -1),
+    ]
+
+
+def test_a_page_that_left_the_window_on_either_side_has_no_counterpart(
+    paired: PairedPages,
+) -> None:
+    paired.pair(Kind.SWA, [(None, 1)], [[5, 4]])
+    assert paired.ours(Kind.SWA, [5 * BLOCK]) == [-1]
+    paired.pair(Kind.SWA, [(2, 1)], [[0, 4]])
+    assert paired.ours(Kind.SWA, [4 * BLOCK]) == [BLOCK]
+
+
+def stored(slot: int, *kinds: Kind) -> Observation:
+    """Return a padded replay whose tail of slots holds one, and which wrote slots of nobody."""
+    found = observation()
+    assert found.replay is not None and found.eager.batch is not None
+    live = found.eager.batch.out_cache_loc
+    padded = found.replay.bucket - len(live)
+    held = {name: torch.cat([live, torch.full((padded,), slot)]) for name in SLOTS}
+    used = {name: torch.full_like(values, FREE) for name, values in held.items()}
+    for kind in kinds:
+        arena_of(found.graph, Role.TARGET, kind)[:, :, FREE] += 1.0
+    given = dict.fromkeys(SLOTS, live)
+    return replace(
+        found,
+        static=held,
+        replay=replace(found.replay, given=given),
+        extra={**found.extra, statics.RUN: used},
+    )
+
+
+SLOTS = ("slot_mapping.full", "slot_mapping.swa")
+
+
+def shown_by(found: Observation) -> set[str]:
+    """Return the fault classes that a step's violations show."""
+    violations = judge(PROPERTIES.values(), found)
+    names = {violation.property for violation in violations}
+    return {fault for name in names for fault in faults_shown(name, found, FAULTS)}
+
+
+def test_padded_tokens_that_store_by_stale_slots_show_the_slot_tail() -> None:
+    assert shown_by(stored(FREE, Kind.FULL)) == {"slot_tail"}
+
+
+@pytest.mark.parametrize(
+    "found", [stored(-1, Kind.FULL), stored(FREE)], ids=["reset", "nothing written"]
+)
+def test_what_stale_slots_do_not_explain_shows_no_fault_class(found: Observation) -> None:
+    assert shown_by(found) == set()
+
+
+def test_each_fault_class_names_properties_and_what_else_it_breaks() -> None:
+    for fault in FAULTS.values():
+        assert fault.properties <= PROPERTIES.keys()
+        assert fault.follows <= PROPERTIES.keys() - fault.properties
+
+
+def test_padding_that_is_not_what_the_engine_promises_violates_live_inputs() -> None:
+    found = stored(-1)
+    assert found.replay is not None
+    promised = {"slot_mapping.full": (len(found.eager.spans), torch.tensor([-1]))}
+    kept = replace(found, replay=replace(found.replay, padding=promised))
+    assert "live_inputs" not in {one.property for one in judge(PROPERTIES.values(), kept)}
+    held = kept.static["slot_mapping.full"]
+    held[len(found.eager.spans)] = FREE
+    (message,) = [
+        one.message for one in judge(PROPERTIES.values(), kept) if one.property == "live_inputs"
+    ]
+    assert f"is {FREE}, where padding has -1" in message
+
+
+def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
+    statics_held = {
+        **{name: torch.zeros(6, dtype=torch.int64) for name in SLOTS},
+        "seq_lens": torch.zeros(4, dtype=torch.int32),
+        "query_start_loc": torch.zeros(5, dtype=torch.int32),
+        "block_table.full": torch.zeros((4, 2), dtype=torch.int32),
+    }
+
+    class Clearing:
+        """Stands for block tables of a release that clears padded rows."""
+
+        def gather_block_tables(self, idx_mapping: Any, num_reqs_padded: int) -> None:
+            """Do nothing."""
+
+    class Keeping:
+        """Stands for block tables of a release that does not."""
+
+        def gather_block_tables(self, idx_mapping: Any) -> None:
+            """Do nothing."""
+
+    runner: Any = SimpleNamespace(
+        statics=lambda: statics_held,
+        tokens_per_request=1,
+        runner=SimpleNamespace(block_tables=Clearing()),
+    )
+    given = {
+        "slot_mapping.full": torch.zeros(3),
+        "slot_mapping.swa": torch.zeros(3),
+        "seq_lens": torch.zeros(3),
+        "query_start_loc": torch.zeros(4),
+    }
+    batch: Any = SimpleNamespace(live_requests=3, live_tokens=3)
+    found = {
+        name: (at, right.tolist())
+        for name, (at, right) in padding_of(runner, given, batch, 4).items()
+    }
+    assert found == {
+        "slot_mapping.full": (3, [-1, -1, -1]),
+        "slot_mapping.swa": (3, [-1, -1, -1]),
+        "seq_lens": (3, [0]),
+        "query_start_loc": (4, [3]),
+        "block_table.full": (3, [[0, 0]]),
+    }
+    runner.runner.block_tables = Keeping()
+    assert "block_table.full" not in padding_of(runner, given, batch, 4)
+    assert {row.name for row in CONTRACT} > found.keys()
+
+
+def test_a_setting_that_nobody_declared_names_itself() -> None:
+    asked = set[str]()
+    made = Bag({"cache_dtype": "auto"}, asked, "cache")
+    assert made.cache_dtype == "auto"
+    with pytest.raises(UndeclaredError, match=r"asked for cache\.block_size"):
+        _ = made.block_size
+    assert asked == {"cache.block_size"}
+
+
+def test_every_runner_is_driven_or_says_why_not() -> None:
+    for adapter in ADAPTERS.values():
+        assert set(adapter.runners) | set(adapter.undriven) == set(RUNNERS)
+        assert not set(adapter.runners) & set(adapter.undriven)
+    assert ADAPTERS.keys() == PACKAGES.keys()
+
+
+def test_what_is_not_driven_is_undecided_where_it_is_asked_for() -> None:
+    engine = engines.Found("vllm", Path("nowhere"), "vllm")
+    answer = Answer()
+    assert planned(answer, engine, Settings("cpu", runners=("piecewise",)), lambda name: []) == []
+    assert [entry["runner"] for entry in answer.undecided] == ["piecewise"]
+    assert "not driven" in answer.undecided[0]["reason"]
+
+
+def test_an_engine_is_known_by_its_name_or_by_its_folder(tmp_path: Path) -> None:
+    assert engines.package_of("vllm==0.33.0") is VLLM
+    (tmp_path / "vllm" / "v1").mkdir(parents=True)
+    assert engines.package_of(str(tmp_path)) is VLLM
+    with pytest.raises(MalformedError, match="vllm==VERSION"):
+        engines.package_of("vllm")
+
+
+def test_a_release_of_an_unknown_engine_is_malformed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", "nobody==1.0"]) == MALFORMED
+    assert "sglang, vllm" in capsys.readouterr().err

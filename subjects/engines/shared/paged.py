@@ -1,0 +1,113 @@
+"""KV in blocks that block tables list, and its bijection with the pages of a world.
+
+Knows no engine. A page of the world is as large as a block.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from reference.config import Kind
+from reference.pool import HybridKVPool
+from subjects.engines.shared.slots import inverse, pair_slots
+
+Cache = tuple[Tensor, Tensor]
+"""K and V of a layer, each [blocks, slots of a block, kv_heads, head_dim]."""
+
+
+class PairedPages:
+    """Pairs the pages of each sub-pool of a world with an engine's `blocks`; 0 is nobody's.
+
+    Through it all KV is read in the world's layout and slot numbers, and written.
+    """
+
+    def __init__(self, pool: HybridKVPool, caches: Sequence[Cache], blocks: int) -> None:
+        self.pool = pool
+        self.caches = caches
+        self.blocks = blocks
+        self.size = pool.sizes.page_size
+        self._places = dict[Kind, Tensor]()
+        self._ours = dict[Kind, tuple[int, ...]]()
+
+    def pair(
+        self,
+        kind: Kind,
+        pages: Sequence[Sequence[int | None]],
+        blocks: Sequence[Sequence[int]],
+    ) -> None:
+        """Pair the pages that requests have with their blocks, in order, and what is free.
+
+        A page that is None or a block that is 0 has left the window: it has no counterpart.
+        """
+        ours, theirs, apart = list[int](), list[int](), list[int]()
+        for of_world, of_engine in zip(pages, blocks, strict=True):
+            for page, block in zip(of_world, of_engine, strict=False):
+                if block and page is None:
+                    apart.append(block)
+                elif block and page is not None:
+                    ours.append(page)
+                    theirs.append(block)
+        count = self.pool.sizes.slots(kind) // self.size
+        paired = pair_slots(count, 1, ours, theirs, apart, self.blocks)
+        self._places[kind], self._ours[kind] = torch.tensor(paired), inverse(paired)
+
+    def ours(self, kind: Kind, slots: Collection[int]) -> list[int]:
+        """Return the world's slots of some of the engine's, -1 for what is no slot."""
+        known, found = self._ours[kind], []
+        for slot in slots:
+            block = slot // self.size
+            page = known[block] if 0 <= block < len(known) else -1
+            found.append(-1 if page < 0 else page * self.size + slot % self.size)
+        return found
+
+    def write_kv(self) -> None:
+        """Give every block of the engine the bytes of its counterpart in the world's storage."""
+        for plane, buffer, places in self._planes():
+            buffer[places] = plane
+
+    def read_kv(self) -> None:
+        """Give every page of the world's storage the bytes of its counterpart in the engine."""
+        for plane, buffer, places in self._planes():
+            plane.copy_(buffer[places])
+
+    def _planes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield K or V of each layer: the world's pages, the engine's blocks, their bijection."""
+        for layer, kind in enumerate(self.pool.config.layers):
+            for plane, buffer in zip(self.pool.cache(layer), self.caches[layer], strict=True):
+                yield plane.unflatten(0, (-1, self.size)), buffer, self._places[kind]
+
+
+def listed_keys(
+    tokens: int,
+    starts: Tensor,
+    lengths: Tensor,
+    table: Tensor,
+    most: int,
+    window: int | None,
+    drafts: int,
+    block: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the keys of each of T tokens: slots, where a token's begin and end, which it sees.
+
+    Request r runs tokens starts[r] .. starts[r+1]-1 and has lengths[r] keys then; its key i is
+    in block table[r, i // block], of `block` slots. A token sees the last `window` keys up to
+    itself, all if that is None; of `drafts` tokens that are verified at once, all are listed
+    behind those. A token of no request has no key. It asks nothing of the device, so that a
+    graph can hold it.
+    """
+    token = torch.arange(tokens, device=starts.device)
+    turn = torch.arange(most, device=starts.device)
+    request = (starts[1:] <= token[:, None]).sum(1).clamp(max=starts.shape[0] - 2)
+    place = token - starts[request]
+    query = starts[request + 1] - starts[request]
+    total = lengths[request] - query + place + 1
+    listed = total + (drafts - 1 - place if drafts > 1 else 0)
+    first = torch.zeros_like(total) if window is None else (total - window).clamp(min=0)
+    live = (token < starts[-1]) & (total > 0)
+    key = first[:, None] + turn
+    column = (key // block).clamp(max=table.shape[1] - 1)
+    slots = table[request[:, None], column].to(torch.int64) * block + key % block
+    begin = token * most
+    count = torch.where(live, (listed - first).clamp(max=most), 0)
+    return slots.flatten(), begin, begin + count, (key < total[:, None]).flatten()

@@ -1,0 +1,5 @@
+"""The adapter of vLLM: its released model runner on trial, its own code unmodified.
+
+Its runner, KV cache manager, block tables, input preparation, graph manager and store run as
+they are. Ours are the model, its attention's arithmetic, and the scheduler's decisions.
+"""

@@ -1,0 +1,268 @@
+"""One of the engine's runners as the harness takes it: `EngineUnderTest` over its own blocks."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.batch import ForwardBatch, Mode
+from reference.config import Kind
+from reference.model import Output
+from subjects.captured import facts_of
+from subjects.engines.shared.engine import OthersEngine
+from subjects.engines.shared.graphs import Replays
+from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
+from subjects.engines.shared.paged import listed_keys
+from subjects.engines.vllm.contract import clears_below_windows, padding_of
+from subjects.engines.vllm.requests import Settling, VllmRequests
+from subjects.engines.vllm.runner import VllmRunner
+from subjects.engines.vllm.settings import BLOCK, GROUPS
+from subjects.protocol import (
+    Forward,
+    Offer,
+    Reads,
+    Replay,
+    ReplayFacts,
+)
+
+NOT_OFFERED = {
+    Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",
+    Offer.NOISE: "noise has no way into the engine's own block tables; the tails of its static"
+    " inputs are overwritten one by one instead",
+    Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
+    Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
+    Offer.CROSS_ATTENTION: "its attention layers for windows are a decoder's",
+    Offer.TRACKED_STATE: "its groups of layers here are those of attention",
+    Offer.ALLOCATOR: "one pool of blocks serves both groups, and nothing maps the slots of one to"
+    " those of the other",
+    Offer.SECTIONS: "its decodes advance every section of a position alike",
+    Offer.TREES: "its runner verifies chains of drafts: it has no mask of a tree",
+}
+"""What no runner of the engine offers, and why."""
+
+OWN_KERNELS = {
+    Offer.ARITHMETIC: "the engine's own attention kernels round otherwise than the reference",
+    Offer.FRESH_ENGINE: "with the engine's own kernels one runner is captured; replays beside one"
+    " without a history are those with our arithmetic",
+}
+"""What a runner with the engine's own kernels does not offer."""
+
+
+class VllmEngine(OthersEngine):
+    """The engine's runner of batches of one mode; others run eagerly, by the engine's own code."""
+
+    def __init__(
+        self,
+        name: str,
+        mode: Mode,
+        runner: VllmRunner,
+        requests: VllmRequests,
+        missing: Mapping[Offer, str],
+    ) -> None:
+        self.name = name
+        self.mode = mode
+        self.runner = runner
+        self.requests = requests
+        self.missing: Mapping[Offer, str] = {**NOT_OFFERED, **missing}
+        self._captured = {name: buffer.clone() for name, buffer in runner.statics().items()}
+        self._captured_facts = facts_of(runner.statics())
+        self._captured_state = self.state()
+        self._replays = self._allocated = 0
+
+    def reset(self) -> None:
+        """Start again just captured: no request owns a slot, and KV is the world's storage."""
+        self.requests.clear()
+        self.runner.clear()
+        self.requests.pages.write_kv()
+        self.recapture()
+
+    def recapture(self) -> None:
+        """Give every static buffer, and the Python state, what they held after capture."""
+        for name, buffer in self.runner.statics().items():
+            buffer.copy_(self._captured[name])
+        self.restore(self._captured_state)
+
+    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
+        """Run one forward, by replay where it can. RuntimeError is raised for an idle one."""
+        if batch is None:
+            raise RuntimeError(self.missing[Offer.IDLE_REPLAY])
+        told = self.requests.place(batch, self._settle)
+        replays, allocated = Replays.count, Replays.allocated
+        ran = self.runner.run(told, verifies=mode is Mode.TARGET_VERIFY)
+        self._replays = Replays.count - replays
+        self._allocated = Replays.allocated - allocated
+        starts = ran.batch.query_start_loc.clone()
+        ends = tuple((serial, end) for serial, _, end in self._asked(batch))
+        self.requests.ran = Settling(ran.batch, starts, ends)
+        if not self._replays:
+            return Forward(ran.output, None)
+        return Forward(ran.output, self._replay(batch, ran.batch, ran.output))
+
+    def _replay(self, batch: ForwardBatch, own: Any, output: Output) -> Replay:
+        """Return the replay of a batch, of which `own` is the engine's."""
+        bucket = own.num_tokens_after_padding // self.runner.tokens_per_request
+        given = self._given(batch)
+        return Replay(
+            runner=self.name,
+            bucket=bucket,
+            live_size=batch.live_requests,
+            padded=batch.live_requests < bucket,
+            output=output,
+            live_rows=batch.live_tokens,
+            live_output=output,
+            defined=output,
+            reads=self._reads(bucket),
+            given=given,
+            padding=padding_of(self.runner, given, batch, bucket),
+        )
+
+    def _asked(self, batch: ForwardBatch) -> tuple[tuple[int, int, int], ...]:
+        """Return the request, begin and end of what a batch runs."""
+        serials = {one.owner.row: key for key, one in self.requests.world.running().items()}
+        return tuple((serials[span.row], span.begin, span.end) for span in batch.spans)
+
+    def _settle(self, ran: Settling) -> None:
+        """Tell the engine what the requests of a batch sampled since, as the world has it."""
+        known = self.requests.world.running()
+        sampled, rejected = list[Sequence[int]](), list[int]()
+        for serial, end in ran.ends:
+            one, request = known.get(serial), self.requests.held.get(serial)
+            if one is None or request is None:  # It left, and the engine is told so next.
+                sampled.append(())
+                rejected.append(0)
+                continue
+            sampled.append(one.tokens[request.num_tokens :])
+            rejected.append(max(end - one.owner.length, 0))
+        self.runner.settle(ran.batch, ran.starts, sampled, rejected)
+
+    def _given(self, batch: ForwardBatch) -> dict[str, Tensor]:
+        """Return what a batch brings for static inputs, by their names, in the engine's slots."""
+        ends = [span.end for span in batch.spans]
+        counts = [span.end - span.begin for span in batch.spans]
+        found = {
+            "input_ids": batch.input_ids.to(torch.int32),
+            "positions": batch.positions,
+            "seq_lens": torch.tensor(ends, dtype=torch.int32),
+            "query_start_loc": torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
+        }
+        for kind in GROUPS:
+            slots = [
+                slot
+                for serial, begin, end in self._asked(batch)
+                for slot in self.requests.slots_of(serial, kind, begin, end)
+            ]
+            found[f"slot_mapping.{kind}"] = torch.tensor(slots)
+            found[f"block_table.{kind}"] = self._blocks(batch, kind)
+        if "is_padding" in self.runner.statics():
+            found["is_padding"] = torch.zeros(batch.live_tokens, dtype=torch.bool)
+        return found
+
+    def _blocks(self, batch: ForwardBatch, kind: Kind) -> Tensor:
+        """Return what the rows of a batch in a block table must hold: as they do where it is open.
+
+        That is behind a request's blocks, and below its window in a release that clears nothing
+        there.
+        """
+        rows = self.runner.statics()[f"block_table.{kind}"][: batch.live_requests].clone()
+        window = self.runner.model.config.window
+        for row, (serial, begin, _) in enumerate(self._asked(batch)):
+            blocks = torch.tensor(self.requests.blocks_of(serial, kind), dtype=rows.dtype)
+            below = max(begin - window + 1, 0) // BLOCK if kind is Kind.SWA else 0
+            blocks[:below] = 0 if clears_below_windows(self.runner) else rows[row, :below]
+            rows[row, : len(blocks)] = blocks
+        return rows
+
+    def _reads(self, bucket: int) -> Reads:
+        """Return the world's slots that each row of a bucket is to read by its static inputs."""
+        held, query = self.runner.statics(), self.runner.tokens_per_request
+        config, found = self.runner.model.config, dict[str, list[list[int]]]()
+        for kind in GROUPS:
+            window = config.window if kind is Kind.SWA else None
+            slots, begin, end, _ = listed_keys(
+                bucket * query,
+                held["query_start_loc"][: bucket + 1],
+                held["seq_lens"][:bucket],
+                held[f"block_table.{kind}"][:bucket],
+                config.max_context,
+                window,
+                1,
+                BLOCK,
+            )
+            rows = zip(begin.tolist(), end.tolist(), strict=True)
+            flat = slots.tolist()
+            found[kind] = [self.requests.pages.ours(kind, flat[first:last]) for first, last in rows]
+        return found
+
+    def runner_name(self, mode: Mode) -> str | None:
+        """Return the runner's name for batches of its mode, None for others."""
+        return self.name if mode is self.mode else None
+
+    def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
+        """Return every static buffer that a replay reads, by name, whatever the mode.
+
+        A prefill of as many tokens as a decode has is replayed by the same graph.
+        """
+        return self.runner.statics()
+
+    def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
+        """Return the static buffers of the one runner."""
+        return [self.runner.statics()]
+
+    def facts(self, replay: Replay) -> ReplayFacts:
+        """Return what the replay that just ran relied on."""
+        return ReplayFacts(
+            captured_buffers=self._captured_facts,
+            buffers=facts_of(self.runner.statics()),
+            allocated=self._allocated,
+            graphs_replayed=self._replays,
+            graphs_expected=1,
+        )
+
+    def state(self) -> Any:
+        """Return the engine's own note of how many rows of its block tables are in use."""
+        return getattr(self.runner.runner.block_tables, "_num_dirty_rows", None)
+
+    def restore(self, state: Any) -> None:
+        """Bring back that note, where the engine keeps one."""
+        if state is not None:
+            self.runner.runner.block_tables._num_dirty_rows = state
+
+    def ownership_changed(self) -> None:
+        """Free what the world's allocator took; a forward takes the blocks that it needs."""
+        self.requests.follow()
+
+    def ownership(self) -> None:
+        """Return None: see `missing`."""
+
+    def read_kv(self) -> None:
+        """Write the engine's KV to the world's storage."""
+        self.requests.pages.read_kv()
+
+    def write_kv(self) -> None:
+        """Take the engine's KV from the world's storage."""
+        self.requests.pages.write_kv()
+
+    def slot_named(self, name: str, value: int) -> tuple[Kind, int] | None:
+        """Return the world's slot that a value of a static input names; None if it names none."""
+        what, _, group = name.partition(".")
+        if what not in {"slot_mapping", "block_table"} or value < 0:
+            return None
+        kind = Kind(group)
+        slot = self.requests.pages.ours(kind, [value if what == "slot_mapping" else value * BLOCK])[
+            0
+        ]
+        return None if slot < 0 else (kind, slot)
+
+    def padded_inputs(self) -> Mapping[str, PaddedInput]:
+        """Return the static inputs of tokens and requests that have a padded tail, by name."""
+        statics, query = self.runner.statics(), self.runner.tokens_per_request
+        return {
+            name: PaddedInput(statics[name], name, each)
+            for name, each in (("input_ids", query), ("positions", query), ("seq_lens", 1))
+        }
+
+    def declared_padding(self) -> Mapping[str, DeclaredPadding]:
+        """Return nothing: the engine has no registry of its buffers."""
+        return {}

@@ -1,0 +1,157 @@
+"""Our decoder as the engine's model: its store and its metadata, our arithmetic around them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.config import SPECULATION, Kind, ModelConfig
+from reference.model import Model, TokenInputs, most_keys
+from reference.ops import Ops
+from subjects.engines.shared.loading import Engine
+from subjects.engines.shared.paged import listed_keys
+from subjects.engines.vllm.settings import BLOCK
+
+
+def layer_name(index: int) -> str:
+    """Return what the engine calls a layer's attention."""
+    return f"layers.{index}.attention"
+
+
+def spec_of(engine: Engine, config: ModelConfig, kind: Kind) -> Any:
+    """Return the engine's description of the KV of layers of one kind."""
+    module, shape = engine.module("v1.kv_cache_interface"), config.shape(kind)
+    common = {
+        "block_size": BLOCK,
+        "num_kv_heads": shape.kv_heads,
+        "head_size": shape.head_dim,
+        "dtype": torch.float32,
+    }
+    if kind is Kind.FULL:
+        return module.FullAttentionSpec(**common)
+    return module.SlidingWindowSpec(**common, sliding_window=config.window)
+
+
+def attention_layer(engine: Engine, model: Model, index: int) -> Any:
+    """Return a layer of the engine's kind for attention, with its Triton backend."""
+    base = engine.part("model_executor.layers.attention_layer_base:AttentionLayerBase")
+    backend = engine.part("v1.attention.backends.triton_attn:TritonAttentionBackend")
+    config = model.config
+    kind = config.layers[index]
+    shape = config.shape(kind)
+
+    class Layer(base):  # type: ignore[misc,valid-type]
+        """What the engine finds of one of our layers, by the names that it asks for."""
+
+        num_heads = config.heads
+        attn_type = "decoder"
+        impl = backend.get_impl_cls()(
+            num_heads=config.heads,
+            head_size=shape.head_dim,
+            scale=shape.head_dim**-0.5,
+            num_kv_heads=shape.kv_heads,
+            alibi_slopes=None,
+            sliding_window=config.window if kind is Kind.SWA else None,
+            kv_cache_dtype="auto",
+            sinks=model.layers[index].sinks,
+        )
+
+        def __init__(self) -> None:
+            self._q_scale = self._k_scale = self._v_scale = torch.ones(1)
+
+        def get_attn_backend(self) -> Any:
+            return backend
+
+        def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+            return spec_of(engine, config, kind)
+
+        @property
+        def cache(self) -> Tensor:
+            """The layer's KV, as the engine bound it: some releases bind a list of one."""
+            held: Any = self.kv_cache
+            bound: Tensor = held[0] if isinstance(held, list) else held
+            return bound
+
+    return Layer()
+
+
+def keys_and_values(layer: Any) -> tuple[Tensor, Tensor]:
+    """Return views of K and V of a layer, each [blocks, slots of a block, kv_heads, head_dim].
+
+    Some releases pack both into the last axis, others have an axis for them.
+    """
+    cache: Tensor = layer.cache
+    if cache.ndim == 5:
+        key, value = cache.unbind(1)
+        return key, value
+    key, value = cache.transpose(1, 2).split(layer.impl.head_size, dim=-1)
+    return key, value
+
+
+class Decoder(torch.nn.Module):
+    """The engine calls `forward` as it does any model's; logits are computed outside of it.
+
+    With `own_kernels` its layers attend by the engine's Triton kernel. `masked` says whether a
+    forward is to verify drafts: keys are then listed as the reference lists them for a tree.
+    """
+
+    masked = False
+
+    def __init__(self, engine: Engine, model: Model, ops: Ops, *, own_kernels: bool) -> None:
+        super().__init__()
+        self.weights = model
+        self.ops = ops
+        self.own_kernels = own_kernels
+        self.attention = [
+            attention_layer(engine, model, index) for index in range(len(model.config.layers))
+        ]
+        self.context = engine.part("forward_context:get_forward_context")
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, *rest: Any, **named_inputs: Any
+    ) -> Tensor:
+        """Return the hidden states of every token, padded ones included."""
+        model, ops = self.weights, self.ops
+        tokens, nothing = input_ids.to(torch.int64), torch.zeros_like(positions)
+        inputs = TokenInputs(
+            input_ids=tokens,
+            payload=model.payload(ops, model.embedding[nothing], nothing.bool(), nothing),
+            positions=positions,
+            mrope_positions=positions.expand(3, -1),
+            live_tokens=torch.full_like(tokens[:1], tokens.shape[0], dtype=torch.int32),
+        )
+        return model.run_layers(ops, inputs, self)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Let the engine store key and value, then attend by what its metadata says."""
+        name, held = layer_name(layer), self.attention[layer]
+        context = self.context()
+        metadata = context.attn_metadata[name]
+        slots = context.slot_mapping[name]
+        held.impl.do_kv_cache_update(held, key, value, held.cache, slots)
+        if self.own_kernels:
+            output = torch.zeros_like(query)
+            held.impl.forward(held, query, key, value, held.cache, metadata, output)
+            return output
+        return self._attended(layer, query, metadata)
+
+    def _attended(self, layer: int, query: Tensor, metadata: Any) -> Tensor:
+        config = self.weights.config
+        kind = config.layers[layer]
+        keys, values = keys_and_values(self.attention[layer])
+        cache = torch.stack((keys.flatten(0, 1), values.flatten(0, 1)))
+        most = most_keys(config, kind, masked=self.masked)
+        slots, begin, end, seen = listed_keys(
+            query.shape[0],
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_table,
+            most,
+            config.window if kind is Kind.SWA else None,
+            SPECULATION.draft_tokens if self.masked else 1,
+            BLOCK,
+        )
+        sinks = self.weights.layers[layer].sinks
+        if not self.masked:
+            return self.ops.attention(query, cache, begin, end, slots, sinks, most)
+        return self.ops.attention(query, cache, begin, end, slots, sinks, most, seen, begin)

@@ -1,0 +1,155 @@
+"""What the engine's configuration is told, as data: one rank, no extras, its graphs for decodes.
+
+Every other name that the engine asks for is refused and noted.
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from reference.config import Kind, ModelConfig
+from subjects.engines.shared.bags import Bag
+from subjects.engines.shared.loading import Engine
+
+BLOCK = 16
+"""Slots of a block: the smallest that the engine's attention backend takes."""
+
+GROUPS = (Kind.FULL, Kind.SWA)
+"""The engine's groups of layers, each with a block table of its own, in their order."""
+
+TOKENS = 64
+"""The most tokens of a forward, at least a request's longest."""
+
+OFF: Mapping[str, Mapping[str, Any]] = {
+    "model": {
+        "architectures": (),
+        "enable_prompt_embeds": False,
+        "hf_config": SimpleNamespace(model_type="decoder"),
+        "is_attention_free": False,
+        "is_encoder_decoder": False,
+        "is_hybrid": False,
+        "is_moe": False,
+        "is_multimodal_model": False,
+        "logprobs_mode": "raw_logprobs",
+        "rswa_window": None,
+        "supports_multimodal_inputs": False,
+        "use_fp64_gumbel": False,
+        "uses_mrope": False,
+        "uses_xdrope_dim": 0,
+    },
+    "cache": {
+        "kv_sharing_fast_prefill": False,
+        "use_kda_recoverssm": False,
+        "use_replayssm": False,
+    },
+    "compilation": {
+        # The capture sizes are whole numbers of requests already.
+        "adjust_cudagraph_sizes_for_spec_decode": lambda *rest: None,
+        "fast_moe_cold_start": False,
+        "ir_enable_torch_wrap": False,
+    },
+    "parallel": {
+        **dict.fromkeys(
+            (
+                "cp_kv_cache_interleave_size",
+                "data_parallel_size",
+                "decode_context_parallel_size",
+                "pipeline_parallel_size",
+                "prefill_context_parallel_size",
+                "tensor_parallel_size",
+            ),
+            1,
+        ),
+        "data_parallel_rank": 0,
+        "use_sequence_parallel_moe": False,
+        "use_ubatching": False,
+    },
+    "scheduler": {"async_scheduling": False},
+    "engine": {
+        "attention_config": SimpleNamespace(hisparse_config=None),
+        "aux_output_config": SimpleNamespace(enabled=False),
+        "is_encoder_only": False,
+        "kernel_config": SimpleNamespace(ir_op_priority=SimpleNamespace(set_priority=nullcontext)),
+        "kv_transfer_config": None,
+        "use_cumem_cudagraph_pool": False,
+        "load_config": None,
+        "lora_config": None,
+        "mamba_config": None,
+        "watermark_config": None,
+        "observability_config": SimpleNamespace(cudagraph_metrics=False),
+        "offload_config": SimpleNamespace(offload_backend="none", uva=None, prefetch=None),
+    },
+    "speculative": {
+        "enable_adaptive_verification": False,
+        "parallel_drafting": False,
+        "use_dspark": lambda: False,
+        "use_ngram": lambda: False,
+        "uses_dynamic_speculative_decoding": lambda: False,
+    },
+}
+"""What is off, or of one rank, by the part of the configuration that is asked for it."""
+
+
+def configuration(
+    engine: Engine,
+    config: ModelConfig,
+    buckets: tuple[int, ...],
+    rows: int,
+    drafts: int,
+    asked: set[str],
+) -> Bag:
+    """Return the engine's configuration for a model, buckets of requests and so many at most.
+
+    `drafts` tokens of every request are verified at once, none if it is 0; `asked` collects the
+    names that are asked for in vain.
+    """
+    modes = engine.module("config.compilation")
+
+    def bag(label: str, **values: Any) -> Bag:
+        return Bag({**OFF.get(label, {}), **values}, asked, label)
+
+    query, decoding = max(drafts, 1), modes.CUDAGraphMode.FULL_DECODE_ONLY
+    sizes = [bucket * query for bucket in buckets]
+    parts = {
+        "model_config": bag(
+            "model",
+            dtype=torch.float32,
+            max_model_len=config.max_context,
+            runner_type="generate",
+            get_vocab_size=lambda: config.vocab,
+            get_inputs_embeds_size=lambda: config.hidden,
+            get_num_attention_heads=lambda parallel: config.heads,
+            get_num_kv_heads=lambda parallel: config.full.kv_heads,
+            get_head_size=lambda: config.full.head_dim,
+        ),
+        "cache_config": bag(
+            "cache",
+            cache_dtype="auto",
+            get_resolved_kv_cache_layout=lambda: (
+                engine.part("v1.kv_cache_layout:KVCacheLayout").LBNHC
+            ),
+        ),
+        "compilation_config": bag(
+            "compilation",
+            static_forward_context={},
+            mode=modes.CompilationMode.NONE,
+            cudagraph_mode=decoding,
+            resolve_cudagraph_mode_and_sizes=lambda *rest, **named: decoding,
+            cudagraph_capture_sizes=sizes,
+            max_cudagraph_capture_size=max(sizes),
+        ),
+        "parallel_config": bag("parallel"),
+        "scheduler_config": bag("scheduler", max_num_seqs=rows, max_num_batched_tokens=TOKENS),
+    }
+    speculative = bag("speculative", num_speculative_tokens=query - 1, method="ours")
+    return bag(
+        "engine",
+        **parts,
+        speculative_config=speculative if drafts else None,
+        max_concurrent_batches=1,
+        num_speculative_tokens=query - 1,
+        num_prefill_lookahead_tokens=0,
+    )
