@@ -38,7 +38,8 @@ HuntStatus = Literal[
 class Environment:
     """What the figures of a record depend on: device, versions, commit; None where unknown.
 
-    `dirty` says whether the tree differed from the commit.
+    `dirty` says whether the tree differed from the commit. `repository` is the address at which
+    people find the commit.
     """
 
     device: str
@@ -51,6 +52,7 @@ class Environment:
     paritybit: str
     commit: str | None
     dirty: bool | None
+    repository: str | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)
