@@ -16,7 +16,7 @@ from properties.support.reports.records import (
     warning_finding,
     with_finding,
 )
-from reports.drawings.timeline import lay_out
+from reports.drawings.timeline import LETTER, NARROWEST, lay_out
 
 STEPS = {
     "two requests, then one": swa_pad_finding().timeline,
@@ -51,6 +51,18 @@ def test_a_time_line_stays_within_its_frame_and_names_what_is_violated(name: str
     assert all(0 < mark.x <= line.width and mark.y < line.height for mark in line.marks)
     assert tuple(mark.text for mark in line.marks) == steps[-1].violated
     assert f"step {steps[-1].place}" in line.message
+
+
+def test_a_column_is_as_wide_as_its_longest_label() -> None:
+    narrow, wide = (
+        lay_out([played(0, step, [0], bucket=2), played(1, "idle", [0], bucket=2)], 240)
+        for step in ("decode", "draft_extend")
+    )
+    assert narrow is not None
+    assert wide is not None
+    assert (narrow.column, narrow.columns[1].x - narrow.columns[0].x) == (NARROWEST, NARROWEST)
+    assert wide.column >= len("draft_extend") * LETTER
+    assert wide.columns[1].x - wide.columns[0].x == wide.column
 
 
 def test_the_bucket_edge_lies_below_the_last_row_of_the_bucket() -> None:
