@@ -66,8 +66,7 @@ def runner_words(finding: Finding | None, tried: str) -> str:
 def to_blame(explanation: Explanation, runner: str) -> str:
     """Return what is to blame, never alone: which element, table or code, and in whose forward."""
     cause = explanation.cause
-    what = next(reasons(cause), "")
-    return f"{cause.blame}, in {runner}{': ' if what else ''}{what}"
+    return f"{cause.blame}, in {runner}: {next(reasons(cause), 'which element is not known')}"
 
 
 def culprits(cause: Cause) -> Iterator[str]:
@@ -92,6 +91,8 @@ def culprits(cause: Cause) -> Iterator[str]:
 
 def reasons(cause: Cause) -> Iterator[str]:
     """Yield what is wrong, with its element and its step, what is nearest to the cause first."""
+    if cause.site is not None:
+        yield f"{cause.site.function}: {cause.site.message}"
     if cause.index is not None and cause.index.buffer is not None:
         yield _of_index(cause.index)
     if cause.given is not None:
@@ -110,8 +111,6 @@ def reasons(cause: Cause) -> Iterator[str]:
         yield f"the graph has {baked.value} for {what} since its capture, not {baked.right}"
     if cause.held is not None:
         yield f"{cause.held.what} is {cause.held.found} since step {cause.held.since}"
-    if cause.site is not None:
-        yield f"{cause.site.function}: {cause.site.message}"
     if cause.listed is not None:
         yield f"the {cause.listed.kind} keys of row {cause.listed.row}: it {cause.listed.message}"
     if cause.taken is not None and cause.taken.right is not None:

@@ -104,9 +104,8 @@ def _taken(cause: Cause, pool: SlotMap) -> SlotTaken | None:
     if found is None and slot is not None and index is not None:
         found = SlotTaken(slot.model, slot.kind, index.row, index.key, index.read, index.read_right)
     # A padded row has no other run to tell what is right: the element that led there does.
-    told = index is not None and index.value == index.read
-    if found is not None and found.right is None and index is not None and told:
-        found = replace(found, right=index.right)
+    if found is not None and index is not None and index.value == index.read == found.slot:
+        found = replace(found, right=found.right if found.right is not None else index.right)
     if found is None or (found.model, found.kind) != (pool.model, pool.kind):
         return None
     return found

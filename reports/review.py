@@ -109,7 +109,10 @@ class RunnerRow:
 
 @dataclass(frozen=True)
 class CleanTrial:
-    """One trial on the clean subject. `anchor` is its card's, '' if nothing was found."""
+    """One trial on the clean subject. `anchor` is its card's, '' if nothing was found.
+
+    `fails_in` is the runner whose forward fails, '' where that is the one on trial.
+    """
 
     facts: TrialSettings
     counts: CleanRow
@@ -117,6 +120,7 @@ class CleanTrial:
     anchor: str
     violated: str
     step: int | None
+    fails_in: str
 
 
 @dataclass(frozen=True)
@@ -373,6 +377,7 @@ def _trials(record: Record, cards: Sequence[Card]) -> Iterator[CleanTrial]:
             anchor=card.anchor if card is not None else "",
             violated=lead.property if lead is not None else "",
             step=lead.step if lead is not None else None,
+            fails_in=card.fails_in if card is not None and card.where else "",
         )
 
 

@@ -123,7 +123,7 @@ class SlotTaken:
     """The slot of a sub-pool that a row of an op took, and the one that it should have taken.
 
     Row `row` read `slot` as its key number `key` or, where that is None, stored or went on there.
-    `slot` and `right` are None for nothing.
+    `slot` is None for nothing, and so is the `right` one of a key; of another row it is not known.
     """
 
     model: str

@@ -238,14 +238,18 @@ def _then(at: Situation, difference: FirstDifference, cause: Cause) -> str:
 
 
 def _took(taken: SlotTaken, op: str, where: str) -> str:
-    """Tell which slot a row took where another was right, in the layer that `where` names."""
+    """Tell which slot a row took where another was right, in the layer that `where` names.
+
+    Where a padded row should have stored, no other run says.
+    """
     if taken.slot is None:
         return f"reads{where} no key {taken.key}, which is slot {taken.right}"
-    right = "no slot is right" if taken.right is None else f"slot {taken.right} is right"
+    right = "" if taken.right is None else f", where slot {taken.right} is right"
     if taken.key is not None:
-        return f"reads{where}, as key {taken.key}, slot {taken.slot}, where {right}"
+        right = right or ", where no slot is right"
+        return f"reads{where}, as key {taken.key}, slot {taken.slot}{right}"
     does = f"stores{where} at" if op != "scan_states" else "continues the state in"
-    return f"{does} slot {taken.slot}, where {right}"
+    return f"{does} slot {taken.slot}{right}"
 
 
 def _did(index: IndexOrigin, op: str, where: str) -> str:

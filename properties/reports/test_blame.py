@@ -10,6 +10,7 @@ from rich.console import Console
 from harness.cli.failures import print_failures
 from harness.explain.facts import (
     BakedIn,
+    CodeSite,
     GivenValue,
     Holding,
     IndexOrigin,
@@ -36,7 +37,7 @@ from properties.support.reports.records import (
     trial,
     with_clean,
 )
-from reports.blame import culprits, failing_runner, linked_line, reasons, runner_words
+from reports.blame import culprits, failing_runner, linked_line, reasons, runner_words, to_blame
 from reports.causes import groups, run_answers
 from reports.page import render
 from reports.review import review
@@ -71,6 +72,7 @@ def test_a_trial_that_fails_in_another_runners_forward_says_so_everywhere() -> N
     shown = review(record)
     (fails_in,) = [one for one in shown.filters if one.name == "fails-in"]
     assert fails_in.values == ("eagle_draft_extend", "decode", "piecewise")
+    assert "kv_parity, step 3 in eagle_draft_extend" in text_of(record)
     assert 'data-runner="decode" data-fails-in="eagle_draft_extend"' in render(record)
 
 
@@ -156,6 +158,18 @@ def test_what_is_to_blame_is_named_with_its_element_and_its_step(part: str) -> N
     assert next(culprits(found)) == name
     assert next(reasons(found)) == why
     assert "None" not in why
+
+
+def test_a_site_goes_before_the_element_that_shows_it() -> None:
+    """A location of the wrong width holds the right number."""
+    site = CodeSite("store_kv", "reference/ops.py", "it reads int32")
+    assert next(reasons(cause(site=site))) == "store_kv: it reads int32"
+
+
+def test_a_blame_of_which_no_element_is_known_says_so() -> None:
+    nothing = cause(blame="undeclared state", index=None, difference=None, slot=None)
+    words = "undeclared state, in decode: which element is not known"
+    assert to_blame(explanation(cause=nothing), "decode") == words
 
 
 def test_a_cause_of_which_nothing_is_known_names_where_it_was_first_seen() -> None:

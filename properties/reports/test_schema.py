@@ -1,6 +1,7 @@
 """Tests of the record's schema: what is written reads back, and anything else is refused."""
 
 import json
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, fields
@@ -221,3 +222,12 @@ def test_a_record_names_where_its_commit_is_found_and_no_user_and_no_path_of_a_m
     monkeypatch.setattr(records, "_git", lambda *_: None)
     monkeypatch.setenv(records.REPOSITORY_VARIABLE, remote)
     assert records.repository() == address
+
+
+EVIDENCE = sorted((Path(__file__).parents[2] / "reports" / "evidence" / "h200").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.stem)
+def test_the_record_of_a_gpu_run_carries_its_commit(path: Path) -> None:
+    environment = json.loads(path.read_text())["environment"]
+    assert re.fullmatch("[0-9a-f]{7,40}", environment["commit"])

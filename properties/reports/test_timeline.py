@@ -96,3 +96,13 @@ def test_a_long_time_line_keeps_its_end_and_says_what_it_leaves_out() -> None:
 
 def test_a_time_line_without_steps_is_said_to_be_empty() -> None:
     assert "No step was played." in text_of(with_finding(green(), 0, timeline=()))
+
+
+def test_the_table_of_a_time_line_names_the_runner_of_each_replay() -> None:
+    steps = (
+        played(0, "admit", [0], mode="extend"),
+        played(1, "draft_extend", [0], runner="eagle_draft_extend", bucket=2),
+    )
+    text = text_of(with_finding(green(), 0, timeline=steps))
+    assert "0 admit eager 0" in text
+    assert "1 draft_extend bucket 2, eagle_draft_extend 0" in text

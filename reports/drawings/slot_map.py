@@ -99,9 +99,9 @@ def _cross(slot: int) -> str:
 
 
 def _ring(slot: int) -> str:
-    """Return the path of a ring around a slot's box."""
-    (x, y), side = _corner(slot), CELL + 2
-    return f"M{x - 2} {y - 2}h{side}v{side}h-{side}z"
+    """Return the path of a ring within a slot's box."""
+    (x, y), side = _corner(slot), CELL - 4
+    return f"M{x + 1} {y + 1}h{side}v{side}h-{side}z"
 
 
 def _number(slot: int, owner: int) -> Text:
@@ -129,7 +129,8 @@ def _swapped(taken: SlotTaken | None) -> str:
     if taken is None:
         return ""
     wrong = "none" if taken.slot is None else str(taken.slot)
-    right = "none" if taken.right is None else str(taken.right)
+    none = "not known" if taken.key is None else "none"
+    right = none if taken.right is None else str(taken.right)
     return f"; taken wrongly: {wrong}; right: {right}"
 
 

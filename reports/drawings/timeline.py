@@ -50,6 +50,7 @@ class Column:
     place: int
     step: str
     path: str
+    runner: str
     cells: tuple[Cell, ...]
     parked: tuple[Parked, ...]
     parked_words: str
@@ -146,6 +147,7 @@ def _column(x: int, entry: TimelineEntry, parked_y: int) -> Column:
         place=entry.place,
         step=entry.step,
         path=_path(entry),
+        runner=entry.runner or "",
         cells=tuple(Cell(kind, HEAD + ROW * row, label) for row, (kind, label) in enumerate(rows)),
         parked=tuple(_parked(entry.parked, parked_y)),
         parked_words=words(entry.parked),

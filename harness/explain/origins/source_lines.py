@@ -38,7 +38,10 @@ def source_lines(runner: GraphRunner | None, cause: Cause) -> tuple[SourceLine, 
 
     `runner` is None for an eager forward.
     """
-    return tuple(dict.fromkeys(_lines(runner, cause)))
+    found: dict[tuple[str, int], SourceLine] = {}
+    for line in _lines(runner, cause):
+        found.setdefault((line.file, line.line), line)
+    return tuple(found.values())
 
 
 def _lines(runner: GraphRunner | None, cause: Cause) -> Iterator[SourceLine]:

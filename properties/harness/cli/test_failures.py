@@ -6,11 +6,15 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from harness.cli.display import clean_table, matrix
+from harness.campaigns.hunt import HuntResult
+from harness.campaigns.task import Finding, Result, Source, Status, Task
+from harness.cli.display import clean_table, matrix, said_of
 from harness.cli.failures import annotation, print_failures
 from harness.explain.facts import SourceLine
+from harness.lockstep.config import TrialConfig
 from harness.records.schema import Record
-from properties.support.reports.records import bug, green, red, swa_pad_finding
+from harness.schedules.schedule import Schedule
+from properties.support.reports.records import bug, green, played, red, swa_pad_finding
 from reports.causes import groups
 
 REPLAY = "replay: paritybit replay reports/out/latest/cases/swa_pad-decode.json"
@@ -133,3 +137,17 @@ def test_the_last_lines_tell_of_the_first_cause_and_of_no_other() -> None:
     last = text[text.index("\nfirst: ") :]
     assert last.startswith("\nfirst: red: decode: static input out_cache_loc_swa\n")
     assert "swa_int64" not in last
+
+
+def test_a_line_of_progress_names_the_runner_that_fails_where_another_is_on_trial() -> None:
+    steps = (played(0, "admit", [0]), played(1, "draft_extend", [0], runner="eagle_draft_extend"))
+    violation = {"property": "kv_parity", "step": 1, "message": "slot 9 differs"}
+    found = Finding(Schedule(()), (violation,), steps)
+    hunted = HuntResult()
+
+    def said(runner: str) -> str:
+        task = Task(TrialConfig(runner), Source.GENERATED, 0, 1)
+        return said_of(Result(task, Status.RED, hunted, found, 0, 1.0))
+
+    assert said("decode") == "kv_parity at step 1 in eagle_draft_extend: slot 9 differs"
+    assert said("eagle_draft_extend") == "kv_parity at step 1: slot 9 differs"

@@ -718,7 +718,8 @@ OF_TOKENS = FirstDifference(
     ("op", "key", "slot", "right", "does"),
     [
         ("store_kv", None, 45, 50, "stores in layer 1 at slot 45, where slot 50 is right"),
-        ("store_kv", None, 45, None, "stores in layer 1 at slot 45, where no slot is right"),
+        ("store_kv", None, 45, None, "stores in layer 1 at slot 45"),
+        ("attention", 2, 45, None, "reads in layer 1, as key 2, slot 45, where no slot is right"),
         ("attention", 2, 45, 50, "reads in layer 1, as key 2, slot 45, where slot 50 is right"),
         ("attention", 2, None, 50, "reads in layer 1 no key 2, which is slot 50"),
         ("scan_states", None, 4, 3, "continues the state in slot 4, where slot 3 is right"),
