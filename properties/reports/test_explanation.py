@@ -286,11 +286,25 @@ def test_a_tail_that_was_not_refilled_is_a_fault_by_the_right_contract_and_comes
     view = describe(explanation(static_inputs=(ids, kept)), STEPS, contract)
     assert view is not None
     assert view.table is not None
-    assert [row.name for row in view.table.guilty] == ["out_cache_loc_swa"]
+    assert [row.name for row in view.table.first] == ["out_cache_loc_swa"]
     assert [row.name for row in view.table.others] == ["input_ids"]
-    assert view.table.guilty[0].fault == (
+    assert view.table.first[0].fault == (
         "its contract fills padding with 0 at every padded replay; elements 1, 2 were not refilled"
     )
+
+
+def test_where_none_is_to_blame_the_stale_come_first_and_without_those_all_are_folded() -> None:
+    nothing = cause(index=None, slot=None)
+    stale = static_input("input_ids", [41, 17], [3, 2], padding="keep", stale=(1,))
+    right = static_input("positions", [6, 0], [3, 3])
+    for inputs, first in (((right, stale), ["input_ids"]), ((right,), [])):
+        found = explanation(cause=nothing, static_inputs=inputs)
+        table = static_inputs.tabulate(found, STEPS)
+        assert table is not None
+        assert [row.name for row in table.first] == first
+        assert [row.name for row in table.others] == ["positions"]
+    markup = card_of(explained(cause=nothing, static_inputs=(right,)), ANCHOR)
+    assert "<summary>Nothing wrong is known of the 1 static input</summary>" in markup
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,17 @@ class StaticInput:
         """Whether it is to blame, or not what its contract says."""
         return bool(self.fault) or any("culprit" in element.kinds for element in self.elements)
 
+    @property
+    def stale(self) -> bool:
+        """Whether an element of it is stale."""
+        return any("stale" in element.kinds for element in self.elements)
+
 
 @dataclass(frozen=True)
 class Table:
     """All static inputs of a replay, and in words the steps that their elements come from.
 
-    `guilty` are those to blame or not as their contract says, `others` the rest.
+    `first` are those to look at, `others` the rest.
     """
 
     inputs: tuple[StaticInput, ...]
@@ -71,14 +76,15 @@ class Table:
     sources: tuple[Fact, ...]
 
     @property
-    def guilty(self) -> tuple[StaticInput, ...]:
-        """Those that are to blame, or not what their contract says."""
-        return tuple(row for row in self.inputs if row.guilty)
+    def first(self) -> tuple[StaticInput, ...]:
+        """Those to blame, or not as their contract says; where none is, those that are stale."""
+        guilty = tuple(row for row in self.inputs if row.guilty)
+        return guilty or tuple(row for row in self.inputs if row.stale)
 
     @property
     def others(self) -> tuple[StaticInput, ...]:
         """Those of which nothing wrong is known."""
-        return tuple(row for row in self.inputs if not row.guilty)
+        return tuple(row for row in self.inputs if row not in self.first)
 
 
 def tabulate(
