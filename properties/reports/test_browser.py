@@ -50,11 +50,11 @@ ARGUMENTS = (
 DESK: "ViewportSize" = {"width": 1280, "height": 900}
 PHONE: "ViewportSize" = {"width": 375, "height": 700}
 ANCHOR = "bug-swa_pad-decode-generated"
-PAINTED_WITHIN, OPENED_WITHIN = 1.5, 3
-"""Seconds in which a page of 500 findings shows its verdict, and all of it, on a busy machine.
+OPENS_IN = 1.5
+"""Seconds of a processor in which a page of 500 findings opens, whatever else the machine does."""
 
-On an idle one it opens within 1.5 s: `pytest -rP -k opens_at_once` shows the figures.
-"""
+PAINTED_WITHIN, OPENED_WITHIN = 3, 10
+"""Seconds in which it shows its verdict, and all of it, on a busy machine."""
 
 MOST_STOPS = 40
 """Presses of the tab key that lead to the first finding, at most."""
@@ -346,14 +346,18 @@ def test_a_page_of_500_findings_opens_at_once(
     visit: Visit, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     path = saved(tmp_path, many(500))
+    session = visit.page.context.new_cdp_session(visit.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
     started = time.monotonic()
     page = visit.open(path)
     opened = time.monotonic() - started
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    worked = next(one["value"] for one in metrics if one["name"] == "ProcessTime")
     painted = page.evaluate(
         "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"
     )
     filtered = page.evaluate(FILTER) / 1000
-    figures = {"megabytes": path.stat().st_size / 1e6, "first paint": painted}
+    figures = {"megabytes": path.stat().st_size / 1e6, "first paint": painted, "worked": worked}
     for name, value in (figures | {"open": opened, "filtered": filtered}).items():
         record_property(name, value)
         print(f"{name}: {value:.2f}")  # noqa: T201  # `pytest -rP` shows the figures
@@ -361,6 +365,7 @@ def test_a_page_of_500_findings_opens_at_once(
     assert page.locator(".card[hidden]").count() > 0
     assert painted < PAINTED_WITHIN
     assert opened < OPENED_WITHIN
+    assert 0 < worked < OPENS_IN
     last = page.locator(".card").last
     assert last.locator("> script").count() == 1  # Its inside is text until it is opened.
     last.evaluate("card => { card.hidden = false; card.open = true; }")
