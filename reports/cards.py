@@ -5,7 +5,7 @@ nothing: a status is the record's, only explained here.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -98,6 +98,14 @@ class Card:
         return tuple(dict.fromkeys(violation.property for violation in seen))
 
 
+@dataclass(frozen=True)
+class Filter:
+    """What findings can be filtered by, and the values that they have of it."""
+
+    name: str
+    values: tuple[str, ...]
+
+
 def bug_cards(record: Record) -> Iterator[Card]:
     """Yield a card for each hunt of a bug, in the record's order."""
     names = anchors(f"bug-{bug.bug}-{bug.runner}-{bug.source}" for bug in record.bugs)
@@ -181,6 +189,22 @@ def clean_cards(record: Record) -> Iterator[Card]:
             counts=tuple(_counts(trial)),
             finding=_finding(record, trial, anchor, None),
         )
+
+
+def filters(cards: Sequence[Card]) -> Iterator[Filter]:
+    """Yield what tells the cards apart: what all have in common filters nothing."""
+    values: Mapping[str, Iterable[str]] = {
+        "bug": (card.bug for card in cards),
+        "runner": (card.runner for card in cards),
+        "fails-in": (card.fails_in for card in cards),
+        "property": (name for card in cards for name in card.violated),
+        "outcome": (card.status for card in cards),
+        "source": (card.source for card in cards),
+    }
+    for name, of_cards in values.items():
+        different = tuple(dict.fromkeys(of_cards))
+        if len(different) > 1:
+            yield Filter(name, different)
 
 
 def engine_cards(counterexamples: Sequence[EngineCounterexample]) -> Iterator[Card]:

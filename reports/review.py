@@ -19,7 +19,7 @@ from harness.records.schema import (
     TrialRow,
     TrialSettings,
 )
-from reports.cards import Card, bug_cards, clean_cards, setting
+from reports.cards import Card, Filter, bug_cards, clean_cards, filters, setting
 from reports.causes import Failed, failed
 from reports.drawings import detection_plot
 from reports.drawings.detection_plot import Plot
@@ -134,14 +134,6 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Filter:
-    """What findings can be filtered by, and the values that they have of it."""
-
-    name: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Review:
     """Everything on the page that is not the record's word for word."""
 
@@ -202,7 +194,7 @@ def review(record: Record) -> Review:
         cards=(*clean, *bugs),
         plots=tuple(_plots(record)),
         skipped=tuple(skipped(record)),
-        filters=tuple(_filters([*clean, *bugs])),
+        filters=tuple(filters([*clean, *bugs])),
         unsound=sum(not card.sound for card in (*clean, *bugs)),
         extent=extent(record),
     )
@@ -347,22 +339,6 @@ def _plots(record: Record) -> Iterator[Plot]:
         detection_plot.lay_out(record.bugs, "runner", record.examples),
     )
     yield from (plot for plot in plots if plot is not None)
-
-
-def _filters(cards: Sequence[Card]) -> Iterator[Filter]:
-    """Yield what tells the cards apart: what all have in common filters nothing."""
-    values: Mapping[str, Iterable[str]] = {
-        "bug": (card.bug for card in cards),
-        "runner": (card.runner for card in cards),
-        "fails-in": (card.fails_in for card in cards),
-        "property": (name for card in cards for name in card.violated),
-        "outcome": (card.status for card in cards),
-        "source": (card.source for card in cards),
-    }
-    for name, of_cards in values.items():
-        different = tuple(dict.fromkeys(of_cards))
-        if len(different) > 1:
-            yield Filter(name, different)
 
 
 def _trials(record: Record, cards: Sequence[Card]) -> Iterator[CleanTrial]:
