@@ -183,7 +183,7 @@ ANSWERS = {
     "runner": ELSEWHERE,
     "why": "out_cache_loc_swa[1] = 9, left there by step 2, decode, row 1 (request 1); right: 0",
     "source": "subjects/runners/decode.py:36, subjects/runners/base.py:187",
-    "replay": "paritybit replay reports/out/latest/cases/swa_pad-decode.json",
+    "replay": swa_pad_finding().reproduce,
     "tried": "8 of 9 clean trials green, 5 of 5 hunts as expected; 377 schedules,",
 }
 """What failed, on which runner, why, where in the source, how to replay it, what else was tried."""
