@@ -5,13 +5,14 @@ nothing: a status is the record's, only explained here.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.records.schema import (
     BugRow,
     CleanRow,
+    Contract,
     EngineCounterexample,
     Record,
     TrialRow,
@@ -19,28 +20,12 @@ from harness.records.schema import (
     Violation,
 )
 from harness.records.schema import Finding as RecordedFinding
+from reports.blame import lines_of, linked_line, runner_of, runner_words
 from reports.drawings.bit_patterns import Comparison, compare
 from reports.drawings.timeline import Timeline, lay_out
 from reports.explanation import ExplanationView, describe
 from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words
-
-STATUSES: Mapping[str, tuple[bool, str]] = {
-    "caught": (True, "The property that must detect it did."),
-    "clean is red too": (False, "What showed it shows on the clean build as well."),
-    "not reproduced": (False, "Caught in the hunt, but not when its shrunk schedule was played."),
-    "undeclared state": (
-        False,
-        "It depends on state that no one declared: a fresh process does not show it.",
-    ),
-    "failed": (False, "An error ended it: nothing is proved."),
-    "device lost": (False, "A step ended the device's context; what follows ran in a new process."),
-    "unaffected": (True, "It shows nowhere, as expected: it cannot affect this runner."),
-    "missed": (False, "No schedule showed it."),
-    "wrong property": (False, "Seen, but not by the property that must detect it."),
-    "affected after all": (False, "It was expected to show nowhere, yet it was seen."),
-    "vacuous": (False, "No replay could have shown it, so nothing was proved."),
-}
-"""Of each status of a hunt: whether it is as expected, and what it means."""
+from reports.verdicts import STATUSES
 
 ROOM = 6400
 """Boxes in all time lines of a page together: what keeps it below a megabyte."""
@@ -78,12 +63,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Card:
-    """One hunt of one bug, or one finding on the clean subject, at full length."""
+    """One hunt of one bug, or one finding on the clean subject, at full length.
+
+    `runner` was on trial; `fails_in` is the runner whose forward fails, and `where` says so in
+    words where it is another, '' where it is not.
+    """
 
     anchor: str
     title: str
     bug: str
     runner: str
+    fails_in: str
+    where: str
     source: str
     status: str
     meaning: str
@@ -91,6 +82,7 @@ class Card:
     sound: bool
     mechanism: str
     facts: tuple[Fact, ...]
+    sources: tuple[Piece, ...]
     expected: str
     unaffected: str
     threads: tuple[Piece, ...]
@@ -106,6 +98,14 @@ class Card:
         return tuple(dict.fromkeys(violation.property for violation in seen))
 
 
+@dataclass(frozen=True)
+class Filter:
+    """What findings can be filtered by, and the values that they have of it."""
+
+    name: str
+    values: tuple[str, ...]
+
+
 def bug_cards(record: Record) -> Iterator[Card]:
     """Yield a card for each hunt of a bug, in the record's order."""
     names = anchors(f"bug-{bug.bug}-{bug.runner}-{bug.source}" for bug in record.bugs)
@@ -116,6 +116,8 @@ def bug_cards(record: Record) -> Iterator[Card]:
             title=f"{bug.bug}@{bug.runner}",
             bug=bug.bug,
             runner=bug.runner,
+            fails_in=runner_of(bug.finding, bug.runner),
+            where=_elsewhere(bug.finding, bug.runner),
             source=bug.source,
             status=bug.status,
             meaning=meaning,
@@ -123,11 +125,12 @@ def bug_cards(record: Record) -> Iterator[Card]:
             sound=sound,
             mechanism=bug.mechanism,
             facts=tuple(_settings(bug.trial)),
+            sources=tuple(_sources(bug.finding, record)),
             expected=bug.detected_by or "",
             unaffected=bug.unaffected or "",
             threads=linked(bug.thread),
             counts=tuple(_bug_counts(bug)),
-            finding=_finding(bug, anchor, bug.detected_by, _room(record)),
+            finding=_finding(record, bug, anchor, bug.detected_by),
         )
 
 
@@ -170,19 +173,38 @@ def clean_cards(record: Record) -> Iterator[Card]:
             title=setting(trial),
             bug="clean",
             runner=trial.trial.runner,
+            fails_in=runner_of(trial.finding, trial.trial.runner),
+            where=_elsewhere(trial.finding, trial.trial.runner),
             source=trial.source,
-            status="violated",
+            status=trial.status,
             meaning="Nothing may be found on the clean subject.",
             error=trial.error or "",
             sound=False,
             mechanism="",
             facts=tuple(_settings(trial.trial)),
+            sources=tuple(_sources(trial.finding, record)),
             expected="",
             unaffected="",
             threads=(),
             counts=tuple(_counts(trial)),
-            finding=_finding(trial, anchor, None, _room(record)),
+            finding=_finding(record, trial, anchor, None),
         )
+
+
+def filters(cards: Sequence[Card]) -> Iterator[Filter]:
+    """Yield what tells the cards apart: what all have in common filters nothing."""
+    values: Mapping[str, Iterable[str]] = {
+        "bug": (card.bug for card in cards),
+        "runner": (card.runner for card in cards),
+        "fails-in": (card.fails_in for card in cards),
+        "property": (name for card in cards for name in card.violated),
+        "outcome": (card.status for card in cards),
+        "source": (card.source for card in cards),
+    }
+    for name, of_cards in values.items():
+        different = tuple(dict.fromkeys(of_cards))
+        if len(different) > 1:
+            yield Filter(name, different)
 
 
 def engine_cards(counterexamples: Sequence[EngineCounterexample]) -> Iterator[Card]:
@@ -198,6 +220,8 @@ def engine_cards(counterexamples: Sequence[EngineCounterexample]) -> Iterator[Ca
             title=title,
             bug="the engine",
             runner=one.trial.runner,
+            fails_in=runner_of(one.finding, one.trial.runner),
+            where=_elsewhere(one.finding, one.trial.runner),
             source="shrunk",
             status="violated",
             meaning="What the engine's own replay does differs.",
@@ -205,12 +229,25 @@ def engine_cards(counterexamples: Sequence[EngineCounterexample]) -> Iterator[Ca
             sound=False,
             mechanism="",
             facts=tuple(_settings(one.trial)),
+            sources=(),
             expected="",
             unaffected="",
             threads=(),
             counts=(),
             finding=finding_view(one.finding, one.case, anchor, one.finding.case.target, room),
         )
+
+
+def _elsewhere(finding: RecordedFinding | None, tried: str) -> str:
+    """Say whose forward fails where that is not the runner on trial, '' where it is."""
+    return "" if runner_of(finding, tried) == tried else runner_words(finding, tried)
+
+
+def _sources(finding: RecordedFinding | None, record: Record) -> Iterator[Piece]:
+    """Yield the lines of the code that a finding is about, each with what stands there."""
+    for line in lines_of(finding):
+        piece = linked_line(line, record.environment)
+        yield Piece(f"{piece.text}, {line.what}", piece.href)
 
 
 def setting(row: CleanRow) -> str:
@@ -237,18 +274,32 @@ def _settings(trial: TrialSettings) -> Iterator[Fact]:
     yield Fact("steps overlap", "yes" if trial.overlap else "no")
 
 
-def _finding(row: TrialRow, anchor: str, expected: str | None, room: int) -> Finding | None:
+def _finding(record: Record, row: TrialRow, anchor: str, expected: str | None) -> Finding | None:
     if row.finding is None:
         return None
-    return finding_view(row.finding, case_text(row.trial, row.finding), anchor, expected, room)
+    case = case_text(row.trial, row.finding)
+    contract = _contract(record, row)
+    return finding_view(row.finding, case, anchor, expected, _room(record), contract)
+
+
+def _contract(record: Record, row: TrialRow) -> Contract | None:
+    """Return the right contract of the runner whose forward fails; None of one without."""
+    runner = runner_of(row.finding, row.trial.runner)
+    wanted = runner, row.trial.scheme
+    return next((one for one in record.contracts if (one.runner, one.scheme) == wanted), None)
 
 
 def finding_view(
-    finding: RecordedFinding, case: str, anchor: str, expected: str | None, room: int
+    finding: RecordedFinding,
+    case: str,
+    anchor: str,
+    expected: str | None,
+    room: int,
+    contract: Contract | None = None,
 ) -> Finding:
     """Return a counterexample; `case` is the text of its file, `expected` the property to lead.
 
-    Its time line has at most `room` boxes.
+    Its time line has at most `room` boxes. `contract` is the right one of the runner that fails.
     """
     seen = [_seen(violation) for violation in finding.violations]
     nothing = Seen("nothing", 0, "Nothing was violated when it was played again.", None, ())
@@ -258,7 +309,7 @@ def finding_view(
         lead=lead,
         others=tuple(other for other in seen if other is not lead),
         violated=bool(seen),
-        explanation=describe(finding.explanation, finding.timeline),
+        explanation=describe(finding.explanation, finding.timeline, contract),
         error=finding.error or "",
         timeline=lay_out(finding.timeline, room),
         case=case,

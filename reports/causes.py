@@ -6,12 +6,21 @@ Knows the record. Does not know markup or a console.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.explain.facts import Cause
-from harness.records.schema import BugRow, CleanRow, Record, TrialRow
-from reports.cards import STATUSES, Card
+from harness.explain.facts import SourceLine
+from harness.records.schema import BugRow, CleanRow, Environment, Record, TrialRow
+from reports.blame import culprits, lines_of, linked_line, runner_of, runner_words, to_blame
+from reports.cards import Card
+from reports.texts import Piece
+from reports.verdicts import STATUSES, all_rows, sound, tried
 
 MOST_NAMED = 6
 """Failures of one cause that are named beside the one that is told at length."""
+
+MOST_LINES = 3
+"""Lines of the code that are named of one cause."""
+
+LONGEST_MESSAGE = 200
+"""Letters of a violation's message that are told where there is little room."""
 
 LONGEST = 10**9
 """More steps than a schedule has: what has none comes last."""
@@ -37,23 +46,45 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a reader asks of a failure, in one word, and the answer; pieces may be links."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def text(self) -> str:
+        """The answer without its links."""
+        return ", ".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True)
 class Group:
     """Failures of one cause that ended alike, the one with the shortest schedule first.
 
     `told` are sentences about that one: what it violates, why, and who is to blame. `replay` is
-    the command that replays it, '' where there is none.
+    the command that replays it, '' where there is none. `answers` are short ones, to what a
+    reader asks first: what failed, on which runner, why, where in the source.
     """
 
     status: str
     cause: str
     failures: tuple[Failure, ...]
     told: tuple[str, ...]
+    answers: tuple[Answer, ...]
+    lines: tuple[SourceLine, ...]
     replay: str
 
     @property
     def first(self) -> Failure:
         """The failure that is told at length."""
         return self.failures[0]
+
+    @property
+    def count(self) -> str:
+        """How many trials failed so, in words."""
+        many = len(self.failures)
+        return "1 trial" if many == 1 else f"{many} trials"
 
     @property
     def others(self) -> str:
@@ -92,22 +123,28 @@ def groups(record: Record) -> tuple[Group, ...]:
     found: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures(record):
         found.setdefault((failure.status, cause_of(failure.row)), []).append(failure)
-    return tuple(_group(*cause, members) for cause, members in found.items())
+    return tuple(_group(record, *cause, members) for cause, members in found.items())
 
 
 def failures(record: Record) -> Iterator[Failure]:
     """Yield what of a run is not as it should be, in the order of its record."""
-    rows: tuple[CleanRow | BugRow, ...] = (*record.clean, *record.bugs)
-    for row in rows:
-        if not (row.status == "green" or STATUSES.get(row.status, (False, ""))[0]):
+    for row in all_rows(record):
+        if not sound(row.status):
             yield Failure(title_of(row), row)
 
 
-def _group(status: str, cause: str, members: Iterable[Failure]) -> Group:
+def _group(record: Record, status: str, cause: str, members: Iterable[Failure]) -> Group:
     shortest_first = tuple(sorted(members, key=lambda failure: failure.steps))
     row = shortest_first[0].row
-    replay = row.finding.reproduce if row.finding is not None else ""
-    return Group(status, cause, shortest_first, tuple(told(row)), replay)
+    return Group(
+        status=status,
+        cause=cause,
+        failures=shortest_first,
+        told=tuple(told(row)),
+        answers=tuple(_answers(shortest_first[0], record.environment)),
+        lines=lines_of(row.finding),
+        replay=row.finding.reproduce if row.finding is not None else "",
+    )
 
 
 def title_of(row: CleanRow | BugRow) -> str:
@@ -119,33 +156,14 @@ def title_of(row: CleanRow | BugRow) -> str:
 
 
 def cause_of(row: TrialRow) -> str:
-    """Name what is to blame, so that findings of one cause have one name."""
+    """Name what is to blame and in whose forward, so that findings of one cause have one name."""
     if row.finding is None:
-        return _headline(row.error) if row.error else "nothing was found"
-    explanation = row.finding.explanation
+        return headline(row.error) if row.error else "nothing was found"
+    runner, explanation = runner_of(row.finding, row.trial.runner), row.finding.explanation
     if explanation is None:
         seen = row.finding.violations
-        return f"{seen[0].property} on {row.trial.runner}" if seen else "nothing is violated again"
-    where = explanation.at.runner or f"an eager forward beside {row.trial.runner}"
-    return f"{where}: {next(_elements(explanation.cause), explanation.cause.blame)}"
-
-
-def _elements(cause: Cause) -> Iterator[str]:
-    """Yield the buffer, table, code or argument that a cause names, the nearest first."""
-    if cause.site is not None:
-        yield f"{cause.site.function} in {cause.site.file}"
-    if cause.index is not None and cause.index.buffer is not None:
-        yield f"static input {cause.index.buffer}"
-    if cause.cell is not None:
-        yield f"table {cause.cell.table}"
-    if cause.kept is not None:
-        yield f"static output {cause.kept.output}, kept as {cause.kept.what}"
-    if cause.baked is not None:
-        yield f"{cause.baked.argument or cause.baked.op}, baked in at the capture"
-    if cause.given is not None:
-        yield cause.given.what.partition("[")[0]
-    if cause.held is not None:
-        yield cause.held.what
+        return f"{seen[0].property} on {runner}" if seen else "nothing is violated again"
+    return f"{runner}: {next(culprits(explanation.cause), explanation.cause.blame)}"
 
 
 def told(row: CleanRow | BugRow) -> Iterator[str]:
@@ -156,8 +174,11 @@ def told(row: CleanRow | BugRow) -> Iterator[str]:
     if isinstance(row, BugRow) and row.detected_by is not None:
         yield f"must be seen by {row.detected_by}"
     if finding is None:
-        yield from [_headline(row.error)] if row.error else []
+        yield from [headline(row.error)] if row.error else []
         return
+    tried_on = row.trial.runner
+    if runner_of(finding, tried_on) != tried_on:
+        yield f"fails in {runner_words(finding, tried_on)}"
     if finding.violations:
         lead = finding.violations[0]
         others = list(dict.fromkeys(one.property for one in finding.violations[1:]))
@@ -165,12 +186,59 @@ def told(row: CleanRow | BugRow) -> Iterator[str]:
         yield from [f"violated as well: {', '.join(others)}"] if others else []
     if finding.explanation is not None:
         yield from finding.explanation.proof
-        where = finding.explanation.at.runner or "an eager forward"
-        yield f"to blame: {finding.explanation.cause.blame}, in {where}"
+        yield f"to blame: {to_blame(finding.explanation, runner_of(finding, row.trial.runner))}"
     if finding.error is not None:
-        yield f"the explainer failed: {_headline(finding.error)}"
+        yield f"the explainer failed: {headline(finding.error)}"
+    if lines_of(finding):
+        places = (f"{line.file}:{line.line} ({line.what})" for line in lines_of(finding))
+        yield f"source: {', '.join(places)}"
 
 
-def _headline(error: str) -> str:
+def _answers(failure: Failure, environment: Environment) -> Iterator[Answer]:
+    """Yield what failed, on which runner, why, and where in the source."""
+    row, finding = failure.row, failure.row.finding
+    yield Answer("what", (Piece(_what(failure)),))
+    yield Answer("runner", (Piece(runner_words(finding, row.trial.runner)),))
+    yield Answer("why", (Piece(_why(row)),))
+    lines = tuple(linked_line(line, environment) for line in lines_of(finding)[:MOST_LINES])
+    yield Answer("source", lines or (Piece("not known"),))
+
+
+def _what(failure: Failure) -> str:
+    """Say what failed: the trial, and the property at its step, or how it ended."""
+    finding = failure.row.finding
+    if finding is None or not finding.violations:
+        wanted = failure.row.detected_by if isinstance(failure.row, BugRow) else None
+        rest = f"; {wanted} must see it" if wanted else ""
+        return f"{failure.title}: {failure.status}{rest}"
+    lead = finding.violations[0]
+    message = lead.message
+    if len(message) > LONGEST_MESSAGE:
+        message = f"{message[:LONGEST_MESSAGE]} …"
+    return f"{failure.title}: step {lead.step} violates {lead.property}: {message}"
+
+
+def _why(row: CleanRow | BugRow) -> str:
+    """Say what is to blame, as far as it is known."""
+    finding = row.finding
+    if finding is not None and finding.explanation is not None:
+        return to_blame(finding.explanation, runner_of(finding, row.trial.runner))
+    if finding is not None and finding.error is not None:
+        return f"not known: the explainer failed: {headline(finding.error)}"
+    if row.error is not None:
+        return headline(row.error)
+    if finding is not None:
+        return "not known: no cause was found"
+    return f"nothing was found in {row.schedules:,} schedules, {row.replays:,} replays"
+
+
+def run_answers(record: Record, group: Group) -> Iterator[Answer]:
+    """Yield what a reader of a red run asks, of one cause of it: the last are how and what else."""
+    yield from group.answers
+    yield Answer("replay", (Piece(group.replay or f"no case was kept; again: {record.command}"),))
+    yield Answer("tried", (Piece(tried(record)),))
+
+
+def headline(error: str) -> str:
     """Return the line of a traceback that says what was raised."""
     return error.strip().splitlines()[-1]

@@ -5,20 +5,23 @@ nothing itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from harness.explain.facts import (
-    CAPTURE,
     Cause,
     Explanation,
     FirstDifference,
     How,
     IndexOrigin,
     Situation,
+    SlotMap,
+    SlotTaken,
     TimelineEntry,
     UncapturedRun,
     Writer,
 )
+from harness.records.schema import Contract
+from reports.blame import HOW, failing_runner, to_blame, writer_words
 from reports.drawings import slot_map, static_inputs
 from reports.drawings.bit_patterns import Comparison, compare
 from reports.drawings.slot_map import MapDrawing
@@ -36,20 +39,13 @@ UNCAPTURED_RUN: Mapping[UncapturedRun | None, str] = {
 }
 """What a run of the captured function, eagerly, says of the blame."""
 
-HOW: Mapping[How, str] = {
-    "copied": "copied from its batch",
-    "reset": "reset as padding",
-    "equalized": "made equal for all padded rows",
-    "capture": "left so since",
-}
-"""How a static element came to hold what it holds."""
-
 
 @dataclass(frozen=True)
 class ExplanationView:
     """Why the worlds differ. `chain` leads from what went wrong to the first differing bits.
 
-    `situation` names the step, its runner and its bucket.
+    `blame` says who did what, `situation` names the step, its runner and its bucket. `slots` are
+    the maps of the sub-pools that matter.
     """
 
     blame: str
@@ -63,23 +59,56 @@ class ExplanationView:
 
 
 def describe(
-    explanation: Explanation | None, timeline: Sequence[TimelineEntry]
+    explanation: Explanation | None,
+    timeline: Sequence[TimelineEntry],
+    contract: Contract | None = None,
 ) -> ExplanationView | None:
-    """Return what a finding's explanation tells, None where there is none."""
+    """Return what a finding's explanation tells, None where there is none.
+
+    `contract` is the right one of the runner that replayed, None where it is not known.
+    """
     if explanation is None:
         return None
     cause = explanation.cause
+    runner = failing_runner(explanation, timeline, explanation.at.step)
     difference = asdict(cause.difference) if cause.difference is not None else {}
     return ExplanationView(
-        blame=cause.blame,
+        blame=to_blame(explanation, runner),
         uncaptured_run=UNCAPTURED_RUN[cause.uncaptured_run],
         proof=tuple(_sentence(text) for text in explanation.proof),
         chain=tuple(_chain(cause)),
         comparison=compare(explanation.property, difference),
         situation=_situation(explanation.at),
-        table=static_inputs.tabulate(explanation, timeline),
-        slots=tuple(slot_map.lay_out(pool) for pool in explanation.slots),
+        table=static_inputs.tabulate(explanation, timeline, contract),
+        slots=tuple(
+            slot_map.lay_out(pool, _taken(cause, pool)) for pool in _that_matter(explanation)
+        ),
     )
+
+
+def _that_matter(explanation: Explanation) -> tuple[SlotMap, ...]:
+    """Return the sub-pool that a slot was taken from wrongly; of none, those that differ."""
+    cause, pools = explanation.cause, explanation.slots
+    wanted = [
+        (found.model, found.kind)
+        for found in (cause.taken, cause.slot, cause.difference)
+        if found is not None
+    ]
+    of_cause = tuple(pool for pool in pools if (pool.model, pool.kind) in wanted[:1])
+    return of_cause or tuple(pool for pool in pools if pool.differs)
+
+
+def _taken(cause: Cause, pool: SlotMap) -> SlotTaken | None:
+    """Return the slot of a sub-pool that was taken wrongly, None if it is another's or unknown."""
+    found, slot, index = cause.taken, cause.slot, cause.index
+    if found is None and slot is not None and index is not None:
+        found = SlotTaken(slot.model, slot.kind, index.row, index.key, index.read, index.read_right)
+    # A padded row has no other run to tell what is right: the element that led there does.
+    if found is not None and index is not None and index.value == index.read == found.slot:
+        found = replace(found, right=found.right if found.right is not None else index.right)
+    if found is None or (found.model, found.kind) != (pool.model, pool.kind):
+        return None
+    return found
 
 
 def _sentence(text: str) -> Fact:
@@ -98,12 +127,13 @@ def _chain(cause: Cause) -> Iterator[Fact]:
     """Yield the links that are known: who left what where, whose slot it is, what differs."""
     yield from _led_there(cause)
     if cause.index is not None:
-        yield Fact(_who(cause.index.left_by), HOW[cause.index.how])
+        yield _left(cause.index.left_by, cause.index.how)
         yield Fact(_element(cause.index), _right(cause.index))
     if cause.slot is not None:
         slot, written = cause.slot, cause.slot.written_by
-        by = "never written" if written is None else f"written by {_who(written)}"
-        yield Fact(f"{slot.model}, {slot.kind} slot {slot.slot}", f"{slot.owner}’s; {by}")
+        by = "never written" if written is None else f"written by {writer_words(written)}"
+        whose = "no request’s" if slot.owner == "nobody" else f"{slot.owner}’s"
+        yield Fact(f"{slot.model}, {slot.kind} slot {slot.slot}", f"{whose}; {by}")
     if cause.site is not None:
         yield Fact(f"{cause.site.function} in {cause.site.file}", cause.site.message)
     if cause.difference is not None:
@@ -124,14 +154,15 @@ def _led_there(cause: Cause) -> Iterator[Fact]:
     if cause.given is not None:
         given = cause.given
         if given.left_by is not None and given.how is not None:
-            yield Fact(_who(given.left_by), HOW[given.how])
-        right = "" if given.right is None else f"{given.right} would be right"
+            yield _left(given.left_by, given.how)
+        right = "what is right is not known"
+        if given.right is not None:
+            right = f"{given.right} would be right"
         stale = ["stale"] if given.stale else []
-        yield Fact(
-            f"{given.what} = {given.value}", ", ".join([*stale, *([right] if right else [])])
-        )
+        yield Fact(f"{given.what} = {given.value}", ", ".join([*stale, right]))
     if cause.listed is not None:
-        row = f"row {cause.listed.row}, {cause.listed.owner or 'padding'}"
+        rows = "row" if cause.difference is None else cause.difference.rows
+        row = f"{rows} {cause.listed.row}, {cause.listed.owner or 'padding'}"
         yield Fact(f"{cause.listed.kind} keys of {row}", cause.listed.message)
     if cause.baked is not None:
         baked = cause.baked
@@ -144,13 +175,11 @@ def _led_there(cause: Cause) -> Iterator[Fact]:
         yield Fact(held.what, held.found)
 
 
-def _who(writer: Writer) -> str:
-    """Name a step, its runner and its row."""
-    if writer.step == CAPTURE:
-        return source_text(writer.step)
-    by = writer.runner or "eager forward"
-    request = "padding" if writer.request is None else f"request {writer.request}"
-    return f"{source_text(writer.step)}, {by}, row {writer.row} ({request})"
+def _left(writer: Writer, how: How) -> Fact:
+    """Return the link of who left an element: what the harness equalizes, no runner wrote."""
+    if how == "equalized":
+        return Fact(f"the harness, in {source_text(writer.step)}", HOW[how])
+    return Fact(writer_words(writer, how), HOW[how])
 
 
 def _element(index: IndexOrigin) -> str:
@@ -161,8 +190,11 @@ def _element(index: IndexOrigin) -> str:
 
 
 def _right(index: IndexOrigin) -> str:
-    parts = ["stale" if index.stale else "written by this step"]
-    if index.right not in (None, index.value):
+    written = "" if index.how == "equalized" else "written by this step"
+    parts = ["stale"] if index.stale else [written] if written else []
+    if index.right is None:
+        parts.append("what is right is not known")
+    elif index.right != index.value:
         parts.append(f"{index.right} would be right")
     if index.read not in (None, index.value):
         parts.append(f"leads to slot {index.read}")
@@ -179,7 +211,7 @@ def _what(difference: FirstDifference) -> str:
 def _where(difference: FirstDifference) -> str:
     """Say where within a tensor the first difference is."""
     liveness = "live" if difference.live else "padded"
-    row = [] if difference.row is None else [f"{liveness} row {difference.row}"]
+    row = [] if difference.row is None else [f"{liveness} {difference.rows} {difference.row}"]
     places = {"slot": difference.slot, "head": difference.head, "element": difference.element}
     parts = [f"{name} {place}" for name, place in places.items() if place is not None]
     return ", ".join(["the first difference", *row, *parts])

@@ -4,9 +4,12 @@ Knows where the templates lie and how numbers are written. Does not know what a 
 is. The page asks nothing of anybody: no script, style, font or image from elsewhere.
 """
 
+from base64 import b64encode
 from functools import cache
+from hashlib import sha256
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from harness.records.schema import FORMAT, VERSION, Record
 from reports.comparison import Comparison
@@ -40,4 +43,8 @@ def environment() -> Environment:
     environment.filters["number"] = lambda value: f"{int(value):,}"
     environment.filters["duration"] = duration
     environment.globals["record_format"] = f"{FORMAT}, version {VERSION}"
+    script = environment.get_template("page.js.j2").render()
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    environment.globals["script"] = Markup(script)
+    environment.globals["script_hash"] = Markup(f"sha256-{digest}")
     return environment

@@ -19,12 +19,22 @@ from harness.records.schema import (
     TrialRow,
     TrialSettings,
 )
-from reports.cards import Card, bug_cards, clean_cards, setting
+from reports.cards import Card, Filter, bug_cards, clean_cards, filters, setting
 from reports.causes import Failed, failed
 from reports.drawings import detection_plot
 from reports.drawings.detection_plot import Plot
 from reports.skipped import skipped
-from reports.texts import Fact, Piece, duration, or_dash, words
+from reports.texts import Fact, Piece, duration, words
+from reports.verdicts import (
+    clean_green,
+    extent,
+    hunts_sound,
+    mark,
+    pair_mark,
+    that_can,
+    to_detection,
+    together,
+)
 
 VERDICTS: Mapping[str, tuple[str, str, str]] = {
     "green": ("Green", "good", "✓"),
@@ -33,13 +43,19 @@ VERDICTS: Mapping[str, tuple[str, str, str]] = {
 }
 """Of each verdict: the word, the tone, the sign."""
 
-MARKS: Mapping[tuple[bool, bool], tuple[str, str, str]] = {
-    (True, True): ("caught", "●", "must detect it, and did"),
-    (False, True): ("also", "○", "saw it as well"),
-    (True, False): ("missed", "✕", "must detect it, but did not"),
-    (False, False): ("none", "·", "did not see it"),
+MARKS: Mapping[str, tuple[str, str]] = {
+    "caught": ("●", "must detect it, and did"),
+    "also": ("○", "saw it as well"),
+    "missed": ("✕", "must detect it, but did not"),
+    "none": ("·", "did not see it"),
 }
-"""Of each (expected, seen): the kind of mark, the sign, the words."""
+"""Of each kind of mark: the sign, the words."""
+
+MOST_OPEN = 3
+"""Causes of failures that a page shows at once; the others are folded."""
+
+MOST_WHOLE = 40
+"""Findings that a page holds as markup; more are text until they are opened, so that it is fast."""
 
 Hunts = list[tuple[BugRow, Card]]
 """Hunts as the record has them, each with its card."""
@@ -93,7 +109,10 @@ class RunnerRow:
 
 @dataclass(frozen=True)
 class CleanTrial:
-    """One trial on the clean subject. `anchor` is its card's, '' if nothing was found."""
+    """One trial on the clean subject. `anchor` is its card's, '' if nothing was found.
+
+    `fails_in` is the runner whose forward fails, '' where that is the one on trial.
+    """
 
     facts: TrialSettings
     counts: CleanRow
@@ -101,6 +120,7 @@ class CleanTrial:
     anchor: str
     violated: str
     step: int | None
+    fails_in: str
 
 
 @dataclass(frozen=True)
@@ -111,14 +131,6 @@ class Event:
     count: int
     share: int
     required: bool
-
-
-@dataclass(frozen=True)
-class Filter:
-    """What findings can be filtered by, and the values that they have of it."""
-
-    name: str
-    values: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -141,11 +153,20 @@ class Review:
     trials: tuple[CleanTrial, ...]
     property_sets: tuple[Fact, ...]
     events: tuple[Event, ...]
-    clean_cards: tuple[Card, ...]
-    bug_cards: tuple[Card, ...]
+    cards: tuple[Card, ...]
     plots: tuple[Plot, ...]
     skipped: tuple[Fact, ...]
     filters: tuple[Filter, ...]
+    unsound: int
+    extent: str
+    most_open: int = MOST_OPEN
+    most_whole: int = MOST_WHOLE
+
+    @property
+    def more_causes(self) -> str:
+        """How many causes are folded, in words."""
+        more = len(self.failed) - self.most_open
+        return f"{more} more cause{'s' * (more > 1)}"
 
 
 def review(record: Record) -> Review:
@@ -158,34 +179,33 @@ def review(record: Record) -> Review:
         tone=tone,
         sign=sign,
         started=record.started.replace("T", " ").replace("Z", " UTC"),
-        figures=tuple(_figures(record, bugs)),
+        figures=tuple(_figures(record)),
         failed=tuple(failed(record, clean, bugs)),
         attention=tuple(_attention(record, (*clean, *bugs), events)),
         environment=tuple(_environment(record.environment)),
         matrix=tuple(_matrix(record, _by_bug(record, bugs))),
         matrix_by_runner=tuple(_matrix(record, _by_bug_and_runner(record, bugs))),
-        legend=tuple(Mark(*mark) for mark in MARKS.values()),
+        legend=tuple(Mark(kind, *shown) for kind, shown in MARKS.items()),
         runners=tuple(dict.fromkeys(pair.runner for pair in record.pairs)),
         runner_rows=tuple(_runner_rows(record, bugs)),
         trials=tuple(_trials(record, clean)),
         property_sets=tuple(_property_sets(record)),
         events=events,
-        clean_cards=clean,
-        bug_cards=bugs,
+        cards=(*clean, *bugs),
         plots=tuple(_plots(record)),
         skipped=tuple(skipped(record)),
-        filters=tuple(_filters([*clean, *bugs])),
+        filters=tuple(filters([*clean, *bugs])),
+        unsound=sum(not card.sound for card in (*clean, *bugs)),
+        extent=extent(record),
     )
 
 
-def _figures(record: Record, bug_cards: Sequence[Card]) -> Iterator[Fact]:
+def _figures(record: Record) -> Iterator[Fact]:
     everything: tuple[TrialRow, ...] = (*record.clean, *record.bugs)
-    clean = sum(trial.finding is None for trial in record.clean)
-    sound = sum(card.sound for card in bug_cards)
     if record.clean:
-        yield Fact("clean trials without a violation", f"{clean} of {len(record.clean)}")
-    if bug_cards:
-        yield Fact("bug hunts that ended as expected", f"{sound} of {len(bug_cards)}")
+        yield Fact("clean trials green", clean_green(record))
+    if record.bugs:
+        yield Fact("bug hunts that ended as expected", hunts_sound(record))
     yield Fact("schedules", f"{sum(hunt.schedules for hunt in everything):,}")
     yield Fact("replays", f"{sum(hunt.replays for hunt in everything):,}")
     yield Fact("padded replays", f"{sum(hunt.padded_replays for hunt in everything):,}")
@@ -254,8 +274,7 @@ def _matrix(record: Record, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
     """Yield a row for each group of hunts of one bug."""
     for name, hunts in groups.items():
         target = [hunt for hunt, _ in hunts if hunt.detected_by is not None]
-        bugs = target or [hunt for hunt, _ in hunts]
-        bad = [card for _, card in hunts if not card.sound]
+        bugs = that_can([hunt for hunt, _ in hunts])
         yield MatrixRow(
             name=name,
             hunts=tuple(_hunt(hunt, card) for hunt, card in hunts),
@@ -263,8 +282,8 @@ def _matrix(record: Record, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
             reached=sum(hunt.reach is not None and hunt.reach.reached > 0 for hunt in target),
             triggered=sum(hunt.reach is not None and hunt.reach.triggered > 0 for hunt in target),
             detected=sum(hunt.detected_by in hunt.seen for hunt in target),
-            status=bad[0].status if bad else bugs[0].status,
-            sound=not bad,
+            status=together(hunt for hunt, _ in hunts),
+            sound=all(card.sound for _, card in hunts),
             marks=tuple(_mark(bugs, property_id) for property_id in record.properties),
         )
 
@@ -291,17 +310,10 @@ def _by_bug_and_runner(record: Record, cards: Sequence[Card]) -> dict[str, Hunts
     return hunts
 
 
-def _to_detection(hunts: Iterable[BugRow]) -> str:
-    """Return how many schedules each hunt drew until it found the bug."""
-    return "/".join(or_dash(hunt.schedules_to_detection) for hunt in hunts)
-
-
 def _mark(hunts: Sequence[BugRow], name: str) -> Mark:
     """Return what the hunts of a bug on a runner saw by one property."""
-    must = [hunt for hunt in hunts if hunt.detected_by == name]
-    count = sum(name in hunt.seen for hunt in hunts)
-    seen = all(name in hunt.seen for hunt in must) if must else count > 0
-    kind, sign, message = MARKS[bool(must), seen]
+    count, kind = sum(name in hunt.seen for hunt in hunts), mark(hunts, name)
+    sign, message = MARKS[kind]
     of_hunts = f"{count} of {len(hunts)} hunts"
     return Mark(kind, sign, f"{message}: {of_hunts}", str(count) if count else "")
 
@@ -317,17 +329,18 @@ def _runner_rows(record: Record, cards: Sequence[Card]) -> Iterator[RunnerRow]:
 
 
 def _pair(pair: BugOnRunner, hunts: Hunts) -> Pair:
-    anchor = hunts[0][1].anchor if hunts else ""
-    bad = [card for _, card in hunts if not card.sound]
-    if bad:
-        return Pair("missed", "✕", f"{bad[0].status}: {bad[0].meaning}", bad[0].anchor)
-    if pair.unaffected is not None and hunts:
+    anchor, rows = hunts[0][1].anchor if hunts else "", [hunt for hunt, _ in hunts]
+    kind = pair_mark(pair, rows)
+    if kind == "missed":
+        bad = next(card for _, card in hunts if not card.sound)
+        return Pair("missed", "✕", f"{bad.status}: {bad.meaning}", bad.anchor)
+    if kind == "also":
         return Pair("also", "○", f"tried, cannot affect it: {pair.unaffected}", anchor)
-    if not pair.can_be_switched_on:
+    if kind == "lacking":
         return Pair("none", "–", f"cannot affect it: {pair.unaffected}", "")
-    if not hunts:
+    if kind == "unasked":
         return Pair("none", "·", "not asked for", "")
-    drawn = _to_detection([bug for bug, _ in hunts])
+    drawn = to_detection(rows)
     sources = "/".join(card.source for _, card in hunts)
     return Pair("caught", drawn, f"caught after {drawn} schedules ({sources})", anchor)
 
@@ -338,21 +351,6 @@ def _plots(record: Record) -> Iterator[Plot]:
         detection_plot.lay_out(record.bugs, "runner", record.examples),
     )
     yield from (plot for plot in plots if plot is not None)
-
-
-def _filters(cards: Sequence[Card]) -> Iterator[Filter]:
-    """Yield what tells the cards apart: what all have in common filters nothing."""
-    values: Mapping[str, Iterable[str]] = {
-        "bug": (card.bug for card in cards),
-        "runner": (card.runner for card in cards),
-        "property": (name for card in cards for name in card.violated),
-        "outcome": (card.status for card in cards),
-        "source": (card.source for card in cards),
-    }
-    for name, of_cards in values.items():
-        different = tuple(dict.fromkeys(of_cards))
-        if len(different) > 1:
-            yield Filter(name, different)
 
 
 def _trials(record: Record, cards: Sequence[Card]) -> Iterator[CleanTrial]:
@@ -367,6 +365,7 @@ def _trials(record: Record, cards: Sequence[Card]) -> Iterator[CleanTrial]:
             anchor=card.anchor if card is not None else "",
             violated=lead.property if lead is not None else "",
             step=lead.step if lead is not None else None,
+            fails_in=card.fails_in if card is not None and card.where else "",
         )
 
 

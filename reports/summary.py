@@ -63,7 +63,8 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
 
 def _told(group: Group) -> Iterator[str]:
     """Yield one cause: how it ended, its shortest failure, why, and how to replay it."""
-    yield f"- **{text(group.status)}**: {text(group.cause)}: {text(group.first.title)}"
+    name = f"{text(group.status)}**: {text(group.cause)} ({group.count})"
+    yield f"- **{name}: {text(group.first.title)}"
     yield from (f"  - {text(sentence)}" for sentence in group.told)
     if group.replay:
         yield f"  - {text(group.replay)}"

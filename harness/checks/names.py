@@ -42,4 +42,4 @@ def docstring(kind: type) -> str:
 
 def described(unaffected: str | None, detected_by: str | None) -> str:
     """Say what a bug does to a runner."""
-    return f"caught by {detected_by}" if unaffected is None else f"cannot harm it: {unaffected}"
+    return f"caught by {detected_by}" if unaffected is None else f"cannot affect it: {unaffected}"

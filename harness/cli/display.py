@@ -15,7 +15,9 @@ from rich.table import Table
 from harness.campaigns.task import GOOD, Result
 from harness.cli.exit_codes import CANNOT_RUN
 from harness.errors import headline, kept, refused
-from harness.records.schema import BugOnRunner, BugRow, Record
+from harness.records.schema import BugOnRunner, BugRow, Record, TrialRow
+from reports.blame import failing_runner
+from reports.verdicts import mark, pair_mark, sound, that_can, to_detection, together
 
 
 class Advance(Protocol):
@@ -54,8 +56,11 @@ def said_of(result: Result) -> str:
     violations = result.finding.violations if result.finding is not None else ()
     if not violations:
         return ""
-    first = violations[0]
-    return f"{first['property']} at step {first['step']}: {first['message']}"
+    assert result.finding is not None
+    first, tried = violations[0], result.task.trial.runner
+    runner = failing_runner(result.finding.explanation, result.finding.timeline, first["step"])
+    where = "" if runner == tried else f" in {runner}"
+    return f"{first['property']} at step {first['step']}{where}: {first['message']}"
 
 
 def print_errors(errors: Iterable[str]) -> None:
@@ -71,14 +76,14 @@ def matrix(record: Record) -> Table:
     Columns are lettered as the properties are listed below it.
     """
     names = list(record.properties)
-    table = _lettered("bug × property, on each shrunk schedule", names, LEGEND)
+    count = f"{len(record.bugs)} hunts"
+    table = _lettered(f"bug × property, {count}, on each shrunk schedule", names, LEGEND)
     table.add_column("verdict", no_wrap=True)
     for bug, rows in _by_bug(record.bugs).items():
-        affected = [row for row in rows if row.unaffected is None]
         table.add_row(
             _folded(bug),
-            *(_cell(affected, name) if affected else "" for name in names),
-            _verdict([row.status for row in rows]),
+            *(SIGNS[mark(that_can(rows), name)] for name in names),
+            _verdict(rows),
         )
     return table
 
@@ -108,13 +113,18 @@ def _by_bug(rows: Iterable[BugRow]) -> dict[str, list[BugRow]]:
 
 
 def _runner_cell(pair: BugOnRunner, rows: Sequence[BugRow]) -> str:
-    if any(row.status not in GOOD for row in rows):
-        return "[bold red]✗[/]"
-    if not pair.can_be_switched_on:
-        return "–"
-    if not rows:
-        return ""
-    return "○" if pair.unaffected else "/".join(str(row.schedules) for row in rows)
+    kind = pair_mark(pair, rows)
+    return to_detection(rows) if kind == "caught" else RUNNER_SIGNS[kind]
+
+
+SIGNS: Mapping[str, str] = {"caught": "●", "missed": "✗", "also": "○", "none": ""}
+RUNNER_SIGNS: Mapping[str, str] = {
+    "missed": "[bold red]✗[/]",
+    "lacking": "–",
+    "unasked": "",
+    "also": "○",
+}
+"""What stands in a cell for what became of a bug."""
 
 
 def _lettered(title: str, names: Sequence[str], legend: str) -> Table:
@@ -155,22 +165,16 @@ RUNNER_LEGEND = (
 )
 
 
-def _cell(rows: Sequence[BugRow], name: str) -> str:
-    must = [row for row in rows if row.detected_by == name]
-    if must:
-        return "●" if all(name in row.seen for row in must) else "✗"
-    return "○" if any(name in row.seen for row in rows) else ""
-
-
-def _verdict(statuses: Sequence[str]) -> str:
-    """Return the first status that is not as it should be, or the one they share."""
-    bad = [status for status in statuses if status not in GOOD]
-    return f"[bold red]{bad[0]}[/]" if bad else f"[green]{statuses[0]}[/]"
+def _verdict(rows: Sequence[TrialRow]) -> str:
+    """Return how trials or hunts ended, taken together."""
+    status = together(rows)
+    return f"[green]{status}[/]" if sound(status) else f"[bold red]{status}[/]"
 
 
 def clean_table(record: Record) -> Table:
     """Return the clean trials of a run record, generated schedules and traffic together."""
-    table = _table("clean baseline, every property, generated schedules and traffic")
+    count = f"{len(record.clean)} clean trials, every property"
+    table = _table(f"{count}; those of generated schedules and of traffic together")
     for name in ("runner", "preset", "scheme", "page", "dtype"):
         table.add_column(name, no_wrap=True, min_width=len(name))
     if any(row.trial.overlap for row in record.clean):
@@ -185,7 +189,7 @@ def clean_table(record: Record) -> Table:
             *(trial.runner + OVERLAPS * trial.overlap, trial.preset, trial.scheme),
             *(str(trial.page_size), DTYPES.get(trial.dtype, trial.dtype)),
             *(str(sum(getattr(row, name) for row in rows)) for name in counts),
-            _verdict([row.status for row in rows]),
+            _verdict(rows),
         )
     return table
 

@@ -5,13 +5,13 @@ A cause function takes a recorded forward and returns the cause, or None where i
 
 from harness.explain.facts import Cause, CodeSite
 from harness.explain.first_difference import Index
+from harness.explain.origins.source_lines import site_of
 from harness.explain.recorded import RecordedForward
 from harness.explain.static_origin import element_read, origin_at
+from reference.ops import Ops
+from subjects.buffers import BufferPool, StaticInputs
 from subjects.contracts import LISTED_CONVERSIONS
-from subjects.pool import TRANSLATE
-
-BUFFERS, POOL, STORES = "subjects/buffers.py", "subjects/pool.py", "reference/ops.py"
-"""The files of the functions that are named here."""
+from subjects.pool import TRANSLATE, SubjectPool
 
 
 def warning_site(recorded: RecordedForward) -> Cause | None:
@@ -21,7 +21,7 @@ def warning_site(recorded: RecordedForward) -> Cause | None:
         return None
     callers = " in ".join(site.functions[-2:-4:-1])
     message = f"{site.message}; called by {callers}" if callers else site.message
-    return Cause("call site", site=CodeSite(site.functions[-1], site.file, message))
+    return Cause("call site", site=CodeSite(site.functions[-1], site.file, message, site.line))
 
 
 def dtype_cause(recorded: RecordedForward) -> Cause | None:
@@ -39,7 +39,7 @@ def _moved_buffer(recorded: RecordedForward) -> Cause | None:
         now = facts.buffers.get(name)
         if now is not None and now.address != captured.address:
             message = f"{name} is another tensor than at capture, and the graph reads that one"
-            return Cause("build", site=CodeSite("static buffer", BUFFERS, message))
+            return Cause("build", site=site_of(StaticInputs, message, "static buffer"))
     return None
 
 
@@ -58,7 +58,7 @@ def _locations_misread(recorded: RecordedForward) -> Cause | None:
             f"the locations are {loc.dtype} and the store reads {dtype}: row 1 is read"
             " from the upper half of element 0"
         )
-        return Cause("build", site=CodeSite("store_kv", STORES, message), index=found)
+        return Cause("build", site=site_of(Ops.store_kv, message, "store_kv"), index=found)
     return None
 
 
@@ -70,7 +70,7 @@ def _unlisted_conversion(recorded: RecordedForward) -> Cause | None:
         return None
     name, source, destination = unlisted[0]
     message = f"{name} is copied from {source} into {destination}, which no list allows"
-    return Cause("build", site=CodeSite("StaticInputs.populate", BUFFERS, message))
+    return Cause("build", site=site_of(StaticInputs.populate, message))
 
 
 def off_path_cause(recorded: RecordedForward) -> Cause | None:
@@ -89,9 +89,9 @@ def off_path_cause(recorded: RecordedForward) -> Cause | None:
         f" {len(places) - wanted} too many; the next store is number"
         f" {operations[:place].count('store_kv')}"
     )
-    return Cause("build", site=CodeSite(TRANSLATE, POOL, message))
+    return Cause("build", site=site_of(getattr(SubjectPool, TRANSLATE), message, TRANSLATE))
 
 
 def refused_build_cause(reason: str) -> Cause:
     """Explain a build that cannot be captured: its runners disagree on a shared buffer."""
-    return Cause("build", site=CodeSite("BufferPool.get", BUFFERS, reason))
+    return Cause("build", site=site_of(BufferPool.get, reason))

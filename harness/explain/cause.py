@@ -18,6 +18,7 @@ from harness.explain.facts import (
     IndexOrigin,
     ListFault,
     Slot,
+    SlotTaken,
     UncapturedRun,
     Writer,
 )
@@ -28,11 +29,13 @@ from harness.explain.first_difference import (
     first_difference,
     keys_of,
     paired,
+    rows_of,
 )
 from harness.explain.origins.arguments import WrongArgument, baked_in, wrong_argument
 from harness.explain.origins.further import further_op
 from harness.explain.origins.given import failing_element, given_value, kept_value
 from harness.explain.origins.lists import WrongList, wrong_list
+from harness.explain.provenance import SlotWrite
 from harness.explain.recorded import RecordedForward, Run
 from harness.explain.static_origin import (
     captured_origin,
@@ -47,6 +50,7 @@ from reference.config import Kind, Role
 from reference.model import Output
 from reference.ops import OpCall
 from reference.state_pool import Section
+from subjects.contracts import Axis
 
 CauseFinder = Callable[[RecordedForward], Cause | None]
 
@@ -88,6 +92,7 @@ def _difference_cause(
         blame="not known",
         difference=shown_difference(recorded, difference),
         slot=_slot(recorded, difference),
+        taken=_taken(difference),
         twin_agrees=seen.twin_agrees,
         listed=seen.listed,
     )
@@ -287,16 +292,39 @@ STATE_NAMES: Final = {
 """Whose each section of state beside KV is, and what kind of slot a place of it is called."""
 
 
-def _live_rows(recorded: RecordedForward, difference: Difference) -> int:
-    """Return how many rows of a difference's op are live: drafting stores one a request."""
-    by_request = difference.section is Section.DRAFT_TABLE
-    turn = recorded.forward_id
-    return len(turn.requests if by_request else turn.rows)
+def _axis(recorded: RecordedForward, difference: Difference) -> Axis | None:
+    """Return what the rows of a difference's op are of: drafting stores one a request.
+
+    None where a forward has as many requests as tokens, and where the op's rows are of neither.
+    """
+    if difference.section is Section.DRAFT_TABLE:
+        return Axis.REQUEST
+    runner, bucket, turn = recorded.runner, recorded.bucket, recorded.forward_id
+    extents = {Axis.REQUEST: len(turn.requests), Axis.TOKEN: len(turn.rows)}
+    if runner is not None and bucket is not None:
+        extents = dict(runner.extents(bucket))
+    if difference.row is None or extents.get(Axis.REQUEST) == extents.get(Axis.TOKEN):
+        return None
+    count = rows_of(recorded.run.calls[difference.call])
+    return next((axis for axis, extent in extents.items() if extent == count), None)
+
+
+def _taken(difference: Difference) -> SlotTaken | None:
+    """Return the slot that a row took, where it should have taken another."""
+    index = difference.index
+    if index is None:
+        return None
+    model, kind = _name(difference.model), _name(difference.kind)
+    if difference.section is not None:
+        role, kind = STATE_NAMES[difference.section]
+        model = str(role)
+    return SlotTaken(model or "", kind or "", index.row, index.key, index.value, index.right)
 
 
 def shown_difference(recorded: RecordedForward, difference: Difference) -> FirstDifference:
     """Return a difference as plain data."""
-    live_rows = _live_rows(recorded, difference)
+    axis, turn = _axis(recorded, difference), recorded.forward_id
+    live_rows = len(turn.requests if axis is Axis.REQUEST else turn.rows)
     row = difference.index.row if difference.index is not None else difference.row
     model, kind = _name(difference.model), _name(difference.kind)
     if difference.section is not None:
@@ -315,10 +343,11 @@ def shown_difference(recorded: RecordedForward, difference: Difference) -> First
         element=difference.element,
         eager_bits=difference.left_bits,
         graph_bits=difference.right_bits,
+        axis=_name(axis),
     )
 
 
-def _name(value: Role | Kind | None) -> str | None:
+def _name(value: Role | Kind | Axis | None) -> str | None:
     return None if value is None else str(value)
 
 
@@ -344,7 +373,12 @@ def _slot(recorded: RecordedForward, difference: Difference) -> Slot | None:
         kind=kind,
         slot=slot,
         owner=owner,
-        written_by=None
-        if write is None
-        else Writer(write.forward_id.step, write.forward_id.runner, write.row, write.request),
+        written_by=None if write is None else _row_writer(write),
     )
+
+
+def _row_writer(write: SlotWrite) -> Writer:
+    """Return who wrote a slot, its row being a token's where there are more than requests."""
+    turn = write.forward_id
+    axis = str(Axis.TOKEN) if len(turn.rows) > len(turn.requests) else None
+    return Writer(turn.step, turn.runner, write.row, write.request, axis)

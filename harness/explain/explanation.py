@@ -7,6 +7,7 @@ import torch
 from harness.explain.build_faults import refused_build_cause
 from harness.explain.cause import CauseFinder
 from harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
+from harness.explain.origins.source_lines import source_lines
 from harness.explain.pictures import slots_of_forward, static_inputs
 from harness.explain.proof import prove
 from harness.explain.recorded import record_forward
@@ -44,6 +45,7 @@ def explain(
             proof=prove(property_id, at, cause),
             static_inputs=static_inputs(recorded),
             slots=slots_of_forward(recorded),
+            sources=source_lines(recorded.runner, cause),
         )
 
 
@@ -56,13 +58,18 @@ def explain_playing(
     if found is None:
         return None
     at, cause = found
-    return Explanation(property_id, at, cause, prove(property_id, at, cause))
+    return _told(property_id, at, cause)
 
 
 def explain_refusal(property_id: str, runner: str, reason: str) -> Explanation:
     """Return why `property_id` is violated by a build whose engine of `runner` was not captured."""
-    at, cause = Situation(0, runner), refused_build_cause(reason)
-    return Explanation(property_id, at, cause, prove(property_id, at, cause))
+    return _told(property_id, Situation(0, runner), refused_build_cause(reason))
+
+
+def _told(property_id: str, at: Situation, cause: Cause) -> Explanation:
+    """Return a cause that no one forward shows."""
+    proof, lines = prove(property_id, at, cause), source_lines(None, cause)
+    return Explanation(property_id, at, cause, proof, sources=lines)
 
 
 def violating_forward(timeline: Iterable[TimelineEntry], property_id: str) -> int:

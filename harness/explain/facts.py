@@ -24,6 +24,9 @@ NOBODY = -1
 LATER: Mapping[str, bool] = {"later": True}
 """The metadata of a field that older records lack: they have its default."""
 
+ROWS: Mapping[str, str] = {"request": "request row", "token": "token row", "draft slot": "draft"}
+"""What an element is called that a static input has for each of what its axis counts."""
+
 
 @dataclass(frozen=True)
 class TimelineEntry:
@@ -66,14 +69,22 @@ class Reach:
 class Writer:
     """What wrote something last: a row of a step's forward.
 
-    `runner` is None for an eager forward, `request` for a padded row. At step CAPTURE it
-    was the capture, and no request.
+    `runner` is None for an eager forward. `axis` says what `row` counts: the requests, tokens or
+    whatever else a static input has an element for; None for a row of an op. `request` is None
+    for a padded row, and where the axis does not say whose an element is. At step CAPTURE it was
+    the capture, and no request.
     """
 
     step: int
     runner: str | None
     row: int
     request: int | None
+    axis: str | None = field(default=None, metadata=LATER)
+
+    @property
+    def place(self) -> str:
+        """The row in words, by what it is a row of."""
+        return f"{'row' if self.axis is None else ROWS.get(self.axis, 'element')} {self.row}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,8 @@ class FirstDifference:
     `op` gave, or stored, the `tensor`; `model`, `layer` and `kind` say on which cache it
     worked, if on one. `row` is the op's, None where no row wrote the slot, and `live` says
     whether it is a live row. `slot` is None for what lies in no cache, `head` for what has
-    none. Both bit patterns are hexadecimal texts, the expected one in `eager_bits`.
+    none. Both bit patterns are hexadecimal texts, the expected one in `eager_bits`. `axis` says
+    what the rows are of, requests or tokens, where a forward has more of one than of the other.
     """
 
     op: str
@@ -98,6 +110,28 @@ class FirstDifference:
     element: int
     eager_bits: str
     graph_bits: str
+    axis: str | None = field(default=None, metadata=LATER)
+
+    @property
+    def rows(self) -> str:
+        """What one of its op's rows is called."""
+        return "row" if self.axis is None else ROWS.get(self.axis, "row")
+
+
+@dataclass(frozen=True)
+class SlotTaken:
+    """The slot of a sub-pool that a row of an op took, and the one that it should have taken.
+
+    Row `row` read `slot` as its key number `key` or, where that is None, stored or went on there.
+    `slot` is None for nothing, and so is the `right` one of a key; of another row it is not known.
+    """
+
+    model: str
+    kind: str
+    row: int
+    key: int | None
+    slot: int | None
+    right: int | None
 
 
 @dataclass(frozen=True)
@@ -138,11 +172,24 @@ class Slot:
 
 @dataclass(frozen=True)
 class CodeSite:
-    """A place in the code that is to blame: a function, its file, and what it does there."""
+    """A place in the code that is to blame: a function, its file, and what it does there.
+
+    `line` is where the function begins, or what it does happens; None where it is not known.
+    """
 
     function: str
     file: str
     message: str
+    line: int | None = field(default=None, metadata=LATER)
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of the code that a violation is about; `what` says in words what stands there."""
+
+    what: str
+    file: str
+    line: int
 
 
 @dataclass(frozen=True)
@@ -265,6 +312,7 @@ class Cause:
     kept: KeptOutput | None = field(default=None, metadata=LATER)
     baked: BakedIn | None = field(default=None, metadata=LATER)
     held: Holding | None = field(default=None, metadata=LATER)
+    taken: SlotTaken | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -331,7 +379,10 @@ class Situation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one property was violated. `proof` tells it in sentences: Let, Then, But, So."""
+    """Why one property was violated. `proof` tells it in sentences: Let, Then, But, So.
+
+    `sources` are the lines of the code to look at, the nearest to the cause first.
+    """
 
     property: str
     at: Situation
@@ -339,3 +390,4 @@ class Explanation:
     proof: tuple[str, ...]
     static_inputs: tuple[StaticInputRow, ...] = ()
     slots: tuple[SlotMap, ...] = ()
+    sources: tuple[SourceLine, ...] = field(default=(), metadata=LATER)

@@ -289,6 +289,15 @@ def results_of(call: OpCall) -> list[Tensor]:
     return list(results)
 
 
+def rows_of(call: OpCall) -> int:
+    """Return how many rows an op works on: those that it stores, or gives."""
+    if call.name == "store_kv":
+        return len(call.inputs[3])
+    if call.name == "store_rows":
+        return len(call.inputs[1])
+    return len(results_of(call)[0])
+
+
 def keys_of(call: OpCall, row: int) -> list[int]:
     """Return the slots that take part in the attention of one row, in list order."""
     slots: list[int] = call.inputs[4][key_places(call, row)].tolist()

@@ -11,7 +11,7 @@ from harness.explain.cause import (
     repeats,
     uncaptured_run,
 )
-from harness.explain.facts import Cause, ListFault
+from harness.explain.facts import Cause, ListFault, SlotTaken
 from harness.explain.first_difference import Index, keys_of, read_again
 from harness.explain.origins.lists import WrongList
 from harness.explain.provenance import layers_by_address
@@ -39,7 +39,12 @@ def listed_cause(
     agrees = None
     if call < len(recorded.fresh_calls):
         agrees = keys_of(recorded.fresh_calls[call], at[1]) == found
-    return _led_to(recorded, Cause("not known", listed=wrong[0], twin_agrees=agrees), call, wrong)
+    fault, key = wrong
+    cache = recorded.run.calls[call].inputs[1]
+    role, _, _ = layers_by_address(recorded.pair.graph_pools)[cache.data_ptr()]
+    taken = SlotTaken(str(role), fault.kind, fault.row, key.key, key.value, key.right)
+    shown = Cause("not known", listed=fault, twin_agrees=agrees, taken=taken)
+    return _led_to(recorded, shown, call, wrong)
 
 
 def _led_to(

@@ -15,6 +15,7 @@ from harness.explain.facts import (
     ListFault,
     Situation,
     Slot,
+    SlotTaken,
     TableCell,
     Writer,
 )
@@ -23,12 +24,16 @@ LISTS = {"swa": "window list", "full": "key list"}
 """What the keys that a row lists on layers of each kind are called."""
 
 WRITTEN: Mapping[How, str] = {
-    "copied": "copied from its batch",
-    "reset": "reset as padding",
-    "equalized": "made equal for all padded rows",
-    "capture": "left so since the capture",
+    "copied": "was written by this very step, copied from its batch",
+    "reset": "was written by this very step, reset as padding",
+    "equalized": "was not written by this step: it is what the harness gives to all that padding"
+    " keeps",
+    "capture": "has been so since the capture",
 }
-"""How this very step wrote an element."""
+"""How an element that is not stale came to hold what it holds."""
+
+NOBODY = "nobody"
+"""Whose a slot is that no request holds."""
 
 
 def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
@@ -47,7 +52,7 @@ def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
         if at.failed is not None:
             so = f"So the step fails: {at.failed}."
     else:
-        then, so = _then(at, difference, cause.index), _so(at, difference, cause.compared)
+        then, so = _then(at, difference, cause), _so(at, difference, cause.compared)
     setting = _setting(at) if cause.slot is None else _whose(cause.slot)
     return (setting, then, *_buts(cause), so)
 
@@ -64,7 +69,7 @@ def _then_alone(at: Situation, cause: Cause) -> str:
         )
     if cause.compared:
         first, second, _ = cause.compared
-        values = f"{cause.given.right} {first} and {cause.given.value} {second}"
+        values = f"{cause.given.right or 'not known'} {first} and {cause.given.value} {second}"
         return f"Then {cause.given.what} is {values}."
     right = "not known" if cause.given.right is None else cause.given.right
     return f"Then {cause.given.what} is {cause.given.value}; what is right there is {right}."
@@ -73,7 +78,7 @@ def _then_alone(at: Situation, cause: Cause) -> str:
 def _buts(cause: Cause) -> Iterator[str]:
     """Yield what is known of what led there, and that nothing is."""
     if cause.listed is not None and cause.difference is not None:
-        yield f"But {_list(cause.listed)}."
+        yield f"But {_list(cause.listed, cause.difference.rows)}."
     if cause.twin_agrees:
         yield "But a runner just captured does the same, so that no history is to blame."
     if cause.cell is not None:
@@ -102,11 +107,11 @@ def _buts(cause: Cause) -> Iterator[str]:
         yield "But what led there is not known: nothing that was changed alone made it right."
 
 
-def _list(listed: ListFault) -> str:
-    """Tell what is wrong with the keys that a row lists."""
-    row = f"padded row {listed.row}"
+def _list(listed: ListFault, rows: str = "row") -> str:
+    """Tell what is wrong with the keys that a row lists; `rows` are what it is one of."""
+    row = f"padded {rows} {listed.row}"
     if listed.owner is not None:
-        row = f"live row {listed.row} ({listed.owner})"
+        row = f"live {rows} {listed.row} ({listed.owner})"
     return f"the {LISTS[listed.kind]} of {row} {listed.message}"
 
 
@@ -139,7 +144,7 @@ def _given(given: GivenValue, *, alone: bool) -> str:
         return f"But {value} is in no static input; {right}."
     if given.stale:
         return f"But {value} was left there by {_who(given.left_by)}; {right}."
-    return f"But {value} was written by this very step, {WRITTEN[given.how]}; {right}."
+    return f"But {value} {WRITTEN[given.how]}; {right}."
 
 
 def _baked(baked: BakedIn) -> str:
@@ -199,32 +204,52 @@ def _setting(at: Situation) -> str:
 
 def _whose(slot: Slot) -> str:
     """Tell whose slot it is and who wrote it before."""
-    by = slot.written_by
+    by, whose = slot.written_by, f"be of {slot.owner}"
+    if slot.owner == NOBODY:
+        whose = "belong to no request" if slot.slot else "be the reserved one"
     written = "" if by is None else f", written last in step {by.step} by {_row_of(by)}"
-    return f"Let {slot.model} {slot.kind} slot {slot.slot} be of {slot.owner}{written}."
+    return f"Let {slot.model} {slot.kind} slot {slot.slot} {whose}{written}."
 
 
 def _row_of(writer: Writer) -> str:
     """Name the row that wrote a slot."""
     by = f"{writer.runner}'s" if writer.runner else "an eager forward's"
     if writer.request is None:
-        return f"{by} padded row {writer.row}"
-    return f"{by} row {writer.row} for request {writer.request}"
+        return f"{by} padded {writer.place}"
+    return f"{by} {writer.place} for request {writer.request}"
 
 
-def _then(at: Situation, difference: FirstDifference, index: IndexOrigin | None) -> str:
-    """Tell what the step's op did."""
+def _then(at: Situation, difference: FirstDifference, cause: Cause) -> str:
+    """Tell what the step's op did; the step itself, where the proof did not begin with it."""
+    index, taken = cause.index, cause.taken
     row = index.row if index is not None else difference.row
-    runs = f"Then step {at.step} runs {_path(at)}, and"
+    runs = "Then" if cause.slot is None else f"Then step {at.step} runs {_path(at)}, and"
     where = "" if difference.layer is None else f" in layer {difference.layer}"
     if row is None and difference.slot is None:
         return f"{runs} what {difference.op}{where} gives differs."
     if row is None:
         return f"{runs} no row of {difference.op}{where} writes slot {difference.slot}."
-    what = f"{runs} {'live' if difference.live else 'padded'} row {row}"
-    if index is None:
-        return f"{what} of {difference.op}{where} differs."
-    return f"{what} {_did(index, difference.op, where)}."
+    what = f"{runs} {'live' if difference.live else 'padded'} {difference.rows} {row}"
+    if index is not None:
+        return f"{what} {_did(index, difference.op, where)}."
+    if taken is not None:
+        return f"{what} {_took(taken, difference.op, where)}."
+    return f"{what} of {difference.op}{where} differs."
+
+
+def _took(taken: SlotTaken, op: str, where: str) -> str:
+    """Tell which slot a row took where another was right, in the layer that `where` names.
+
+    Where a padded row should have stored, no other run says.
+    """
+    if taken.slot is None:
+        return f"reads{where} no key {taken.key}, which is slot {taken.right}"
+    right = "" if taken.right is None else f", where slot {taken.right} is right"
+    if taken.key is not None:
+        right = right or ", where no slot is right"
+        return f"reads{where}, as key {taken.key}, slot {taken.slot}{right}"
+    does = f"stores{where} at" if op != "scan_states" else "continues the state in"
+    return f"{does} slot {taken.slot}{right}"
 
 
 def _did(index: IndexOrigin, op: str, where: str) -> str:
@@ -250,7 +275,9 @@ def _but(index: IndexOrigin) -> str:
     if not index.stale:
         if index.right is None:
             right = "what is right there is not known"
-        elif index.value == index.read:
+        elif index.how == "equalized":
+            return f"But {_element(index)} {WRITTEN[index.how]}; {index.right} would be right."
+        elif index.value == index.read or index.read_right is None:
             right = f"{index.right} would be right"
         else:
             right = f"the row should find slot {index.right} by it"
@@ -271,7 +298,7 @@ def _who(writer: Writer) -> str:
         return "the capture"
     request = "" if writer.request is None else f" for request {writer.request}"
     runner = writer.runner or "an eager forward"
-    return f"step {writer.step} ({runner}, row {writer.row}{request})"
+    return f"step {writer.step} ({runner}, {writer.place}{request})"
 
 
 def _so(at: Situation, difference: FirstDifference, compared: tuple[str, ...]) -> str:
@@ -279,7 +306,7 @@ def _so(at: Situation, difference: FirstDifference, compared: tuple[str, ...]) -
     if at.failed is not None:
         return f"So {difference.op} fails: {at.failed}."
     slot, head = difference.slot, difference.head
-    place = "all rows" if difference.row is None else f"row {difference.row}"
+    place = "all rows" if difference.row is None else f"{difference.rows} {difference.row}"
     place = place if slot is None else f"slot {slot}"
     of_head = "" if head is None else f", head {head}"
     what = f"{difference.op} {difference.tensor}, {place}{of_head}, element {difference.element},"

@@ -48,11 +48,15 @@ Element = tuple[str, int, Tensor]
 
 @dataclass(frozen=True)
 class LogSite:
-    """Where in the subject a message was logged: the functions, outermost first."""
+    """Where in the subject a message was logged: the functions, outermost first.
+
+    `file` and `line` are of the innermost, the line at which it calls what logs.
+    """
 
     message: str
     functions: tuple[str, ...]
     file: str
+    line: int
 
 
 BETWEEN = ("pool.py", "parts.py")
@@ -72,10 +76,11 @@ class SiteTrap(logging.Handler):
         while frame is not None:
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(root / "subjects") and path.name not in BETWEEN:
-                found.append((frame.f_code.co_qualname, str(path.relative_to(root))))
+                found.append((frame.f_code.co_qualname, path.relative_to(root), frame.f_lineno))
             frame = frame.f_back  # type: ignore[assignment]
-        functions = tuple(name for name, _ in reversed(found))
-        self.sites.append(LogSite(record.getMessage(), functions, found[0][1] if found else ""))
+        functions = tuple(name for name, _, _ in reversed(found))
+        file, line = (found[0][1].as_posix(), found[0][2]) if found else ("", 0)
+        self.sites.append(LogSite(record.getMessage(), functions, file, line))
 
 
 @contextmanager

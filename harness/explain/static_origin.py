@@ -212,7 +212,6 @@ def origin_at(
     """Return an index with the static element that led to it and who left that."""
     write = recorded.ledger.of(static_buffers(recorded)[name])[element]
     right = _number(recorded.fresh[name], element) if stale else index.right
-    request = request_of(recorded, write, name, element)
     return IndexOrigin(
         buffer=name,
         element=element,
@@ -223,7 +222,7 @@ def origin_at(
         key=index.key,
         read=index.value,
         read_right=index.right,
-        left_by=Writer(write.forward_id.step, write.forward_id.runner, element, request),
+        left_by=writer_of(recorded, write, name, element),
         how=written_as(write),
     )
 
@@ -253,6 +252,13 @@ def captured_origin(recorded: RecordedForward, index: Index) -> IndexOrigin:
 
 def _number(values: Tensor, element: int) -> int:
     return int(values.flatten()[element])
+
+
+def writer_of(recorded: RecordedForward, write: StaticWrite, name: str, element: int) -> Writer:
+    """Return who wrote an element of a static input last."""
+    row = recorded.runner.inputs.rows.get(name) if recorded.runner is not None else None
+    turn, axis = write.forward_id, "list" if row is None else str(row.axis)
+    return Writer(turn.step, turn.runner, element, request_of(recorded, write, name, element), axis)
 
 
 def request_of(

@@ -6,16 +6,15 @@ work; the schedule is then played again. Knows no bug.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from harness.explain.facts import Cause, CodeSite, Explanation, Situation
+from harness.explain.facts import Cause, Explanation, Situation
+from harness.explain.origins.source_lines import site_of, source_lines
 from reference.order import Arrived, Values
 from subjects.overlap import Flight, Overlap, Staged
 from subjects.streams import Event
 
 Result = TypeVar("Result")
-
-OVERLAP = "subjects/overlap.py"
 
 
 class CopiesAwaited(Overlap):
@@ -74,24 +73,29 @@ class TablesAwaited(Overlap):
 class SureWait:
     """A wait, made sure of: the method that ought to wait, in words what for, and the class."""
 
-    function: str
+    method: Callable[..., Any]
     words: str
     before: type[Overlap]
+
+    @property
+    def function(self) -> str:
+        """What the method is called."""
+        return self.method.__qualname__
 
 
 WAITS = (
     SureWait(
-        "Overlap.stage",
+        Overlap.stage,
         "the host writes to pinned buffers whose copies for the forward in flight have not run",
         CopiesAwaited,
     ),
     SureWait(
-        "Overlap.write",
+        Overlap.write,
         "the tables are written while the forward in flight has yet to read them",
         ForwardAwaited,
     ),
     SureWait(
-        "Overlap.launch",
+        Overlap.launch,
         "the forward reads the tables before what was planned for it is written there",
         TablesAwaited,
     ),
@@ -105,10 +109,10 @@ def explain_race(property_id: str, step: int, mended: Mapping[str, bool]) -> Exp
     """
     found = [wait for wait in WAITS if mended[wait.function]]
     if found:
-        site = CodeSite(found[0].function, OVERLAP, found[0].words)
+        site = site_of(found[0].method, found[0].words)
         but = "But with a wait there, and nothing else changed, the schedule gives the right bits."
     else:
-        site = CodeSite("Overlap", OVERLAP, "work of two steps runs in an order that is wrong")
+        site = site_of(Overlap, "work of two steps runs in an order that is wrong")
         but = "But no wait alone mends it; where no steps overlap the bits are right."
     proof = (
         f"Let the host plan what follows step {step}, or plan that step, while a forward runs.",
@@ -116,4 +120,6 @@ def explain_race(property_id: str, step: int, mended: Mapping[str, bool]) -> Exp
         but,
         f"So {property_id} does not hold.",
     )
-    return Explanation(property_id, Situation(step, None), Cause("missing wait", site=site), proof)
+    cause = Cause("missing wait", site=site)
+    lines = source_lines(None, cause)
+    return Explanation(property_id, Situation(step, None), cause, proof, sources=lines)

@@ -3,9 +3,11 @@
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 
@@ -20,6 +22,17 @@ from harness.records.typed_json import from_json, to_json
 
 COMMIT_VARIABLE = "PARITYBIT_COMMIT"
 """Names the commit where the tree is a copy without its git folder."""
+
+REPOSITORY_VARIABLE = "PARITYBIT_REPOSITORY"
+"""Names the repository's address there."""
+
+SCP_LIKE = re.compile(r"(?:[^@/:]+@)?([\w.-]+):(?!//)(.+)")
+"""An address of a remote as `git` alone takes it: its host, after a user, and its path."""
+
+REMOTE_SCHEMES = ("https", "http", "ssh", "git")
+
+PUBLIC_HOST = re.compile(r"[\w.-]+\.[a-z]{2,}(?::\d+)?")
+"""The host of a remote that others may find too: it has a name, and is not this machine."""
 
 
 def environment(
@@ -45,6 +58,7 @@ def environment(
         gpus=len(workers.gpus) if workers is not None else None,
         mps=workers.mps if workers is not None else None,
         ray=workers.cluster is not None if workers is not None else None,
+        repository=repository(),
     )
 
 
@@ -75,6 +89,23 @@ def revision() -> tuple[str | None, bool | None]:
     if commit is None:
         return None, None
     return commit, bool(_git("status", "--porcelain"))
+
+
+def repository() -> str | None:
+    """Return the address at which people find this tree's commits; None where it is not known.
+
+    It names no user, no password and no path of this machine.
+    """
+    remote = os.environ.get(REPOSITORY_VARIABLE) or _git("remote", "get-url", "origin") or ""
+    scp_like = SCP_LIKE.fullmatch(remote)
+    address = urlsplit(f"ssh://{scp_like[1]}/{scp_like[2]}" if scp_like else remote)
+    host = address.netloc.rpartition("@")[2]
+    if address.scheme != "https":  # The port of another scheme is not that of its pages.
+        host = host.partition(":")[0]
+    path = address.path.strip("/").removesuffix(".git")
+    if address.scheme not in REMOTE_SCHEMES or not PUBLIC_HOST.fullmatch(host) or not path:
+        return None
+    return f"https://{host}/{path}"
 
 
 def _git(*arguments: str) -> str | None:

@@ -38,10 +38,10 @@ HuntStatus = Literal[
 class Environment:
     """What the figures of a record depend on: device, versions, commit; None where unknown.
 
-    `dirty` says whether the tree differed from the commit. The work was spread over so many
-    `processes`, or done in the one process if 0, which took so many `gpus` in turn; `mps` says
-    whether they shared them by NVIDIA's MPS, `ray` whether they were a Ray cluster's. These are
-    None of what is not spread.
+    `dirty` says whether the tree differed from the commit. `repository` is the address at which
+    people find the commit. The work was spread over so many `processes`, or done in the one
+    process if 0, which took so many `gpus` in turn; `mps` says whether they shared them by
+    NVIDIA's MPS, `ray` whether they were a Ray cluster's. These are None of what is not spread.
     """
 
     device: str
@@ -58,6 +58,7 @@ class Environment:
     gpus: int | None = field(default=None, metadata=LATER)
     mps: bool | None = field(default=None, metadata=LATER)
     ray: bool | None = field(default=None, metadata=LATER)
+    repository: str | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)

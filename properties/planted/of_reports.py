@@ -32,15 +32,15 @@ OF_REPORTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="one-hunt-speaks-for-all",
-        file="reports/review.py",
-        old="all(name in hunt.seen for hunt in must) if must else count > 0",
-        new="count > 0",
+        file="reports/verdicts.py",
+        old="if all(name in row.seen for row in must)",
+        new="if any(name in row.seen for row in must)",
         tests=("properties/reports/test_matrices.py",),
         why="A bug that one of its hunts missed is marked as caught in the matrix.",
     ),
     Fault(
         name="unexpected-effect-is-sound",
-        file="reports/cards.py",
+        file="reports/verdicts.py",
         old='"affected after all": (False,',
         new='"affected after all": (True,',
         tests=("properties/reports/test_matrices.py",),
@@ -48,7 +48,7 @@ OF_REPORTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="red-clean-build-is-sound",
-        file="reports/cards.py",
+        file="reports/verdicts.py",
         old='"clean is red too": (False,',
         new='"clean is red too": (True,',
         tests=("properties/reports/test_matrices.py",),

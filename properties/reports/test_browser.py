@@ -4,23 +4,30 @@ A page must ask nothing of anybody, log nothing, and be usable by keyboard, on a
 the dark and on paper.
 """
 
+import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from harness.records.files import write_whole
+from harness.records.record import load
 from harness.records.schema import Record
+from properties.support.reports.pages import sample_markup
 from properties.support.reports.records import (
     SAMPLES,
     finding_of,
     green,
     many,
+    played,
     red,
+    with_finding,
     without_finding,
 )
 from reports.comparison import compare_runs
@@ -43,8 +50,17 @@ ARGUMENTS = (
 DESK: "ViewportSize" = {"width": 1280, "height": 900}
 PHONE: "ViewportSize" = {"width": 375, "height": 700}
 ANCHOR = "bug-swa_pad-decode-generated"
+OPENS_IN = 1.5
+"""Seconds of a processor in which a page of 500 findings opens, whatever else the machine does."""
+
 PAINTED_WITHIN, OPENED_WITHIN = 3, 10
-"""Seconds in which a page of 500 findings shows its verdict, and all of it, on a busy machine."""
+"""Seconds in which it shows its verdict, and all of it, on a busy machine."""
+
+MOST_STOPS = 40
+"""Presses of the tab key that lead to the first finding, at most."""
+
+ROOT = Path(__file__).parents[2]
+FULL_RUN = ROOT / "reports" / "evidence" / "h200" / "regress.json"
 
 
 @dataclass
@@ -91,19 +107,33 @@ def visit(browser: "Browser") -> Iterator[Visit]:
     page.close()
     assert visit.complaints == []
     assert all(url.startswith(("file://", "data:")) for url in visit.requests)
-    assert len({url for url in visit.requests if url.startswith("file://")}) <= 1
+    files = (url.partition("?")[0] for url in visit.requests if url.startswith("file://"))
+    assert len(set(files)) <= 1
 
 
-def saved(folder: Path, record: Record) -> Path:
-    """Write the page of a record."""
+def saved(folder: Path, page: str | Record) -> Path:
+    """Write the page of a record, or of the sample of that name."""
     path = folder / "index.html"
-    write_whole(path, render(record))
+    write_whole(path, sample_markup(page) if isinstance(page, str) else render(page))
     return path
 
 
 def choice(page: "Page", name: str) -> "Locator":
     """Return what the findings are filtered by."""
-    return page.locator(f'label:has-text("{name}") select[name="{name}"]')
+    return page.locator(f'#filters select[name="{name}"]')
+
+
+def shown(page: "Page") -> list[str]:
+    """Return the ids of the findings that are shown."""
+    found: list[str] = page.locator(".card:visible").evaluate_all("all => all.map(one => one.id)")
+    return found
+
+
+def open_all(page: "Page") -> None:
+    """Open every finding, and all that is folded in it."""
+    page.evaluate("document.querySelectorAll('.card').forEach(card => { card.open = true; })")
+    page.wait_for_function("!document.querySelector('.card > script')")
+    page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
 
 
 @pytest.fixture
@@ -115,11 +145,34 @@ def comparison(tmp_path: Path) -> Path:
     return path
 
 
+def test_where_no_browser_can_be_installed_ci_says_so_and_goes_on(tmp_path: Path) -> None:
+    for name in ("bash", "id", "mktemp", "tail"):
+        (tmp_path / name).symlink_to(shutil.which(name) or pytest.skip(f"there is no {name}"))
+    said = "the tests of pages in a browser are skipped: "
+
+    def printed() -> str:
+        run = [tmp_path / "bash", ROOT / ".ci" / "browser"]
+        paths = {"PATH": str(tmp_path)}
+        return subprocess.run(run, env=paths, capture_output=True, text=True, check=True).stdout
+
+    assert printed() == f"{said}there is no Chromium, and no apt-get to install one with\n"
+    installer = tmp_path / "apt-get"
+    installer.write_text(f"#!{tmp_path / 'bash'}\necho E: no index answers >&2\nexit 100\n")
+    installer.chmod(0o755)
+    (tmp_path / "id").unlink()
+    root = tmp_path / "id"
+    root.write_text(f"#!{tmp_path / 'bash'}\necho 0\n")
+    root.chmod(0o755)
+    assert printed() == f"{said}apt-get could not install chromium: E: no index answers\n"
+    root.write_text(f"#!{tmp_path / 'bash'}\necho 1000\n")
+    assert printed() == f"{said}there is no Chromium, and only root may install one with apt-get\n"
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_page_opens_without_an_error_or_a_request(
     name: str, visit: Visit, tmp_path: Path
 ) -> None:
-    page = visit.open(saved(tmp_path, SAMPLES[name]))
+    page = visit.open(saved(tmp_path, name))
     assert page.locator("h1").is_visible()
     assert page.locator(".card").count() > 0
     assert page.locator(".card[open]").count() == 0
@@ -132,7 +185,7 @@ def test_a_comparison_opens_without_an_error_or_a_request(visit: Visit, comparis
 
 
 def test_a_link_to_a_finding_opens_it_and_shows_it(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, red()), ANCHOR)
+    page = visit.open(saved(tmp_path, "red"), ANCHOR)
     card = page.locator(f"#{ANCHOR}")
     assert card.get_attribute("open") is not None
     assert card.locator(".proof").is_visible()
@@ -144,7 +197,7 @@ def test_a_link_to_a_finding_opens_it_and_shows_it(visit: Visit, tmp_path: Path)
 def test_a_cell_of_the_matrix_opens_its_finding_again_and_again(
     visit: Visit, tmp_path: Path
 ) -> None:
-    page = visit.open(saved(tmp_path, green()))
+    page = visit.open(saved(tmp_path, "green"))
     card, link = page.locator(f"#{ANCHOR}"), page.locator(f'#runners a[href="#{ANCHOR}"]')
     for _ in range(2):
         link.click()
@@ -154,20 +207,62 @@ def test_a_cell_of_the_matrix_opens_its_finding_again_and_again(
 
 
 def test_filters_show_the_findings_that_match_them_all(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, red()))
+    page = visit.open(saved(tmp_path, "red"))
     whole = page.locator(".card").count()
+    choice(page, "ended").select_option("")
     choice(page, "property").select_option("kv_parity")
     choice(page, "source").select_option("traffic")
-    shown = page.locator(".card:visible")
-    assert [card.get_attribute("id") for card in shown.all()] == ["bug-swa_pad-decode-traffic"]
+    assert shown(page) == ["bug-swa_pad-decode-traffic"]
     assert page.locator("#shown").inner_text() == f"1 of {whole} shown"
     page.get_by_role("button", name="All findings").click()
     page.wait_for_function("document.querySelectorAll('.card[hidden]').length === 0")
-    assert shown.count() == whole
+    assert len(shown(page)) == whole
+
+
+def test_a_red_page_shows_what_was_not_expected_and_a_green_one_all(
+    visit: Visit, tmp_path: Path
+) -> None:
+    page = visit.open(saved(tmp_path, "red"))
+    unsound = page.locator(".card.unsound")
+    assert 0 < unsound.count() < page.locator(".card").count()
+    assert unsound.count() == len(shown(page))
+    page = visit.open(saved(tmp_path, "green"))
+    assert len(shown(page)) == page.locator(".card").count()
+
+
+def test_filters_are_kept_in_the_address_and_restored_from_it(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open(saved(tmp_path, "red"))
+    choice(page, "ended").select_option("")
+    page.get_by_label("text").fill("the MEMO  is not CLEARED")
+    choice(page, "outcome").select_option("caught")
+    found = shown(page)
+    assert found == ["bug-loc_memo_capture-decode-generated"]
+    assert page.url.endswith("?text=the+MEMO++is+not+CLEARED&ended=&outcome=caught")
+    page.reload()
+    assert shown(page) == found
+    assert page.get_by_label("text").input_value() == "the MEMO  is not CLEARED"
+    page.get_by_role("button", name="All findings").click()
+    page.reload()
+    assert len(shown(page)) == page.locator(".card").count()
+
+
+def test_an_address_that_no_filter_knows_hides_nothing(visit: Visit, tmp_path: Path) -> None:
+    path = saved(tmp_path, "green")
+    visit.page.goto(f"{path.as_uri()}?bug=other&odd=1")
+    assert len(shown(visit.page)) == visit.page.locator(".card").count()
+
+
+def test_findings_can_be_filtered_by_the_runner_that_fails(visit: Visit, tmp_path: Path) -> None:
+    """Which is not the one on trial: a trial of decode whose prefill logs a warning."""
+    page = visit.open(saved(tmp_path, "red"))
+    choice(page, "fails-in").select_option("piecewise")
+    assert shown(page) == ["bug-loc_memo_warning.before_window-decode-generated"]
+    text = page.locator(".card:visible").inner_text()
+    assert "in piecewise" in text
 
 
 def test_a_link_to_a_finding_that_is_filtered_away_shows_it(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, red()))
+    page = visit.open(saved(tmp_path, "red"))
     choice(page, "source").select_option("traffic")
     assert page.locator(f"#{ANCHOR}").is_hidden()
     page.locator(f'#runners a[href="#{ANCHOR}"]').click()
@@ -175,7 +270,7 @@ def test_a_link_to_a_finding_that_is_filtered_away_shows_it(visit: Visit, tmp_pa
 
 
 def test_a_finding_opens_by_keyboard_with_the_focus_in_sight(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, green()))
+    page = visit.open(saved(tmp_path, "green"))
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.locator("#key > summary").focus()
@@ -190,7 +285,7 @@ def test_nothing_but_wide_drawings_and_tables_scrolls_sideways_on_a_phone(
     visit: Visit, tmp_path: Path
 ) -> None:
     visit.page.set_viewport_size(PHONE)
-    page = visit.open(saved(tmp_path, red()))
+    page = visit.open(saved(tmp_path, "red"))
     page.evaluate("document.querySelectorAll('details').forEach(card => { card.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
@@ -202,7 +297,7 @@ def test_a_comparison_fits_on_a_phone(visit: Visit, comparison: Path) -> None:
 
 
 def test_the_page_follows_the_colours_of_the_machine(visit: Visit, tmp_path: Path) -> None:
-    path, grounds = saved(tmp_path, green()), []
+    path, grounds = saved(tmp_path, "green"), []
     for scheme in ("light", "dark"):
         visit.page.emulate_media(color_scheme=scheme)
         visit.open(path)
@@ -210,21 +305,38 @@ def test_the_page_follows_the_colours_of_the_machine(visit: Visit, tmp_path: Pat
     assert grounds == ["rgb(255, 255, 255)", "rgb(21, 24, 28)"]
 
 
-def test_on_paper_everything_is_open_and_nothing_is_filtered(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, red()))
+def test_on_paper_stands_what_is_open_or_was_not_expected_filtered_or_not(
+    visit: Visit, tmp_path: Path
+) -> None:
+    page = visit.open(saved(tmp_path, "red"), ANCHOR)
     choice(page, "source").select_option("traffic")
     page.emulate_media(media="print")
-    assert page.locator(".card").count() == page.locator(".card:visible").count()
-    heights = page.locator(".card .proof").evaluate_all(
+    unsound = page.locator(".card.unsound")
+    assert unsound.count() > 0
+    wanted = page.locator(f".card.unsound, #{ANCHOR}")
+    assert shown(page) == wanted.evaluate_all("all => all.map(one => one.id)")
+    heights = unsound.locator(".proof").evaluate_all(
         "all => all.map(proof => proof.checkVisibility({ contentVisibilityAuto: true }))"
     )
     assert heights
     assert all(heights)
     assert page.locator("#filters").is_hidden()
+    assert "did not end as expected; those are printed" in page.locator(".on-paper").inner_text()
+
+
+def test_a_full_run_is_printed_on_20_pages_at_most(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open(saved(tmp_path, load(FULL_RUN)))
+    assert page.locator(".card").count() > 250
+    assert pages_of(page.pdf(format="A4", prefer_css_page_size=True)) <= 20
+
+
+def pages_of(document: bytes) -> int:
+    """Return how many pages a PDF document has."""
+    return len(re.findall(rb"/Type\s*/Page\b(?!s)", document))
 
 
 def test_a_command_can_be_copied(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, green()), ANCHOR)
+    page = visit.open(saved(tmp_path, "green"), ANCHOR)
     page.locator(f'[data-copy="{ANCHOR}--command"]').click()
     selected = page.evaluate("getSelection().toString()")
     assert selected == finding_of(green(), 0).reproduce
@@ -234,14 +346,18 @@ def test_a_page_of_500_findings_opens_at_once(
     visit: Visit, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     path = saved(tmp_path, many(500))
+    session = visit.page.context.new_cdp_session(visit.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
     started = time.monotonic()
     page = visit.open(path)
     opened = time.monotonic() - started
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    worked = next(one["value"] for one in metrics if one["name"] == "ProcessTime")
     painted = page.evaluate(
         "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"
     )
     filtered = page.evaluate(FILTER) / 1000
-    figures = {"megabytes": path.stat().st_size / 1e6, "first paint": painted}
+    figures = {"megabytes": path.stat().st_size / 1e6, "first paint": painted, "worked": worked}
     for name, value in (figures | {"open": opened, "filtered": filtered}).items():
         record_property(name, value)
         print(f"{name}: {value:.2f}")  # noqa: T201  # `pytest -rP` shows the figures
@@ -249,6 +365,136 @@ def test_a_page_of_500_findings_opens_at_once(
     assert page.locator(".card[hidden]").count() > 0
     assert painted < PAINTED_WITHIN
     assert opened < OPENED_WITHIN
+    assert 0 < worked < OPENS_IN
+    last = page.locator(".card").last
+    assert last.locator("> script").count() == 1  # Its inside is text until it is opened.
+    last.evaluate("card => { card.hidden = false; card.open = true; }")
+    last.locator(".proof").wait_for(state="visible")
+    assert last.locator("[data-copy]").first.is_visible()
+
+
+@pytest.mark.parametrize(("scheme", "rules"), [("light", None), ("dark", ["color-contrast"])])
+def test_no_rule_of_accessibility_is_violated_with_every_finding_open(
+    scheme: "Literal['light', 'dark']", rules: list[str] | None, visit: Visit, tmp_path: Path
+) -> None:
+    """In the dark, colours alone can differ."""
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="no axe: it is not installed"
+    )
+    record = red()
+    few = replace(record, clean=record.clean[4:5], bugs=(record.bugs[3], record.bugs[5]))
+    visit.page.emulate_media(color_scheme=scheme)
+    page = visit.open(saved(tmp_path, few))
+    choice(page, "ended").select_option("")
+    open_all(page)
+    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
+    found = axe.Axe().run(page, options=options).response
+    assert found["passes"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]] == []
+
+
+def test_no_text_is_smaller_than_12_pixels_however_wide_the_screen(
+    visit: Visit, tmp_path: Path
+) -> None:
+    page = visit.open(saved(tmp_path, "red"))
+    choice(page, "ended").select_option("")
+    open_all(page)
+    for width in (360, 768, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(SMALLEST) >= 12
+
+
+SMALLEST = """() => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let smallest = 99;
+  while (texts.nextNode()) {
+    const parent = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || parent.closest("script, style, title")) continue;
+    const drawing = parent.closest("svg");
+    const scale = drawing ? drawing.getBoundingClientRect().width / drawing.width.baseVal.value : 1;
+    const size = parseFloat(getComputedStyle(parent).fontSize) * (scale || 1);
+    smallest = Math.min(smallest, size);
+  }
+  return smallest;
+}"""
+"""Returns the height of the smallest text in pixels, as drawings are scaled."""
+
+
+@pytest.mark.parametrize("name", ["green", "red"])
+def test_the_first_finding_is_few_tab_stops_away(name: str, visit: Visit, tmp_path: Path) -> None:
+    page = visit.open(saved(tmp_path, name))
+    for stop in range(1, MOST_STOPS + 1):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('.card > summary')"):
+            print(f"{stop} tab stops")  # noqa: T201  # `pytest -rP` shows the figure
+            return
+    pytest.fail(f"no finding within {MOST_STOPS} tab stops")
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_what_failed_stands_above_the_figures_and_the_tables(
+    size: "ViewportSize", visit: Visit, tmp_path: Path
+) -> None:
+    """On the first screen of a desk it answers all that a reader asks."""
+    visit.page.set_viewport_size(size)
+    page = visit.open(saved(tmp_path, "red"))
+    tops = [
+        page.locator(place).first.evaluate("part => part.getBoundingClientRect().top")
+        for place in (".failed", ".figures", "#findings", "#runners", "#clean")
+    ]
+    assert tops == sorted(tops)
+    assert tops[0] < size["height"] / 2
+    if size == DESK:
+        answers = page.locator(".failed").first.locator(".answers > div")
+        assert answers.locator("dt").all_inner_texts() == [
+            "what",
+            "runner",
+            "why",
+            "source",
+            "replay",
+        ]
+        bottom = answers.last.evaluate("part => part.getBoundingClientRect().bottom")
+        assert bottom <= size["height"]
+        assert "schedules" in page.locator(".verdict").inner_text()
+
+
+def test_no_two_labels_of_a_time_line_lie_upon_each_other(visit: Visit, tmp_path: Path) -> None:
+    """Whatever a step is called, and however many properties it violates."""
+    steps = [
+        played(0, "admit", [0], mode="extend", runner="piecewise", bucket=24, padded=23),
+        played(1, "draft_extend", [0, 1], runner="eagle_draft_extend", bucket=128, padded=2),
+        played(2, "draft_extend", [100], parked=[0, 1], tokens=1000),
+        played(3, "retract", [], mode=None, parked=[*range(100, 120)], tokens=0),
+        played(4, "draft_extend", [0], bucket=2, padded=1, violated=[*green().properties]),
+    ]
+    record = with_finding(green(), 0, timeline=tuple(steps))
+    page = visit.open(saved(tmp_path, record), ANCHOR)
+    boxes = page.locator(f"#{ANCHOR} svg.timeline text").evaluate_all(BOXES)
+    assert len(boxes) > 40
+    assert [(one, other) for one, other in combinations(boxes, 2) if overlap(one, other)] == []
+
+
+BOXES = """texts => texts.map(text => {
+  const box = text.getBoundingClientRect();
+  return [box.left, box.right, box.top + 3, box.bottom - 3, text.textContent];
+})"""
+"""Returns of each text its edges, less the room above and below its letters, and itself."""
+
+
+def overlap(one: list[float], other: list[float]) -> bool:
+    """Whether two boxes, given as left, right, top and bottom, share any room."""
+    across = one[0] < other[1] and other[0] < one[1]
+    return across and one[2] < other[3] and other[2] < one[3]
+
+
+def test_a_script_that_is_not_the_pages_own_does_not_run(visit: Visit, tmp_path: Path) -> None:
+    path = saved(tmp_path, "green")
+    foreign = "<script>document.title = 'run'</script></body>"
+    write_whole(path, path.read_text().replace("</body>", foreign))
+    assert visit.open(path).title() != "run"
+    (refused,) = visit.complaints
+    assert "Content Security Policy" in refused
+    visit.complaints.clear()
 
 
 FILTER = """() => {

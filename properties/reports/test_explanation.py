@@ -16,11 +16,12 @@ from harness.explain.facts import (
     KeptOutput,
     ListFault,
     Situation,
+    SlotTaken,
     TableCell,
     UncapturedRun,
     Writer,
 )
-from harness.records.schema import Record
+from harness.records.schema import Contract, ContractRow, Record
 from properties.support.reports.pages import card_of, words_of
 from properties.support.reports.records import (
     CAPTURED_INDEX,
@@ -32,8 +33,9 @@ from properties.support.reports.records import (
     swa_pad_finding,
     with_finding,
 )
+from reports.blame import HOW
 from reports.drawings import slot_map, static_inputs
-from reports.explanation import HOW, UNCAPTURED_RUN, ExplanationView, describe
+from reports.explanation import UNCAPTURED_RUN, ExplanationView, describe
 
 STEPS = swa_pad_finding().timeline
 ANCHOR = "bug-swa_pad-decode-generated"
@@ -55,7 +57,8 @@ def test_the_card_tells_the_proof_in_order_and_what_is_to_blame() -> None:
     message = words_of(card_of(explained(), ANCHOR))
     places = [message.index(sentence) for sentence in explanation().proof]
     assert places == sorted(places)
-    assert "To blame: inputs." in message
+    blamed = "inputs, in decode: out_cache_loc_swa[1] = 9, left there by step 2, decode, row 1"
+    assert f"To blame: {blamed} (request 1); right: 0." in message
     assert UNCAPTURED_RUN["as the graph"] in message
 
 
@@ -247,6 +250,96 @@ def test_a_map_stays_within_its_frame_and_no_two_slots_share_a_box(size: int) ->
     assert all(y + slot_map.CELL <= drawn.height + 1 for _, y in corners)
 
 
-def test_the_page_has_a_map_of_each_sub_pool() -> None:
+def test_the_page_has_a_map_of_the_sub_pool_that_a_slot_was_taken_from_and_of_no_other() -> None:
     markup = card_of(explained(), ANCHOR)
-    assert markup.count('<svg class="slots"') == len(explanation().slots) == 4
+    assert len(explanation().slots) == 4
+    assert re.findall(r"<figcaption><strong>([^<]*)", markup) == ["target, swa"]
+    assert markup.count('class="wrong"') == markup.count('class="right"') == 1
+    assert "taken wrongly: 9; right: 0" in words_of(markup)
+
+
+def test_without_a_slot_to_blame_the_sub_pools_that_differ_are_drawn() -> None:
+    nothing: dict[str, Any] = {"slot": None, "difference": None, "index": None}
+    markup = card_of(explained(cause=cause(**nothing)), ANCHOR)
+    assert re.findall(r"<figcaption><strong>([^<]*)", markup) == ["target, swa"]
+    assert 'class="wrong"' not in markup
+    same = explained(cause=cause(**nothing), slots=(sub_pool("full", {5: 0}),))
+    assert "<figcaption><strong>" not in card_of(same, ANCHOR)
+
+
+def test_the_slots_taken_are_those_of_the_sub_pool_that_they_lie_in() -> None:
+    taken = SlotTaken("draft", "full", 0, 2, 30, None)
+    view = described(taken=taken)
+    (drawn,) = view.slots
+    assert drawn.name == "draft, full"
+    assert drawn.wrong
+    assert not drawn.right
+    assert drawn.message.endswith("taken wrongly: 30; right: none")
+
+
+def test_a_tail_that_was_not_refilled_is_a_fault_by_the_right_contract_and_comes_first() -> None:
+    """The broken runner's own row says `keep`, and is not believed."""
+    kept = static_input("out_cache_loc_swa", [8, 9, 5], [3, 2, 1], padding="keep", stale=(1,))
+    ids = static_input("input_ids", [41, 17], [3, 2], padding="keep")
+    rows = (ContractRow("out_cache_loc_swa", "token", "int32", "fill 0"),)
+    contract = Contract("decode", "preset", rows)
+    view = describe(explanation(static_inputs=(ids, kept)), STEPS, contract)
+    assert view is not None
+    assert view.table is not None
+    assert [row.name for row in view.table.first] == ["out_cache_loc_swa"]
+    assert [row.name for row in view.table.others] == ["input_ids"]
+    assert view.table.first[0].fault == (
+        "its contract fills padding with 0 at every padded replay; elements 1, 2 were not refilled"
+    )
+
+
+def test_where_none_is_to_blame_the_stale_come_first_and_without_those_all_are_folded() -> None:
+    nothing = cause(index=None, slot=None)
+    stale = static_input("input_ids", [41, 17], [3, 2], padding="keep", stale=(1,))
+    right = static_input("positions", [6, 0], [3, 3])
+    for inputs, first in (((right, stale), ["input_ids"]), ((right,), [])):
+        found = explanation(cause=nothing, static_inputs=inputs)
+        table = static_inputs.tabulate(found, STEPS)
+        assert table is not None
+        assert [row.name for row in table.first] == first
+        assert [row.name for row in table.others] == ["positions"]
+    markup = card_of(explained(cause=nothing, static_inputs=(right,)), ANCHOR)
+    assert "<summary>Nothing wrong is known of the 1 static input</summary>" in markup
+
+
+@pytest.mark.parametrize(
+    ("padding", "left_by"), [("fill 0", [3, 3]), ("fill once", [3, -1]), ("keep", [3, 2])]
+)
+def test_a_tail_that_is_as_its_padding_says_is_no_fault(padding: str, left_by: list[int]) -> None:
+    row = static_input("positions", [6, 0], left_by, padding=padding)
+    table = static_inputs.tabulate(explanation(static_inputs=(row,)), STEPS)
+    assert table is not None
+    assert [row.fault for row in table.inputs] == [""]
+
+
+def test_the_page_shows_the_guilty_input_and_folds_the_others() -> None:
+    markup = card_of(explained(), ANCHOR)
+    guilty, folded = markup.split("The other 7 static inputs")
+    assert "out_cache_loc_swa</span>" in guilty[guilty.index("Static inputs at") :]
+    assert "element 1 was not refilled" in words_of(guilty)
+    assert "input_ids</span>" in folded
+
+
+def test_request_rows_and_token_rows_are_told_apart_and_the_unknown_is_not_padding() -> None:
+    index = cause().index
+    assert index is not None
+    for axis, request, name in (
+        ("request", 1, "step 2, target_verify, request row 1 (request 1)"),
+        ("token", 0, "step 2, target_verify, token row 1 (request 0)"),
+        ("list", None, "step 2, target_verify, element 1"),
+    ):
+        writer = Writer(2, "target_verify", 1, request, axis)
+        assert described(index=replace(index, left_by=writer)).chain[0].name == name
+
+
+def test_what_the_harness_wrote_is_not_said_to_be_the_runners() -> None:
+    index = cause().index
+    assert index is not None
+    found = described(index=replace(index, how="equalized", stale=False)).chain
+    assert found[0].name == "the harness, in step 2"
+    assert "written by this step" not in found[1].value

@@ -26,9 +26,10 @@ from properties.support.reports.records import (
     red,
     with_bug,
 )
-from reports.cards import STATUSES, bug_cards
+from reports.cards import bug_cards
 from reports.page import render
 from reports.review import review
+from reports.verdicts import STATUSES
 
 
 def test_the_matrix_tells_expected_from_seen() -> None:

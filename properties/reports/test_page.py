@@ -104,7 +104,7 @@ def attention(text: str) -> str:
 
 def first_screen(text: str) -> str:
     """Return what a page says above its figures."""
-    return text[: text.index("clean trials without a violation")]
+    return text[: text.index("clean trials green")]
 
 
 def test_a_red_page_says_what_failed_and_why_before_anything_else() -> None:
@@ -115,7 +115,7 @@ def test_a_red_page_says_what_failed_and_why_before_anything_else() -> None:
         "step 3 violates kv_parity",
         "But SWA slot 9 is request 1’s, which is parked and alive",
         "paritybit replay reports/out/latest/cases/swa_pad-decode.json",
-        "missed: nothing was found swa_int64@decode",
+        "missed: nothing was found (1 trial) what swa_int64@decode",
         "wrong property",
         "affected after all",
         "vacuous",
@@ -161,7 +161,7 @@ def test_a_finding_without_violations_is_shown_and_said_to_be_empty() -> None:
         record = with_bug(record, place, finding=empty)
     page = Page(render(with_bug(record, 0, status="not reproduced")))
     assert page.text.count("Nothing was violated when it was played again.") == 3
-    assert "not reproduced: nothing is violated again swa_pad@decode" in page.text
+    assert "not reproduced: nothing is violated again (1 trial) what swa_pad@decode" in page.text
     assert page.dead_links == set()
 
 
@@ -209,7 +209,7 @@ def test_hostile_texts_are_shown_and_do_nothing() -> None:
 
 def cases_on(text: str) -> list[dict[str, Any]]:
     """Return the case files that a page shows."""
-    shown = re.findall(r'<pre id="[^"]*--case">(.*?)</pre>', text, re.DOTALL)
+    shown = re.findall(r'<pre id="[^"]*--case"[^>]*>(.*?)</pre>', text, re.DOTALL)
     return [json.loads(unescape(case)) for case in shown]
 
 
@@ -325,13 +325,14 @@ def test_a_run_without_bugs_and_one_without_clean_trials_are_told_as_such() -> N
 def test_findings_can_be_filtered_by_what_tells_them_apart() -> None:
     text = sample_markup("red")
     form = text[text.index('<form class="filters"') : text.index("</form>")]
-    names = re.findall(r'<select name="(\w+)">', form)
-    assert names == ["bug", "property", "outcome", "source"]  # All are of one runner.
-    assert form.count("<label>") == len(names)
+    names = re.findall(r'<select name="([\w-]+)">', form)
+    # All trials are of one runner, and one fails in another's forward.
+    assert names == ["bug", "fails-in", "property", "outcome", "source"]
+    assert form.count("<label>") == len(names) + 2  # Text, and how a trial ended.
     for name in names:
         (options,) = re.findall(rf'<select name="{name}">(.*?)</select>', form)
         offered = set(re.findall(r"<option>(.*?)</option>", options))
-        on_cards = re.findall(rf'<details class="card"[^>]* data-{name}="([^"]*)"', text)
+        on_cards = re.findall(rf'<details class="card[^>]* data-{name}="([^"]*)"', text)
         assert offered == {value for values in on_cards for value in values.split("|") if value}
 
 

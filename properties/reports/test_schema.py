@@ -1,6 +1,7 @@
 """Tests of the record's schema: what is written reads back, and anything else is refused."""
 
 import json
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, fields
@@ -11,12 +12,12 @@ import pytest
 
 from harness.campaigns.task import Status
 from harness.errors import LONGEST_VALUE
-from harness.explain.facts import LATER, Cause
+from harness.explain.facts import LATER, Cause, Explanation
 from harness.records import record as records
 from harness.records.schema import CleanStatus, Environment, Finding, HuntStatus, Record
 from harness.records.typed_json import from_json, to_json
 from properties.support.reports.records import SAMPLES, green
-from reports.cards import STATUSES
+from reports.verdicts import STATUSES
 
 Data = dict[str, Any]
 
@@ -70,7 +71,7 @@ def at(data: Any, path: tuple[str | int, ...]) -> Data:
 
 ADDED_LATER = {
     one.name
-    for kind in (Finding, Cause, Environment)
+    for kind in (Environment, Finding, Explanation, Cause)
     for one in fields(kind)
     if one.metadata == LATER
 }
@@ -193,3 +194,40 @@ def test_a_file_that_is_no_record_is_refused_in_one_sentence(key: str, tmp_path:
         records.load(path)
     assert str(caught.value).startswith(messages[key])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://github.com/o/p.git", "https://github.com/o/p"),
+        ("https://user:secret@github.com/o/p", "https://github.com/o/p"),
+        ("https://git.example.org:8443/o/p/", "https://git.example.org:8443/o/p"),
+        ("git@github.com:o/p.git", "https://github.com/o/p"),
+        ("ssh://git@gitlab.example.org:2222/group/o/p.git", "https://gitlab.example.org/group/o/p"),
+        ("", None),
+        ("/srv/git/p", None),
+        ("../p", None),
+        ("file:///srv/git/p", None),
+        ("http://127.0.0.1:3000/o/p", None),
+        ("https://build/o/p", None),
+        ("https://github.com/", None),
+    ],
+)
+def test_a_record_names_where_its_commit_is_found_and_no_user_and_no_path_of_a_machine(
+    remote: str, address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(records.REPOSITORY_VARIABLE, raising=False)
+    monkeypatch.setattr(records, "_git", lambda *_: remote or None)
+    assert records.repository() == address
+    monkeypatch.setattr(records, "_git", lambda *_: None)
+    monkeypatch.setenv(records.REPOSITORY_VARIABLE, remote)
+    assert records.repository() == address
+
+
+EVIDENCE = sorted((Path(__file__).parents[2] / "reports" / "evidence" / "h200").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.stem)
+def test_the_record_of_a_gpu_run_carries_its_commit(path: Path) -> None:
+    environment = json.loads(path.read_text())["environment"]
+    assert re.fullmatch("[0-9a-f]{7,40}", environment["commit"])

@@ -28,7 +28,7 @@ def test_a_summary_begins_with_the_verdict_and_what_needs_attention() -> None:
     lines = summarise(red()).splitlines()
     assert lines[0] == "## ✕ paritybit: red"
     assert lines[2] == red().message
-    missed = "- **missed**: nothing was found: swa\\_int64\\@decode"
+    missed = "- **missed**: nothing was found (1 trial): swa\\_int64\\@decode"
     assert any(missed in line for line in attention(summarise(red())))
     assert "  - But SWA slot 9 is request 1’s, which is parked and alive" in summarise(red())
     assert attention(summarise(green())) == []

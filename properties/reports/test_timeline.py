@@ -16,7 +16,7 @@ from properties.support.reports.records import (
     warning_finding,
     with_finding,
 )
-from reports.drawings.timeline import lay_out
+from reports.drawings.timeline import LETTER, NARROWEST, lay_out
 
 STEPS = {
     "two requests, then one": swa_pad_finding().timeline,
@@ -53,6 +53,18 @@ def test_a_time_line_stays_within_its_frame_and_names_what_is_violated(name: str
     assert f"step {steps[-1].place}" in line.message
 
 
+def test_a_column_is_as_wide_as_its_longest_label() -> None:
+    narrow, wide = (
+        lay_out([played(0, step, [0], bucket=2), played(1, "idle", [0], bucket=2)], 240)
+        for step in ("decode", "draft_extend")
+    )
+    assert narrow is not None
+    assert wide is not None
+    assert (narrow.column, narrow.columns[1].x - narrow.columns[0].x) == (NARROWEST, NARROWEST)
+    assert wide.column >= len("draft_extend") * LETTER
+    assert wide.columns[1].x - wide.columns[0].x == wide.column
+
+
 def test_the_bucket_edge_lies_below_the_last_row_of_the_bucket() -> None:
     line = lay_out(swa_pad_finding().timeline, 240)
     assert line is not None
@@ -84,3 +96,13 @@ def test_a_long_time_line_keeps_its_end_and_says_what_it_leaves_out() -> None:
 
 def test_a_time_line_without_steps_is_said_to_be_empty() -> None:
     assert "No step was played." in text_of(with_finding(green(), 0, timeline=()))
+
+
+def test_the_table_of_a_time_line_names_the_runner_of_each_replay() -> None:
+    steps = (
+        played(0, "admit", [0], mode="extend"),
+        played(1, "draft_extend", [0], runner="eagle_draft_extend", bucket=2),
+    )
+    text = text_of(with_finding(green(), 0, timeline=steps))
+    assert "0 admit eager 0" in text
+    assert "1 draft_extend bucket 2, eagle_draft_extend 0" in text

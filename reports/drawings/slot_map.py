@@ -7,12 +7,12 @@ of one state are one path, so that a map of a hundred slots stays small.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.explain.facts import NOBODY, SlotMap
+from harness.explain.facts import NOBODY, SlotMap, SlotTaken
 from reports.texts import Fact, words
 
 COLUMNS = 16
-CELL = 20
-GUTTER = 40
+CELL = 22
+GUTTER = 44
 """A whole number of boxes, so that the pattern of free boxes begins where they do."""
 
 NONE = "none"
@@ -31,6 +31,9 @@ class Text:
 class MapDrawing:
     """One sub-pool; lengths are in pixels. `paths` are of one state each: its name, its path.
 
+    `wrong` crosses out the slot that was taken wrongly, `right` rings the one that was right; ''
+    where there is none.
+
     `grid` is the outline of all boxes, `owners` the numbers in them by the state of their box.
     """
 
@@ -40,12 +43,14 @@ class MapDrawing:
     height: int
     grid: str
     paths: tuple[Fact, ...]
+    wrong: str
+    right: str
     owners: Mapping[str, tuple[Text, ...]]
     rows: tuple[Text, ...]
 
 
-def lay_out(pool: SlotMap) -> MapDrawing:
-    """Return the map of a sub-pool."""
+def lay_out(pool: SlotMap, taken: SlotTaken | None = None) -> MapDrawing:
+    """Return the map of a sub-pool; `taken` is its slot that was taken wrongly, if one was."""
     owners = pool.owners
     owned = [slot for slot, owner in enumerate(owners) if owner != NOBODY]
     live = set(pool.live)
@@ -59,17 +64,19 @@ def lay_out(pool: SlotMap) -> MapDrawing:
     lines = -(-len(owners) // COLUMNS)
     return MapDrawing(
         name=f"{pool.model}, {pool.kind}",
-        message=_describe(pool, len(owned)),
+        message=_describe(pool, len(owned), taken),
         width=GUTTER + COLUMNS * CELL + 2,
         height=lines * CELL + 2,
         grid=_grid(len(owners)),
         paths=tuple(Fact(state, _boxes(slots)) for state, slots in states.items() if slots),
+        wrong=_cross(taken.slot) if taken is not None and taken.slot is not None else "",
+        right=_ring(taken.right) if taken is not None and taken.right is not None else "",
         owners={
             state: tuple(_number(slot, owners[slot]) for slot in states[state])
             for state in ("live", "parked")
         },
         rows=tuple(
-            Text(str(line * COLUMNS), GUTTER - 6, line * CELL + 14) for line in range(lines)
+            Text(str(line * COLUMNS), GUTTER - 6, line * CELL + 16) for line in range(lines)
         ),
     )
 
@@ -85,9 +92,21 @@ def _boxes(slots: Iterable[int]) -> str:
     return "".join(f"M{x} {y}h{CELL - 2}v{CELL - 2}h-{CELL - 2}z" for x, y in map(_corner, slots))
 
 
+def _cross(slot: int) -> str:
+    """Return the path that crosses out a slot's box."""
+    (x, y), side = _corner(slot), CELL - 2
+    return f"M{x} {y}l{side} {side}m0 -{side}l-{side} {side}"
+
+
+def _ring(slot: int) -> str:
+    """Return the path of a ring within a slot's box."""
+    (x, y), side = _corner(slot), CELL - 4
+    return f"M{x + 1} {y + 1}h{side}v{side}h-{side}z"
+
+
 def _number(slot: int, owner: int) -> Text:
     x, y = _corner(slot)
-    return Text(str(owner), x + CELL // 2 - 1, y + 13)
+    return Text(str(owner), x + CELL // 2 - 1, y + 15)
 
 
 def _grid(count: int) -> str:
@@ -97,12 +116,22 @@ def _grid(count: int) -> str:
     return f"{whole}M{GUTTER} {lines * CELL}h{rest * CELL}v{CELL}h-{rest * CELL}z"
 
 
-def _describe(pool: SlotMap, owned: int) -> str:
+def _describe(pool: SlotMap, owned: int, taken: SlotTaken | None) -> str:
     """Say in words what the map shows."""
     differs = [_named(slot, pool.owners[slot]) for slot in pool.differs]
     message = f"{owned} of {len(pool.owners)} slots owned"
     message += f"; this step wrote {words(pool.written or [NONE])}"
-    return f"{message}; differing: {words(differs or [NONE])}"
+    return f"{message}; differing: {words(differs or [NONE])}{_swapped(taken)}"
+
+
+def _swapped(taken: SlotTaken | None) -> str:
+    """Say which slot was taken wrongly and which was right."""
+    if taken is None:
+        return ""
+    wrong = "none" if taken.slot is None else str(taken.slot)
+    none = "not known" if taken.key is None else "none"
+    right = none if taken.right is None else str(taken.right)
+    return f"; taken wrongly: {wrong}; right: {right}"
 
 
 def _named(slot: int, owner: int) -> str:

@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.explain.facts import CAPTURE, Cause, Explanation, StaticInputRow, TimelineEntry
+from harness.records.schema import Contract, ContractRow
 from reports.texts import Fact, value_text, words
+
+FILL_ONCE = "fill once"
+"""How padding is called that is filled at allocation alone."""
+
+MOST_NAMED = 8
+"""Elements of a fault that are named."""
 
 MOST_ELEMENTS = 48
 """Elements of one static input that are shown."""
@@ -29,36 +36,77 @@ class Element:
     source: str
 
 
+FILL = "fill "
+"""How padding begins in words that fills a tail at every padded replay."""
+
+
 @dataclass(frozen=True)
 class StaticInput:
-    """One static input, and in words what it is made of and what is not shown of it."""
+    """One static input, and in words what it is made of and what is not shown of it.
+
+    `fault` says what its contract wants of its tail that was not done, '' where nothing is wrong.
+    """
 
     name: str
     message: str
+    fault: str
     elements: tuple[Element, ...]
     omitted: str
+
+    @property
+    def guilty(self) -> bool:
+        """Whether it is to blame, or not what its contract says."""
+        return bool(self.fault) or any("culprit" in element.kinds for element in self.elements)
+
+    @property
+    def stale(self) -> bool:
+        """Whether an element of it is stale."""
+        return any("stale" in element.kinds for element in self.elements)
 
 
 @dataclass(frozen=True)
 class Table:
-    """All static inputs of a replay, and in words the steps that their elements come from."""
+    """All static inputs of a replay, and in words the steps that their elements come from.
+
+    `first` are those to look at, `others` the rest.
+    """
 
     inputs: tuple[StaticInput, ...]
     stale: int
     sources: tuple[Fact, ...]
 
+    @property
+    def first(self) -> tuple[StaticInput, ...]:
+        """Those to blame, or not as their contract says; where none is, those that are stale."""
+        guilty = tuple(row for row in self.inputs if row.guilty)
+        return guilty or tuple(row for row in self.inputs if row.stale)
 
-def tabulate(explanation: Explanation, timeline: Sequence[TimelineEntry]) -> Table | None:
+    @property
+    def others(self) -> tuple[StaticInput, ...]:
+        """Those of which nothing wrong is known."""
+        return tuple(row for row in self.inputs if row not in self.first)
+
+
+def tabulate(
+    explanation: Explanation,
+    timeline: Sequence[TimelineEntry],
+    contract: Contract | None = None,
+) -> Table | None:
     """Return the static inputs of an explanation, None where nothing was replayed.
 
-    `timeline` is that of the finding, which tells what each step was.
+    `timeline` is that of the finding, which tells what each step was; `contract` is the right
+    one of the runner, by which a broken one's is judged, None where it is not known.
     """
     inputs = explanation.static_inputs
     if not inputs:
         return None
     now = explanation.at.step
+    right = {row.name: row for row in contract.rows} if contract is not None else {}
     return Table(
-        inputs=tuple(_input(row, now, _culprit(row, explanation.cause)) for row in inputs),
+        inputs=tuple(
+            _input(row, now, _culprit(row, explanation.cause), right.get(row.name))
+            for row in inputs
+        ),
         stale=sum(len(row.stale) for row in inputs),
         sources=tuple(_sources(inputs, now, timeline)),
     )
@@ -79,7 +127,9 @@ def _culprit(row: StaticInputRow, cause: Cause) -> int | None:
     return int(place) if name == row.name and place.isdecimal() else None
 
 
-def _input(row: StaticInputRow, now: int, culprit: int | None) -> StaticInput:
+def _input(
+    row: StaticInputRow, now: int, culprit: int | None, right: ContractRow | None
+) -> StaticInput:
     elements = tuple(
         Element(
             value=value_text(value),
@@ -91,9 +141,29 @@ def _input(row: StaticInputRow, now: int, culprit: int | None) -> StaticInput:
     return StaticInput(
         name=row.name,
         message=f"{row.dtype}, {_per(row.axis)}, {row.padding}",
+        fault=_fault(row, now, row.padding if right is None else right.padding),
         elements=elements[:MOST_ELEMENTS],
         omitted=_omitted(len(elements), row.stale),
     )
+
+
+def _fault(row: StaticInputRow, now: int, padding: str) -> str:
+    """Say what the right padding wants of a tail that this step did not fill, '' if it did."""
+    tail = [place for place in range(len(row.values)) if "padded" in _kinds(row, place, None)]
+    left = [place for place in tail if row.left_by[place] != now]
+    if not padding.startswith(FILL) or padding == FILL_ONCE or not left:
+        return ""
+    value, which = padding.removeprefix(FILL), _places(left)
+    says = f"its contract fills padding with {value} at every padded replay"
+    return f"{says}; {which} {'was' if len(left) == 1 else 'were'} not refilled"
+
+
+def _places(places: Sequence[int]) -> str:
+    """Name elements, the first ones of many."""
+    if len(places) == 1:
+        return f"element {places[0]}"
+    more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
+    return f"elements {words(places[:MOST_NAMED])}{more}"
 
 
 def _per(axis: str) -> str:

@@ -7,18 +7,19 @@ markup or colours: the template draws what stands here, and places texts in boxe
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import ceil
 
 from harness.explain.facts import TimelineEntry
 from reports.texts import words
 
 GUTTER = 72
-COLUMN = 64
+NARROWEST = 64
 ROW = 24
 HEAD = 62
 PARKED_ROW = 18
 GAP = 14
 LETTER = 7.4
-"""Width of a letter of a mark, at most."""
+"""Width of a letter, at most."""
 
 FEWEST_COLUMNS = 6
 MOST_PARKED = 6
@@ -49,6 +50,7 @@ class Column:
     place: int
     step: str
     path: str
+    runner: str
     cells: tuple[Cell, ...]
     parked: tuple[Parked, ...]
     parked_words: str
@@ -82,11 +84,13 @@ class Timeline:
     """A whole time line; all lengths are in pixels.
 
     `omitted` counts the steps before the first column, left out to keep the page
-    small. `message` says in one sentence what the drawing shows.
+    small. `message` says in one sentence what the drawing shows. A column is `column` wide, as its
+    longest label needs.
     """
 
     width: int
     height: int
+    column: int
     band_height: int
     columns: tuple[Column, ...]
     labels: tuple[Label, ...]
@@ -109,13 +113,15 @@ def lay_out(entries: Sequence[TimelineEntry], room: int) -> Timeline | None:
     parked_y = HEAD + rows * ROW + GAP
     tokens_y = parked_y + parked_rows * PARKED_ROW + GAP
     band_height = tokens_y + 10
+    width = _column_width(shown)
     columns = tuple(
-        _column(GUTTER + COLUMN * index + COLUMN // 2, entry, parked_y)
+        _column(GUTTER + width * index + width // 2, entry, parked_y)
         for index, entry in enumerate(shown)
     )
-    marks = tuple(_marks(columns, band_height))
+    marks = tuple(_marks(columns, band_height, width))
     return Timeline(
-        width=_width(columns, marks),
+        width=_width(columns, marks, width),
+        column=width,
         height=max([band_height, *(mark.y for mark in marks)]) + 8,
         band_height=band_height,
         columns=columns,
@@ -127,6 +133,12 @@ def lay_out(entries: Sequence[TimelineEntry], room: int) -> Timeline | None:
     )
 
 
+def _column_width(shown: Sequence[TimelineEntry]) -> int:
+    """Return how wide a column is, so that no label of it reaches into the next one."""
+    longest = max(len(label) for entry in shown for label in (entry.step, _path(entry)))
+    return max(NARROWEST, 2 * ceil(longest * LETTER / 2) + 4)
+
+
 def _column(x: int, entry: TimelineEntry, parked_y: int) -> Column:
     live_kind = "live" if entry.bucket is not None else "eager"
     rows = [(live_kind, str(request)) for request in entry.live] + [("padded", "")] * entry.padded
@@ -135,6 +147,7 @@ def _column(x: int, entry: TimelineEntry, parked_y: int) -> Column:
         place=entry.place,
         step=entry.step,
         path=_path(entry),
+        runner=entry.runner or "",
         cells=tuple(Cell(kind, HEAD + ROW * row, label) for row, (kind, label) in enumerate(rows)),
         parked=tuple(_parked(entry.parked, parked_y)),
         parked_words=words(entry.parked),
@@ -168,24 +181,24 @@ def _labels(rows: int, parked_y: int, tokens_y: int) -> Iterable[Label]:
     yield Label("tokens", x, tokens_y)
 
 
-def _marks(columns: Iterable[Column], top: int) -> Iterable[Label]:
+def _marks(columns: Iterable[Column], top: int, width: int) -> Iterable[Label]:
     """Name what each violating step violates, below its column, to the side with room."""
     lines = count(1)
     for column in columns:
         for name in column.violated:
-            end = column.x + COLUMN // 2 - 4
+            end = column.x + width // 2 - 4
             room = end > len(name) * LETTER
             yield Label(
                 name,
-                x=end if room else column.x - COLUMN // 2 + 4,
+                x=end if room else column.x - width // 2 + 4,
                 y=top + 18 * next(lines),
                 anchor="end" if room else "start",
             )
 
 
-def _width(columns: Sequence[Column], marks: Iterable[Label]) -> int:
+def _width(columns: Sequence[Column], marks: Iterable[Label], column: int) -> int:
     ends = [mark.x + len(mark.text) * LETTER for mark in marks if mark.anchor == "start"]
-    return int(max([columns[-1].x + COLUMN // 2, *ends]))
+    return int(max([columns[-1].x + column // 2, *ends]))
 
 
 def _describe(entries: Sequence[TimelineEntry]) -> str:

@@ -6,7 +6,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from harness.explain.facts import GivenValue, KeptOutput, TableCell, Writer
+from harness.explain.facts import GivenValue, KeptOutput, TableCell
 from harness.explain.first_difference import results_of
 from harness.explain.origins.arguments import WrongArgument, text_of
 from harness.explain.origins.outputs import kept_in_batch, kept_output
@@ -17,9 +17,9 @@ from harness.explain.static_origin import (
     cell_to_blame,
     element_at,
     of_batch,
-    request_of,
     stale_elements,
     static_buffers,
+    writer_of,
     written_as,
 )
 from harness.lockstep.bits import bits
@@ -82,8 +82,7 @@ def given_element(
 ) -> GivenValue:
     """Return an element of a static input that holds what it must not, and who left it."""
     write = recorded.ledger.of(static_buffers(recorded)[name])[element]
-    request = request_of(recorded, write, name, element)
-    writer = Writer(write.forward_id.step, write.forward_id.runner, element, request)
+    writer = writer_of(recorded, write, name, element)
     stale = (name, element) in stale_elements(recorded)
     return GivenValue(f"{name}[{element}]", value, right, stale, writer, written_as(write))
 

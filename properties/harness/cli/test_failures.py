@@ -6,10 +6,15 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from harness.cli.display import clean_table, matrix
-from harness.cli.failures import print_failures
+from harness.campaigns.hunt import HuntResult
+from harness.campaigns.task import Finding, Result, Source, Status, Task
+from harness.cli.display import clean_table, matrix, said_of
+from harness.cli.failures import annotation, print_failures
+from harness.explain.facts import SourceLine
+from harness.lockstep.config import TrialConfig
 from harness.records.schema import Record
-from properties.support.reports.records import bug, green, red, swa_pad_finding
+from harness.schedules.schedule import Schedule
+from properties.support.reports.records import bug, green, played, red, swa_pad_finding
 from reports.causes import groups
 
 REPLAY = "replay: paritybit replay reports/out/latest/cases/swa_pad-decode.json"
@@ -29,7 +34,7 @@ def test_a_red_trial_says_what_where_why_and_how_to_replay_it() -> None:
     assert "step 3 violates kv_parity: layer 0 (swa), K, slot 9 of request 1" in words
     assert "violated as well: write_frame, hermetic_replay" in words
     assert all(" ".join(sentence.split()) in words for sentence in sentences())
-    assert "to blame: inputs, in decode" in words
+    assert "to blame: inputs, in decode: out_cache_loc_swa[1] = 9" in words
     assert REPLAY in text
 
 
@@ -56,7 +61,7 @@ def test_findings_of_one_cause_are_told_once_and_named() -> None:
     assert len(group.failures) == 3
     text = printed(record)
     assert "3 not as expected, of 1 cause\n" in text
-    assert text.count(REPLAY) == 1
+    assert text.count(REPLAY) == 1  # The last lines have it once more, without the colon.
     assert all(f"swa_pad@{runner}" in text for runner in ("target_verify", "decode", "piecewise"))
 
 
@@ -89,3 +94,60 @@ def test_the_tables_lose_no_letter_on_80_columns() -> None:
     Console(file=stream, width=80).print(clean_table(record), matrix(record))
     assert "…" not in stream.getvalue()
     assert all(row.trial.preset in stream.getvalue() for row in record.clean)
+
+
+def test_on_github_each_cause_is_an_annotation_of_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    record = red()
+    lines = [line for line in printed(record).splitlines() if line.startswith("::")]
+    assert len(lines) == len(groups(record))
+    place = "file=subjects/runners/decode.py,line=36"
+    title = "title=red%3A decode%3A static input out_cache_loc_swa"
+    assert lines[0].startswith(f"::error {place},{title}::what: clean@decode (gemma3, preset,")
+    assert f"%0A{REPLAY}" in lines[0]
+    assert lines[1].startswith("::error title=vacuous%3A nothing was found::what: ")
+
+
+@pytest.mark.parametrize("value", [None, "false", ""])
+def test_elsewhere_nothing_is_annotated(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("GITHUB_ACTIONS", value)
+    assert "::error" not in printed(red())
+
+
+def test_an_annotation_is_one_line_whatever_the_record_holds() -> None:
+    """No text of a record ends an annotation, its place or its title, or begins another."""
+    (group, *_) = groups(red())
+    odd = "50%, a:b\r\n::error file=x::y"
+    line = annotation(replace(group, status=odd, replay=odd, lines=(SourceLine("", odd, 3),)))
+    assert "\n" not in line
+    assert "\r" not in line
+    place, _, text = line.removeprefix("::error ").partition("::")
+    escaped = "50%25%2C a%3Ab%0D%0A%3A%3Aerror file=x%3A%3Ay"
+    assert place.startswith(f"file={escaped},line=3,title={escaped}%3A ")
+    assert text.endswith("replay: 50%25, a:b%0D%0A::error file=x::y")
+
+
+def test_the_last_lines_tell_of_the_first_cause_and_of_no_other() -> None:
+    text = printed(red())
+    assert text.count("\nfirst: ") == 1
+    last = text[text.index("\nfirst: ") :]
+    assert last.startswith("\nfirst: red: decode: static input out_cache_loc_swa\n")
+    assert "swa_int64" not in last
+
+
+def test_a_line_of_progress_names_the_runner_that_fails_where_another_is_on_trial() -> None:
+    steps = (played(0, "admit", [0]), played(1, "draft_extend", [0], runner="eagle_draft_extend"))
+    violation = {"property": "kv_parity", "step": 1, "message": "slot 9 differs"}
+    found = Finding(Schedule(()), (violation,), steps)
+    hunted = HuntResult()
+
+    def said(runner: str) -> str:
+        task = Task(TrialConfig(runner), Source.GENERATED, 0, 1)
+        return said_of(Result(task, Status.RED, hunted, found, 0, 1.0))
+
+    assert said("decode") == "kv_parity at step 1 in eagle_draft_extend: slot 9 differs"
+    assert said("eagle_draft_extend") == "kv_parity at step 1: slot 9 differs"

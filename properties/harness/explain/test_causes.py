@@ -28,6 +28,8 @@ from harness.explain.facts import (
     IndexOrigin,
     ListFault,
     Situation,
+    Slot,
+    SlotTaken,
     TableCell,
     Writer,
 )
@@ -686,6 +688,11 @@ PARTS: list[dict[str, Any]] = [
         for right, stale, by in product((None, "4"), (True, False), (None, *WRITERS))
     ),
     {"baked": BakedIn("op", 3, None, "op", "nothing more")},
+    *(
+        {"taken": SlotTaken("target", "swa", 1, key, slot, right)}
+        for key, slot, right in product((None, 0), (4, None), (None, 5))
+        if slot is not None or (key is not None and right is not None)
+    ),
 ]
 
 
@@ -700,6 +707,73 @@ def test_no_sentence_says_none_whatever_is_not_known() -> None:
     for parts in PARTS:
         if parts.keys() & {"listed", "given", "baked"}:
             assert "None" not in " ".join(prove("read_frame", at[1], Cause("not known", **parts)))
+
+
+OF_TOKENS = FirstDifference(
+    "store_kv", "draft", 1, "full", "K", 5, True, 45, 0, 0, "0x0", "0x1", axis="token"
+)
+
+
+@pytest.mark.parametrize(
+    ("op", "key", "slot", "right", "does"),
+    [
+        ("store_kv", None, 45, 50, "stores in layer 1 at slot 45, where slot 50 is right"),
+        ("store_kv", None, 45, None, "stores in layer 1 at slot 45"),
+        ("attention", 2, 45, None, "reads in layer 1, as key 2, slot 45, where no slot is right"),
+        ("attention", 2, 45, 50, "reads in layer 1, as key 2, slot 45, where slot 50 is right"),
+        ("attention", 2, None, 50, "reads in layer 1 no key 2, which is slot 50"),
+        ("scan_states", None, 4, 3, "continues the state in slot 4, where slot 3 is right"),
+    ],
+)
+def test_the_slot_that_an_index_led_to_is_told_though_what_led_there_is_not_known(
+    op: str, key: int | None, slot: int | None, right: int | None, does: str
+) -> None:
+    """As of an offset that overflows: nothing that is static led there."""
+    taken = SlotTaken("draft", "full", 5, key, slot, right)
+    cause = Cause("not known", difference=replace(OF_TOKENS, op=op), taken=taken)
+    _, then, but, _ = prove("kv_parity", Situation(1, "decode", 2, 1), cause)
+    assert then == f"Then live token row 5 {does}."
+    assert but.startswith("But what led there is not known")
+
+
+@pytest.mark.parametrize(("slot", "whose"), [(4, "belong to no request"), (0, "be the reserved")])
+def test_a_slot_that_is_nobodys_is_said_to_be_so(slot: int, whose: str) -> None:
+    cause = Cause(
+        "not known", difference=OF_TOKENS, slot=Slot("draft", "full", slot, "nobody", None)
+    )
+    assert prove("kv_parity", Situation(1, "decode", 2, 1), cause)[0].startswith(
+        f"Let draft full slot {slot} {whose}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("axis", "request_", "words"),
+    [
+        ("request", 1, "step 2 (target_verify, request row 1 for request 1)"),
+        ("token", 0, "step 2 (target_verify, token row 1 for request 0)"),
+        ("list", None, "step 2 (target_verify, element 1)"),
+    ],
+)
+def test_a_row_is_a_requests_a_tokens_or_an_element(
+    axis: str, request_: int | None, words: str
+) -> None:
+    left_by = Writer(2, "target_verify", 1, request_, axis)
+    index = IndexOrigin("slots", 1, 9, 0, True, 1, None, 9, 0, left_by, "copied")
+    cause = Cause("inputs", difference=OF_TOKENS, index=index)
+    assert words in " ".join(prove("kv_parity", Situation(3, "target_verify", 2, 1), cause))
+
+
+def test_what_the_harness_gave_is_not_said_to_be_written_by_the_step() -> None:
+    left_by = Writer(1, "decode", 0, None, "scalar")
+    index = IndexOrigin("count", 0, 0, 1, False, 0, None, 0, 0, left_by, "equalized")
+    for parts in (
+        {"index": index},
+        {"given": GivenValue("count[0]", "0", "1", False, left_by, "equalized")},
+    ):
+        cause = Cause("inputs", difference=OF_TOKENS, **parts)
+        told = " ".join(prove("logits_parity", Situation(1, "decode", 2, 1), cause))
+        assert "was not written by this step" in told
+        assert "1 would be right" in told
 
 
 @pytest.mark.parametrize(

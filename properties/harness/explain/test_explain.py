@@ -37,6 +37,7 @@ from reference.config import Kind, Role
 from subjects.contracts import Policy, override
 from subjects.engine import Subject
 from subjects.pool import TRANSLATE
+from subjects.runners import RUNNERS
 from subjects.toggles import LocationScheme
 
 CORPUS = Path(__file__).parents[2] / "corpus"
@@ -223,6 +224,14 @@ def test_the_cause_is_what_the_mechanism_implies(explained: Explained) -> None:
     assert facts.proof[0].startswith("Let ")
     assert facts.proof[-1].startswith("So ")
     assert all("None" not in sentence for sentence in facts.proof)
+    assert facts.sources
+    places = {line.what: (line.file, line.line) for line in facts.sources}
+    if bug == "loc_memo_warning":
+        assert facts.cause.site is not None
+        assert places[facts.cause.site.function] == (facts.cause.site.file, facts.cause.site.line)
+    named = facts.cause.index.buffer if facts.cause.index is not None else None
+    assert f"the contract row of {named}" in places or not is_input(named)
+    assert all(file.startswith(("subjects/", "reference/")) for file, _ in places.values())
     if bug == "loc_memo_warning":
         assert facts.cause.blame == "call site"
         assert facts.cause.site is not None
@@ -243,6 +252,11 @@ def test_the_cause_is_what_the_mechanism_implies(explained: Explained) -> None:
     if "message" in truth:
         assert site is not None
         assert truth["message"] in site.message
+
+
+def is_input(name: str | None) -> bool:
+    """Whether a runner has a static input of this name."""
+    return any(row.name == name for runner in RUNNERS.values() for row in runner.rows)
 
 
 @cases_of("swa_pad", read=False)

@@ -30,7 +30,7 @@ class Page(HTMLParser):
         self.tags[tag] += 1
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         self.ids += [value or "" for name, value in attrs if name == "id"]
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link", "br", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -94,8 +94,8 @@ def words_of(markup: str) -> str:
 def card_of(record: Record, anchor: str) -> str:
     """Return the markup of a card."""
     text = render(record)
-    start = text.index(f'<details class="card" id="{anchor}"')
-    end = text.find('<details class="card"', start + 1)
+    start = text.index(f'id="{anchor}"', text.index('<section id="findings">'))
+    end = text.find('<details class="card', start + 1)
     return text[start:end]
 
 
@@ -155,6 +155,6 @@ class RunnerSection:
 
 def card_titles(markup: str) -> dict[str, str]:
     """Return the title of each card of a page, by the link that leads to it."""
-    found = r'<details class="card" id="(.*?)".*?<h3 .*?>(.*?)</h3>'
+    found = r'<details class="card[^"]*" id="(.*?)".*?<h3 .*?>(.*?)</h3>'
     cards = re.findall(found, markup, re.DOTALL)
     return {f"#{anchor}": unescape(re.sub("<.*?>", "", title)) for anchor, title in cards}

@@ -15,6 +15,7 @@ from harness.explain.facts import (
     Situation,
     Slot,
     SlotMap,
+    SourceLine,
     StaticInputRow,
     TimelineEntry,
     Writer,
@@ -268,6 +269,10 @@ def explanation(**changes: Any) -> Explanation:
             sub_pool("swa", FOUR_SLOTS, 72, written=(8, 9), differs=(9,)),
             sub_pool("full", FIVE_SLOTS, model="draft"),
             sub_pool("swa", FOUR_SLOTS, 72, model="draft"),
+        ),
+        sources=(
+            SourceLine("the contract row of out_cache_loc_swa", "subjects/runners/decode.py", 36),
+            SourceLine("the graph is launched", "subjects/runners/base.py", 187),
         ),
     )
     return replace(found, **changes)
@@ -863,6 +868,7 @@ def hostile_explanation() -> Explanation:
         cause=cause(blame=HOSTILE, slot=replace(slot, owner=HOSTILE)),
         static_inputs=(replace(row, name=HOSTILE, dtype=HOSTILE), *rows),
         slots=(replace(pool, model=HOSTILE, kind=HOSTILE), *pools),
+        sources=(SourceLine(HOSTILE, HOSTILE, 1),),
     )
 
 

@@ -1,0 +1,194 @@
+"""Who is to blame for a finding, in words: the runner whose forward fails, what did it, and where.
+
+Knows a finding's explanation and its time line. Said in the same words on the terminal, on the
+page and in the Markdown summary.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from harness.explain.facts import (
+    CAPTURE,
+    Cause,
+    Explanation,
+    GivenValue,
+    How,
+    IndexOrigin,
+    SourceLine,
+    TimelineEntry,
+    Writer,
+)
+from harness.records.schema import Environment, Finding
+from reports.drawings.static_inputs import source_text
+from reports.texts import Piece
+
+RACE = "missing wait"
+"""The blame of what no forward shows alone: the host of steps that overlap."""
+
+EAGER = "an eager forward"
+
+NOT_KNOWN = "not known"
+
+
+def failing_runner(
+    explanation: Explanation | None, timeline: Sequence[TimelineEntry], step: int
+) -> str:
+    """Return whose forward fails: a runner's replay, an eager one, or none.
+
+    `step` is that of the violation, of which an explanation may know better.
+    """
+    if explanation is not None and explanation.cause.blame == RACE:
+        return "the host, which runs ahead"
+    if explanation is not None and explanation.at.runner is not None:
+        return explanation.at.runner
+    at = step if explanation is None else explanation.at.step
+    entry = next((entry for entry in timeline if entry.place == at), None)
+    if entry is None:
+        return NOT_KNOWN
+    if entry.mode is None:
+        return f"no forward ({entry.step})"
+    return entry.runner or EAGER
+
+
+def runner_of(finding: Finding | None, tried: str) -> str:
+    """Return whose forward fails in a finding of a trial of `tried`, which without one is it."""
+    if finding is None or not finding.violations:
+        return tried
+    return failing_runner(finding.explanation, finding.timeline, finding.violations[0].step)
+
+
+def runner_words(finding: Finding | None, tried: str) -> str:
+    """Name the runner that fails, and the one on trial where that is another."""
+    found = runner_of(finding, tried)
+    return found if found == tried else f"{found}, in a trial of {tried}"
+
+
+def to_blame(explanation: Explanation, runner: str) -> str:
+    """Return what is to blame, never alone: which element, table or code, and in whose forward."""
+    cause = explanation.cause
+    return f"{cause.blame}, in {runner}: {next(reasons(cause), 'which element is not known')}"
+
+
+def culprits(cause: Cause) -> Iterator[str]:
+    """Yield the buffer, table, code or argument that a cause names, the nearest first."""
+    if cause.site is not None:
+        yield f"{cause.site.function} in {cause.site.file}"
+    if cause.index is not None and cause.index.buffer is not None:
+        yield f"static input {cause.index.buffer}"
+    if cause.cell is not None:
+        yield f"table {cause.cell.table}"
+    if cause.kept is not None:
+        yield f"static output {cause.kept.output}, kept as {cause.kept.what}"
+    if cause.baked is not None:
+        yield f"{cause.baked.argument or cause.baked.op}, baked in at the capture"
+    if cause.given is not None:
+        yield cause.given.what.partition("[")[0]
+    if cause.held is not None:
+        yield cause.held.what
+    if cause.difference is not None:
+        yield f"{cause.blame}, first seen in {cause.difference.op}"
+
+
+def reasons(cause: Cause) -> Iterator[str]:
+    """Yield what is wrong, with its element and its step, what is nearest to the cause first."""
+    if cause.site is not None:
+        yield f"{cause.site.function}: {cause.site.message}"
+    if cause.index is not None and cause.index.buffer is not None:
+        yield _of_index(cause.index)
+    if cause.given is not None:
+        yield _of_given(cause.given)
+    if cause.cell is not None:
+        cell = cause.cell
+        place = ", ".join(map(str, cell.place))
+        since = source_text(cell.since)
+        yield f"{cell.table}[{place}] = {cell.value} since {since}; {cell.right} would be right"
+    if cause.kept is not None:
+        kept = cause.kept
+        yield f"{kept.what} is a view of {kept.output}, row {kept.row}, of step {kept.step}"
+    if cause.baked is not None:
+        baked = cause.baked
+        what = baked.op if baked.argument is None else f"{baked.argument} of {baked.op}"
+        yield f"the graph has {baked.value} for {what} since its capture, not {baked.right}"
+    if cause.held is not None:
+        yield f"{cause.held.what} is {cause.held.found} since step {cause.held.since}"
+    if cause.listed is not None:
+        yield f"the {cause.listed.kind} keys of row {cause.listed.row}: it {cause.listed.message}"
+    if cause.taken is not None and cause.taken.right is not None:
+        taken = cause.taken
+        slot = "no slot" if taken.slot is None else f"slot {taken.slot}"
+        yield f"row {taken.row} takes {slot} where {taken.right} is right"
+    if cause.difference is not None:
+        found = cause.difference
+        row = "" if found.row is None else f", {found.rows} {found.row}"
+        yield f"the first difference is in {found.op}{row}, element {found.element}"
+
+
+def _of_index(index: IndexOrigin) -> str:
+    held = f"{index.buffer}[{index.element}] = {index.value}"
+    right = NOT_KNOWN if index.right is None else str(index.right)
+    if index.value != index.read and not index.stale:
+        right = "a value that leads to no slot"
+        if index.read_right is not None:
+            right = f"a value that leads to slot {index.read_right}"
+    return f"{held}, {_left(index.left_by, index.how, stale=index.stale)}; right: {right}"
+
+
+def _of_given(given: GivenValue) -> str:
+    right = NOT_KNOWN if given.right is None else given.right
+    held = f"{given.what} = {given.value}"
+    if given.left_by is None or given.how is None:
+        return f"{held}; right: {right}"
+    return f"{held}, {_left(given.left_by, given.how, stale=given.stale)}; right: {right}"
+
+
+def _left(writer: Writer, how: How, *, stale: bool) -> str:
+    """Say since when an element has held what it holds."""
+    if stale or how == "capture":
+        return f"left there by {writer_words(writer, how)}"
+    if how == "equalized":
+        return f"not written in step {writer.step}: it is {HOW[how]}"
+    return f"of step {writer.step}, {HOW[how]}"
+
+
+HOW: dict[How, str] = {
+    "copied": "copied from its batch",
+    "reset": "reset as padding",
+    "equalized": "what the harness gives to all that padding keeps",
+    "capture": "left so since",
+}
+"""How a static element came to hold what it holds."""
+
+
+def writer_words(writer: Writer, how: How | None = None) -> str:
+    """Name a step, its runner and its row: a live request's, or padding where that is known.
+
+    `how` says how a static element was written, None of what an op's row wrote.
+    """
+    if writer.step == CAPTURE:
+        return source_text(writer.step)
+    by, whose = writer.runner or "eager forward", ""
+    if writer.request is not None:
+        whose = f" (request {writer.request})"
+    elif how in (None, "reset"):
+        whose = " (padding)"
+    return f"{source_text(writer.step)}, {by}, {writer.place}{whose}"
+
+
+def lines_of(finding: Finding | None) -> tuple[SourceLine, ...]:
+    """Return the lines of the code that a finding is about, the nearest to its cause first."""
+    if finding is None or finding.explanation is None:
+        return ()
+    return finding.explanation.sources
+
+
+def linked_line(line: SourceLine, environment: Environment) -> Piece:
+    """Return a line as `file:line`, linked to the commit where it and its repository are known."""
+    text, commit = f"{line.file}:{line.line}", environment.commit or ""
+    repository = environment.repository or ""
+    known = re.fullmatch("[0-9a-f]{7,64}", commit) and REPOSITORY.fullmatch(repository)
+    href = f"{repository}/blob/{commit}/{line.file}#L{line.line}" if known else ""
+    return Piece(text, href)
+
+
+REPOSITORY = re.compile(r"https://[\w.-]+(?::\d+)?(?:/[\w.~-]+)+")
+"""The address of a repository for people: no user, no query, nothing that markup reads."""
