@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.records.schema import FORMAT, VERSION, Record
 from reports.comparison import Comparison
+from reports.pasting import file_name, opening, pastable
 from reports.review import review
 from reports.texts import duration
 
@@ -39,5 +40,10 @@ def environment() -> Environment:
     )
     environment.filters["number"] = lambda value: f"{int(value):,}"
     environment.filters["duration"] = duration
+    environment.filters["here_document"] = lambda finding: opening(
+        finding.reproduce, finding.case_file, finding.case
+    )
+    environment.filters["pastable"] = pastable
+    environment.filters["file_name"] = file_name
     environment.globals["record_format"] = f"{FORMAT}, version {VERSION}"
     return environment

@@ -17,7 +17,7 @@ from harness.cli.display import clean_table, matrix, print_errors, progress, run
 from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
-from harness.cli.folders import LATEST, new_folder, shown, swap_link
+from harness.cli.folders import new_folder, shown, swap_link
 from harness.cli.spreading import require_this_machine, workers_asked_for
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
@@ -111,11 +111,12 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, st
 
 def finish(console: Console, run: Run, folder: Path) -> int:
     """Show a run; write its cases, record and page; return the exit code."""
-    data = record(run, shown(str(folder.parent / LATEST / CASES), keep=3))
+    here = str(folder / CASES)
+    data = record(run, shown(here, keep=3))
     console.print(clean_table(data), matrix(data), runner_matrix(data))
-    print_failures(console, data)
+    print_failures(console, data if here == shown(here, keep=3) else record(run, here))
     console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
-    console.print(f"{data.seconds:.0f} s; page: {folder.parent / LATEST / 'index.html'}")
+    console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}")
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
     for name, case in cases_of(run).items():

@@ -4,6 +4,7 @@ A page must ask nothing of anybody, log nothing, and be usable by keyboard, on a
 the dark and on paper.
 """
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -260,3 +261,16 @@ FILTER = """() => {
   return performance.now() - started;
 }"""
 """Filters the findings, and returns the milliseconds that it took, layout included."""
+
+
+def test_a_case_is_downloaded_from_the_page_under_its_own_name(
+    visit: Visit, tmp_path: Path
+) -> None:
+    page = visit.open(saved(tmp_path, green()), ANCHOR)
+    card = page.locator(f"#{ANCHOR}")
+    card.get_by_text("The case file").click()
+    with page.expect_download() as download:
+        card.get_by_role("button", name="Download swa_pad-decode.json").click()
+    assert download.value.suggested_filename == "swa_pad-decode.json"
+    case = json.loads(download.value.path().read_text())
+    assert case["trial"]["bugs"] == ["swa_pad"]

@@ -21,7 +21,7 @@ from harness.cli.engines.display import (
 )
 from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from harness.cli.folders import LATEST, new_folder, shown, swap_link
+from harness.cli.folders import new_folder, shown, swap_link
 from harness.cli.parser import EVERY, NEWEST
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
@@ -52,17 +52,15 @@ def try_engine(options: argparse.Namespace) -> int:
     console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
     answer = answer_of(engine, settings, folder, console)
     cases = cases_of(shown(options.engine), answer.cases)
-    latest = folder.parent / LATEST
-    found = recorded(cases, answer.counterexamples, shown(str(latest / "cases"), keep=3))
+    found = recorded(cases, answer.counterexamples, shown(str(folder / "cases"), keep=3))
     record = record_of(engine, settings, asked, options, answer, found)
     console.print(fault_table(record), property_table(record), padding_table(record))
     for note in notes(record):
         console.print(note, highlight=False)
     for name in cases:
-        path = latest / "cases" / name
-        command = replay_of(path, options.engine)
+        command = replay_of(folder / "cases" / name, options.engine)
         console.print(f"replay with: {command}", soft_wrap=True, highlight=False)
-    console.print(f"page: {latest / 'index.html'}")
+    console.print(f"page: {folder / 'index.html'}")
     console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
     for name, case in cases.items():
         case.write(folder / "cases" / name)

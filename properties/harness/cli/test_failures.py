@@ -12,7 +12,7 @@ from harness.records.schema import Record
 from properties.support.reports.records import bug, green, red, swa_pad_finding
 from reports.causes import groups
 
-REPLAY = "replay: paritybit replay reports/out/latest/cases/swa_pad-decode.json"
+REPLAY = "replay: paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json"
 
 
 def printed(record: Record, width: int = 80) -> str:

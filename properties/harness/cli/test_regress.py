@@ -83,7 +83,8 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     for row in record["bugs"]:
         case = load_case(latest / row["finding"]["case_file"])
         assert (case.target, case.trial.runner) == ("log_hygiene", row["runner"])
-        assert row["finding"]["reproduce"].startswith("paritybit replay out/latest/cases/")
+        own = f"paritybit replay out/{latest.resolve().name}/cases/"
+        assert row["finding"]["reproduce"].startswith(own)
     found = {load_case(latest / "cases" / name).schedule for name in cases}
     assert set(known(database).by_runner["cpu_graph"]) == found
     written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
