@@ -5,7 +5,7 @@ from typing import Any
 
 from harness.records.schema import EngineCounterexample
 from reports.cards import engine_cards
-from reports.engine_comparison import Comparison
+from reports.compared.engines import Comparison
 from reports.page import environment
 
 SIGNS = {"present": ("✗", "bad"), "absent": ("✓", "good"), "undecided": ("?", "warn")}

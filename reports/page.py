@@ -9,7 +9,8 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.records.schema import FORMAT, VERSION, Record
-from reports.comparison import Comparison
+from reports.compared.kinds import KINDS, tone
+from reports.compared.runs import Comparison
 from reports.pasting import file_name, opening, pastable
 from reports.review import review
 from reports.texts import duration
@@ -43,6 +44,8 @@ def environment() -> Environment:
     environment.filters["here_document"] = lambda finding: opening(
         finding.reproduce, finding.case_file, finding.case
     )
+    environment.filters["kind_tone"] = tone
+    environment.globals["change_kinds"] = KINDS
     environment.filters["pastable"] = pastable
     environment.filters["file_name"] = file_name
     environment.globals["record_format"] = f"{FORMAT}, version {VERSION}"

@@ -301,7 +301,10 @@ def add_pages(commands: Commands) -> None:
     report = commands.add("report", run_report, "Make the HTML page of a run record again")
     report.add_argument("record", type=Path, nargs="?", default=RECORD)
     report.add_argument("--page", type=Path, help="Where to (index.html beside the record)")
-    summary = "Two run records side by side: 1 if any is new"
+    summary = (
+        "Two records side by side, of runs or of engines' trials: 1 if a finding is new or worse,"
+        " 125 if the later one leaves open what the earlier one could tell"
+    )
     compare = commands.add("compare", run_compare, summary)
     compare.add_argument("before", type=Path, help="Record of the earlier run")
     compare.add_argument("after", type=Path, help="Record of the later run")
