@@ -10,16 +10,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.records.schema import FORMAT, VERSION, Record
 from reports.compared.kinds import KINDS, tone
+from reports.compared.previous import Previous
 from reports.compared.runs import Comparison
 from reports.pasting import file_name, opening, pastable
 from reports.review import review
 from reports.texts import duration
 
 
-def render(record: Record) -> str:
-    """Return the page of a record. Equal records give equal pages."""
+def render(record: Record, previous: Previous | None = None) -> str:
+    """Return the page of a record, beside the run before it. Equal records give equal pages."""
     page = environment().get_template("page.html.j2")
-    return page.render(record=record, review=review(record))
+    return page.render(record=record, review=review(record), previous=previous)
 
 
 def render_comparison(before: Record, after: Record, comparison: Comparison) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from harness.cli.previous import previous_of
 from harness.engines import record as engine_record
 from harness.engines.record import FORMAT as TRIAL
 from harness.engines.record import is_trial
@@ -31,7 +32,8 @@ def run_report(options: argparse.Namespace) -> int:
     page = options.page or options.record.parent / "index.html"
     data = run_record.load(options.record)
     run_record.require_writable(page)
-    write_whole(page, render(data))
+    beside = page.resolve().parent == options.record.resolve().parent
+    write_whole(page, render(data, previous_of(options.record, data) if beside else None))
     print(page)
     return OK
 

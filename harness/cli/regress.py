@@ -18,6 +18,7 @@ from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
 from harness.cli.folders import new_folder, shown, swap_link
+from harness.cli.previous import previous_of, print_previous
 from harness.cli.spreading import require_this_machine, workers_asked_for
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
@@ -122,7 +123,10 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     for name, case in cases_of(run).items():
         write_case(case, folder / CASES / name)
     run_record.write(data, folder / "run.json")
-    write_whole(folder / "index.html", render(run_record.load(folder / "run.json")))
+    whole = run_record.load(folder / "run.json")
+    previous = previous_of(folder / "run.json", whole)
+    write_whole(folder / "index.html", render(whole, previous))
+    print_previous(console, previous)
     swap_link(folder)
     if data.verdict == "red" and run.only_failures:
         return CANNOT_RUN

@@ -190,7 +190,8 @@ def _hunts(record: Record) -> dict[Key, Row]:
     Of several the gravest stands.
     """
     found: dict[Key, Row] = {}
-    for row in (*record.clean, *record.bugs):
+    rows: tuple[Row, ...] = (*record.clean, *record.bugs)
+    for row in rows:
         key = _key(row)
         found[key] = min(found.get(key, row), row, key=_rank)
     return found

@@ -23,6 +23,7 @@ from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.folders import new_folder, shown, swap_link
 from harness.cli.parser import EVERY, NEWEST
+from harness.cli.previous import previous_of, print_previous
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.case import EngineCase, cases_of, engine_case_of
@@ -36,6 +37,7 @@ from harness.machine.workers import workers_for
 from harness.records.files import write_whole
 from harness.records.record import device_name
 from harness.records.schema import EngineCounterexample
+from reports.compared.previous import Previous
 from reports.engine_page import render
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
@@ -64,7 +66,7 @@ def try_engine(options: argparse.Namespace) -> int:
     console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
     for name, case in cases.items():
         case.write(folder / "cases" / name)
-    write_engine(record, folder)
+    print_previous(console, write_engine(record, folder))
     swap_link(folder)
     return INTERRUPTED if record["answer"]["interrupted"] else EXIT_CODES[record["verdict"]]
 
@@ -149,10 +151,12 @@ def record_of(
     )
 
 
-def write_engine(record: dict[str, Any], folder: Path) -> None:
-    """Write the record and the page of an engine's trial."""
+def write_engine(record: dict[str, Any], folder: Path) -> Previous | None:
+    """Write the record and the page of an engine's trial; return the trial before it, if any."""
     engine_record.write(record, folder / "engine.json")
-    write_whole(folder / "index.html", render(record, read(record)))
+    previous = previous_of(folder / "engine.json", record)
+    write_whole(folder / "index.html", render(record, read(record), previous))
+    return previous
 
 
 def run_engine(options: argparse.Namespace) -> int:

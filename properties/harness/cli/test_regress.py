@@ -117,6 +117,10 @@ def assert_a_second_run_writes_the_same_case(
     )
     name = "cases/loc_memo_warning-cpu_graph-gpt_oss-generated.json"
     assert (first / name).read_bytes() == (second / name).read_bytes()
+    assert 'id="previous"' not in (first / "index.html").read_text()
+    page = (second / "index.html").read_text()
+    assert f'href="../{first.name}/index.html"' in page
+    assert_names_nobody(page, out.parent)
 
 
 OnResult = Callable[[Result], None]
