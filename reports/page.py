@@ -12,6 +12,7 @@ from harness.records.schema import FORMAT, VERSION, Record
 from reports.compared.kinds import KINDS, tone
 from reports.compared.previous import Previous
 from reports.compared.runs import Comparison
+from reports.glossary import GLOSSARY
 from reports.pasting import file_name, opening, pastable
 from reports.review import review
 from reports.texts import duration
@@ -47,6 +48,7 @@ def environment() -> Environment:
     )
     environment.filters["kind_tone"] = tone
     environment.globals["change_kinds"] = KINDS
+    environment.globals["glossary"] = GLOSSARY
     environment.filters["pastable"] = pastable
     environment.filters["file_name"] = file_name
     environment.globals["record_format"] = f"{FORMAT}, version {VERSION}"

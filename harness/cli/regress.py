@@ -31,6 +31,12 @@ from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
 
+WORDS = (
+    "A trial plays one runner on one model; a hunt is a trial with one bug switched on"
+    " (docs/glossary.md)."
+)
+"""The words of the tables to come."""
+
 EXAMPLES = 50
 """Schedules per hunt, if nothing else is asked for."""
 
@@ -56,6 +62,7 @@ def run_regress(options: argparse.Namespace) -> int:
     folder = new_folder(options.out)
     console, run, tasks = Console(), Run(settings), plan(settings)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
+    console.print(WORDS)
     try:
         with progress(console, len(tasks)) as advance:
 

@@ -61,7 +61,10 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     captured = capfd.readouterr()
     assert captured.err == ""
     assert "loc_memo_warning" in captured.out
-    green = r"^green: clean: (\d+) of \1 trials green; bugs: (\d+) of \2 hunts"
+    green = (
+        r"^green: (\d+) of \1 trials of the unchanged engine are clean;"
+        r"\s(\d+) of \2\shunts,\seach\sof\sone\sbug\sswitched\son,\sended\sas\sexpected"
+    )
     assert re.search(green, captured.out, re.M)
 
     record = record_of(tmp_path / "out")
