@@ -27,7 +27,7 @@ SHARED := $(if $(filter-out 0,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary list bench soak mutants code-mutants detections check
+.PHONY: help setup regress engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench soak mutants code-mutants detections check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -90,6 +90,9 @@ compare: $(SETUP) ## Two run records side by side: A=… B=…
 
 summary: $(SETUP) ## A run as Markdown, for a CI job's summary: RECORD=…
 	@$(RUN) -m harness summary $(call quoted,$(RECORD)) $(ARGS)
+
+documents: $(SETUP) ## Make the picture and the blocks of README.md and docs/ again
+	@$(RUN) -m properties.documents
 
 list: $(SETUP) ## List bugs, runners, models (presets) and properties
 	@$(RUN) -m harness list $(ARGS)

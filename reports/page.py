@@ -8,10 +8,12 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from harness.explain.facts import Explanation
 from harness.records.schema import FORMAT, VERSION, Record
 from reports.compared.kinds import KINDS, tone
 from reports.compared.previous import Previous
 from reports.compared.runs import Comparison
+from reports.drawings.picture import lay_out
 from reports.glossary import GLOSSARY
 from reports.pasting import file_name, opening, pastable
 from reports.review import review
@@ -53,3 +55,8 @@ def environment() -> Environment:
     environment.filters["file_name"] = file_name
     environment.globals["record_format"] = f"{FORMAT}, version {VERSION}"
     return environment
+
+
+def draw(explanation: Explanation) -> str:
+    """Return the picture of a stale index, as a file of its own. Raises as `lay_out` does."""
+    return environment().get_template("picture.svg.j2").render(p=lay_out(explanation))
