@@ -50,7 +50,7 @@ def test_a_run_does_not_differ_from_itself(name: str) -> None:
     assert (comparison.lost, comparison.added, comparison.environment) == ((), (), ())
     assert not comparison.alarming
     assert not comparison.unsettled
-    assert comparison.verdict == "Nothing new"
+    assert comparison.verdict == "No worse"
     assert all(row.before == row.after for row in (*comparison.coverage, *comparison.speed))
 
 
@@ -116,7 +116,7 @@ def test_what_becomes_of_a_hunt_is_told_of_every_end_that_it_can_have(what: str)
 def test_a_hunt_that_is_right_in_one_run_and_not_tried_in_the_other(what: str) -> None:
     lost, added = became(what, RIGHT[what], None), became(what, None, RIGHT[what])
     assert (lost.changes, len(lost.lost), lost.verdict) == ((), 1, "No verdict")
-    assert (added.changes, len(added.added), added.verdict) == ((), 1, "Nothing new")
+    assert (added.changes, len(added.added), added.verdict) == ((), 1, "No worse")
 
 
 def test_every_end_that_a_hunt_can_have_has_its_place_in_gravity() -> None:
@@ -325,7 +325,7 @@ def test_a_run_that_was_cut_short_says_so_and_proves_nothing_of_what_it_did_not_
     assert comparison.verdict == "No verdict"
     assert comparison.message.endswith("the later run was cut short")
     back = compare_runs(cut, green())
-    assert back.verdict == "Nothing new"
+    assert back.verdict == "No worse"
     assert len(back.added) == len(green().bugs) - 1
 
 
@@ -336,7 +336,7 @@ def test_runs_that_share_no_hunt_come_to_no_verdict() -> None:
     assert f"{len(record.bugs)} in the earlier one alone" in compare_runs(bugs, clean).message
 
 
-def test_a_run_that_turned_red_is_never_nothing_new() -> None:
+def test_a_run_that_turned_red_is_never_no_worse() -> None:
     """Of every two sample records: whatever makes the later red is new, worse or was there."""
     for before in SAMPLES.values():
         for after in SAMPLES.values():
@@ -443,6 +443,7 @@ def test_the_terminal_cuts_long_lists_of_what_alarms_nobody(
     changed = tuple(replace(row, finding=shorter(finding_of(before, 0))) for row in before.bugs)
     told = printed(compare_runs(before, replace(before, bugs=changed)))
     assert re.search(r"  and \d+ more: see the page", told)
+    assert "    differs in " in told
     missed = tuple(replace(row, status="missed", finding=None) for row in before.bugs)
     told = printed(compare_runs(before, replace(before, bugs=missed)))
     assert "more" not in told[told.index("new (") : told.index("still there (")]
@@ -476,8 +477,8 @@ def command_line(folder: Path, before: Record, after: Record) -> list[str]:
     ("before", "after", "code", "word"),
     [
         ("caught", "missed", FINDING, "Worse"),
-        ("missed", "caught", OK, "Nothing new"),
-        ("missed", "missed", OK, "Nothing new"),
+        ("missed", "caught", OK, "No worse"),
+        ("missed", "missed", OK, "No worse"),
         ("caught", "failed", CANNOT_RUN, "No verdict"),
         ("caught", None, CANNOT_RUN, "No verdict"),
     ],

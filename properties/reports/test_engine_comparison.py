@@ -290,7 +290,7 @@ def test_across_devices_what_is_seen_differs_and_is_no_finding() -> None:
 
     comparison = compared(on_a_gpu)
     assert kinds(comparison) == {}
-    assert comparison.verdict == "Nothing new"
+    assert comparison.verdict == "No worse"
     assert comparison.names[1] == f"sglang 1, tried by {'b' * 12}, on NVIDIA H200"
 
 
@@ -329,7 +329,7 @@ def test_records_of_engines_are_compared_from_their_files(
     assert main(["compare", after, before, "--page", str(page)]) == OK
     html = page.read_text()
     assert "&lt;slot 7&gt;" in html
-    assert "Nothing new" in html
+    assert "No worse" in html
 
 
 def test_the_page_says_what_is_worse() -> None:

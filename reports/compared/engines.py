@@ -55,6 +55,11 @@ class Change:
         return self.kind in ALARMING and not self.listed
 
     @property
+    def differs(self) -> str:
+        """In what it differs where both trials have it: what they say of it shows that."""
+        return ""
+
+    @property
     def name(self) -> str:
         """The finding in words."""
         return f"{self.violated} of {self.runner}, {self.preset}"

@@ -109,4 +109,4 @@ def verdict(kinds: Sequence[str], *, lost: int) -> str:
         return "Worse"
     if LOST & set(kinds) or lost:
         return "No verdict"
-    return "Nothing new"
+    return "No worse"

@@ -4,8 +4,8 @@ Knows the record. Does not know markup or the terminal, and judges nothing: of e
 hunt it takes the record's word, and says where the words differ.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.records.schema import BugRow, CleanRow, Record, TrialRow
@@ -116,15 +116,17 @@ class Comparison:
 def compare_runs(before: Record, after: Record) -> Comparison:
     """Return what differs between two records."""
     hunts = _hunts(before), _hunts(after)
-    cards = _cards(before), _cards(after)
     alike = _device(before) == _device(after)
-    found = [_change(key, hunts, cards, alike=alike) for key in {**hunts[0], **hunts[1]}]
+    kinds = {key: _kind_of(key, hunts, alike=alike) for key in {**hunts[0], **hunts[1]}}
+    differing = [key for key, kind in kinds.items() if kind is not None]
+    cards = (
+        _cards(before, map(hunts[0].get, differing)),
+        _cards(after, map(hunts[1].get, differing)),
+    )
+    found = [_change(key, hunts, cards, alike=alike) for key in differing]
     found += _unreached(before, after)
     order = list(KINDS)
-    changes = sorted(
-        (change for change in found if change is not None),
-        key=lambda change: (order.index(change.kind), change.rank),
-    )
+    changes = sorted(found, key=lambda change: (order.index(change.kind), change.rank))
     both = [key for key in hunts[0] if key in hunts[1]]
     lost = [key for key, hunt in hunts[0].items() if key not in hunts[1] and not _wrong(hunt)]
     added = [key for key in hunts[1] if key not in hunts[0]]
@@ -197,14 +199,14 @@ def _hunts(record: Record) -> dict[Key, Row]:
     return found
 
 
-def _cards(record: Record) -> dict[int, Card]:
-    """Return the cards of the findings of a record, by the identity of their rows."""
-    found = [trial for trial in record.clean if trial.finding is not None]
-    pairs: list[tuple[TrialRow, Card]] = [
-        *zip(found, clean_cards(record), strict=True),
-        *zip(record.bugs, bug_cards(record), strict=True),
-    ]
-    return {id(hunt): card for hunt, card in pairs if card.finding is not None}
+def _cards(record: Record, hunts: Iterable[Row | None]) -> dict[int, Card]:
+    """Return the cards of the findings of some hunts of a record, by the identity of their rows."""
+    wanted = {id(hunt) for hunt in hunts if hunt is not None and hunt.finding is not None}
+    clean = tuple(row for row in record.clean if id(row) in wanted)
+    bugs = tuple(row for row in record.bugs if id(row) in wanted)
+    some = replace(record, clean=clean, bugs=bugs)
+    cards = zip((*clean, *bugs), (*clean_cards(some), *bug_cards(some)), strict=True)
+    return {id(row): card for row, card in cards}
 
 
 def _key(hunt: TrialRow) -> Key:
@@ -247,22 +249,27 @@ def _violated(row: Row) -> list[str]:
     return list(dict.fromkeys(violation.property for violation in seen))
 
 
-def _change(
-    key: Key,
-    hunts: tuple[Hunts, Hunts],
-    cards: tuple[Mapping[int, Card], Mapping[int, Card]],
-    *,
-    alike: bool,
-) -> Change | None:
+def _kind_of(key: Key, hunts: tuple[Hunts, Hunts], *, alike: bool) -> str | None:
     """Return what became of a hunt; None where nothing did, and it is as it should be.
 
     `alike` says that both runs were on one device, so that bits can be held against bits.
     """
     before, after = hunts[0].get(key), hunts[1].get(key)
     differs = _differs(before, after, alike=alike) if before and after else []
-    kind = _kind(before, after) or (CHANGED if differs else None)
-    if kind is None:
-        return None
+    return _kind(before, after) or (CHANGED if differs else None)
+
+
+def _change(
+    key: Key,
+    hunts: tuple[Hunts, Hunts],
+    cards: tuple[Mapping[int, Card], Mapping[int, Card]],
+    *,
+    alike: bool,
+) -> Change:
+    """Return what became of a hunt that differs or is wrong, with the cards of its findings."""
+    before, after = hunts[0].get(key), hunts[1].get(key)
+    differs = _differs(before, after, alike=alike) if before and after else []
+    kind = _kind(before, after) or CHANGED
     return Change(
         kind=kind,
         name=_name(key),

@@ -33,6 +33,8 @@ def change_lines(comparison: Comparison | EngineComparison) -> Iterator[str]:
             if change.before != change.after:
                 yield f"    before: {change.before or 'nothing'}"
             yield f"    after:  {change.after or 'nothing'}"
+            if change.differs:
+                yield f"    differs in {change.differs}"
         if len(shown) < len(changes):
             yield f"  and {len(changes) - len(shown)} more: see the page"
     for title, names in comparison.alone.items():

@@ -107,7 +107,7 @@ def test_what_stays_as_it_was_is_counted_and_not_listed(tmp_path: Path) -> None:
     previous = before(written(tmp_path, SECOND, red()), red())
     assert previous.changes == ()
     assert "still there" in previous.sentence
-    assert previous.sentence.startswith("Nothing new: ")
+    assert previous.sentence.startswith("No worse: ")
 
 
 def test_a_long_list_names_the_gravest_and_counts_the_rest(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_first_run_has_none_and_its_page_no_section(tmp_path: Path) -> None:
 def test_a_run_that_was_cut_short_before_or_now_is_compared_all_the_same(tmp_path: Path) -> None:
     first = written(tmp_path, FIRST, interrupted())
     second = written(tmp_path, SECOND, green())
-    assert before(second, green()).sentence.startswith("Nothing new: ")
+    assert before(second, green()).sentence.startswith("No worse: ")
     run_record.write(green(), first)
     sentence = before(second, interrupted()).sentence
     assert sentence.startswith("No verdict: ")
