@@ -10,8 +10,8 @@ GLOSSARY: Mapping[str, str] = {
     " decode or target_verify.",
     "bucket, padding": "A graph is captured for a few batch sizes, its buckets. A smaller batch is"
     " filled up to the next one with padded rows, which belong to no request.",
-    "schedule": "A list of steps that is played on the eager engine and on the one that replays:"
-    " admit a request, decode, draft, verify, finish.",
+    "schedule": "A list of steps (admit a request, decode, draft, verify, finish) that is played in"
+    " two worlds: one runs every step eagerly, the other replays graphs.",
     "property": "A statement that must hold after every step, such as “the graph's bits are the"
     " eager bits”. One that does not hold is a finding.",
     "trial": "One runner on one model, with one location scheme, page size and dtype, played"

@@ -23,6 +23,7 @@ from properties.support.reports.records import (
     many,
     red,
 )
+from reports.compared.previous import Previous
 from reports.compared.runs import compare_runs
 from reports.page import render, render_comparison
 
@@ -273,3 +274,19 @@ def test_a_case_is_downloaded_from_the_page_under_its_own_name(
     assert download.value.suggested_filename == "swa_pad-decode.json"
     case = json.loads(download.value.path().read_text())
     assert case["trial"]["bugs"] == ["swa_pad"]
+
+
+def test_the_run_before_fits_on_a_phone_and_its_link_leads_to_its_page(
+    visit: Visit, tmp_path: Path
+) -> None:
+    name = "20251122T105000Z"
+    comparison = compare_runs(green(), red())
+    previous = Previous(name, f"../{name}/index.html", "paritybit compare a b", comparison)
+    path = tmp_path / "20251122T115000Z" / "index.html"
+    write_whole(path, render(red(), previous))
+    visit.page.set_viewport_size(PHONE)
+    page = visit.open(path, "previous")
+    assert page.locator("#previous h2").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    link = page.get_by_role("link", name="The page of the previous run").get_attribute("href")
+    assert (path.parent / str(link)).resolve() == tmp_path / name / "index.html"

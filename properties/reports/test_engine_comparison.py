@@ -12,81 +12,25 @@ from harness.__main__ import main
 from harness.engines import record as engine_record
 from harness.records import record as records
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from properties.support.reports.engine_trials import Data, engine_trial
+from properties.support.reports.engine_trials import engine_finding as finding
 from properties.support.reports.records import SAMPLES
 from reports.compared.engines import Comparison, compare_trials
 from reports.engine_page import render_comparison
 
-Data = dict[str, Any]
 Edit = Callable[[Data], Any]
-
-
-def leg(runner: str = "decode", **changed: Any) -> Data:
-    """Return a leg that was tried."""
-    return {
-        "leg": f"{runner} gpt_oss",
-        "runner": runner,
-        "preset": "gpt_oss",
-        "undecided": None,
-        "schedules": 5,
-        "steps": 90,
-        "replays": 40,
-        "padded": 20,
-        "unasked": {"batch_invariance": "it chooses the bucket"},
-        **changed,
-    }
-
-
-def finding(name: str, *faults: str, runner: str = "decode", listed: str | None = None) -> Data:
-    """Return a violated property of a runner."""
-    return {
-        "runner": runner,
-        "preset": "gpt_oss",
-        "property": name,
-        "message": "step 6: <slot 7>",
-        "faults": list(faults),
-        "listed": listed,
-        "cause": None,
-    }
-
-
-def judged(verdict: str) -> Data:
-    """Return the verdict on a fault class."""
-    return {"fault": "swa_pad", "runner": "decode", "verdict": verdict, "message": "seen"}
-
-
-def record() -> Data:
-    """Return the record of a trial of two runners: one differs, in two ways."""
-    answer = {
-        "legs": [leg(), leg("cpu_graph")],
-        "findings": [finding("kv_parity", "swa_pad"), finding("read_frame")],
-        "undecided": [],
-        "lacking": [{"runner": "piecewise", "reason": "nothing is called so"}],
-        "faults": [judged("absent")],
-        "seconds": 60.0,
-        "interrupted": False,
-    }
-    return {
-        "environment": {"torch": "2.11"},
-        "command": "paritybit regress",
-        "engine": "sglang 1",
-        "asked": [],
-        "verdict": "present",
-        "message": "it differs",
-        "unasked": [],
-        "answer": answer,
-    }
 
 
 def edited(edit: Edit) -> Data:
     """Return the record, changed."""
-    changed = copy.deepcopy(record())
+    changed = copy.deepcopy(engine_trial())
     edit(changed)
     return changed
 
 
 def compared(edit: Edit) -> Comparison:
     """Compare the record with itself, changed."""
-    return compare_trials(record(), edited(edit))
+    return compare_trials(engine_trial(), edited(edit))
 
 
 def kinds(comparison: Comparison) -> dict[str, str]:
@@ -191,7 +135,7 @@ def test_a_leg_that_is_tried_no_longer_leaves_open_what_it_found(edit: Edit, aft
     assert not comparison.alarming
     assert comparison.unsettled
     assert comparison.verdict == "No verdict"
-    back = compare_trials(edited(edit), record())
+    back = compare_trials(edited(edit), engine_trial())
     assert [row.lost for row in back.legs] == [False]
     assert back.alarming
 
@@ -216,14 +160,14 @@ def test_a_property_that_is_not_asked_any_more_does_not_make_a_finding_mended() 
     assert (row.after, row.lost) == ("not asked: its KV is not seen", True)
     assert kinds(comparison) == {"kv_parity@decode": "gone"}
     assert (comparison.alarming, comparison.unsettled) == (False, True)
-    back = compare_trials(edited(unasked), record())
+    back = compare_trials(edited(unasked), engine_trial())
     assert [row.lost for row in back.asked] == [False]
 
 
 def test_what_is_judged_though_no_property_was_asked_for_it_can_be_mended() -> None:
     """As what the padding of an engine's inputs says, which a ledger tells."""
     before = edited(lambda data: data["answer"]["findings"].append(finding("batch_invariance")))
-    assert kinds(compare_trials(before, record())) == {"batch_invariance@decode": "mended"}
+    assert kinds(compare_trials(before, engine_trial())) == {"batch_invariance@decode": "mended"}
 
 
 @pytest.mark.parametrize(
@@ -260,7 +204,7 @@ def test_a_finding_of_one_more_leg_is_worse_though_another_had_it_before() -> No
         data["answer"]["findings"].append(finding("read_frame"))
 
     assert kinds(compared(more)) == {"read_frame@decode": "worse"}
-    assert kinds(compare_trials(edited(more), record())) == {}
+    assert kinds(compare_trials(edited(more), engine_trial())) == {}
 
 
 def test_findings_are_ranked_by_gravity_and_what_is_listed_comes_after_what_counts() -> None:
@@ -315,7 +259,7 @@ def test_records_of_engines_are_compared_from_their_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "compare.html"
-    before = written(tmp_path, "a.json", record())
+    before = written(tmp_path, "a.json", engine_trial())
     after = written(tmp_path, "b.json", edited(FINDINGS["new"][0]))
     assert main(["compare", before, before, "--page", str(page)]) == OK
     assert main(["compare", before, after, "--page", str(page)]) == FINDING
@@ -333,7 +277,7 @@ def test_records_of_engines_are_compared_from_their_files(
 
 
 def test_the_page_says_what_is_worse() -> None:
-    before, after = record(), edited(open_leg)
+    before, after = engine_trial(), edited(open_leg)
     html = render_comparison(before, after, compare_trials(before, after))
     assert "undecided: a part has moved</td><td>no verdict now" in html
     assert '<h1 id="verdict-word">No verdict</h1>' in html
@@ -346,7 +290,7 @@ def test_the_page_says_what_is_worse() -> None:
 def test_the_record_of_an_engine_and_of_a_run_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = written(tmp_path, "engine.json", record())
+    engine = written(tmp_path, "engine.json", engine_trial())
     run = tmp_path / "run.json"
     records.write(next(iter(SAMPLES.values())), run)
     for pair in ([engine, str(run)], [str(run), engine]):
@@ -370,7 +314,7 @@ def test_the_record_of_an_engine_and_of_a_run_are_not_compared(
 def test_a_record_that_is_not_whole_is_refused_in_one_sentence(
     edit: Edit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = written(tmp_path, "engine.json", record())
+    path = written(tmp_path, "engine.json", engine_trial())
     data = json.loads(Path(path).read_text())
     edit(data)
     Path(path).write_text(json.dumps(data))

@@ -347,7 +347,7 @@ def _outcome(hunt: Row | None) -> str:
 
 def _headline(error: str) -> str:
     """Return the line of a traceback that says what was raised."""
-    return error.strip().splitlines()[-1]
+    return next(reversed(error.strip().splitlines()), "")
 
 
 NEVER = "never reached"

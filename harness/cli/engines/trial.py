@@ -52,6 +52,7 @@ def try_engine(options: argparse.Namespace) -> int:
     engine = engines.find(options.engine)
     console, folder = Console(), new_folder(options.out)
     console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
+    console.print("A leg plays one of the engine's runners on one model (docs/glossary.md).")
     answer = answer_of(engine, settings, folder, console)
     cases = cases_of(shown(options.engine), answer.cases)
     found = recorded(cases, answer.counterexamples, shown(str(folder / "cases"), keep=3))
