@@ -349,7 +349,7 @@ def test_a_run_that_turned_red_is_never_no_worse() -> None:
     ("kinds_found", "message"),
     [
         ([], "nothing is new, worse, mended or gone"),
-        (["changed"], "nothing is new, worse, mended or gone, 1 changed"),
+        (["changed"], "nothing is new, worse, mended or gone (1 changed)"),
         (["mended", "new", "mended"], "1 new, 2 mended"),
     ],
 )

@@ -61,8 +61,10 @@ def gravity(properties: Iterable[str]) -> int:
 def counted(kinds: Iterable[str]) -> str:
     """Say how many changes there are of each kind, the gravest first; none of which is not said."""
     counts = Counter(kinds)
-    said = [f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]]
-    return ", ".join(said) if set(counts) - {STAYS, CHANGED} else ", ".join([NOTHING, *said])
+    said = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+    if set(counts) - {STAYS, CHANGED}:
+        return said
+    return f"{NOTHING} ({said})" if said else NOTHING
 
 
 @dataclass(frozen=True)
