@@ -171,7 +171,7 @@ def _verdict(statuses: Sequence[str]) -> str:
 def clean_table(record: Record) -> Table:
     """Return the clean trials of a run record, generated schedules and traffic together."""
     table = _table("clean baseline, every property, generated schedules and traffic")
-    for name in ("runner", "model", "scheme", "page", "dtype"):
+    for name in ("runner", "preset", "scheme", "page", "dtype"):
         table.add_column(name, no_wrap=True, min_width=len(name))
     if any(row.trial.overlap for row in record.clean):
         table.caption = f"{OVERLAPS.strip()} steps overlap"

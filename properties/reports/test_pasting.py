@@ -111,7 +111,7 @@ def test_what_a_shell_would_not_take_as_it_stands_is_offered_as_a_file_alone(
 
 def blocks(markup: str) -> list[str]:
     """Return the texts of a page that can be pasted, or copied."""
-    found = re.findall(r'<pre id="[^"]*--pasted">(.*?)</pre>', markup, re.DOTALL)
+    found = re.findall(r'<pre id="[^"]*--pasted"[^>]*>(.*?)</pre>', markup, re.DOTALL)
     return [unescape(re.sub("</?span[^>]*>", "", block)) for block in found]
 
 

@@ -91,7 +91,10 @@ def test_the_page_says_what_is_new_and_links_to_the_run_before(tmp_path: Path) -
     assert f"../{FIRST}/index.html" in page.hrefs
     assert page.dead_links == set()
     text = page.text
-    section = text[text.index("Compared with the previous run") :]
+    head, _, section = text.partition("Compared with the previous run")[2].partition(
+        "Compared with the previous run"
+    )
+    assert head.startswith(" : Worse: ")
     assert "Worse: " in section
     assert "new wrong in the later run" in section
     assert "clean@decode" in section
