@@ -72,5 +72,8 @@ def order_of(folder: Path) -> tuple[str, int] | None:
 def print_previous(console: Console, previous: Previous | None) -> None:
     """Say in a line what differs from the run before, if there is one."""
     if previous is not None:
-        line = f"since the run before it, {previous.name}: {previous.sentence}"
-        console.print(line, highlight=False, markup=False)
+        compared = previous.comparison
+        run = f"{previous.name} ({compared.names[0]})" if compared is not None else previous.name
+        console.print(
+            f"since the run before it, {run}: {previous.sentence}", highlight=False, markup=False
+        )

@@ -29,10 +29,13 @@ def test_the_row_to_blame_its_element_and_its_slot_are_marked_and_joined() -> No
 
 def test_what_has_no_stale_index_is_not_drawn() -> None:
     found = explanation()
-    for part in ("index", "slot", "difference"):
-        without = replace(found, cause=replace(found.cause, **{part: None}))
+    for cause in (
+        replace(found.cause, index=None),
+        replace(found.cause, slot=None),
+        replace(found.cause, difference=None),
+    ):
         with pytest.raises(ValueError, match="no element of a static input"):
-            lay_out(without)
+            lay_out(replace(found, cause=cause))
 
 
 def test_texts_of_a_picture_make_no_markup() -> None:

@@ -218,5 +218,7 @@ def test_the_terminal_says_in_a_line_what_differs_from_the_run_before(
     print_previous(Console(width=1000), previous)
     print_previous(Console(width=1000), None)
     said = capsys.readouterr().out
-    assert said.startswith(f"since the run before it, {FIRST}: Worse: ")
+    assert said.startswith(
+        f"since the run before it, {FIRST} (abc1234, on CPU, 2 cores): Worse: 7 new; "
+    )
     assert said.count("\n") == 1
