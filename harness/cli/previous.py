@@ -27,7 +27,7 @@ PAGE = "index.html"
 def previous_of(path: Path, record: Record | Mapping[str, Any]) -> Previous | None:
     """Return the run before the one with this record, which is or will be in this file, if any.
 
-    A record that cannot be read, as one of an older build, is told of and not passed over.
+    A record that cannot be read, as one of an older build, is reported and not passed over.
     """
     path = path.resolve()
     earlier = previous_record(path)

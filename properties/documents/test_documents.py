@@ -198,7 +198,7 @@ def test_the_readme_is_short_and_begins_with_a_failure_and_its_picture() -> None
     assert any("docs/swa_pad.svg" in line for line in lines[:8])
     heads = [line for line in lines if line.startswith("## ")]
     assert heads[:4] == [
-        "## What a run tells",
+        "## What a run shows",
         "## I have a red run, now what",
         "## In your engine's CI",
         "## With my own engine",

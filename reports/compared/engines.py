@@ -19,13 +19,10 @@ from reports.compared.kinds import (
     WORSE,
     Name,
     counted,
+    distinct_names,
     gravity,
-    told_apart,
     verdict,
 )
-
-RUNS_ON = ("device", "device_name")
-"""What of the environment names the machine."""
 
 TRIED, UNTRIED, UNDECIDED = "tried", "not tried", "undecided"
 PLAYED = ("schedules", "steps", "replays", "padded")
@@ -145,7 +142,7 @@ def compare_trials(before: Record, after: Record) -> Comparison:
     legs, asked = tuple(_legs(before, after)), tuple(_asked(before, after))
     faults = tuple(_faults(before, after))
     return Comparison(
-        names=told_apart(_name(before), _name(after)),
+        names=distinct_names(_name(before), _name(after)),
         message=_message(changes, (*legs, *asked, *faults), after),
         changes=tuple(changes),
         legs=legs,
@@ -204,8 +201,8 @@ def _changes(before: Record, after: Record) -> Iterator[Change]:
             runner=key.runner,
             preset=key.preset,
             violated=key.violated,
-            before=_told(old),
-            after=_told(new),
+            before=_describe(old),
+            after=_describe(new),
             listed=key.listed,
         )
 
@@ -260,7 +257,7 @@ def _unasked(record: Record, key: Key) -> list[Mapping[str, str]]:
     ]
 
 
-def _told(findings: Sequence[Record]) -> str | None:
+def _describe(findings: Sequence[Record]) -> str | None:
     """Say what is known of findings of one key; None for none."""
     return "; ".join(map(_sentence, findings)) or None
 

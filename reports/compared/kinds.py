@@ -19,7 +19,7 @@ KINDS: Mapping[str, str] = {
     CHANGED: "as it should be in both runs, but it looks different",
     MENDED: "as it should be in the later run; in the earlier run it was not",
 }
-"""Kinds of changes in the order in which they are shown, and what a reader is told of them."""
+"""Kinds of changes in the order in which they are shown, and what each means."""
 
 ALARMING = frozenset({NEW, WORSE})
 """What makes the later run worse than the earlier one."""
@@ -54,8 +54,8 @@ A property that stands nowhere is in the middle.
 def gravity(properties: Iterable[str]) -> int:
     """Return how grave it is that these are violated: 0 for the gravest."""
     middle = GRAVITY.index(())
-    of_each = {name: place for place, names in enumerate(GRAVITY) for name in names}
-    return min((of_each.get(name, middle) for name in properties), default=len(GRAVITY))
+    places = {name: place for place, names in enumerate(GRAVITY) for name in names}
+    return min((places.get(name, middle) for name in properties), default=len(GRAVITY))
 
 
 def counted(kinds: Iterable[str]) -> str:
@@ -89,7 +89,7 @@ class Name:
         return f"{subject}{commit}{dirty}, on {self.device}"
 
 
-def told_apart(before: Name, after: Name) -> tuple[str, str]:
+def distinct_names(before: Name, after: Name) -> tuple[str, str]:
     """Return what the two runs of a comparison are called."""
     names = [before.short, after.short]
     if names[0] == names[1]:

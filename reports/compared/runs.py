@@ -25,8 +25,8 @@ from reports.compared.kinds import (
     WORSE,
     Name,
     counted,
+    distinct_names,
     gravity,
-    told_apart,
     verdict,
 )
 from reports.texts import words
@@ -131,7 +131,7 @@ def compare_runs(before: Record, after: Record) -> Comparison:
     lost = [key for key, hunt in hunts[0].items() if key not in hunts[1] and not _wrong(hunt)]
     added = [key for key in hunts[1] if key not in hunts[0]]
     return Comparison(
-        names=told_apart(_run_name(before), _run_name(after)),
+        names=distinct_names(_run_name(before), _run_name(after)),
         message=_message(changes, [len(both), len(hunts[0]) - len(both), len(added)], after),
         changes=tuple(changes),
         lost=tuple(map(_name, lost)),
