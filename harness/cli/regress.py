@@ -124,7 +124,7 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     console.print(clean_table(data), matrix(data), runner_matrix(data))
     print_failures(console, data if here == shown(here, keep=3) else record(run, here))
     console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
-    console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}")
+    console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
     for name, case in cases_of(run).items():

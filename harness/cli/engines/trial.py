@@ -63,7 +63,7 @@ def try_engine(options: argparse.Namespace) -> int:
     for name in cases:
         command = replay_of(folder / "cases" / name, options.engine)
         console.print(f"replay with: {command}", soft_wrap=True, highlight=False)
-    console.print(f"page: {folder / 'index.html'}")
+    console.print(f"page: {folder / 'index.html'}", soft_wrap=True, highlight=False)
     console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
     for name, case in cases.items():
         case.write(folder / "cases" / name)
