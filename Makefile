@@ -27,7 +27,7 @@ SHARED := $(if $(filter-out 0,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary list bench soak mutants code-mutants detections check
+.PHONY: help setup regress engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench soak mutants code-mutants detections check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -35,7 +35,7 @@ help: ## Show this help
 
 setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
-regress: $(SETUP) ## Clean baseline, then every bug (or BUG=…): matrix, record, page; ENGINE=… tries that
+regress: $(SETUP) ## Try the unchanged engine, then each bug (or BUG=…): tables, record, page; ENGINE=… tries that
 	@$(RUN) -m harness regress --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
 	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
@@ -91,7 +91,10 @@ compare: $(SETUP) ## Two run records side by side: A=… B=…
 summary: $(SETUP) ## A run as Markdown, for a CI job's summary: RECORD=…
 	@$(RUN) -m harness summary $(call quoted,$(RECORD)) $(ARGS)
 
-list: $(SETUP) ## List bugs, runners, presets and properties
+documents: $(SETUP) ## Make the picture and the blocks of README.md and docs/ again
+	@$(RUN) -m properties.documents
+
+list: $(SETUP) ## List bugs, runners, models (presets) and properties
 	@$(RUN) -m harness list $(ARGS)
 
 bench: $(SETUP) ## Measure differential steps per second

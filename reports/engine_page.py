@@ -5,15 +5,20 @@ from typing import Any
 
 from harness.records.schema import EngineCounterexample
 from reports.cards import engine_cards
-from reports.engine_comparison import Comparison
+from reports.compared.engines import Comparison
+from reports.compared.previous import Previous
 from reports.page import environment
 
 SIGNS = {"present": ("✗", "bad"), "absent": ("✓", "good"), "undecided": ("?", "warn")}
 """Sign and tone of a verdict."""
 
 
-def render(record: Mapping[str, Any], counterexamples: Sequence[EngineCounterexample] = ()) -> str:
-    """Return the page of a record, with its counterexamples.
+def render(
+    record: Mapping[str, Any],
+    counterexamples: Sequence[EngineCounterexample] = (),
+    previous: Previous | None = None,
+) -> str:
+    """Return the page of a record, with its counterexamples, beside the trial before it.
 
     Raises LookupError or jinja2.UndefinedError for a record that lacks something.
     """
@@ -30,6 +35,7 @@ def render(record: Mapping[str, Any], counterexamples: Sequence[EngineCounterexa
         tone=tone,
         figures=figures,
         cards=tuple(engine_cards(counterexamples)),
+        previous=previous,
     )
 
 

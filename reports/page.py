@@ -11,16 +11,22 @@ from hashlib import sha256
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from harness.explain.facts import Explanation
 from harness.records.schema import FORMAT, VERSION, Record
-from reports.comparison import Comparison
+from reports.compared.kinds import KINDS, tone
+from reports.compared.previous import Previous
+from reports.compared.runs import Comparison
+from reports.drawings.picture import lay_out
+from reports.glossary import GLOSSARY
+from reports.pasting import file_name, opening, pastable
 from reports.review import review
 from reports.texts import duration
 
 
-def render(record: Record) -> str:
-    """Return the page of a record. Equal records give equal pages."""
+def render(record: Record, previous: Previous | None = None) -> str:
+    """Return the page of a record, beside the run before it. Equal records give equal pages."""
     page = environment().get_template("page.html.j2")
-    return page.render(record=record, review=review(record))
+    return page.render(record=record, review=review(record), previous=previous)
 
 
 def render_comparison(before: Record, after: Record, comparison: Comparison) -> str:
@@ -42,9 +48,22 @@ def environment() -> Environment:
     )
     environment.filters["number"] = lambda value: f"{int(value):,}"
     environment.filters["duration"] = duration
+    environment.filters["here_document"] = lambda finding: opening(
+        finding.reproduce, finding.case_file, finding.case
+    )
+    environment.filters["kind_tone"] = tone
+    environment.globals["change_kinds"] = KINDS
+    environment.globals["glossary"] = GLOSSARY
+    environment.filters["pastable"] = pastable
+    environment.filters["file_name"] = file_name
     environment.globals["record_format"] = f"{FORMAT}, version {VERSION}"
     script = environment.get_template("page.js.j2").render()
     digest = b64encode(sha256(script.encode()).digest()).decode()
     environment.globals["script"] = Markup(script)
     environment.globals["script_hash"] = Markup(f"sha256-{digest}")
     return environment
+
+
+def draw(explanation: Explanation) -> str:
+    """Return the picture of a stale index, as a file of its own. Raises as `lay_out` does."""
+    return environment().get_template("picture.svg.j2").render(p=lay_out(explanation))

@@ -197,8 +197,8 @@ def verdict(run: Run) -> tuple[str, str]:
     good = [result for result in bugs if result.status in GOOD]
     clean_good = [result for result in clean if result.status in GOOD]
     message = (
-        f"clean: {len(clean_good)} of {len(clean)} trials green;"
-        f" bugs: {len(good)} of {len(bugs)} hunts ended as the table says"
+        f"{len(clean_good)} of {len(clean)} trials of the unchanged engine are clean;"
+        f" {len(good)} of {len(bugs)} hunts, each of one bug switched on, ended as expected"
     )
     missing = unreached(run)
     if missing and not run.interrupted:

@@ -1,5 +1,6 @@
 """The record of a run of the main job, and the case file of each of its findings."""
 
+import shlex
 import time
 from typing import Any, cast
 
@@ -147,7 +148,7 @@ def _finding(result: Result, shown: str) -> schema.Finding | None:
             for violation in finding.violations
         ),
         case_file=f"{CASES}/{name}",
-        reproduce=f"paritybit replay {shown}/{name}",
+        reproduce=shlex.join(["paritybit", "replay", f"{shown}/{name}"]),
         schedule=from_json(schema.Schedule, data["schedule"], "the schedule"),
         timeline=finding.timeline,
         explanation=finding.explanation,

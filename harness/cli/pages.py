@@ -2,23 +2,29 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from harness.cli.exit_codes import FINDING, OK
+from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from harness.cli.previous import previous_of
 from harness.engines import record as engine_record
+from harness.engines.record import FORMAT as TRIAL
 from harness.engines.record import is_trial
-from harness.errors import MalformedError
+from harness.errors import MalformedError, cut
 from harness.records import record as run_record
 from harness.records.case import read_json
 from harness.records.files import write_whole
+from harness.records.schema import FORMAT as RUN
 from reports import engine_page
-from reports.comparison import compare_runs
-from reports.engine_comparison import compare_trials
+from reports.compared.engines import Comparison as EnginesCompared
+from reports.compared.engines import compare_trials
+from reports.compared.runs import Comparison, compare_runs
+from reports.compared.terminal import change_lines, engine_tables, tables
 from reports.page import render, render_comparison
 from reports.summary import summarise
-from reports.terminal import engine_lines, engine_tables, tables
 
 
 def run_report(options: argparse.Namespace) -> int:
@@ -26,7 +32,8 @@ def run_report(options: argparse.Namespace) -> int:
     page = options.page or options.record.parent / "index.html"
     data = run_record.load(options.record)
     run_record.require_writable(page)
-    write_whole(page, render(data))
+    beside = page.resolve().parent == options.record.resolve().parent
+    write_whole(page, render(data, previous_of(options.record, data) if beside else None))
     print(page)
     return OK
 
@@ -34,6 +41,8 @@ def run_report(options: argparse.Namespace) -> int:
 def run_compare(options: argparse.Namespace) -> int:
     """Show two records side by side, on the terminal and as a page: of runs, or of engines."""
     pair = [(read_json(path), path.name) for path in (options.before, options.after)]
+    for data, name in pair:
+        require_comparable(data, name)
     of_engines = [is_trial(data) for data, _ in pair]
     if all(of_engines):
         return compare_engines(pair, options)
@@ -46,11 +55,18 @@ def run_compare(options: argparse.Namespace) -> int:
     comparison = compare_runs(before, after)
     text = render_comparison(before, after, comparison)
     run_record.require_writable(options.page)
-    console = Console()
-    console.print(*tables(comparison), comparison.message, sep="\n")
-    write_whole(options.page, text)
-    console.print(f"page: {options.page}")
-    return FINDING if comparison.alarming else OK
+    return show_comparison(comparison, list(tables(comparison)), text, options.page)
+
+
+def require_comparable(data: Any, name: str) -> None:
+    """Raise MalformedError for a file of this project whose findings cannot be compared."""
+    kind = data.get("format") if isinstance(data, dict) else None
+    ours = isinstance(kind, str) and kind.startswith("paritybit-")
+    if ours and kind not in {RUN, TRIAL}:
+        raise MalformedError(
+            f"{name} is a {cut(str(kind))} file; compare takes two records of regress (run.json),"
+            " or two of an engine's trial (engine.json)"
+        )
 
 
 def compare_engines(pair: Sequence[tuple[Any, str]], options: argparse.Namespace) -> int:
@@ -63,13 +79,26 @@ def compare_engines(pair: Sequence[tuple[Any, str]], options: argparse.Namespace
         files = f"{options.before.name} and {options.after.name}"
         raise MalformedError(f"{files} are not both whole records of trials: {error!r}") from error
     run_record.require_writable(options.page)
+    return show_comparison(comparison, list(engine_tables(comparison)), text, options.page)
+
+
+def show_comparison(
+    comparison: Comparison | EnginesCompared, tables: Sequence[Table], text: str, page: Path
+) -> int:
+    """Print a comparison, and write its page.
+
+    Return 1 for anything new or worse, 125 where the later run leaves open what the earlier
+    one could tell, else 0.
+    """
     console = Console()
-    console.print(*engine_tables(comparison), sep="\n")
-    for line in (*engine_lines(comparison), comparison.message):
+    console.print(*tables, sep="\n")
+    for line in change_lines(comparison):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    write_whole(options.page, text)
-    console.print(f"page: {options.page}", highlight=False, markup=False, soft_wrap=True)
-    return FINDING if comparison.alarming else OK
+    write_whole(page, text)
+    console.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)
+    if comparison.alarming:
+        return FINDING
+    return CANNOT_RUN if comparison.unsettled else OK
 
 
 def run_summary(options: argparse.Namespace) -> int:

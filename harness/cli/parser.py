@@ -41,6 +41,8 @@ and compare the bits.
 
 Exit codes: 0 as hoped, 1 a finding, 2 a malformed command line or file or a name no build
 has, 125 no verdict, 130 interrupted, 143 terminated.
+
+docs/glossary.md explains the words: runner, bucket, schedule, trial, hunt, leg, case.
 """
 
 EXAMPLES = {
@@ -196,20 +198,18 @@ def add_cluster(command: Parser) -> None:
 
 def add_regress(commands: Commands) -> None:
     """Add the main job."""
-    summary = "Clean baseline, then hunt every bug; write a page"
+    summary = "Try the unchanged engine, then each known bug, switched on alone; write a page"
     regress = commands.add("regress", run_regress, summary)
     regress.add_argument(
         "--bug",
         type=names,
         default=(),
-        help="Bugs to hunt, by comma: BUG or BUG@RUNNER (all)",
+        help="Bugs to switch on, by comma: BUG or BUG@RUNNER (all)",
     )
-    regress.add_argument(
-        "--runner", type=names, default=(), help="Runners on trial, by comma (all)"
-    )
+    regress.add_argument("--runner", type=names, default=(), help="Runners to try, by comma (all)")
     regress.add_argument("--preset", type=names, default=(), help="Models, by comma (all)")
-    regress.add_argument("--seed", type=number, default=0, help="Seed of the hunter (0)")
-    examples = "Schedules per hunt (50), or per leg of an engine beside its first (4)"
+    regress.add_argument("--seed", type=number, default=0, help="Seed of the schedules (0)")
+    examples = "Schedules for each bug (50), or for each runner of an engine beside its first (4)"
     regress.add_argument("--examples", type=count, help=examples)
     add_workers(regress)
     add_cluster(regress)
@@ -257,13 +257,13 @@ def add_bisect(commands: Commands) -> None:
         help="Bugs to choose from, by comma, of one location scheme; none of an engine's case",
     )
     bisect.add_argument(
-        "--case", type=Path, help="Case file whose schedule is played (else one is hunted)"
+        "--case", type=Path, help="Case file whose schedule is played (else one is looked for)"
     )
     bisect.add_argument("--engine", help="Engine to play an engine's case on, as of regress")
     bisect.add_argument("--property", help="Property to explain (the case's, or the first seen)")
-    bisect.add_argument("--runner", help="Runner to hunt on (one that the bugs can harm)")
-    bisect.add_argument("--seed", type=number, default=0, help="Seed of the hunter (0)")
-    bisect.add_argument("--examples", type=count, default=50, help="Schedules to hunt in (50)")
+    bisect.add_argument("--runner", help="Runner to look on (one that the bugs can harm)")
+    bisect.add_argument("--seed", type=number, default=0, help="Seed of the schedules (0)")
+    bisect.add_argument("--examples", type=count, default=50, help="Schedules to look in (50)")
     bisect.add_argument("--out", type=Path, help="Where a case of the smallest set goes")
     add_device(bisect)
 
@@ -289,7 +289,7 @@ def add_corpus(commands: Commands) -> None:
 
 def add_list(commands: Commands) -> None:
     """Add the list of names."""
-    listing = commands.add("list", run_list, "List bugs, runners, presets and properties")
+    listing = commands.add("list", run_list, "List bugs, runners, models (presets) and properties")
     listing.add_argument("--json", action="store_true", help="As JSON")
 
 
@@ -298,7 +298,10 @@ def add_pages(commands: Commands) -> None:
     report = commands.add("report", run_report, "Make the HTML page of a run record again")
     report.add_argument("record", type=Path, nargs="?", default=RECORD)
     report.add_argument("--page", type=Path, help="Where to (index.html beside the record)")
-    summary = "Two run records side by side: 1 if any is new"
+    summary = (
+        "Two records side by side, of runs or of engines' trials: 1 if a finding is new or worse,"
+        " 125 if the later one leaves open what the earlier one could tell"
+    )
     compare = commands.add("compare", run_compare, summary)
     compare.add_argument("before", type=Path, help="Record of the earlier run")
     compare.add_argument("after", type=Path, help="Record of the later run")
@@ -314,7 +317,7 @@ def add_soak(commands: Commands) -> None:
     soak = commands.add("soak", run_soak, summary)
     steps = "Clean steps (20000), or steps of each runner of an engine (1000)"
     soak.add_argument("--steps", type=count_or_none, help=steps)
-    soak.add_argument("--seeds", type=count_or_none, help="Hunter seeds per bug (20)")
+    soak.add_argument("--seeds", type=count_or_none, help="Seeds for each bug (20)")
     add_workers(soak)
     add_cluster(soak)
     soak.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
@@ -348,9 +351,9 @@ def add_mutants(commands: Commands) -> None:
     summary = "Get every static buffer wrong in each way; say which mutants no property sees"
     mutants = commands.add("mutants", run_mutants, summary)
     mutants.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")
-    mutants.add_argument("--seeds", type=count, default=5, help="Hunter seeds per mutant (5)")
+    mutants.add_argument("--seeds", type=count, default=5, help="Seeds for each mutant (5)")
     mutants.add_argument("--first-seed", type=count_or_none, default=0, help="First seed (0)")
-    mutants.add_argument("--examples", type=count, default=50, help="Schedules per hunt (50)")
+    mutants.add_argument("--examples", type=count, default=50, help="Schedules for each seed (50)")
     add_workers(mutants)
     add_cluster(mutants)
     mutants.add_argument("--record", type=Path, help="Where the figures go, as JSON")
@@ -378,7 +381,9 @@ def add_releases(commands: Commands) -> None:
     walk.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")
     walk.add_argument("--preset", type=names, default=(), help="Models, by comma (each its own)")
     walk.add_argument("--seed", type=number, default=0, help="Seed of the schedules (0)")
-    walk.add_argument("--examples", type=count, help="Schedules of each leg beside its first (4)")
+    walk.add_argument(
+        "--examples", type=count, help="Schedules for each runner beside its first (4)"
+    )
     add_workers(walk)
     walk.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
     add_device(walk)

@@ -17,7 +17,8 @@ from harness.cli.display import clean_table, matrix, print_errors, progress, run
 from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
-from harness.cli.folders import LATEST, new_folder, shown, swap_link
+from harness.cli.folders import new_folder, shown, swap_link
+from harness.cli.previous import previous_of, print_previous
 from harness.cli.spreading import require_this_machine, workers_asked_for
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
@@ -29,6 +30,12 @@ from reports.page import render
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
+
+WORDS = (
+    "A trial plays one runner on one model (preset); a hunt is a trial with one bug switched"
+    " on. docs/glossary.md has all words."
+)
+"""The words of the tables to come."""
 
 EXAMPLES = 50
 """Schedules per hunt, if nothing else is asked for."""
@@ -55,6 +62,7 @@ def run_regress(options: argparse.Namespace) -> int:
     folder = new_folder(options.out)
     console, run, tasks = Console(), Run(settings), plan(settings)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
+    console.print(WORDS)
     try:
         with progress(console, len(tasks)) as advance:
 
@@ -111,17 +119,21 @@ def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, st
 
 def finish(console: Console, run: Run, folder: Path) -> int:
     """Show a run; write its cases, record and page; return the exit code."""
-    data = record(run, shown(str(folder.parent / LATEST / CASES), keep=3))
+    here = str(folder / CASES)
+    data = record(run, shown(here, keep=3))
     console.print(clean_table(data), matrix(data), runner_matrix(data))
-    print_failures(console, data)
+    print_failures(console, data if here == shown(here, keep=3) else record(run, here))
     console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
-    console.print(f"{data.seconds:.0f} s; page: {folder.parent / LATEST / 'index.html'}")
+    console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
     for name, case in cases_of(run).items():
         write_case(case, folder / CASES / name)
     run_record.write(data, folder / "run.json")
-    write_whole(folder / "index.html", render(run_record.load(folder / "run.json")))
+    whole = run_record.load(folder / "run.json")
+    previous = previous_of(folder / "run.json", whole)
+    write_whole(folder / "index.html", render(whole, previous))
+    print_previous(console, previous)
     swap_link(folder)
     if data.verdict == "red" and run.only_failures:
         return CANNOT_RUN

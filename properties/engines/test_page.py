@@ -1,6 +1,7 @@
 """What the terminal and the page say of a trial beside its verdicts."""
 
 import json
+from html import unescape
 from typing import Any
 
 import pytest
@@ -148,7 +149,8 @@ def test_the_page_shows_each_counterexample_as_a_run_s_page_does() -> None:
     page = words_of(render(record(), [made]))
     assert all(sentence.partition(" ")[2] in page for sentence in found.explanation.proof)
     assert "kv_parity of decode" in page
-    assert "paritybit replay reports/out/latest/cases/swa_pad-decode.json" in page
+    assert "paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json" in page
+    assert "paritybit replay /dev/stdin <<'EOF'" in unescape(page)
     markup = render(record(), [made])
     assert 'class="timeline"' in markup
     assert "culprit" in markup.split("<main>")[1].split("How to read the drawings")[1]

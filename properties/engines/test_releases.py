@@ -108,7 +108,7 @@ def test_another_token_in_a_live_row_makes_the_worlds_diverge() -> None:
     assert unexplained(lost) >= {"logits_parity", "live_inputs"}
 
 
-def test_what_is_kept_is_told_apart_from_what_is_read() -> None:
+def test_what_is_kept_is_distinct_names_from_what_is_read() -> None:
     padding = shown(MENDED)["padding"]
     assert padding["input_ids"] == "kept, nobody live reads it"
     assert padding["out_cache_loc"] == "reset"
@@ -126,7 +126,7 @@ def test_windows_are_measured_by_phase() -> None:
     assert len(shown(MENDED)["listed"]) == 1
 
 
-def test_prefill_runners_are_told_apart_by_the_dtype_of_their_locations() -> None:
+def test_prefill_runners_are_distinct_names_by_the_dtype_of_their_locations() -> None:
     assert shown(BROKE)["piecewise"]["swa_int64"] == Verdict.PRESENT
     assert shown(MENDED)["piecewise"]["swa_int64"] == Verdict.ABSENT
 

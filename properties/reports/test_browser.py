@@ -4,6 +4,7 @@ A page must ask nothing of anybody, log nothing, and be usable by keyboard, on a
 the dark and on paper.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -28,9 +29,9 @@ from properties.support.reports.records import (
     played,
     red,
     with_finding,
-    without_finding,
 )
-from reports.comparison import compare_runs
+from reports.compared.previous import Previous
+from reports.compared.runs import compare_runs
 from reports.page import render, render_comparison
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def open_all(page: "Page") -> None:
 @pytest.fixture
 def comparison(tmp_path: Path) -> Path:
     """The page of two runs, one of which found more."""
-    before, after = without_finding(green(), 2), green()
+    before, after = green(), red()
     path = tmp_path / "compare.html"
     write_whole(path, render_comparison(before, after, compare_runs(before, after)))
     return path
@@ -180,7 +181,7 @@ def test_a_page_opens_without_an_error_or_a_request(
 
 def test_a_comparison_opens_without_an_error_or_a_request(visit: Visit, comparison: Path) -> None:
     page = visit.open(comparison, "change-1")
-    assert page.locator("h1").inner_text() == "Differs"
+    assert page.locator("h1").inner_text() == "Worse"
     assert page.locator("#change-1 .proof").is_visible()
 
 
@@ -506,3 +507,32 @@ FILTER = """() => {
   return performance.now() - started;
 }"""
 """Filters the findings, and returns the milliseconds that it took, layout included."""
+
+
+def test_a_case_is_downloaded_from_the_page_under_its_own_name(
+    visit: Visit, tmp_path: Path
+) -> None:
+    page = visit.open(saved(tmp_path, green()), ANCHOR)
+    card = page.locator(f"#{ANCHOR}")
+    card.get_by_text("The case file").click()
+    with page.expect_download() as download:
+        card.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename == "swa_pad-decode.json"
+    case = json.loads(download.value.path().read_text())
+    assert case["trial"]["bugs"] == ["swa_pad"]
+
+
+def test_the_run_before_fits_on_a_phone_and_its_link_leads_to_its_page(
+    visit: Visit, tmp_path: Path
+) -> None:
+    name = "20251122T105000Z"
+    comparison = compare_runs(green(), red())
+    previous = Previous(name, f"../{name}/index.html", "paritybit compare a b", comparison)
+    path = tmp_path / "20251122T115000Z" / "index.html"
+    write_whole(path, render(red(), previous))
+    visit.page.set_viewport_size(PHONE)
+    page = visit.open(path, "previous")
+    assert page.locator("#previous h2").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    link = page.get_by_role("link", name="The page of the previous run").get_attribute("href")
+    assert (path.parent / str(link)).resolve() == tmp_path / name / "index.html"

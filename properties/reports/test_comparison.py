@@ -1,33 +1,41 @@
 """Tests of two runs side by side: as data, as a page, on the terminal and from their files."""
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rich.console import Console
 
 from harness.__main__ import main
+from harness.checks.table import PROPERTIES
 from harness.records import record as records
-from harness.records.schema import Finding, Record
+from harness.records.schema import CleanStatus, Finding, HuntStatus, Record
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, edit
+from properties.support.places import ROOT
 from properties.support.reports.records import (
     HOSTILE,
     SAMPLES,
-    bug,
     finding_of,
     green,
     hostile,
+    many,
+    swa_pad_finding,
     traffic_finding,
     trial,
+    warning_finding,
     with_bug,
     with_clean,
     without_event,
     without_finding,
 )
-from reports.comparison import Comparison, compare_runs
+from reports.compared.kinds import GRAVITY, KINDS, counted, gravity
+from reports.compared.runs import GRAVEST, Comparison, compare_runs
+from reports.compared.terminal import change_lines, tables
 from reports.page import render_comparison
-from reports.terminal import tables
 
 
 def kinds(comparison: Comparison) -> dict[str, str]:
@@ -38,33 +46,149 @@ def kinds(comparison: Comparison) -> dict[str, str]:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_run_does_not_differ_from_itself(name: str) -> None:
     comparison = compare_runs(SAMPLES[name], SAMPLES[name])
-    assert (comparison.changes, comparison.untried, comparison.environment) == ((), (), ())
+    assert {change.kind for change in comparison.changes} <= {"still there"}
+    assert (comparison.lost, comparison.added, comparison.environment) == ((), (), ())
     assert not comparison.alarming
+    assert not comparison.unsettled
+    assert comparison.verdict == "No worse"
     assert all(row.before == row.after for row in (*comparison.coverage, *comparison.speed))
 
 
-def test_a_finding_of_the_later_run_alone_is_new() -> None:
-    comparison = compare_runs(without_finding(green(), 2), green())
-    assert kinds(comparison) == {"loc_memo_capture@decode": "new"}
+CLEAN, HUNT, MASKED = "clean trial", "hunt", "hunt of a bug that cannot show"
+RIGHT = {CLEAN: "green", HUNT: "caught", MASKED: "unaffected"}
+WRONG = {
+    CLEAN: ("red", "undeclared state", "vacuous", "warned at capture", "device lost"),
+    HUNT: (
+        *("missed", "wrong property", "clean is red too", "vacuous", "not reproduced"),
+        *("undeclared state", "device lost"),
+    ),
+    MASKED: ("affected after all",),
+}
+"""Every way in which a trial or a hunt can end that is not as it should be."""
+
+
+def ended(what: str, status: str | None) -> Record:
+    """Return a record in which one trial or hunt ended so, or, with None, was not tried."""
+    record = green()
+    if what == CLEAN:
+        if status is None:
+            return replace(record, clean=record.clean[:4] + record.clean[5:])
+        found = traffic_finding() if status in {"red", "undeclared state"} else None
+        error = "Traceback\nValueError: x" if status == "failed" else None
+        return with_clean(record, 4, status=status, finding=found, error=error)
+    place = 2 if what == HUNT else len(record.bugs) - 1
+    if status is None:
+        return replace(record, bugs=record.bugs[:place] + record.bugs[place + 1 :])
+    kept = {} if status in {"caught", "unaffected"} else {"finding": None}
+    return with_bug(record, place, status=status, **kept)
+
+
+def became(what: str, before: str | None, after: str | None) -> Comparison:
+    """Compare two records that differ in how one trial or hunt ended."""
+    return compare_runs(ended(what, before), ended(what, after))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_becomes_of_a_hunt_is_told_of_every_end_that_it_can_have(what: str) -> None:
+    """And the exit code is 1 for what is new or worse, and 125 for what nobody knows any more."""
+    right = RIGHT[what]
+    for wrong in WRONG[what]:
+        for before, after, kind, alarming, unsettled in (
+            (right, wrong, "new", True, False),
+            (None, wrong, "new", True, False),
+            ("failed", wrong, "new", True, False),
+            (wrong, wrong, "still there", False, False),
+            (wrong, right, "mended", False, False),
+            (wrong, "failed", "undecided", False, True),
+            (wrong, None, "gone", False, True),
+            (right, "failed", "undecided", False, True),
+            (None, "failed", "undecided", False, True),
+            ("failed", "failed", "still there", False, False),
+            ("failed", right, "mended", False, False),
+        ):
+            comparison = became(what, before, after)
+            said = (before, after)
+            assert [change.kind for change in comparison.changes] == [kind], said
+            assert (comparison.alarming, comparison.unsettled) == (alarming, unsettled), said
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_hunt_that_is_right_in_one_run_and_not_tried_in_the_other(what: str) -> None:
+    lost, added = became(what, RIGHT[what], None), became(what, None, RIGHT[what])
+    assert (lost.changes, len(lost.lost), lost.verdict) == ((), 1, "No verdict")
+    assert (added.changes, len(added.added), added.verdict) == ((), 1, "No worse")
+
+
+def test_every_end_that_a_hunt_can_have_has_its_place_in_gravity() -> None:
+    ends = {*get_args(CleanStatus), *get_args(HuntStatus)}
+    assert ends - set(GRAVEST) == {*RIGHT.values()}
+    assert {*WRONG[CLEAN], *WRONG[HUNT], *WRONG[MASKED], "failed"} == set(GRAVEST)
+
+
+def test_what_ends_more_gravely_is_worse_and_what_ends_less_gravely_is_not() -> None:
+    assert kinds(became(HUNT, "vacuous", "missed")) == {"loc_memo_capture@decode": "worse"}
+    assert kinds(became(HUNT, "missed", "vacuous")) == {"loc_memo_capture@decode": "still there"}
+    assert became(CLEAN, "vacuous", "red").alarming
+
+
+def explained_by(buffer: str | None) -> Record:
+    """Return a record whose clean trial is red, for a stale input or for no reason known."""
+    found = swa_pad_finding()
+    explanation = found.explanation
+    assert explanation is not None
+    assert explanation.cause.index is not None
+    index = replace(explanation.cause.index, buffer=buffer)
+    cause = replace(explanation.cause, index=index)
+    explained = replace(explanation, cause=cause) if buffer is not None else None
+    return with_clean(green(), 4, status="red", finding=replace(found, explanation=explained))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ("out_cache_loc_swa", "out_cache_loc_swa", "still there"),
+        ("out_cache_loc_swa", "req_pool_indices", "worse"),
+        ("out_cache_loc_swa", None, "worse"),
+        (None, "out_cache_loc_swa", "still there"),
+        (None, None, "still there"),
+    ],
+)
+def test_what_is_wrong_for_another_reason_than_before_is_worse(
+    before: str | None, after: str | None, kind: str
+) -> None:
+    comparison = compare_runs(explained_by(before), explained_by(after))
+    assert kinds(comparison) == {"clean@decode": kind}
+
+
+def test_what_is_not_explained_and_violates_something_else_is_worse() -> None:
+    before = explained_by(None)
+    found = finding_of_clean(before)
+    other = replace(found, violations=found.violations[-1:])
+    after = with_clean(before, 4, finding=other)
+    first = with_clean(before, 4, finding=replace(found, violations=found.violations[:1]))
+    assert kinds(compare_runs(first, after)) == {"clean@decode": "worse"}
+
+
+def finding_of_clean(record: Record) -> Finding:
+    """Return the finding of the clean trial that is red."""
+    found = record.clean[4].finding
+    assert found is not None
+    return found
+
+
+def test_a_finding_of_the_later_run_alone_is_told_with_its_card() -> None:
+    comparison = became(CLEAN, "green", "red")
     (change,) = comparison.changes
-    assert change.before == "missed"
-    assert change.after == "caught: logits_parity, kv_parity, captured_path, in 2 steps"
+    assert (change.before, change.after) == ("green", "red: kv_parity, in 16 steps")
     assert change.cards[0] is None
     assert change.cards[1] is not None
-    assert comparison.alarming
 
 
-def test_a_finding_of_the_earlier_run_alone_is_gone_and_alarms_nobody() -> None:
-    comparison = compare_runs(green(), without_finding(green(), 2))
-    assert kinds(comparison) == {"loc_memo_capture@decode": "gone"}
-    assert not comparison.alarming
-
-
-def test_a_new_finding_on_the_clean_build_is_new() -> None:
-    after = with_clean(green(), 4, status="red", finding=traffic_finding())
-    comparison = compare_runs(green(), after)
-    assert kinds(comparison) == {"clean@decode": "new"}
-    assert comparison.changes[0].after == "red: kv_parity, in 16 steps"
+def test_what_is_undecided_says_why() -> None:
+    (change,) = became(HUNT, "caught", "failed").changes
+    assert change.after == "failed"
+    (change,) = became(CLEAN, "green", "failed").changes
+    assert change.after == "failed: ValueError: x"
 
 
 def shorter(finding: Finding) -> Finding:
@@ -111,32 +235,146 @@ def fewer(finding: Finding) -> Finding:
         (fewer, "properties, step, what was seen"),
     ],
 )
-def test_a_finding_that_differs_in_anything_is_changed(
+def test_a_bug_that_is_caught_otherwise_is_changed_and_alarms_nobody(
     change: Callable[[Finding], Finding], message: str
 ) -> None:
     after = with_bug(green(), 0, finding=change(finding_of(green(), 0)))
     comparison = compare_runs(green(), after)
     assert [found.kind for found in comparison.changes] == ["changed"]
     assert comparison.changes[0].differs == message
-    assert comparison.alarming
+    assert not comparison.alarming
+    assert not comparison.unsettled
 
 
-def test_a_hunt_without_a_finding_that_ended_otherwise_is_changed() -> None:
-    comparison = compare_runs(green(), with_bug(green(), -1, status="vacuous"))
-    assert kinds(comparison) == {"loc_memo_warning.entry@decode": "changed"}
-    assert comparison.changes[0].differs == "status"
+def on_another_device(record: Record) -> Record:
+    """Return a record as of a run on a GPU."""
+    environment = replace(record.environment, device="cuda", device_name="NVIDIA H200")
+    return replace(record, environment=environment)
 
 
-def test_a_hunt_of_the_earlier_run_alone_was_not_tried_and_is_not_gone() -> None:
-    comparison = compare_runs(green(), replace(green(), bugs=green().bugs[1:]))
-    assert comparison.changes == ()
-    assert [name.split(" ")[0] for name in comparison.untried] == ["swa_pad@decode"]
+@pytest.mark.parametrize("change", [shorter, elsewhere, otherwise, unexplained, fewer])
+def test_what_differs_across_devices_alone_is_no_change(
+    change: Callable[[Finding], Finding],
+) -> None:
+    """Bits are a device's own, and with them the step and the words of what they show."""
+    after = with_bug(green(), 0, finding=change(finding_of(green(), 0)))
+    assert compare_runs(green(), on_another_device(after)).changes == ()
+    both = [on_another_device(record) for record in (green(), after)]
+    assert [found.kind for found in compare_runs(*both).changes] == ["changed"]
 
 
-def test_a_finding_of_a_hunt_of_the_later_run_alone_is_new() -> None:
-    further = bug("swa_pad", "caught", "target_verify")
-    after = replace(green(), bugs=(*green().bugs, further))
-    assert kinds(compare_runs(green(), after)) == {"swa_pad@target_verify": "new"}
+def test_a_fault_on_one_device_alone_is_new_all_the_same() -> None:
+    after = on_another_device(ended(CLEAN, "red"))
+    assert kinds(compare_runs(green(), after)) == {"clean@decode": "new"}
+
+
+def test_of_two_hunts_of_one_kind_the_graver_counts() -> None:
+    record, row = green(), ended(CLEAN, "red").clean[4]
+    for clean in ((*record.clean, row), (row, *record.clean)):
+        assert kinds(compare_runs(record, replace(record, clean=clean))) == {"clean@decode": "new"}
+
+
+def test_findings_are_ranked_by_gravity() -> None:
+    """First by what became of them, then by how they ended, then by what they violate."""
+    before = ended(MASKED, "affected after all")
+    after = with_bug(ended(HUNT, "missed"), 1, status="vacuous", finding=None)
+    after = with_clean(after, 5, status="red", finding=warning_finding())
+    after = with_clean(after, 4, status="red", finding=traffic_finding())
+    after = with_bug(after, 0, finding=shorter(finding_of(green(), 0)))
+    comparison = compare_runs(before, after)
+    statuses = [(one.kind, one.after.partition(",")[0]) for one in comparison.changes]
+    assert statuses == [
+        ("new", "red: kv_parity"),
+        ("new", "red: log_hygiene"),
+        ("new", "missed"),
+        ("new", "vacuous"),
+        ("changed", comparison.changes[4].after.partition(",")[0]),
+        ("mended", "unaffected"),
+    ]
+    order = list(KINDS)
+    places = [order.index(one.kind) for one in comparison.changes]
+    assert places == sorted(places)
+
+
+def test_wrong_results_are_graver_than_a_log_line_and_an_unknown_property_is_between() -> None:
+    ranks = [gravity([name]) for name in ("logits_parity", "of_tomorrow", "log_hygiene")]
+    assert ranks == sorted(set(ranks))
+    assert gravity(["log_hygiene", "logits_parity"]) == gravity(["logits_parity"])
+    assert gravity([]) > gravity(["log_hygiene"])
+    assert set(PROPERTIES) - {name for names in GRAVITY for name in names} == set()
+
+
+def test_a_state_that_is_never_reached_any_more_is_new_and_one_reached_again_is_mended() -> None:
+    """As a run is red for it: else a run that proves less would be as good."""
+    without = without_event(green(), "pool full")
+    (change,) = compare_runs(green(), without).changes
+    assert (change.kind, change.name) == ("new", "coverage: pool full")
+    assert (change.before, change.after) == ("reached 3 times", "never reached")
+    assert [one.kind for one in compare_runs(without, green()).changes] == ["mended"]
+    assert [one.kind for one in compare_runs(without, without).changes] == ["still there"]
+    cut = replace(green(), verdict="interrupted")
+    assert [one.kind for one in compare_runs(without, cut).changes] == ["gone"]
+    cut = replace(without, verdict="interrupted")
+    assert compare_runs(green(), cut).changes == ()
+
+
+def test_a_run_that_was_cut_short_says_so_and_proves_nothing_of_what_it_did_not_try() -> None:
+    cut = replace(green(), verdict="interrupted", bugs=green().bugs[:1])
+    comparison = compare_runs(green(), cut)
+    assert not comparison.alarming
+    assert comparison.verdict == "No verdict"
+    assert comparison.message.endswith("the later run was cut short")
+    back = compare_runs(cut, green())
+    assert back.verdict == "No worse"
+    assert len(back.added) == len(green().bugs) - 1
+
+
+def test_runs_that_share_no_hunt_come_to_no_verdict() -> None:
+    record = green()
+    bugs, clean = replace(record, clean=()), replace(record, bugs=())
+    assert compare_runs(bugs, clean).verdict == "No verdict"
+    assert f"{len(record.bugs)} in the earlier one alone" in compare_runs(bugs, clean).message
+
+
+def test_a_run_that_turned_red_is_never_no_worse() -> None:
+    """Of every two sample records: whatever makes the later red is new, worse or was there."""
+    for before in SAMPLES.values():
+        for after in SAMPLES.values():
+            if before.verdict == "green" and after.verdict == "red":
+                failed = any(row.status == "failed" for row in (*after.clean, *after.bugs))
+                assert compare_runs(before, after).verdict == ("No verdict" if failed else "Worse")
+
+
+@pytest.mark.parametrize(
+    ("kinds_found", "message"),
+    [
+        ([], "nothing is new, worse, mended or gone"),
+        (["changed"], "nothing is new, worse, mended or gone (1 changed)"),
+        (["mended", "new", "mended"], "1 new, 2 mended"),
+    ],
+)
+def test_changes_are_counted_by_kind(kinds_found: list[str], message: str) -> None:
+    assert counted(kinds_found) == message
+
+
+def test_runs_are_named_by_their_commit_and_device_and_else_by_their_time() -> None:
+    record = green()
+    later = replace(record, started="2026-11-21T16:00:00Z")
+    names = compare_runs(record, on_another_device(later)).names
+    assert names == ("abc1234, on CPU, 2 cores", "abc1234, on NVIDIA H200")
+    assert compare_runs(record, later).names == (
+        "abc1234, on CPU, 2 cores, 2026-11-20T16:00:00Z",
+        "abc1234, on CPU, 2 cores, 2026-11-21T16:00:00Z",
+    )
+    names = compare_runs(record, record).names
+    assert names[0].endswith("(earlier)")
+    assert names[1].endswith("(later)")
+    odd = replace(record, environment=replace(record.environment, commit=None, dirty=None))
+    dirty = replace(record, environment=replace(record.environment, dirty=True))
+    assert compare_runs(odd, dirty).names == (
+        "a commit not recorded, on CPU, 2 cores",
+        "abc1234, with uncommitted changes, on CPU, 2 cores",
+    )
 
 
 def test_hunts_are_the_same_by_their_settings_whatever_their_order_and_device() -> None:
@@ -147,7 +385,7 @@ def test_hunts_are_the_same_by_their_settings_whatever_their_order_and_device() 
         bugs=tuple(replace(h, trial=replace(h.trial, device="cuda")) for h in record.bugs[::-1]),
     )
     comparison = compare_runs(record, after)
-    assert (comparison.changes, comparison.untried) == ((), ())
+    assert (comparison.changes, comparison.lost, comparison.added) == ((), (), ())
 
 
 def test_coverage_speed_and_environment_stand_side_by_side() -> None:
@@ -173,18 +411,42 @@ def test_coverage_speed_and_environment_stand_side_by_side() -> None:
 
 def printed(comparison: Comparison) -> str:
     """Return what the terminal shows."""
-    console = Console(width=200)
+    console = Console(width=80)
     with console.capture() as capture:
         console.print(*tables(comparison))
-    return capture.get()
+    return "\n".join([capture.get(), *change_lines(comparison)])
 
 
-def test_the_terminal_names_what_is_new_and_what_was_never_reached() -> None:
-    after = without_event(green(), "pool full")
-    message = printed(compare_runs(without_finding(green(), 2), after))
-    assert re.search(r"new +loc_memo_capture@decode \(.*\) +missed +caught: ", message)
+def test_the_terminal_names_both_runs_what_is_new_and_what_was_never_reached() -> None:
+    after = without_event(ended(HUNT, "missed"), "pool full")
+    message = printed(compare_runs(green(), after))
     assert re.search(r"pool full +3 +0", message)
     assert "padded replay" not in message
+    lines = message.splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("before: "))
+    told = iter(lines[start:])
+    assert next(told).startswith("before: abc1234, on CPU, 2 cores, ")
+    assert next(told).startswith("after:  abc1234, on CPU, 2 cores, ")
+    assert next(told).startswith("new (wrong in the later run;")
+    assert next(told).startswith("  loc_memo_capture@decode (gpt_oss, ")
+    assert next(told).startswith("    before: caught: logits_parity, kv_parity, captured_path")
+    assert next(told) == "    after:  missed"
+    assert next(told) == "  coverage: pool full"
+    assert lines[-1].startswith("Worse: 2 new; ")
+
+
+def test_the_terminal_cuts_long_lists_of_what_alarms_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("reports.compared.terminal.MOST", 2)
+    before = many(40)
+    changed = tuple(replace(row, finding=shorter(finding_of(before, 0))) for row in before.bugs)
+    told = printed(compare_runs(before, replace(before, bugs=changed)))
+    assert re.search(r"  and \d+ more: see the page", told)
+    assert "    differs in " in told
+    missed = tuple(replace(row, status="missed", finding=None) for row in before.bugs)
+    told = printed(compare_runs(before, replace(before, bugs=missed)))
+    assert "more" not in told[told.index("new (") : told.index("still there (")]
 
 
 def test_the_terminal_shows_no_empty_table() -> None:
@@ -200,6 +462,7 @@ def test_hostile_texts_are_shown_in_a_comparison_and_do_nothing() -> None:
     assert "[bold]" not in printed(comparison)
     marked = with_bug(after, 0, trial=trial(bugs=("swa_pad",), preset="[bold]x[/bold]"))
     assert "[bold]x[/bold]" in printed(compare_runs(before, marked))
+    assert HOSTILE not in text
 
 
 def command_line(folder: Path, before: Record, after: Record) -> list[str]:
@@ -210,16 +473,29 @@ def command_line(folder: Path, before: Record, after: Record) -> list[str]:
     return ["compare", str(folder / "before.json"), str(folder / "after.json"), "--page", page]
 
 
-@pytest.mark.parametrize(("turned", "code"), [(False, 1), (True, 0)])
-def test_the_command_compares_and_fails_for_what_is_new(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], turned: bool, code: int
+@pytest.mark.parametrize(
+    ("before", "after", "code", "word"),
+    [
+        ("caught", "missed", FINDING, "Worse"),
+        ("missed", "caught", OK, "No worse"),
+        ("missed", "missed", OK, "No worse"),
+        ("caught", "failed", CANNOT_RUN, "No verdict"),
+        ("caught", None, CANNOT_RUN, "No verdict"),
+    ],
+)
+def test_the_command_fails_for_what_is_new_or_worse_alone(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    before: str,
+    after: str | None,
+    code: int,
+    word: str,
 ) -> None:
-    runs = [without_finding(green(), 2), green()]
-    assert main(command_line(tmp_path, *(runs[::-1] if turned else runs))) == code
-    assert ("1 gone" if turned else "1 new") in capsys.readouterr().out
+    assert main(command_line(tmp_path, ended(HUNT, before), ended(HUNT, after))) == code
+    assert f"\n{word}: " in capsys.readouterr().out
     page = (tmp_path / "pages" / "compare.html").read_text()
-    assert page.count('<details class="card"') == 1
-    assert ("Nothing new" if turned else "Differs") in page
+    assert f'<h1 id="verdict-word">{word}</h1>' in page
+    assert "abc1234, on CPU, 2 cores" in page
 
 
 def test_the_command_refuses_what_is_no_record(
@@ -229,3 +505,20 @@ def test_the_command_refuses_what_is_no_record(
     (tmp_path / "after.json").write_text("{")
     assert main(arguments) == 2
     assert "after.json is not whole JSON text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_the_command_says_which_records_it_compares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    """Not those of a soak, and none of an older build."""
+    words = command_line(tmp_path, green(), green())
+    path = tmp_path / f"{place}.json"
+    shutil.copy(ROOT / "reports/evidence/cpu-soak.json", path)
+    assert main(words) == MALFORMED
+    said = capsys.readouterr().err
+    assert f"{place}.json is a paritybit-soak file; compare takes two records of regress" in said
+    words = command_line(tmp_path, green(), green())
+    edit(path, "version", value=3)
+    assert main(words) == MALFORMED
+    assert f"{place}.json has version 3; this build reads 4" in capsys.readouterr().err

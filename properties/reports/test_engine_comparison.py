@@ -1,4 +1,4 @@
-"""Two records of engines' trials side by side: what is new, worse, gone, or not told any more."""
+"""Two records of engines' trials side by side: what is new, worse, mended, or not known now."""
 
 import copy
 import json
@@ -11,82 +11,26 @@ import pytest
 from harness.__main__ import main
 from harness.engines import record as engine_record
 from harness.records import record as records
-from properties.support.harness.command_line import FINDING, MALFORMED, OK
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from properties.support.reports.engine_trials import Data, engine_trial
+from properties.support.reports.engine_trials import engine_finding as finding
 from properties.support.reports.records import SAMPLES
-from reports.engine_comparison import Comparison, compare_trials
+from reports.compared.engines import Comparison, compare_trials
 from reports.engine_page import render_comparison
 
-Data = dict[str, Any]
 Edit = Callable[[Data], Any]
-
-
-def leg(runner: str = "decode", **changed: Any) -> Data:
-    """Return a leg that was tried."""
-    return {
-        "leg": f"{runner} gpt_oss",
-        "runner": runner,
-        "preset": "gpt_oss",
-        "undecided": None,
-        "schedules": 5,
-        "steps": 90,
-        "replays": 40,
-        "padded": 20,
-        "unasked": {"batch_invariance": "it chooses the bucket"},
-        **changed,
-    }
-
-
-def finding(name: str, *faults: str, runner: str = "decode", listed: str | None = None) -> Data:
-    """Return a violated property of a runner."""
-    return {
-        "runner": runner,
-        "preset": "gpt_oss",
-        "property": name,
-        "message": "step 6: <slot 7>",
-        "faults": list(faults),
-        "listed": listed,
-        "cause": None,
-    }
-
-
-def judged(verdict: str) -> Data:
-    """Return the verdict on a fault class."""
-    return {"fault": "swa_pad", "runner": "decode", "verdict": verdict, "message": "seen"}
-
-
-def record() -> Data:
-    """Return the record of a trial of two runners: one differs, in two ways."""
-    answer = {
-        "legs": [leg(), leg("cpu_graph")],
-        "findings": [finding("kv_parity", "swa_pad"), finding("read_frame")],
-        "undecided": [],
-        "lacking": [{"runner": "piecewise", "reason": "nothing is called so"}],
-        "faults": [judged("absent")],
-        "seconds": 60.0,
-        "interrupted": False,
-    }
-    return {
-        "environment": {"torch": "2.11"},
-        "command": "paritybit regress",
-        "engine": "sglang 1",
-        "asked": [],
-        "verdict": "present",
-        "message": "it differs",
-        "unasked": [],
-        "answer": answer,
-    }
 
 
 def edited(edit: Edit) -> Data:
     """Return the record, changed."""
-    changed = copy.deepcopy(record())
+    changed = copy.deepcopy(engine_trial())
     edit(changed)
     return changed
 
 
 def compared(edit: Edit) -> Comparison:
     """Compare the record with itself, changed."""
-    return compare_trials(record(), edited(edit))
+    return compare_trials(engine_trial(), edited(edit))
 
 
 def kinds(comparison: Comparison) -> dict[str, str]:
@@ -121,7 +65,7 @@ FINDINGS: dict[str, tuple[Edit, dict[str, str], bool]] = {
     ),
     "gone": (
         lambda data: data["answer"]["findings"].pop(0),
-        {"kv_parity@decode": "gone"},
+        {"kv_parity@decode": "mended"},
         False,
     ),
     "explained by no class any more": (
@@ -182,27 +126,30 @@ def no_runner(data: Data) -> None:
         (no_runner, "no such runner: it is gone"),
     ],
 )
-def test_a_leg_that_is_tried_no_longer_is_worse_and_its_findings_are_not_told(
-    edit: Edit, after: str
-) -> None:
+def test_a_leg_that_is_tried_no_longer_leaves_open_what_it_found(edit: Edit, after: str) -> None:
+    """Nothing is worse, and nothing is mended: nobody knows."""
     comparison = compared(edit)
     (row,) = comparison.legs
-    assert (row.name, row.before, row.after, row.worse) == ("decode gpt_oss", "tried", after, True)
-    assert kinds(comparison) == {"kv_parity@decode": "not told", "read_frame@decode": "not told"}
-    assert comparison.alarming
-    back = compare_trials(edited(edit), record())
-    assert [row.worse for row in back.legs] == [False]
+    assert (row.name, row.before, row.after, row.lost) == ("decode gpt_oss", "tried", after, True)
+    assert kinds(comparison) == {"kv_parity@decode": "gone", "read_frame@decode": "gone"}
+    assert not comparison.alarming
+    assert comparison.unsettled
+    assert comparison.verdict == "No verdict"
+    back = compare_trials(edited(edit), engine_trial())
+    assert [row.lost for row in back.legs] == [False]
+    assert back.alarming
 
 
-def test_a_leg_of_a_runner_that_was_lacking_and_cannot_be_tried_now_is_worse() -> None:
+def test_a_leg_of_a_runner_that_was_lacking_and_cannot_be_tried_now_is_open() -> None:
     entry = {"leg": "piecewise mimo", "runner": "piecewise", "reason": "a part has moved"}
     comparison = compared(lambda data: data["answer"]["undecided"].append(entry))
     (row,) = comparison.legs
     assert row.before == "no such runner: nothing is called so"
-    assert row.worse
+    assert row.lost
+    assert (comparison.alarming, comparison.unsettled) == (False, True)
 
 
-def test_a_property_that_is_not_asked_any_more_is_worse_and_does_not_make_a_finding_gone() -> None:
+def test_a_property_that_is_not_asked_any_more_does_not_make_a_finding_mended() -> None:
     def unasked(data: Data) -> None:
         data["answer"]["legs"][0]["unasked"]["kv_parity"] = "its KV is not seen"
         data["answer"]["findings"].pop(0)
@@ -210,27 +157,95 @@ def test_a_property_that_is_not_asked_any_more_is_worse_and_does_not_make_a_find
     comparison = compared(unasked)
     (row,) = comparison.asked
     assert (row.name, row.before) == ("kv_parity of decode gpt_oss", "asked")
-    assert (row.after, row.worse) == ("not asked: its KV is not seen", True)
-    assert kinds(comparison) == {"kv_parity@decode": "not told"}
-    back = compare_trials(edited(unasked), record())
-    assert [row.worse for row in back.asked] == [False]
+    assert (row.after, row.lost) == ("not asked: its KV is not seen", True)
+    assert kinds(comparison) == {"kv_parity@decode": "gone"}
+    assert (comparison.alarming, comparison.unsettled) == (False, True)
+    back = compare_trials(edited(unasked), engine_trial())
+    assert [row.lost for row in back.asked] == [False]
 
 
-def test_what_is_judged_though_no_property_was_asked_for_it_can_be_gone() -> None:
+def test_what_is_judged_though_no_property_was_asked_for_it_can_be_mended() -> None:
     """As what the padding of an engine's inputs says, which a ledger tells."""
     before = edited(lambda data: data["answer"]["findings"].append(finding("batch_invariance")))
-    assert kinds(compare_trials(before, record())) == {"batch_invariance@decode": "gone"}
+    assert kinds(compare_trials(before, engine_trial())) == {"batch_invariance@decode": "mended"}
 
 
 @pytest.mark.parametrize(
-    ("verdict", "worse"), [("present", True), ("undecided", True), ("absent", None)]
+    ("before", "after", "worse", "lost"),
+    [
+        ("absent", "present", True, False),
+        ("undecided", "present", True, False),
+        ("absent", "undecided", False, True),
+        ("present", "undecided", False, True),
+        ("present", "absent", False, False),
+        ("undecided", "absent", False, False),
+    ],
 )
-def test_a_fault_class_that_is_present_or_open_now_is_worse(
-    verdict: str, worse: bool | None
+def test_a_fault_class_that_is_present_now_is_worse_and_one_that_is_open_now_is_lost(
+    before: str, after: str, worse: bool, lost: bool
 ) -> None:
-    comparison = compared(lambda data: data["answer"]["faults"][0].update(verdict=verdict))
-    assert [row.worse for row in comparison.faults] == ([] if worse is None else [worse])
-    assert comparison.alarming is bool(worse)
+    def verdict_of(verdict: str) -> Data:
+        return edited(lambda data: data["answer"]["faults"][0].update(verdict=verdict))
+
+    comparison = compare_trials(verdict_of(before), verdict_of(after))
+    assert [(row.worse, row.lost) for row in comparison.faults] == [(worse, lost)]
+    assert (comparison.alarming, comparison.unsettled) == (worse, lost)
+
+
+def test_a_fault_class_that_is_not_asked_about_any_more_is_lost() -> None:
+    comparison = compared(lambda data: data["answer"].update(faults=[]))
+    assert [(row.after, row.lost) for row in comparison.faults] == [("not tried", True)]
+
+
+def test_a_finding_of_one_more_leg_is_worse_though_another_had_it_before() -> None:
+    """As of the leg with the engine's own kernels, which has the same runner and model."""
+
+    def more(data: Data) -> None:
+        data["answer"]["findings"].append(finding("read_frame"))
+
+    assert kinds(compared(more)) == {"read_frame@decode": "worse"}
+    assert kinds(compare_trials(edited(more), engine_trial())) == {}
+
+
+def test_findings_are_ranked_by_gravity_and_what_is_listed_comes_after_what_counts() -> None:
+    def more(data: Data) -> None:
+        new = [
+            finding("log_hygiene", runner="cpu_graph"),
+            finding("logits_parity", runner="cpu_graph", listed="known"),
+            finding("kv_parity", runner="cpu_graph"),
+        ]
+        data["answer"]["findings"] = [*new, data["answer"]["findings"][1]]
+
+    changes = compared(more).changes
+    assert [(one.kind, one.violated) for one in changes] == [
+        ("new", "kv_parity"),
+        ("new", "log_hygiene"),
+        ("new", "logits_parity"),
+        ("still there", "read_frame"),
+        ("mended", "kv_parity"),
+    ]
+
+
+def test_across_devices_what_is_seen_differs_and_is_no_finding() -> None:
+    def on_a_gpu(data: Data) -> None:
+        data["environment"].update(device="cuda", device_name="NVIDIA H200", commit="b" * 40)
+        for one in data["answer"]["findings"]:
+            one["message"] = "step 7: other bits"
+
+    comparison = compared(on_a_gpu)
+    assert kinds(comparison) == {}
+    assert comparison.verdict == "No worse"
+    assert comparison.names[1] == f"sglang 1, tried by {'b' * 12}, on NVIDIA H200"
+
+
+def test_a_trial_that_was_cut_short_says_so() -> None:
+    def cut(data: Data) -> None:
+        data["answer"].update(interrupted=True)
+        no_leg(data)
+
+    comparison = compared(cut)
+    assert comparison.message.endswith("the later trial was cut short")
+    assert comparison.verdict == "No verdict"
 
 
 def written(folder: Path, name: str, data: Data) -> str:
@@ -244,30 +259,38 @@ def test_records_of_engines_are_compared_from_their_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "compare.html"
-    before = written(tmp_path, "a.json", record())
+    before = written(tmp_path, "a.json", engine_trial())
     after = written(tmp_path, "b.json", edited(FINDINGS["new"][0]))
     assert main(["compare", before, before, "--page", str(page)]) == OK
     assert main(["compare", before, after, "--page", str(page)]) == FINDING
     said = capsys.readouterr().out
-    assert "new         kv_parity of cpu_graph gpt_oss: step 6: <slot 7>" in said
-    assert "1 new, 0 worse, 0 not told, 0 gone, 2 still there" in said
+    told = "  kv_parity of cpu_graph, gpt_oss\n    before: nothing\n    after:  step 6: <slot 7>\n"
+    assert f"run; in the earlier run it was right, undecided or not tried):\n{told}" in said
+    assert "Worse: findings: 1 new, 2 still there\n" in said
+    assert main(["compare", after, before, "--page", str(page)]) == OK
+    lost = written(tmp_path, "c.json", edited(open_leg))
+    assert main(["compare", before, lost, "--page", str(page)]) == CANNOT_RUN
     assert main(["compare", after, before, "--page", str(page)]) == OK
     html = page.read_text()
     assert "&lt;slot 7&gt;" in html
-    assert "Nothing new" in html
+    assert "No worse" in html
 
 
 def test_the_page_says_what_is_worse() -> None:
-    before, after = record(), edited(open_leg)
+    before, after = engine_trial(), edited(open_leg)
     html = render_comparison(before, after, compare_trials(before, after))
-    assert "undecided: a part has moved</td><td>worse" in html
-    assert "<h1>Differs</h1>" in html
+    assert "undecided: a part has moved</td><td>no verdict now" in html
+    assert '<h1 id="verdict-word">No verdict</h1>' in html
+    after = edited(lambda data: data["answer"]["faults"][0].update(verdict="present"))
+    html = render_comparison(before, after, compare_trials(before, after))
+    assert "<td>present</td><td>worse" in html
+    assert '<h1 id="verdict-word">Worse</h1>' in html
 
 
 def test_the_record_of_an_engine_and_of_a_run_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = written(tmp_path, "engine.json", record())
+    engine = written(tmp_path, "engine.json", engine_trial())
     run = tmp_path / "run.json"
     records.write(next(iter(SAMPLES.values())), run)
     for pair in ([engine, str(run)], [str(run), engine]):
@@ -291,7 +314,7 @@ def test_the_record_of_an_engine_and_of_a_run_are_not_compared(
 def test_a_record_that_is_not_whole_is_refused_in_one_sentence(
     edit: Edit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = written(tmp_path, "engine.json", record())
+    path = written(tmp_path, "engine.json", engine_trial())
     data = json.loads(Path(path).read_text())
     edit(data)
     Path(path).write_text(json.dumps(data))

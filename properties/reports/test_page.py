@@ -114,7 +114,7 @@ def test_a_red_page_says_what_failed_and_why_before_anything_else() -> None:
         "red: decode: static input out_cache_loc_swa",
         "step 3 violates kv_parity",
         "But SWA slot 9 is request 1’s, which is parked and alive",
-        "paritybit replay reports/out/latest/cases/swa_pad-decode.json",
+        "paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json",
         "missed: nothing was found (1 trial) what swa_int64@decode",
         "wrong property",
         "affected after all",
@@ -209,7 +209,7 @@ def test_hostile_texts_are_shown_and_do_nothing() -> None:
 
 def cases_on(text: str) -> list[dict[str, Any]]:
     """Return the case files that a page shows."""
-    shown = re.findall(r'<pre id="[^"]*--case"[^>]*>(.*?)</pre>', text, re.DOTALL)
+    shown = re.findall(r'<span id="[^"]*--case">(.*?)</span>', text, re.DOTALL)
     return [json.loads(unescape(case)) for case in shown]
 
 
@@ -228,7 +228,7 @@ def test_the_case_on_the_page_holds_the_recorded_schedule_and_violations(name: s
 
 def test_each_finding_tells_how_to_reproduce_it() -> None:
     text = sample_page("red").text
-    assert "paritybit replay reports/out/latest/cases/swa_pad-decode.json" in text
+    assert "paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json" in text
     assert "regress --source generated,traffic" in text
 
 

@@ -74,7 +74,7 @@ def test_a_real_record_reads_back_and_can_be_shown(
 def test_the_case_on_the_page_is_the_case_file(tmp_path: Path) -> None:
     record = real(tmp_path, (VIOLATION,))
     hunts = [hunt for hunt in (*record.clean, *record.bugs) if hunt.finding is not None]
-    shown = findall(r'<pre id="[^"]*--case"[^>]*>(.*?)</pre>', render(record), DOTALL)
+    shown = findall(r'<span id="[^"]*--case">(.*?)</span>', render(record), DOTALL)
     assert len(hunts) == len(shown) > 0
     for hunt, text in zip(hunts, shown, strict=True):
         assert hunt.finding is not None

@@ -21,8 +21,9 @@ from harness.cli.engines.display import (
 )
 from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from harness.cli.folders import LATEST, new_folder, shown, swap_link
+from harness.cli.folders import new_folder, shown, swap_link
 from harness.cli.parser import EVERY, NEWEST
+from harness.cli.previous import previous_of, print_previous
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.adapters.packages import PACKAGES, SGLANG, Package
@@ -38,6 +39,7 @@ from harness.machine.workers import workers_for
 from harness.records.files import write_whole
 from harness.records.record import device_name
 from harness.records.schema import EngineCounterexample
+from reports.compared.previous import Previous
 from reports.engine_page import render
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
@@ -51,23 +53,22 @@ def try_engine(options: argparse.Namespace) -> int:
     engine = engines.find(options.engine)
     console, folder = Console(), new_folder(options.out)
     console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
+    console.print("A leg plays one of the engine's runners on one model (docs/glossary.md).")
     answer = answer_of(engine, settings, folder, console)
     cases = cases_of(shown(options.engine), answer.cases)
-    latest = folder.parent / LATEST
-    found = recorded(cases, answer.counterexamples, shown(str(latest / "cases"), keep=3))
+    found = recorded(cases, answer.counterexamples, shown(str(folder / "cases"), keep=3))
     record = record_of(engine, settings, asked, options, answer, found)
     console.print(fault_table(record), property_table(record), padding_table(record))
     for note in notes(record):
         console.print(note, highlight=False)
     for name in cases:
-        path = latest / "cases" / name
-        command = replay_of(path, options.engine)
+        command = replay_of(folder / "cases" / name, options.engine)
         console.print(f"replay with: {command}", soft_wrap=True, highlight=False)
-    console.print(f"page: {latest / 'index.html'}")
+    console.print(f"page: {folder / 'index.html'}", soft_wrap=True, highlight=False)
     console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
     for name, case in cases.items():
         case.write(folder / "cases" / name)
-    write_engine(record, folder)
+    print_previous(console, write_engine(record, folder))
     swap_link(folder)
     return INTERRUPTED if record["answer"]["interrupted"] else EXIT_CODES[record["verdict"]]
 
@@ -159,10 +160,12 @@ def record_of(
     )
 
 
-def write_engine(record: dict[str, Any], folder: Path) -> None:
-    """Write the record and the page of an engine's trial."""
+def write_engine(record: dict[str, Any], folder: Path) -> Previous | None:
+    """Write the record and the page of an engine's trial; return the trial before it, if any."""
     engine_record.write(record, folder / "engine.json")
-    write_whole(folder / "index.html", render(record, read(record)))
+    previous = previous_of(folder / "engine.json", record)
+    write_whole(folder / "index.html", render(record, read(record), previous))
+    return previous
 
 
 def run_engine(options: argparse.Namespace) -> int:

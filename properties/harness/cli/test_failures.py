@@ -17,7 +17,7 @@ from harness.schedules.schedule import Schedule
 from properties.support.reports.records import bug, green, played, red, swa_pad_finding
 from reports.causes import groups
 
-REPLAY = "replay: paritybit replay reports/out/latest/cases/swa_pad-decode.json"
+REPLAY = "replay: paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json"
 
 
 def printed(record: Record, width: int = 80) -> str:

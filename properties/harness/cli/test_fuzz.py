@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from harness.__main__ import main
 from harness.cli.parser import EXAMPLES, parser
+from harness.engines import record as engine_record
 from harness.engines.case import EngineCase
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case
@@ -32,6 +33,7 @@ from properties.support.harness.command_line import (
     MALFORMED,
     OK,
 )
+from properties.support.reports.engine_trials import engine_trial
 from properties.support.reports.records import red
 
 MOST = int(os.environ.get("PARITYBIT_FUZZ", "40"))
@@ -178,8 +180,22 @@ def test_no_record_ends_badly(command: str, data: st.DataObject, tmp_path: Path)
     whole, path, page = tmp_path / "run.json", tmp_path / "changed.json", tmp_path / "page.html"
     write(red(), whole)
     path.write_text(json.dumps(changed(data, json.loads(whole.read_text()))))
-    words = {"report": [], "summary": [], "compare": [str(whole)]}[command]
-    ends_well(command, *words, str(path), *([] if command == "summary" else ["--page", str(page)]))
+    paths = [str(path)]
+    if command == "compare":
+        paths.insert(data.draw(st.integers(0, 1)), str(whole))
+    ends_well(command, *paths, *([] if command == "summary" else ["--page", str(page)]))
+
+
+@settings(fuzzed, max_examples=max(4, MOST // 4))
+@given(data=st.data())
+def test_no_record_of_an_engine_ends_badly(data: st.DataObject, tmp_path: Path) -> None:
+    whole, path = tmp_path / "engine.json", tmp_path / "changed.json"
+    engine_record.write(engine_trial(), whole)
+    path.write_text(json.dumps(changed(data, json.loads(whole.read_text()))))
+    paths = [str(whole), str(path)]
+    if data.draw(st.booleans()):
+        paths.reverse()
+    ends_well("compare", *paths, "--page", str(tmp_path / "page.html"))
 
 
 @fuzzed

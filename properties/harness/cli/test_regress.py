@@ -61,11 +61,15 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     captured = capfd.readouterr()
     assert captured.err == ""
     assert "loc_memo_warning" in captured.out
-    green = r"^green: clean: (\d+) of \1 trials green; bugs: (\d+) of \2 hunts"
-    assert re.search(green, captured.out, re.M)
+    green = (
+        r" green: (\d+) of \1 trials of the unchanged engine are clean;"
+        r" (\d+) of \2 hunts, each of one bug switched on, ended as expected"
+    )
+    assert re.search(green, " ".join(captured.out.split()))
 
     record = record_of(tmp_path / "out")
     latest = tmp_path / "out" / "latest"
+    assert f"page: {latest.resolve() / 'index.html'}\n" in captured.out
     assert record["verdict"] == "green"
     spread = {"processes": 1, "gpus": 0, "mps": False}
     assert record["environment"].items() >= spread.items()
@@ -83,7 +87,8 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     for row in record["bugs"]:
         case = load_case(latest / row["finding"]["case_file"])
         assert (case.target, case.trial.runner) == ("log_hygiene", row["runner"])
-        assert row["finding"]["reproduce"].startswith("paritybit replay out/latest/cases/")
+        own = f"paritybit replay out/{latest.resolve().name}/cases/"
+        assert row["finding"]["reproduce"].startswith(own)
     found = {load_case(latest / "cases" / name).schedule for name in cases}
     assert set(known(database).by_runner["cpu_graph"]) == found
     written = [latest / "run.json", latest / "index.html", *(latest / "cases").iterdir()]
@@ -116,6 +121,10 @@ def assert_a_second_run_writes_the_same_case(
     )
     name = "cases/loc_memo_warning-cpu_graph-gpt_oss-generated.json"
     assert (first / name).read_bytes() == (second / name).read_bytes()
+    assert 'id="previous"' not in (first / "index.html").read_text()
+    page = (second / "index.html").read_text()
+    assert f'href="../{first.name}/index.html"' in page
+    assert_names_nobody(page, out.parent)
 
 
 OnResult = Callable[[Result], None]
@@ -140,7 +149,7 @@ def test_an_interrupted_run_keeps_what_it_has(
     assert main([*RUN, "--bug", "swa_pad", "--out", str(tmp_path)]) == INTERRUPTED
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert re.search(r"^interrupted: cut short; so far clean: 2 of 2", captured.out, re.M)
+    assert re.search(r"^interrupted: cut short; so far 2 of 2 trials", captured.out, re.M)
     record = record_of(tmp_path)
     assert record["verdict"] == "interrupted"
     asked = RunConfig("cpu", hunts_of(("swa_pad",), ()), presets=("gpt_oss",))

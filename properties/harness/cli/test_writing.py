@@ -19,7 +19,7 @@ from harness.records.record import write
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST
 from properties.support.places import ROOT
 from properties.support.reports.records import green
-from reports.comparison import compare_runs
+from reports.compared.runs import compare_runs
 
 
 @contextmanager

@@ -1,16 +1,28 @@
-"""Two records of engines' trials side by side: what is new, worse, gone or still there.
+"""Two records of engines' trials side by side: what is new, worse, gone, mended or still there.
 
 Knows the record of a trial. Does not know markup or the terminal, and judges nothing: of each
 finding and leg it takes the record's word.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-KINDS = ("new", "worse", "not told", "gone", "still there")
-"""Of findings, the gravest first. One that the later trial did not ask about is not told."""
+from reports.compared.kinds import (
+    ALARMING,
+    GONE,
+    KINDS,
+    LOST,
+    MENDED,
+    NEW,
+    STAYS,
+    WORSE,
+    Name,
+    counted,
+    distinct_names,
+    gravity,
+    verdict,
+)
 
 TRIED, UNTRIED, UNDECIDED = "tried", "not tried", "undecided"
 PLAYED = ("schedules", "steps", "replays", "padded")
@@ -37,27 +49,47 @@ class Change:
     @property
     def alarming(self) -> bool:
         """Whether it is new or worse, and counts."""
-        return self.kind in {"new", "worse"} and not self.listed
+        return self.kind in ALARMING and not self.listed
+
+    @property
+    def differs(self) -> str:
+        """In what it differs where both trials have it: what they say of it shows that."""
+        return ""
+
+    @property
+    def name(self) -> str:
+        """The finding in words."""
+        return f"{self.violated} of {self.runner}, {self.preset}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Something of both trials, and whether it is worse in the later one."""
+    """Something of both trials.
+
+    It is worse in the later one, or `lost`: the earlier trial could tell, the later cannot.
+    """
 
     name: str
     before: str
     after: str
     worse: bool = False
+    lost: bool = False
+
+    @property
+    def effect(self) -> str:
+        """What it means, '' for nothing."""
+        return "worse" if self.worse else "no verdict now" if self.lost else ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both trials; `message` says it in a sentence.
+    """Both trials by name; `message` says it in a sentence.
 
     `legs`, `asked` and `faults` are what differs of how legs ended, of which property was
     asked of a leg, and of the verdicts on fault classes. `figures` are of both trials whole.
     """
 
+    names: tuple[str, str]
     message: str
     changes: tuple[Change, ...]
     legs: tuple[Row, ...]
@@ -66,10 +98,35 @@ class Comparison:
     figures: tuple[Row, ...]
 
     @property
+    def rows(self) -> tuple[Row, ...]:
+        """All that differs beside findings."""
+        return (*self.legs, *self.asked, *self.faults)
+
+    @property
     def alarming(self) -> bool:
         """Whether anything is new or worse."""
-        rows = (*self.legs, *self.asked, *self.faults)
-        return any(change.alarming for change in self.changes) or any(row.worse for row in rows)
+        return any(change.alarming for change in self.changes) or any(
+            row.worse for row in self.rows
+        )
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the later trial leaves open what the earlier one could tell."""
+        return any(change.kind in LOST and not change.listed for change in self.changes) or any(
+            row.lost for row in self.rows
+        )
+
+    @property
+    def alone(self) -> Mapping[str, tuple[str, ...]]:
+        """Nothing: what one trial alone tried is among the legs."""
+        return {}
+
+    @property
+    def verdict(self) -> str:
+        """What it comes to, in a few words."""
+        kinds = [change.kind for change in self.changes if not change.listed]
+        kinds += [WORSE for row in self.rows if row.worse]
+        return verdict(kinds, lost=sum(row.lost for row in self.rows))
 
 
 def compare_trials(before: Record, after: Record) -> Comparison:
@@ -77,22 +134,47 @@ def compare_trials(before: Record, after: Record) -> Comparison:
 
     Raises LookupError, TypeError or AttributeError for a record that lacks something.
     """
-    changes = sorted(_changes(before, after), key=lambda change: KINDS.index(change.kind))
+    order = list(KINDS)
+    changes = sorted(
+        _changes(before, after),
+        key=lambda change: (order.index(change.kind), change.listed, gravity([change.violated])),
+    )
     legs, asked = tuple(_legs(before, after)), tuple(_asked(before, after))
     faults = tuple(_faults(before, after))
-    counts = Counter(change.kind for change in changes)
-    worse = sum(row.worse for row in (*legs, *asked, *faults))
-    said = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
     return Comparison(
-        message=(
-            f"{before['engine']} against {after['engine']}: findings: {said}; legs, properties"
-            f" asked and verdicts that are worse: {worse}"
-        ),
+        names=distinct_names(_name(before), _name(after)),
+        message=_message(changes, (*legs, *asked, *faults), after),
         changes=tuple(changes),
         legs=legs,
         asked=asked,
         faults=faults,
         figures=tuple(_figures(before, after)),
+    )
+
+
+def _message(changes: Sequence[Change], rows: Sequence[Row], after: Record) -> str:
+    """Say what a comparison comes to."""
+    said = f"findings: {counted(change.kind for change in changes)}"
+    for count, what in (
+        (sum(row.worse for row in rows), "worse"),
+        (sum(row.lost for row in rows), "without a verdict now"),
+    ):
+        if count:
+            said += f"; {count} of the legs, questions and verdicts on faults {what}"
+    return f"{said}; the later trial was cut short" if _cut_short(after) else said
+
+
+def _cut_short(record: Record) -> bool:
+    return bool(record["answer"].get("interrupted"))
+
+
+def _name(record: Record) -> Name:
+    environment = record["environment"]
+    return Name(
+        commit=environment.get("commit"),
+        dirty=environment.get("dirty"),
+        device=environment.get("device_name") or "a device not recorded",
+        subject=record["engine"],
     )
 
 
@@ -106,47 +188,51 @@ class Key:
     listed: bool
 
 
+Findings = Mapping[Key, Sequence[Record]]
+
+
 def _changes(before: Record, after: Record) -> Iterator[Change]:
     """Yield every finding of either trial."""
     found = _findings(before), _findings(after)
     for key in {**found[0], **found[1]}:
-        old, new = found[0].get(key), found[1].get(key)
+        old, new = found[0].get(key, []), found[1].get(key, [])
         yield Change(
             kind=_kind(key, (old, new), (before, after)),
             runner=key.runner,
             preset=key.preset,
             violated=key.violated,
-            before=_told(old),
-            after=_told(new),
+            before=_describe(old),
+            after=_describe(new),
             listed=key.listed,
         )
 
 
-def _findings(record: Record) -> dict[Key, Record]:
-    """Return the findings of a trial; of several of one key the first."""
-    found: dict[Key, Record] = {}
+def _findings(record: Record) -> Findings:
+    """Return the findings of a trial. Several of one key are of several legs."""
+    found: dict[Key, list[Record]] = {}
     for one in record["answer"]["findings"]:
         key = Key(one["runner"], one["preset"], one["property"], one["listed"] is not None)
-        found.setdefault(key, one)
+        found.setdefault(key, []).append(one)
     return found
 
 
 def _kind(
-    key: Key, found: tuple[Record | None, Record | None], records: tuple[Record, Record]
+    key: Key, found: tuple[Sequence[Record], Sequence[Record]], records: tuple[Record, Record]
 ) -> str:
     """Return what became of a finding.
 
-    It is worse where fault classes explained it and none does, or others do: it is then
-    another fault under the same name.
+    It is worse where more legs show it; and where fault classes explained it and none does,
+    or others do: it is then another fault under the same name.
     """
     old, new = found
-    if old is None:
-        return "new"
-    if new is None:
-        return "gone" if _still_asked(key, *records) else "not told"
-    classes = set(old["faults"]), set(new["faults"])
-    another = bool(classes[0]) and (not classes[1] or bool(classes[1] - classes[0]))
-    return "worse" if another else "still there"
+    if not old:
+        return NEW
+    if not new:
+        return MENDED if _still_asked(key, *records) else GONE
+    classes = [{name for one in some for name in one["faults"]} for some in found]
+    unexplained = [any(not one["faults"] for one in some) for some in found]
+    another = not unexplained[0] and (unexplained[1] or bool(classes[1] - classes[0]))
+    return WORSE if another or len(new) > len(old) else STAYS
 
 
 def _still_asked(key: Key, before: Record, after: Record) -> bool:
@@ -171,9 +257,12 @@ def _unasked(record: Record, key: Key) -> list[Mapping[str, str]]:
     ]
 
 
-def _told(finding: Record | None) -> str | None:
-    if finding is None:
-        return None
+def _describe(findings: Sequence[Record]) -> str | None:
+    """Say what is known of findings of one key; None for none."""
+    return "; ".join(map(_sentence, findings)) or None
+
+
+def _sentence(finding: Record) -> str:
     classes = f" ({', '.join(finding['faults'])})" if finding["faults"] else ""
     listed = f"; listed: {finding['listed']}" if finding["listed"] is not None else ""
     return f"{finding['message']}{classes}{listed}"
@@ -182,14 +271,14 @@ def _told(finding: Record | None) -> str | None:
 def _legs(before: Record, after: Record) -> Iterator[Row]:
     """Yield the legs that ended otherwise.
 
-    Worse are those that are tried no longer, and those that have become undecided.
+    Lost are those that are tried no longer, and those that have become undecided.
     """
     runners = {**_runner_of(before), **_runner_of(after)}
     for leg, runner in runners.items():
         old, new = _ending(before, leg, runner), _ending(after, leg, runner)
         if old != new:
             became_open = new.startswith(UNDECIDED) and not old.startswith(UNDECIDED)
-            yield Row(leg, old, new, worse=old == TRIED or became_open)
+            yield Row(leg, old, new, lost=old == TRIED or became_open)
 
 
 def _runner_of(record: Record) -> dict[str, str]:
@@ -222,7 +311,7 @@ def _asked(before: Record, after: Record) -> Iterator[Row]:
         old, new = legs[0][leg], legs[1][leg]
         for name in sorted(old.keys() ^ new.keys()):
             cells = [f"not asked: {of[name]}" if name in of else "asked" for of in (old, new)]
-            yield Row(f"{name} of {leg}", cells[0], cells[1], worse=name in new)
+            yield Row(f"{name} of {leg}", cells[0], cells[1], lost=name in new)
 
 
 def _faults(before: Record, after: Record) -> Iterator[Row]:
@@ -234,8 +323,13 @@ def _faults(before: Record, after: Record) -> Iterator[Row]:
     for key in {**found[0], **found[1]}:
         old, new = (verdicts.get(key, UNTRIED) for verdicts in found)
         if old != new:
-            worse = new in {"present", UNDECIDED} and old != "present"
-            yield Row(f"{key[0]} on {key[1]}", old, new, worse=worse)
+            yield Row(
+                f"{key[0]} on {key[1]}",
+                old,
+                new,
+                worse=new == "present",
+                lost=new in {UNTRIED, UNDECIDED} and old != UNDECIDED,
+            )
 
 
 def _figures(before: Record, after: Record) -> Iterator[Row]:

@@ -1,0 +1,132 @@
+"""What the README and `docs/` show of runs: made from committed records and cases, never typed.
+
+A block stands between `<!-- made: NAME -->` and `<!-- end -->`.
+"""
+
+import io
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+
+from harness.__main__ import main
+from harness.campaigns.replay import lockstep_of
+from harness.checks.explanation import explained, observe
+from harness.cli.display import clean_table, history_table, matrix, runner_matrix
+from harness.records.case import load_case
+from harness.records.record import load
+from harness.records.schema import Record
+from properties.support.places import ROOT
+from reports.glossary import GLOSSARY
+from reports.page import draw
+
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PICTURE = DOCS / "swa_pad.svg"
+CASE = "properties/corpus/swa_pad@decode.json"
+BISECTED = "properties/corpus/loc_memo_warning.entry+before_window@cpu_graph.json"
+RUN = ROOT / "reports/evidence/h200/regress.json"
+TIMELINE = ROOT / "reports/evidence/h200/timeline.json"
+
+FOREMOST = ("swa_pad", "swa_int64", "req_pool_pad", "loc_memo_warning")
+"""The bugs that the README's table shows: those that were found in a released engine."""
+
+COLUMNS, NEWLINE = 80, "\n"
+BLOCK = re.compile(r"(<!-- made: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """Return the README and every page of `docs/`."""
+    return [README, *sorted(DOCS.glob("*.md"))]
+
+
+def remade(text: str) -> str:
+    """Return the text of a document with its blocks made again."""
+    return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[3]}", text)
+
+
+def printed(*shown: RenderableType) -> str:
+    """Return what a terminal of 80 columns shows, without colours."""
+    console = Console(width=COLUMNS, file=io.StringIO(), color_system=None, force_terminal=False)
+    console.print(*shown, sep="\n", highlight=False)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def fenced(text: str) -> str:
+    """Return a text as a block of Markdown that is shown as it stands."""
+    return f"```\n{text.strip(NEWLINE)}\n```\n"
+
+
+def said(command: str) -> str:
+    """Run a command of `paritybit`; return it and what it prints."""
+    heard = io.StringIO()
+    with redirect_stdout(heard):
+        main(shlex.split(command)[1:])
+    return fenced(f"$ {command}\n{heard.getvalue()}")
+
+
+@cache
+def run() -> Record:
+    """Return the record of the run on a GPU that the documents show."""
+    return load(RUN)
+
+
+def result() -> str:
+    """Return the end of a run in ten lines: four bugs, and what it came to."""
+    record = run()
+    bugs = tuple(row for row in record.bugs if row.bug in FOREMOST)
+    table = runner_matrix(replace(record, bugs=bugs))
+    table.title, table.caption = None, None
+    runners = list(dict.fromkeys(pair.runner for pair in record.pairs))
+    letters = ", ".join(f"{chr(ord('A') + n)} {name}" for n, name in enumerate(runners))
+    end = f"{record.verdict}: {record.message}; {record.seconds:.0f} s"
+    return fenced(printed(table, letters, f"\n{end}"))
+
+
+def tables() -> str:
+    """Return all tables of that run."""
+    record = run()
+    end = f"\n{record.verdict}: {record.message}; {record.seconds:.0f} s"
+    return fenced(printed(clean_table(record), matrix(record), runner_matrix(record), end))
+
+
+def timeline() -> str:
+    """Return the table of the upstream history."""
+    figures = json.loads(TIMELINE.read_text(encoding="utf-8"))["figures"]
+    return fenced(printed(history_table(figures), figures["message"]))
+
+
+def glossary() -> str:
+    """Return the words, as a list."""
+    return "".join(f"- **{word}**: {sentence}\n" for word, sentence in GLOSSARY.items())
+
+
+def picture() -> str:
+    """Return the picture of the swa_pad finding, from its case, which is played again."""
+    case = load_case(ROOT / CASE)
+    lockstep = lockstep_of(case)
+    outcome, timeline = observe(lockstep, case.schedule)
+    found = explained(lockstep, case.schedule, outcome, timeline, case.target)
+    assert found.explanation is not None
+    return draw(found.explanation)
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "result": result,
+    "tables": tables,
+    "timeline": timeline,
+    "glossary": glossary,
+    "replay": lambda: said(f"paritybit replay {CASE}"),
+    "bisect": lambda: said(
+        "paritybit bisect req_pool_pad,loc_memo_warning.entry,loc_memo_warning.before_window"
+        f" --case {BISECTED}"
+    ),
+}
+"""What can be made, by the name that a document gives it."""

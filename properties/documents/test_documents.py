@@ -1,0 +1,286 @@
+"""The README and `docs/`: what they show was made; commands, names and links are right."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from harness.checks.expectations import affected_runners, detected_by
+from harness.checks.table import PROPERTIES
+from harness.cli import exit_codes
+from harness.cli.names import check_names
+from harness.cli.parser import EXAMPLES, parser
+from harness.errors import MalformedError
+from properties.documents import made
+from properties.support.places import ROOT
+from reports.compared.kinds import ALARMING, KINDS, LOST
+from subjects.bugs.catalogue import BUGS
+from subjects.runners import RUNNERS, engine_runners
+
+DOCUMENTS = {str(path.relative_to(ROOT)): path for path in made.documents()}
+CHECKED = {**DOCUMENTS, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}
+
+MOST_LINES = 200
+"""Of the README, so that it is read."""
+
+PLACEHOLDER = re.compile(r"[A-Z…][A-Z…./]*")
+"""A word that stands for what a reader puts there: CASE, BUGS, …"""
+
+
+@cache
+def text_of(name: str) -> str:
+    """Return a document."""
+    return CHECKED[name].read_text(encoding="utf-8")
+
+
+def fences(text: str) -> Iterator[str]:
+    """Yield the blocks of a document that are shown as they stand."""
+    yield from re.findall(r"^ *```[a-z]*\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+
+
+def prose(text: str) -> str:
+    """Return a document without these blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> Iterator[str]:
+    """Yield every command line of make and paritybit in a document, in blocks and between words."""
+    lines = [line for block in fences(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", prose(text))
+    for line in lines:
+        plain = line.partition("  #")[0].partition(" >> ")[0].partition(" <<")[0]
+        for part in plain.split(" && "):
+            found = re.search(r"(?:^|[\s/])((?:paritybit|make|python -m harness)(?:\s.*)?)$", part)
+            if found and not re.match(r" *(from|import) ", part) and "…" not in found[1]:
+                yield found[1].strip()
+
+
+def parsed(command: str) -> argparse.Namespace | None:
+    """Return the options of a command line of paritybit, None for its name alone.
+
+    Raises MalformedError for one that paritybit would refuse.
+    """
+    words = shlex.split(command.replace("python -m harness", "paritybit", 1).replace('"$PWD"', "."))
+    return parser().parse_args(words[1:]) if len(words) > 1 else None
+
+
+def check(command: str) -> None:
+    """Raise AssertionError or MalformedError for a command line that would be refused."""
+    if command.startswith("make"):
+        check_make(command)
+        return
+    if command.split()[1:] in (["COMMAND", "--help"], ["--help"]):
+        return
+    options = parsed(command)
+    if options is not None:
+        for name, value in vars(options).items():
+            names = value if isinstance(value, tuple) else (value,)
+            if names and all(isinstance(x, str) and PLACEHOLDER.fullmatch(x) for x in names):
+                setattr(options, name, None)
+        check_names(options)
+
+
+def check_make(command: str) -> None:
+    """Fail for a target or a setting that the Makefile has not, or a name that no build has."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in shlex.split(command)[1:]:
+        name, setting, value = word.partition("=")
+        if setting:
+            assert f"$({name})" in makefile or f",$({name})" in makefile, command
+            names = [part for part in value.split(",") if not PLACEHOLDER.fullmatch(part)]
+            known = {"BUG": BUGS, "BUGS": BUGS, "RUNNER": RUNNERS}.get(name)
+            bugs = {part.partition("@")[0] for part in names}
+            assert known is None or bugs <= set(known), command
+            assert name != "CASE" or not names or (ROOT / value).exists(), command
+        elif not word.startswith(("-C", "/")):
+            assert re.search(rf"^{re.escape(word)}:", makefile, re.MULTILINE), command
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_every_command_in_a_document_would_be_taken(name: str) -> None:
+    for command in commands(text_of(name)):
+        check(command)
+
+
+def test_the_documents_have_commands_to_check() -> None:
+    found = [command for name in DOCUMENTS for command in commands(text_of(name))]
+    assert len(found) > 60
+    assert "make regress" in found
+    assert "make test" in found
+    assert 'paritybit regress --engine "$PWD" --out reports' in found
+    assert "paritybit replay /dev/stdin" in found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "```\nparitybit replay --nothing\n```",
+        "see `paritybit nothing`",
+        "`make nothing`",
+        "`make regress NOTHING=1`",
+        "```\nmake regress BUG=swa_pat\n```",
+        "`paritybit regress --bug swa_pat@decode`",
+        "`paritybit regress --runner decoder`",
+        "  ```yaml\n  - run: cd x && /tmp/paritybit regress --out\n  ```",
+    ],
+)
+def test_a_command_that_would_be_refused_is_found(line: str) -> None:
+    (command,) = commands(line)
+    with pytest.raises((MalformedError, AssertionError)):
+        check(command)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_what_a_document_shows_of_runs_is_what_the_command_makes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else: `make documents`."""
+    monkeypatch.chdir(ROOT)
+    assert made.remade(text_of(name)) == text_of(name)
+
+
+def test_the_picture_is_what_the_command_makes() -> None:
+    """Else: `make documents`."""
+    assert made.PICTURE.read_text(encoding="utf-8") == made.picture()
+
+
+def test_every_block_that_can_be_made_is_shown_and_a_changed_one_is_found() -> None:
+    shown = [name for document in DOCUMENTS for name in re.findall(made.BLOCK, text_of(document))]
+    assert sorted(name for _, name, _ in shown) == sorted(made.BLOCKS)
+    page = text_of("docs/glossary.md")
+    assert made.remade(page.replace("**hunt**", "**chase**")) == page
+
+
+def anchors(name: str) -> set[str]:
+    """Return what a link may name in a document: its headings as a reader's page has them."""
+    heads = re.findall(r"^#+ (.*)$", prose(text_of(name)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def links(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the links of a document to files of this repository: a path from its top, an anchor."""
+    text = re.sub(r"`[^`\n]*`\]", "]", prose(text_of(name)))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith(("https://", "http://")):
+            path, _, anchor = target.partition("#")
+            place = (CHECKED[name].parent / path).resolve() if path else CHECKED[name]
+            yield str(place.relative_to(ROOT)), anchor
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_every_link_leads_somewhere(name: str) -> None:
+    for path, anchor in links(name):
+        assert (ROOT / path).exists(), path
+        assert not anchor or anchor in anchors(path), f"{path}#{anchor}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    assert {path for path, _ in links("README.md")} >= set(DOCUMENTS) - {"README.md"}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_every_file_that_is_named_exists(name: str) -> None:
+    """Of what is named with its folder; TIME and … stand for what differs."""
+    written = re.findall(r"`([\w.@+/-]+/[\w.@+/-]*)`", prose(text_of(name)))
+    ours = [path for path in written if path.split("/")[0] in TOPS and "reports/out" not in path]
+    assert [path for path in ours if not (ROOT / path).exists()] == []
+
+
+TOPS = {"harness", "reference", "subjects", "properties", "reports", ".ci", "docs"}
+
+
+def test_the_readme_is_short_and_begins_with_a_failure_and_its_picture() -> None:
+    lines = text_of("README.md").splitlines()
+    assert len(lines) <= MOST_LINES
+    assert any("docs/swa_pad.svg" in line for line in lines[:8])
+    heads = [line for line in lines if line.startswith("## ")]
+    assert heads[:4] == [
+        "## What a run shows",
+        "## I have a red run, now what",
+        "## In your engine's CI",
+        "## With my own engine",
+    ]
+
+
+def rows(name: str, head: str) -> list[list[str]]:
+    """Return the cells of a table of a document, its head's first cells given."""
+    text = text_of(name)
+    lines = text[text.index(head) :].splitlines()[2:]
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))])
+    return found
+
+
+def test_the_tables_of_bugs_have_every_bug_and_say_of_it_what_the_build_does() -> None:
+    upstream = rows("docs/bugs.md", "| bug | location scheme |")
+    public = rows("docs/bugs.md", "| bug | what is wrong | family |")
+    listed = {row[0].strip("`"): (row[3], row[4]) for row in (*upstream, *public)}
+    assert sorted(listed) == sorted(BUGS)
+    assert len(upstream) + len(public) == len(BUGS)
+    for name, (seen, affected) in listed.items():
+        runners = set(affected_runners(BUGS[name]))
+        assert named_runners(affected) == runners, name
+        must = {detected_by(BUGS[name], runner) for runner in runners}
+        assert {found for found in PROPERTIES if f"`{found}`" in seen} == must, name
+
+
+def named_runners(cell: str) -> set[str]:
+    """Return the runners that a cell names: all, all but some, none, or these."""
+    names = set(re.findall(r"`(\w+)`", cell))
+    return set(RUNNERS) - names if cell.startswith("all") else names
+
+
+def test_the_other_tables_name_what_there_is() -> None:
+    def first(name: str, head: str) -> list[str]:
+        return [word for row in rows(name, head) for word in re.findall(r"`(\w+)`", row[0])]
+
+    assert sorted(first("docs/properties.md", "| property |")) == sorted(PROPERTIES)
+    for head in ("| runner | what it runs |", "| runner | what it needs |"):
+        assert sorted(first("docs/runners.md", head)) == sorted(RUNNERS)
+    engines = [set(re.findall(r"`(\w+)`", row[1])) for row in rows("docs/runners.md", "| engine |")]
+    ours = {frozenset(runner.name for runner in engine_runners(name)) for name in RUNNERS}
+    assert {frozenset(engine) for engine in engines} == ours
+    changes = {row[0]: row[1:] for row in rows("docs/red-run.md", "| change |")}
+    assert {kind: told for kind, (told, _) in changes.items()} == dict(KINDS)
+    codes = {kind: int(code) for kind, (_, code) in changes.items()}
+    assert {kind for kind, code in codes.items() if code == exit_codes.FINDING} == ALARMING
+    assert {kind for kind, code in codes.items() if code == exit_codes.CANNOT_RUN} == LOST
+
+
+def test_the_table_of_commands_has_every_command_and_its_options() -> None:
+    listed = {row[0].strip("`").split()[1]: " ".join(row) for row in command_rows()}
+    assert set(listed) == set(EXAMPLES)
+    for row in command_rows():
+        words = shlex.split(row[0].strip("`"))
+        options = parser().parse_args(words[1:])
+        known = {name for action in options.parser._actions for name in action.option_strings}
+        named = set(re.findall(r"`(--[\w-]+)", " ".join(row[1:])))
+        assert named <= known, row[0]
+
+
+def command_rows() -> list[list[str]]:
+    """Return the rows of the table of commands."""
+    return rows("docs/commands.md", "| command |")
+
+
+def test_every_exit_code_is_explained() -> None:
+    codes = [
+        code for row in rows("docs/commands.md", "| exit code |") for code in row[0].split(",")
+    ]
+    values = [value for name, value in vars(exit_codes).items() if name.isupper()]
+    assert sorted(map(int, codes)) == sorted(set(values))
+
+
+def test_no_paragraph_stands_in_two_documents() -> None:
+    seen: dict[str, str] = {}
+    for name in CHECKED:
+        for paragraph in re.split(r"\n\s*\n", prose(text_of(name))):
+            text = " ".join(paragraph.split())
+            if len(text) > 80 and not text.startswith(("|", "<!--", "- **")):
+                assert seen.setdefault(text, name) == name, text

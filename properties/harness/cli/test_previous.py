@@ -1,0 +1,224 @@
+"""The page of a run and the terminal offer the run before it: which that is, and what differs."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.__main__ import main
+from harness.cli.folders import swap_link
+from harness.cli.previous import previous_of, previous_record, print_previous
+from harness.engines import record as engine_record
+from harness.records import record as run_record
+from harness.records.schema import Record
+from properties.support.harness.command_line import OK, edit
+from properties.support.reports.pages import Page
+from properties.support.reports.records import green, interrupted, many, red, without_event
+from reports import engine_page
+from reports.compared.previous import MOST, Previous
+from reports.page import render
+
+FIRST, SECOND, THIRD = "20251122T105000Z", "20251122T105000-2Z", "20251122T105000-10Z"
+"""Folders of runs of one second, in their order."""
+
+ENGINE: dict[str, Any] = {
+    "environment": {"commit": "a" * 40, "dirty": False, "device_name": "CPU, 2 cores"},
+    "command": "paritybit regress",
+    "engine": "sglang 1",
+    "verdict": "absent",
+    "message": "nothing differs",
+    "answer": {
+        "legs": [],
+        "findings": [],
+        "undecided": [],
+        "lacking": [],
+        "faults": [],
+        "seconds": 1.0,
+        "interrupted": False,
+    },
+}
+
+
+def written(out: Path, name: str, record: Record) -> Path:
+    """Write the record of a run into its folder; return its path."""
+    path = out / name / "run.json"
+    run_record.write(record, path)
+    return path
+
+
+def tried(out: Path, name: str, **changed: object) -> Path:
+    """Write the record of an engine's trial into its folder; return its path."""
+    path = out / name / "engine.json"
+    engine_record.write({**ENGINE, **changed}, path)
+    return path
+
+
+def before(path: Path, record: Record) -> Previous:
+    """Return the run before one."""
+    found = previous_of(path, record)
+    assert found is not None
+    return found
+
+
+def test_the_run_before_is_the_last_of_its_kind_in_the_folder(tmp_path: Path) -> None:
+    """By time, and by number within a second; not `latest`, and nothing of another name."""
+    first, third = written(tmp_path, FIRST, green()), written(tmp_path, THIRD, green())
+    second, trial = tried(tmp_path, SECOND), tried(tmp_path, "20251122T095000Z")
+    written(tmp_path, "kept", green())
+    (tmp_path / "20251122T105000-3Z").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    swap_link(third.parent)
+    assert previous_record(third) == first
+    assert previous_record(second) == trial
+    assert previous_record(first) is None
+    assert previous_record(trial) is None
+    assert previous_record(tmp_path / "kept" / "run.json") is None
+    latest = tmp_path / "latest" / "run.json"
+    assert previous_record(latest.resolve()) == first
+    assert before(latest, green()).name == FIRST
+
+
+def test_the_page_says_what_is_new_and_links_to_the_run_before(tmp_path: Path) -> None:
+    first, second = written(tmp_path, FIRST, green()), written(tmp_path, SECOND, red())
+    (first.parent / "index.html").write_text("")
+    previous = before(second, red())
+    page = Page(render(red(), previous))
+    assert "previous" in page.ids
+    assert "#previous" in page.hrefs
+    assert f"../{FIRST}/index.html" in page.hrefs
+    assert page.dead_links == set()
+    text = page.text
+    head, _, section = text.partition("Compared with the previous run")[2].partition(
+        "Compared with the previous run"
+    )
+    assert head.startswith(" : Worse: ")
+    assert "Worse: " in section
+    assert "new wrong in the later run" in section
+    assert "clean@decode" in section
+    assert "abc1234, on CPU, 2 cores" in section
+    folder = tmp_path.name
+    command = f"paritybit compare {folder}/{FIRST}/run.json {folder}/{SECOND}/run.json"
+    assert previous.command == command
+    assert command in section
+
+
+def test_what_stays_as_it_was_is_counted_and_not_listed(tmp_path: Path) -> None:
+    written(tmp_path, FIRST, red())
+    previous = before(written(tmp_path, SECOND, red()), red())
+    assert previous.changes == ()
+    assert "still there" in previous.sentence
+    assert previous.sentence.startswith("No worse: ")
+
+
+def test_a_long_list_names_the_gravest_and_counts_the_rest(tmp_path: Path) -> None:
+    record = without_event(many(3), "pool full")
+    states = tuple(f"state {number}" for number in range(MOST + 5))
+    later = replace(record, required_events=states)
+    written(tmp_path, FIRST, record)
+    previous = before(written(tmp_path, SECOND, later), later)
+    assert len(previous.shown) == MOST < len(previous.changes)
+    more = len(previous.changes) - MOST
+    assert f"And {more} more, which this command shows" in Page(render(later, previous)).text
+
+
+def test_the_first_run_has_none_and_its_page_no_section(tmp_path: Path) -> None:
+    path = written(tmp_path, FIRST, green())
+    assert previous_of(path, green()) is None
+    assert "previous" not in Page(render(green())).ids
+
+
+def test_a_run_that_was_cut_short_before_or_now_is_compared_all_the_same(tmp_path: Path) -> None:
+    first = written(tmp_path, FIRST, interrupted())
+    second = written(tmp_path, SECOND, green())
+    assert before(second, green()).sentence.startswith("No worse: ")
+    run_record.write(green(), first)
+    sentence = before(second, interrupted()).sentence
+    assert sentence.startswith("No verdict: ")
+    assert sentence.endswith("the later run was cut short")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "run.json is not whole JSON text"),
+        ('{"format": "paritybit-run", "version": 3}', "run.json has version 3; this build reads 4"),
+        ('{"format": "paritybit-run", "version": 4}', "run.json is not a whole run record"),
+        ("[]", "run.json is not a paritybit-run file"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_told_of_and_not_passed_over(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    """As one of an older build, though an older one still might be readable."""
+    written(tmp_path, "20251121T105000Z", green())
+    written(tmp_path, FIRST, green()).write_text(text)
+    previous = before(written(tmp_path, SECOND, green()), green())
+    assert previous.name == FIRST
+    assert previous.sentence.startswith(f"cannot be compared: {why}")
+    page = Page(render(green(), previous))
+    assert why in page.text
+    assert page.dead_links == set()
+
+
+def test_the_page_is_made_again_with_the_run_before(tmp_path: Path) -> None:
+    """Beside its record; elsewhere a link to the run before would lead nowhere."""
+    written(tmp_path, FIRST, green())
+    second = written(tmp_path, SECOND, red())
+    assert main(["report", str(second)]) == OK
+    page = second.with_name("index.html").read_text()
+    assert page == render(red(), before(second, red()))
+    assert 'id="previous"' in page
+    assert main(["report", str(second), "--page", str(tmp_path / "page.html")]) == OK
+    assert 'id="previous"' not in (tmp_path / "page.html").read_text()
+
+
+def test_the_trial_of_an_engine_is_held_against_the_trial_before_it(tmp_path: Path) -> None:
+    finding = {"runner": "decode", "preset": "gpt_oss", "property": "kv_parity", "faults": []}
+    found = {**finding, "message": "step 3", "listed": None, "cause": None}
+    answer = {**ENGINE["answer"], "findings": [found]}
+    tried(tmp_path, FIRST, engine="sglang 0")
+    later = {**ENGINE, "answer": answer}
+    previous = previous_of(tried(tmp_path, SECOND, answer=answer), later)
+    assert previous is not None
+    assert previous.sentence == "Worse: findings: 1 new"
+    assert previous.comparison is not None
+    assert previous.comparison.names[0] == f"sglang 0, tried by {'a' * 12}, on CPU, 2 cores"
+    made = engine_record.make("sglang 1", "cpu", "paritybit", (), full_answer())
+    page = Page(engine_page.render(made, (), previous))
+    assert "kv_parity of decode, gpt_oss" in page.text
+    assert page.dead_links == set()
+    edit(tmp_path / FIRST / "engine.json", "answer", value={})
+    previous = previous_of(tmp_path / SECOND / "engine.json", later)
+    assert previous is not None
+    assert previous.sentence == "cannot be compared: its record is not whole"
+
+
+def full_answer() -> dict[str, object]:
+    """Return the answer of a trial that tried nothing, with all that its page shows."""
+    return {
+        **json.loads(json.dumps(ENGINE["answer"])),
+        "padding": [],
+        "policies": [],
+        "notes": [],
+        "stubs": [],
+        "emulated": [],
+        "assumed_off": [],
+        "modules": [],
+    }
+
+
+def test_the_terminal_says_in_a_line_what_differs_from_the_run_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, FIRST, green())
+    previous = before(written(tmp_path, SECOND, red()), red())
+    print_previous(Console(width=1000), previous)
+    print_previous(Console(width=1000), None)
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"since the run before it, {FIRST} (abc1234, on CPU, 2 cores): Worse: 7 new; "
+    )
+    assert said.count("\n") == 1

@@ -1,0 +1,54 @@
+"""The words of this project are explained wherever a reader meets them first."""
+
+import re
+
+from harness.cli.parser import parser
+from properties.support.reports.pages import sample_markup, sample_page
+from properties.support.reports.records import green
+from reports.compared.runs import compare_runs
+from reports.glossary import GLOSSARY
+from reports.page import render_comparison
+
+OURS = r"\b(hunt(?:s|er|ed)?|trials?|eras?|line-?ups?|memo|legs?|presets?)\b"
+"""Words that mean nothing to a stranger, or something else."""
+
+
+def helps() -> dict[str, str]:
+    """Return the help of every command by its name."""
+    top = parser()
+    (commands,) = (action for action in top._actions if action.choices)
+    assert isinstance(commands.choices, dict)
+    return {name: command.format_help() for name, command in commands.choices.items()}
+
+
+def test_there_are_ten_words_each_in_a_sentence_or_two() -> None:
+    assert len(GLOSSARY) == 10
+    assert all(sentence.endswith(".") and len(sentence) < 250 for sentence in GLOSSARY.values())
+
+
+def test_no_help_has_a_word_of_ours_without_saying_what_it_means() -> None:
+    """The option --preset names a model, and its line says so."""
+    for name, text in helps().items():
+        plain = re.sub(r"--preset [A-Z]+|models \(presets\)|engines?'s? trials?", "", text)
+        assert re.findall(OURS, plain, re.IGNORECASE) == [], name
+    assert all("Models, by comma" in text for text in helps().values() if "--preset" in text)
+
+
+def test_the_help_names_the_glossary_and_every_word_that_it_lists_is_there() -> None:
+    text = parser().format_help()
+    line = " ".join(text.split())
+    listed = line[line.index("explains the words: ") :].partition(": ")[2].partition(".")[0]
+    assert "docs/glossary.md explains the words" in line
+    assert set(listed.split(", ")) <= {part for word in GLOSSARY for part in word.split(", ")}
+
+
+def test_the_page_explains_the_words_and_leads_there_from_its_head() -> None:
+    page, markup = sample_page("red"), sample_markup("red")
+    assert all(sentence in page.text for sentence in GLOSSARY.values())
+    head = markup[markup.index('id="verdict"') : markup.index("<nav")]
+    assert 'href="#words"' in head
+
+
+def test_the_page_of_a_comparison_explains_them_too() -> None:
+    text = render_comparison(green(), green(), compare_runs(green(), green()))
+    assert 'id="words"' in text

@@ -1,0 +1,143 @@
+"""A case that is pasted into a shell, or downloaded from the page, is the case of its file."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from harness.records.case import load_case
+from harness.records.schema import Record
+from properties.support.places import ROOT
+from properties.support.reports.pages import sample_markup
+from properties.support.reports.records import SAMPLES, green
+from reports.cards import bug_cards
+from reports.page import render
+from reports.pasting import LONGEST, file_name, opening, pastable
+
+CORPUS_FILE = ROOT / "properties/corpus/swa_pad@decode.json"
+CORPUS_CASE = CORPUS_FILE.read_text()
+COMMAND = "paritybit replay 'reports/out/a run/cases/a.json' --engine 'sglang==1'"
+OPENED = "paritybit replay /dev/stdin --engine sglang==1 <<'EOF'"
+ODD = json.dumps({"text": "!x $HOME `id` \\ ' \" \t EOF é 'EOF'"}, indent=1)
+
+STUB = """#!/bin/sh
+printf '%s\\n' "$@" > "$HERE/words"
+cat "$2" > "$HERE/case.json"
+echo ended > "$HERE/ended"
+"""
+"""Stands where `paritybit` would: keeps its words and what it is given to read."""
+
+WITHIN = 30.0
+"""Seconds in which a shell runs one command, on a busy machine."""
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a stub of `paritybit` on the path, which writes into the folder that is returned."""
+    script = tmp_path / "bin" / "paritybit"
+    script.parent.mkdir()
+    script.write_text(STUB)
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HERE", str(tmp_path))
+    return tmp_path
+
+
+def pasted(case: str) -> str:
+    """Return the text that is pasted for a case."""
+    return f"{opening(COMMAND, 'cases/a.json', case)}\n{pastable(case)}\nEOF\n"
+
+
+@pytest.mark.parametrize("case", [CORPUS_CASE.rstrip("\n"), ODD])
+def test_a_shell_that_is_fed_the_text_hands_on_the_case(stub: Path, case: str) -> None:
+    subprocess.run(["sh"], input=pasted(case), text=True, check=True, timeout=WITHIN)
+    assert (stub / "words").read_text().split() == ["replay", "/dev/stdin", "--engine", "sglang==1"]
+    assert json.loads((stub / "case.json").read_text()) == json.loads(case)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash is installed")
+@pytest.mark.parametrize("case", [CORPUS_CASE.rstrip("\n"), ODD])
+def test_an_interactive_shell_takes_the_pasted_text(stub: Path, case: str) -> None:
+    """With its history on, and a terminal between: what a person's shell has."""
+    ours, theirs = pty.openpty()
+    words = ["bash", "--norc", "--noprofile", "-i"]
+    process = subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    os.write(ours, f"{pasted(case)}exit\n".encode())
+    until = time.monotonic() + WITHIN
+    while not (stub / "ended").exists() and time.monotonic() < until:
+        os.read(ours, 4096)  # What it echoes: unread, it would wait for us.
+    process.wait(WITHIN)
+    os.close(ours)
+    assert json.loads((stub / "case.json").read_text()) == json.loads(case)
+
+
+def test_the_command_names_standard_input_where_it_named_the_file() -> None:
+    assert opening(COMMAND, "cases/a.json", ODD) == OPENED
+
+
+def test_no_exclamation_mark_is_pasted_which_some_shells_take_for_their_history() -> None:
+    assert "!" in ODD
+    assert "!" not in pastable(ODD)
+    assert json.loads(pastable(ODD)) == json.loads(ODD)
+
+
+@pytest.mark.parametrize(
+    ("command", "case"),
+    [
+        (COMMAND, " " * (LONGEST + 1)),
+        (COMMAND, "{}\nEOF\nrm -r ."),
+        (COMMAND, "{}\x1b[201~"),
+        ("paritybit regress", "{}"),
+        ("paritybit replay 'cases/a.json", "{}"),
+    ],
+)
+def test_what_a_shell_would_not_take_as_it_stands_is_offered_as_a_file_alone(
+    command: str, case: str
+) -> None:
+    assert opening(command, "cases/a.json", case) == ""
+
+
+def blocks(markup: str) -> list[str]:
+    """Return the texts of a page that can be pasted, or copied."""
+    found = re.findall(r'<pre id="[^"]*--pasted"[^>]*>(.*?)</pre>', markup, re.DOTALL)
+    return [unescape(re.sub("</?span[^>]*>", "", block)) for block in found]
+
+
+def test_the_page_offers_every_case_to_a_shell_and_as_a_download(stub: Path) -> None:
+    markup = sample_markup("green")
+    cards = [card for card in bug_cards(green()) if card.finding is not None]
+    assert len(blocks(markup)) == len(cards) > 0
+    for card, block in zip(cards, blocks(markup), strict=True):
+        assert card.finding is not None
+        subprocess.run(["sh"], input=block, text=True, check=True, timeout=WITHIN)
+        assert json.loads((stub / "case.json").read_text()) == json.loads(card.finding.case)
+        name = file_name(card.finding.case_file)
+        assert f'data-download="{card.anchor}--case" data-name="{name}"' in markup
+
+
+def test_a_case_that_was_pasted_is_the_case_of_its_file(stub: Path) -> None:
+    subprocess.run(["sh"], input=pasted(CORPUS_CASE), text=True, check=True, timeout=WITHIN)
+    assert load_case(stub / "case.json") == load_case(CORPUS_FILE)
+
+
+def test_a_case_that_is_too_long_is_still_copied_and_downloaded() -> None:
+    record: Record = SAMPLES["green"]
+    found = record.bugs[0].finding
+    assert found is not None
+    steps = found.schedule.steps * 100
+    long = replace(found, schedule=replace(found.schedule, steps=steps))
+    markup = render(replace(record, bugs=(replace(record.bugs[0], finding=long),)))
+    (block,) = [block for block in blocks(markup) if len(block) > LONGEST]
+    assert len(json.loads(block)["schedule"]["steps"]) == len(steps)
+    assert "data-download" in markup

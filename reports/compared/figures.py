@@ -1,0 +1,78 @@
+"""What else two runs do not share: where they ran, what they reached, how fast they were.
+
+Knows the record. Does not know what became of findings.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from harness.records.schema import Record, TrialRow
+from reports.texts import duration, or_dash
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or a fact of both runs."""
+
+    name: str
+    before: str
+    after: str
+
+
+def environment(before: Record, after: Record) -> Iterator[Figure]:
+    """Yield what the runs do not have in common."""
+    settings = {
+        "command": (before.command, after.command),
+        "seed": (before.seed, after.seed),
+        "examples": (before.examples, after.examples),
+    }
+    versions = asdict(before.environment), asdict(after.environment)
+    both = settings | {name: (versions[0][name], versions[1][name]) for name in versions[0]}
+    for name, (old, new) in both.items():
+        if old != new:
+            yield Figure(name.replace("_", " "), or_dash(old), or_dash(new))
+
+
+def coverage(before: Record, after: Record) -> Iterator[Figure]:
+    """Yield how often the clean trials of each run reached each state."""
+    counts = events(before), events(after)
+    for name in sorted(counts[0] | counts[1]):
+        yield Figure(name, f"{counts[0][name]:,}", f"{counts[1][name]:,}")
+
+
+def events(record: Record) -> Counter[str]:
+    """Return how often the clean trials of a run reached each state."""
+    counts = Counter(dict.fromkeys(record.required_events, 0))
+    for trial in record.clean:
+        counts.update(trial.events)
+    return counts
+
+
+def speed(before: Record, after: Record) -> Iterator[Figure]:
+    """Yield the time both runs took, and the clean steps a second of each runner."""
+    yield Figure("time taken", duration(before.seconds), duration(after.seconds))
+    yield Figure("schedules to detection, mean", _mean_drawn(before), _mean_drawn(after))
+    rates = _rates(before), _rates(after)
+    for runner in rates[0] | rates[1]:
+        values = [f"{rate[runner]:.0f}" if runner in rate else "–" for rate in rates]
+        yield Figure(f"{runner}, clean steps a second", values[0], values[1])
+
+
+def _mean_drawn(record: Record) -> str:
+    drawn = [bug.schedules_to_detection for bug in record.bugs]
+    detected = [schedules for schedules in drawn if schedules is not None]
+    return f"{sum(detected) / len(detected):.1f}" if detected else "–"
+
+
+def _rates(record: Record) -> dict[str, float]:
+    """Return the clean steps a second, by runner."""
+    trials: dict[str, list[TrialRow]] = {}
+    for trial in record.clean:
+        trials.setdefault(trial.trial.runner, []).append(trial)
+    return {runner: _rate(of_runner) for runner, of_runner in trials.items()}
+
+
+def _rate(trials: Sequence[TrialRow]) -> float:
+    seconds = sum(trial.seconds for trial in trials)
+    return sum(trial.steps for trial in trials) / seconds if seconds else 0.0

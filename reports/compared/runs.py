@@ -1,0 +1,381 @@
+"""Two run records side by side: what is new, worse, gone, mended or changed.
+
+Knows the record. Does not know markup or the terminal, and judges nothing: of each
+hunt it takes the record's word, and says where the words differ.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.records.schema import BugRow, CleanRow, Record, TrialRow
+from reports.cards import Card, bug_cards, clean_cards
+from reports.causes import cause_of
+from reports.compared.figures import Figure, coverage, environment, events, speed
+from reports.compared.kinds import (
+    ALARMING,
+    CHANGED,
+    GONE,
+    KINDS,
+    LOST,
+    MENDED,
+    NEW,
+    OPEN,
+    STAYS,
+    WORSE,
+    Name,
+    counted,
+    distinct_names,
+    gravity,
+    verdict,
+)
+from reports.texts import words
+from reports.verdicts import sound
+
+GRAVEST = (
+    "red",
+    "clean is red too",
+    "undeclared state",
+    "device lost",
+    "missed",
+    "wrong property",
+    "affected after all",
+    "warned at capture",
+    "not reproduced",
+    "vacuous",
+    "failed",
+)
+"""Ends of a hunt or a clean trial that are not as they should be, the gravest first."""
+
+NO_VERDICT = "failed"
+"""How one ends that an error of ours kept from a verdict."""
+
+INTERRUPTED = "interrupted"
+
+Row = CleanRow | BugRow
+
+
+@dataclass(frozen=True)
+class Change:
+    """One hunt that went differently, or is wrong in both runs.
+
+    A card is None where the run has no finding of it. `differs` names in what a finding has
+    changed, '' where the kind says it all.
+    """
+
+    kind: str
+    name: str
+    differs: str
+    before: str
+    after: str
+    cards: tuple[Card | None, Card | None]
+    rank: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both runs by name; `message` says it in a sentence.
+
+    `lost` are hunts that were right in the earlier run and not tried in the later one;
+    `added` are those that the later run alone tried.
+    """
+
+    names: tuple[str, str]
+    message: str
+    changes: tuple[Change, ...]
+    lost: tuple[str, ...]
+    added: tuple[str, ...]
+    verdicts: Figure
+    environment: tuple[Figure, ...]
+    coverage: tuple[Figure, ...]
+    speed: tuple[Figure, ...]
+
+    @property
+    def alarming(self) -> bool:
+        """Whether anything is new or worse."""
+        return any(change.kind in ALARMING for change in self.changes)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the later run leaves open what the earlier one could tell."""
+        return bool(self.lost) or any(change.kind in LOST for change in self.changes)
+
+    @property
+    def alone(self) -> Mapping[str, tuple[str, ...]]:
+        """Hunts that one of the runs alone tried, and nothing is known against, by a title."""
+        return {
+            "as they should be in the earlier run, and not tried in the later one": self.lost,
+            "tried in the later run alone": self.added,
+        }
+
+    @property
+    def verdict(self) -> str:
+        """What it comes to, in a few words."""
+        return verdict([change.kind for change in self.changes], lost=len(self.lost))
+
+
+def compare_runs(before: Record, after: Record) -> Comparison:
+    """Return what differs between two records."""
+    hunts = _hunts(before), _hunts(after)
+    alike = _device(before) == _device(after)
+    kinds = {key: _kind_of(key, hunts, alike=alike) for key in {**hunts[0], **hunts[1]}}
+    differing = [key for key, kind in kinds.items() if kind is not None]
+    cards = (
+        _cards(before, map(hunts[0].get, differing)),
+        _cards(after, map(hunts[1].get, differing)),
+    )
+    found = [_change(key, hunts, cards, alike=alike) for key in differing]
+    found += _unreached(before, after)
+    order = list(KINDS)
+    changes = sorted(found, key=lambda change: (order.index(change.kind), change.rank))
+    both = [key for key in hunts[0] if key in hunts[1]]
+    lost = [key for key, hunt in hunts[0].items() if key not in hunts[1] and not _wrong(hunt)]
+    added = [key for key in hunts[1] if key not in hunts[0]]
+    return Comparison(
+        names=distinct_names(_run_name(before), _run_name(after)),
+        message=_message(changes, [len(both), len(hunts[0]) - len(both), len(added)], after),
+        changes=tuple(changes),
+        lost=tuple(map(_name, lost)),
+        added=tuple(map(_name, added)),
+        verdicts=Figure("verdict", before.verdict, after.verdict),
+        environment=tuple(environment(before, after)),
+        coverage=tuple(coverage(before, after)),
+        speed=tuple(speed(before, after)),
+    )
+
+
+def _message(changes: Sequence[Change], counts: Sequence[int], after: Record) -> str:
+    """Say what a comparison comes to.
+
+    `counts` are the hunts that were tried in both runs, in the earlier and in the later alone.
+    """
+    said = counted(change.kind for change in changes)
+    places = ("in both runs", "in the earlier one alone", "in the later one alone")
+    tried = [f"{count} {place}" for count, place in zip(counts, places, strict=True) if count]
+    cut = "; the later run was cut short" if after.verdict == INTERRUPTED else ""
+    return f"{said}; hunts and clean trials: {', '.join(tried) or 'none'}{cut}"
+
+
+def _run_name(record: Record) -> Name:
+    environment = record.environment
+    return Name(
+        environment.commit, environment.dirty, environment.device_name, started=record.started
+    )
+
+
+def _device(record: Record) -> tuple[str, str]:
+    return record.environment.device, record.environment.device_name
+
+
+@dataclass(frozen=True)
+class Key:
+    """What makes two hunts the same hunt: what was on trial, and where schedules came from.
+
+    The device is not of it: runs on two devices try the same hunts.
+    """
+
+    bugs: tuple[str, ...]
+    runner: str
+    preset: str
+    scheme: str
+    page_size: int
+    dtype: str
+    overlap: bool
+    source: str
+
+
+Hunts = Mapping[Key, Row]
+
+
+def _hunts(record: Record) -> dict[Key, Row]:
+    """Return the hunts and clean trials of a record by what makes them the same.
+
+    Of several the gravest stands.
+    """
+    found: dict[Key, Row] = {}
+    rows: tuple[Row, ...] = (*record.clean, *record.bugs)
+    for row in rows:
+        key = _key(row)
+        found[key] = min(found.get(key, row), row, key=_rank)
+    return found
+
+
+def _cards(record: Record, hunts: Iterable[Row | None]) -> dict[int, Card]:
+    """Return the cards of the findings of some hunts of a record, by the identity of their rows."""
+    wanted = {id(hunt) for hunt in hunts if hunt is not None and hunt.finding is not None}
+    clean = tuple(row for row in record.clean if id(row) in wanted)
+    bugs = tuple(row for row in record.bugs if id(row) in wanted)
+    some = replace(record, clean=clean, bugs=bugs)
+    cards = zip((*clean, *bugs), (*clean_cards(some), *bug_cards(some)), strict=True)
+    return {id(row): card for row, card in cards}
+
+
+def _key(hunt: TrialRow) -> Key:
+    trial = hunt.trial
+    return Key(
+        bugs=trial.bugs,
+        runner=trial.runner,
+        preset=trial.preset,
+        scheme=trial.scheme,
+        page_size=trial.page_size,
+        dtype=trial.dtype,
+        overlap=trial.overlap,
+        source=hunt.source,
+    )
+
+
+def _name(key: Key) -> str:
+    return (
+        f"{', '.join(key.bugs) or 'clean'}@{key.runner} ({key.preset}, {key.scheme},"
+        f" page size {key.page_size}, {key.dtype}, {key.source}"
+        f"{', steps overlap' if key.overlap else ''})"
+    )
+
+
+def _wrong(row: Row) -> bool:
+    """Whether a hunt or a clean trial did not end as it should."""
+    return not sound(row.status)
+
+
+def _rank(row: Row) -> tuple[int, int]:
+    """Return how gravely a hunt ended: the less, the graver."""
+    if not _wrong(row):
+        return len(GRAVEST), 0
+    return GRAVEST.index(row.status), gravity(_violated(row))
+
+
+def _violated(row: Row) -> list[str]:
+    """Return the properties that a hunt saw violated, in order."""
+    seen = row.finding.violations if row.finding is not None else ()
+    return list(dict.fromkeys(violation.property for violation in seen))
+
+
+def _kind_of(key: Key, hunts: tuple[Hunts, Hunts], *, alike: bool) -> str | None:
+    """Return what became of a hunt; None where nothing did, and it is as it should be.
+
+    `alike` says that both runs were on one device, so that bits can be held against bits.
+    """
+    before, after = hunts[0].get(key), hunts[1].get(key)
+    differs = _differs(before, after, alike=alike) if before and after else []
+    return _kind(before, after) or (CHANGED if differs else None)
+
+
+def _change(
+    key: Key,
+    hunts: tuple[Hunts, Hunts],
+    cards: tuple[Mapping[int, Card], Mapping[int, Card]],
+    *,
+    alike: bool,
+) -> Change:
+    """Return what became of a hunt that differs or is wrong, with the cards of its findings."""
+    before, after = hunts[0].get(key), hunts[1].get(key)
+    differs = _differs(before, after, alike=alike) if before and after else []
+    kind = _kind(before, after) or CHANGED
+    return Change(
+        kind=kind,
+        name=_name(key),
+        differs=words(differs) if differs and kind in {WORSE, STAYS, CHANGED} else "",
+        before=_outcome(before),
+        after=_outcome(after),
+        cards=(cards[0].get(id(before)), cards[1].get(id(after))),
+        rank=min(_rank(row) for row in (before, after) if row is not None),
+    )
+
+
+def _kind(before: Row | None, after: Row | None) -> str | None:
+    """Return what became of a hunt, None where it is right in both runs or in the only one."""
+    was_wrong = before is not None and _wrong(before)
+    if after is None:
+        return GONE if was_wrong else None
+    if not _wrong(after):
+        return MENDED if was_wrong else None
+    was_open = before is not None and before.status == NO_VERDICT
+    if after.status == NO_VERDICT:
+        return STAYS if was_open else OPEN
+    if before is None or not was_wrong or was_open:
+        return NEW
+    return WORSE if _worse(before, after) else STAYS
+
+
+def _worse(before: Row, after: Row) -> bool:
+    """Whether what is wrong in both runs is so more gravely, or for another reason."""
+    order = GRAVEST.index(before.status), GRAVEST.index(after.status)
+    if order[0] != order[1]:
+        return order[1] < order[0]
+    old, new = before.finding, after.finding
+    if old is None or new is None:
+        return new is not None
+    if old.explanation is None:  # Its reason is not known: what it violates is all there is.
+        return not set(_violated(before)) & set(_violated(after))
+    return cause_of(before) != cause_of(after)
+
+
+def _differs(before: Row, after: Row, *, alike: bool) -> list[str]:
+    """Return in what two ends of a hunt differ."""
+    parts = _parts(before, alike=alike), _parts(after, alike=alike)
+    return [name for name in parts[0] if parts[0][name] != parts[1][name]]
+
+
+def _parts(hunt: Row, *, alike: bool) -> dict[str, Any]:
+    """Return what of a hunt is compared, by what it is called.
+
+    On two devices bits differ by right, and with them where and how a fault shows first.
+    """
+    of_both = {"status": hunt.status, "properties": _violated(hunt)}
+    if not alike:
+        return of_both if _wrong(hunt) else {"status": hunt.status}
+    finding = hunt.finding
+    violations = finding.violations if finding is not None else ()
+    explanation = finding.explanation if finding is not None else None
+    return of_both | {
+        "step": [violation.step for violation in violations],
+        "what was seen": [violation.message for violation in violations],
+        "schedule": finding.schedule if finding is not None else None,
+        "proof": explanation.proof if explanation is not None else None,
+        "error of the explainer": finding.error if finding is not None else None,
+    }
+
+
+def _outcome(hunt: Row | None) -> str:
+    """Say in words how a hunt ended."""
+    if hunt is None:
+        return "not tried"
+    if hunt.finding is None:
+        return f"{hunt.status}: {_headline(hunt.error)}" if hunt.error else hunt.status
+    steps = len(hunt.finding.schedule.steps)
+    return f"{hunt.status}: {words(_violated(hunt))}, in {steps} step{'s' * (steps != 1)}"
+
+
+def _headline(error: str) -> str:
+    """Return the line of a traceback that says what was raised."""
+    return next(reversed(error.strip().splitlines()), "")
+
+
+NEVER = "never reached"
+
+
+def _unreached(before: Record, after: Record) -> Iterator[Change]:
+    """Yield the states that schedules must reach, and in either run never did."""
+    missed = _never_reached(before), _never_reached(after)
+    counts = events(before), events(after)
+    for name in dict.fromkeys((*missed[0], *missed[1])):
+        if name in missed[1]:
+            kind = STAYS if name in missed[0] else NEW
+        else:
+            kind = MENDED if _judges_coverage(after) and counts[1][name] else GONE
+        cells = [f"reached {count[name]:,} times" if count[name] else NEVER for count in counts]
+        last = len(GRAVEST), 0
+        yield Change(kind, f"coverage: {name}", "", cells[0], cells[1], (None, None), last)
+
+
+def _never_reached(record: Record) -> list[str]:
+    """Return the states that speak against a run, because its schedules never reached them."""
+    counts = events(record)
+    return [
+        name for name in record.required_events if _judges_coverage(record) and not counts[name]
+    ]
+
+
+def _judges_coverage(record: Record) -> bool:
+    """Whether a state that was not reached speaks against a run."""
+    return bool(record.clean) and record.verdict != INTERRUPTED

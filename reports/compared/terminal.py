@@ -1,0 +1,96 @@
+"""A comparison of two runs, or of two engines' trials, on the terminal."""
+
+from collections.abc import Iterable, Iterator
+
+from rich.markup import escape
+from rich.table import Table
+
+from reports.compared.engines import Comparison as EngineComparison
+from reports.compared.engines import Row
+from reports.compared.figures import Figure
+from reports.compared.kinds import ALARMING, KINDS, LOST
+from reports.compared.runs import Comparison
+
+NEVER = "0"
+"""How a coverage count of none is written."""
+
+MOST = 8
+"""Changes of a kind that are printed, where they are no alarm: the page has them all."""
+
+
+def change_lines(comparison: Comparison | EngineComparison) -> Iterator[str]:
+    """Yield what became of findings, the gravest first, and what it comes to."""
+    before, after = comparison.names
+    yield f"before: {before}"
+    yield f"after:  {after}"
+    for kind, meaning in KINDS.items():
+        changes = [change for change in comparison.changes if change.kind == kind]
+        shown = changes if kind in ALARMING | LOST else changes[:MOST]
+        if changes:
+            yield f"{kind} ({meaning}):"
+        for change in shown:
+            yield f"  {change.name}"
+            if change.before != change.after:
+                yield f"    before: {change.before or 'nothing'}"
+            yield f"    after:  {change.after or 'nothing'}"
+            if change.differs:
+                yield f"    differs in {change.differs}"
+        if len(shown) < len(changes):
+            yield f"  and {len(changes) - len(shown)} more: see the page"
+    for title, names in comparison.alone.items():
+        if names:
+            yield f"{title}:"
+            yield from (f"  {name}" for name in names[:MOST])
+        if len(names) > MOST:
+            yield f"  and {len(names) - MOST} more: see the page"
+    yield f"{comparison.verdict}: {comparison.message}"
+
+
+def tables(comparison: Comparison) -> Iterator[Table]:
+    """Yield what the runs do not share beside findings; no empty table."""
+    lost = [row for row in comparison.coverage if (row.before == NEVER) != (row.after == NEVER)]
+    everything = (
+        _rows("reached in one run alone", lost),
+        _rows("environment", comparison.environment),
+        _rows("speed", comparison.speed),
+    )
+    yield from (table for table in everything if table.row_count)
+
+
+def engine_tables(comparison: EngineComparison) -> Iterator[Table]:
+    """Yield what else differs between two engines' trials; no empty table."""
+    everything = (
+        _judged_rows("legs (a runner on a model) that ended otherwise", comparison.legs),
+        _judged_rows("properties asked in one trial alone", comparison.asked),
+        _judged_rows("verdicts on fault classes", comparison.faults),
+        _judged_rows("figures", comparison.figures),
+    )
+    yield from (table for table in everything if table.row_count)
+
+
+def _judged_rows(title: str, rows: Iterable[Row]) -> Table:
+    table = _table(title, "", "before", "after", "")
+    for row in rows:
+        table.add_row(*map(escape, (row.name, row.before, row.after, row.effect)))
+    return table
+
+
+def _rows(title: str, rows: Iterable[Figure]) -> Table:
+    table = _table(title, "", "before", "after")
+    for row in rows:
+        table.add_row(*map(escape, (row.name, row.before, row.after)))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        title=title,
+        title_style="bold",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

@@ -1,0 +1,162 @@
+"""Layout of one picture of a stale index: the rows of a replay, their buffer, the slots they store.
+
+Knows the facts of an explanation, and pixels. Does not know markup or colours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.explain.facts import CAPTURE, NOBODY, Explanation, IndexOrigin, SlotMap, StaticInputRow
+from reports.drawings.static_inputs import source_text
+
+LEFT, WIDTH = 190, 870
+"""Where boxes begin, and how wide the picture is."""
+
+ROW_WIDTH, ROW_TOP = 150, 84
+COLUMNS, CELL, POOL_TOP = 25, 26, 278
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box with a text; `kind` is among live, wrong, padded, free and reserved."""
+
+    x: int
+    y: int
+    width: int
+    text: str
+    kind: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """From an element of the buffer to the slot that its row stores; wrong or live."""
+
+    path: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture; lengths are in pixels. `rows` stand above the elements that they read."""
+
+    width: int
+    height: int
+    title: str
+    step: str
+    buffer: str
+    pool: str
+    rows: tuple[Box, ...]
+    elements: tuple[Box, ...]
+    slots: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+    bits: str
+    remedy: str
+
+
+def lay_out(explanation: Explanation) -> Picture:
+    """Return the picture of a row that stores where a stale element of a static input leads.
+
+    Raises ValueError for an explanation of anything else.
+    """
+    index, slot, bits = (
+        explanation.cause.index,
+        explanation.cause.slot,
+        explanation.cause.difference,
+    )
+    if index is None or slot is None or bits is None or index.element is None:
+        raise ValueError("no element of a static input leads this row to a slot")
+    held = next(row for row in explanation.static_inputs if row.name == index.buffer)
+    pool = next(
+        pool for pool in explanation.slots if (pool.model, pool.kind) == (slot.model, slot.kind)
+    )
+    slots = tuple(_slots(pool, slot.slot))
+    at, name = explanation.at, f"{index.buffer}[{index.element}]"
+    return Picture(
+        width=WIDTH,
+        height=slots[-1].y + CELL + 86,
+        title=f"A padded row of a CUDA-graph replay overwrites the KV of {slot.owner}",
+        step=(
+            f"step {at.step}: {at.runner}, {at.live_size} live of the {at.bucket} rows that its"
+            " graph was captured for"
+        ),
+        buffer=held.name,
+        pool=f"{pool.kind.upper()} pool",
+        rows=tuple(_rows(held, index, pool)),
+        elements=tuple(_elements(held, index, at.step)),
+        slots=slots,
+        arrows=tuple(_arrows(held, index, slots)),
+        bits=(
+            f"slot {slot.slot} of {slot.owner}, layer {bits.layer}, {bits.tensor}, element"
+            f" {bits.element}: eager {bits.eager_bits}, graph {bits.graph_bits}"
+        ),
+        remedy=(
+            f"{name} = {index.value} was left by {source_text(index.left_by.step)}. With"
+            f" {index.right}, as just after the capture, slot {slot.slot} is left alone."
+        ),
+    )
+
+
+def _place(element: int) -> int:
+    return LEFT + element * (ROW_WIDTH + 10)
+
+
+def _rows(held: StaticInputRow, index: IndexOrigin, pool: SlotMap) -> Sequence[Box]:
+    """Return the rows of the batch: whose each is."""
+    return [
+        Box(
+            x=_place(row),
+            y=ROW_TOP,
+            width=ROW_WIDTH,
+            text=f"row {row}: " + (f"request {pool.live[row]}" if row < held.live else "padding"),
+            kind="wrong" if row == index.row else "live" if row < held.live else "padded",
+        )
+        for row in range(len(held.values))
+    ]
+
+
+def _elements(held: StaticInputRow, index: IndexOrigin, now: int) -> Sequence[Box]:
+    """Return the elements of the buffer, and which step left each."""
+    return [
+        Box(
+            x=_place(place),
+            y=ROW_TOP + 60,
+            width=ROW_WIDTH,
+            text=str(value),
+            kind="wrong" if place == index.element else "live" if place < held.live else "padded",
+            note=_since(left_by, now),
+        )
+        for place, (value, left_by) in enumerate(zip(held.values, held.left_by, strict=True))
+    ]
+
+
+def _slots(pool: SlotMap, wrong: int) -> Sequence[Box]:
+    """Return the slots of a sub-pool: the request that owns each."""
+    boxes = []
+    for slot, owner in enumerate(pool.owners):
+        line, column = divmod(slot, COLUMNS)
+        kind = "free" if owner == NOBODY else "live"
+        kind = "reserved" if slot < pool.page_size else "wrong" if slot == wrong else kind
+        text = "" if owner == NOBODY else str(owner)
+        boxes.append(Box(LEFT + column * CELL, POOL_TOP + line * CELL, CELL, text, kind))
+    return boxes
+
+
+def _arrows(held: StaticInputRow, index: IndexOrigin, slots: Sequence[Box]) -> Sequence[Arrow]:
+    """Return an arrow from each live element, and from the one to blame, to the slot it names."""
+    found = []
+    for place in sorted({*range(held.live), index.element or 0}):
+        target = slots[held.values[place]]
+        x, y = _place(place) + ROW_WIDTH // 2, ROW_TOP + 112
+        end_x, end_y = target.x + CELL // 2, target.y
+        kind = "wrong" if place == index.element else "live"
+        bend = (y + end_y) // 2
+        found.append(Arrow(f"M{x} {y}C{x} {bend} {end_x} {bend} {end_x} {end_y}", kind))
+    return found
+
+
+def _since(left_by: int, now: int) -> str:
+    """Say which step wrote an element."""
+    if left_by == CAPTURE:
+        return "as captured"
+    return f"written by step {left_by}" if left_by == now else f"left by step {left_by}"
