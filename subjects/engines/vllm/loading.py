@@ -90,7 +90,7 @@ def _stand_in_for_platform(platform: Any) -> None:
 
 
 def _stand_in_for_pinned_memory(engine: Engine) -> None:
-    """Let pinned memory, and a device's view of it, be memory: buffers are as on a GPU."""
+    """Let pinned memory be memory, and a device's view of it that memory, as it is on a GPU."""
     buffers = engine.module("v1.worker.gpu.buffer_utils")
     graphs.unpin_memory()
     buffers.is_uva_available = lambda: True  # type: ignore[attr-defined]
