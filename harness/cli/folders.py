@@ -1,5 +1,6 @@
 """Folders of runs, and what of a command line a record may hold."""
 
+import re
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -73,3 +74,27 @@ def swap_link(folder: Path) -> None:
         fresh.replace(link)
     except OSError as error:
         raise CannotRunError(f"{link} cannot be written: {error.strerror}") from error
+
+
+RUN_FOLDER = re.compile(r"(\d{8}T\d{6})(?:-(\d+))?Z")
+"""What `new_folder` calls folders of runs: by the second, those of one second by number."""
+
+
+def previous_record(path: Path) -> Path | None:
+    """Return the record before one: of the same file name, in the last earlier folder with one."""
+    mine = order_of(path.parent)
+    if mine is None:
+        return None
+    folders = [(order_of(folder), folder) for folder in path.parent.parent.iterdir()]
+    earlier = [
+        (order, folder / path.name)
+        for order, folder in folders
+        if order is not None and order < mine and (folder / path.name).is_file()
+    ]
+    return max(earlier)[1] if earlier else None
+
+
+def order_of(folder: Path) -> tuple[str, int] | None:
+    """Return when the run of a folder began, and which of that second it is; None for others."""
+    found = RUN_FOLDER.fullmatch(folder.name)
+    return None if found is None else (found[1], int(found[2] or 0))

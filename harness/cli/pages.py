@@ -1,7 +1,8 @@
 """Pages and summaries of run records."""
 
 import argparse
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from harness.cli.previous import previous_of
+from harness.cli.folders import previous_record, shown
 from harness.engines import record as engine_record
 from harness.engines.record import FORMAT as TRIAL
 from harness.engines.record import is_trial
@@ -18,18 +19,23 @@ from harness.records import record as run_record
 from harness.records.case import read_json
 from harness.records.files import write_whole
 from harness.records.schema import FORMAT as RUN
+from harness.records.schema import Record
 from reports import engine_page
 from reports.compared.engines import Comparison as EnginesCompared
 from reports.compared.engines import compare_trials
+from reports.compared.previous import Previous
 from reports.compared.runs import Comparison, compare_runs
 from reports.compared.terminal import change_lines, engine_tables, tables
 from reports.page import render, render_comparison
 from reports.summary import summarise
 
+PAGE = "index.html"
+"""The page of a run, beside its record."""
+
 
 def run_report(options: argparse.Namespace) -> int:
     """Make the page of a run record."""
-    page = options.page or options.record.parent / "index.html"
+    page = options.page or options.record.parent / PAGE
     data = run_record.load(options.record)
     run_record.require_writable(page)
     beside = page.resolve().parent == options.record.resolve().parent
@@ -106,3 +112,38 @@ def run_summary(options: argparse.Namespace) -> int:
     data = run_record.load(options.record)
     print(summarise(data), end="")
     return OK
+
+
+def previous_of(path: Path, record: Record | Mapping[str, Any]) -> Previous | None:
+    """Return the run before the one with this record, which is or will be in this file, if any.
+
+    A record that cannot be read, as one of an older build, is reported and not passed over.
+    """
+    path = path.resolve()
+    earlier = previous_record(path)
+    if earlier is None:
+        return None
+    words = ["paritybit", "compare", shown(str(earlier), keep=3), shown(str(path), keep=3)]
+    page = f"../{earlier.parent.name}/{PAGE}" if (earlier.parent / PAGE).exists() else ""
+    name, command = earlier.parent.name, shlex.join(words)
+    try:
+        data, file = read_json(earlier), earlier.name
+        if isinstance(record, Record):
+            return Previous(
+                name, page, command, compare_runs(run_record.record_of(data, file), record)
+            )
+        trial = engine_record.trial_of(data, file)
+        return Previous(name, page, command, compare_trials(trial, record))
+    except (MalformedError, LookupError, TypeError, AttributeError) as error:
+        why = str(error) if isinstance(error, MalformedError) else "its record is not whole"
+        return Previous(name, page, command, None, why)
+
+
+def print_previous(console: Console, previous: Previous | None) -> None:
+    """Say in a line what differs from the run before, if there is one."""
+    if previous is not None:
+        compared = previous.comparison
+        run = f"{previous.name} ({compared.names[0]})" if compared is not None else previous.name
+        console.print(
+            f"since the run before it, {run}: {previous.sentence}", highlight=False, markup=False
+        )

@@ -18,7 +18,7 @@ from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
 from harness.cli.folders import new_folder, shown, swap_link
-from harness.cli.previous import previous_of, print_previous
+from harness.cli.pages import previous_of, print_previous
 from harness.cli.spreading import require_this_machine, workers_asked_for
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device

@@ -22,8 +22,8 @@ from harness.cli.engines.display import (
 from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.folders import new_folder, shown, swap_link
+from harness.cli.pages import previous_of, print_previous
 from harness.cli.parser import EVERY, NEWEST
-from harness.cli.previous import previous_of, print_previous
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.adapters.packages import PACKAGES, SGLANG, Package

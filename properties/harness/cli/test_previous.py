@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from harness.__main__ import main
-from harness.cli.folders import swap_link
-from harness.cli.previous import previous_of, previous_record, print_previous
+from harness.cli.folders import previous_record, swap_link
+from harness.cli.pages import previous_of, print_previous
 from harness.engines import record as engine_record
 from harness.records import record as run_record
 from harness.records.schema import Record
