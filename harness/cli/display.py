@@ -175,7 +175,7 @@ def clean_table(record: Record) -> Table:
     """Return the clean trials of a run record, generated schedules and traffic together."""
     count = f"{len(record.clean)} clean trials, every property"
     table = _table(f"{count}; those of generated schedules and of traffic together")
-    for name in ("runner", "preset", "scheme", "page", "dtype"):
+    for name in ("runner", "model", "scheme", "page", "dtype"):
         table.add_column(name, no_wrap=True, min_width=len(name))
     if any(row.trial.overlap for row in record.clean):
         table.caption = f"{OVERLAPS.strip()} steps overlap"

@@ -32,7 +32,7 @@ from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
 
 WORDS = (
-    "A trial plays one runner on one model (preset); a hunt is a trial with one bug switched"
+    "A trial plays one runner on one model; a hunt is a trial with one bug switched"
     " on. docs/glossary.md has all words."
 )
 """The words of the tables to come."""
