@@ -20,14 +20,18 @@ from harness.engines.faults import faults_shown
 from harness.engines.trial import Answer, Settings, planned
 from harness.errors import MalformedError
 from harness.lockstep.observation import Observation
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.schedule import Admit, Verify
 from properties.support.harness.command_line import MALFORMED
 from properties.support.harness.observations import FREE, arena_of, observation
-from reference.config import PRESETS, Kind, Role
-from reference.pool import HybridKVPool, PoolSizes
+from reference.batch import Mode, Span
+from reference.config import PRESETS, Kind, Role, draft_config
+from reference.pool import HybridKVPool, KVPools, PoolSizes
 from subjects.engines.shared.bags import Bag
 from subjects.engines.shared.missing import UndeclaredError
 from subjects.engines.shared.paged import PairedPages, listed_keys
 from subjects.engines.vllm.contract import CONTRACT, padding_of
+from subjects.protocol import Offer
 from subjects.runners import RUNNERS
 
 BLOCK = 4
@@ -250,3 +254,28 @@ def test_an_engine_is_known_by_its_name_or_by_its_folder(tmp_path: Path) -> None
 def test_a_release_of_an_unknown_engine_is_malformed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "nobody==1.0"]) == MALFORMED
     assert "sglang, vllm" in capsys.readouterr().err
+
+
+def test_an_engine_without_branches_or_sections_is_given_chains_and_plain_positions() -> None:
+    config = PRESETS["gpt_oss"].tiny
+    sizes = PoolSizes(full_slots=40, swa_slots=40, page_size=1, rows=4)
+    found = {}
+    for lacks in (frozenset[Offer](), frozenset({Offer.TREES, Offer.SECTIONS})):
+        pools = KVPools(config, draft_config(config), sizes, torch.float32, torch.device("cpu"))
+        world = Scheduler(config, pools, 4, frozenset({Mode.TARGET_VERIFY}), lacks=lacks)
+        world.reset(0)
+        spans = list[Span]()
+        for _ in range(2):  # The first request's sections do not run apart in any engine.
+            admitted = world.plan(Admit(3, 3))
+            assert admitted is not None and admitted.batch is not None
+            spans += admitted.spans
+            rows = len(admitted.batch.positions)
+            logits, hidden = torch.zeros(1, config.vocab), torch.zeros(rows, config.hidden)
+            world.commit(admitted.batch, {"logits": logits, "hidden": hidden})
+        verified = world.plan(Verify((0,), 0))
+        assert verified is not None
+        parents = [parent for _, parent in verified.spans[0].tree]
+        found[bool(lacks)] = parents, [span.mrope_delta for span in spans]
+    assert found[True] == ([-1, 0, 1, 2], [0, 0])
+    assert found[False][0] != found[True][0]
+    assert found[False][1] == [0, 1]

@@ -28,6 +28,7 @@ from harness.schedules.schedule import Step
 from reference.batch import Mode
 from reference.config import Role
 from subjects.engines.shared.tried import TriedEngine
+from subjects.runners import RUNNERS
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def counterexample(lockstep: Lockstep, case: Case, blamed: Collection[str]) -> C
     """
     at = next((one["step"] for one in case.violations if one["property"] == case.target), None)
     timeline, found = list[TimelineEntry](), list[Explanation]()
-    ledger, subject = InputLedger(case.trial.runner), cast("TriedEngine", lockstep.pair.subject)
-    ledger.begin(just_captured(lockstep.pair, subject.mode))
+    ledger, mode = InputLedger(case.trial.runner), RUNNERS[case.trial.runner].mode
+    ledger.begin(just_captured(lockstep.pair, mode))
 
     def see(
         place: int, step: Step, observation: Observation | None, violated: frozenset[str]
@@ -56,7 +57,7 @@ def counterexample(lockstep: Lockstep, case: Case, blamed: Collection[str]) -> C
         timeline.append(timeline_entry(lockstep.pair, place, step, observation, violated))
         if observation is None:
             return
-        ledger.see(subject.static_buffers(subject.mode), observation)
+        ledger.see(lockstep.pair.subject.static_buffers(mode), observation)
         if place == at and observation.replay is not None:
             found.append(_explained(lockstep, case, observation, ledger, blamed))
 

@@ -85,6 +85,7 @@ OFF: Mapping[str, Mapping[str, Any]] = {
     "speculative": {
         "enable_adaptive_verification": False,
         "parallel_drafting": False,
+        "rejection_sample_method": "strict",
         "use_dspark": lambda: False,
         "use_ngram": lambda: False,
         "uses_dynamic_speculative_decoding": lambda: False,
