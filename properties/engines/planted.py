@@ -267,10 +267,10 @@ def frees_again(free: Any, loc: Tensor, **named: Any) -> None:
     free(loc[-1:], **named)
 
 
-def warns(replay: Any, batch: Any) -> Any:
+def warns(replay: Any, *batch: Any) -> Any:
     """Warn as a module of the engine does."""
     logging.getLogger("sglang.srt.mem_cache").warning("SWA locations were never set")
-    return replay(batch)
+    return replay(*batch)
 
 
 def gives_reserved(alloc: Any, *arguments: Any, **named: Any) -> Any:
@@ -286,6 +286,7 @@ def code_faults(subject: Any) -> dict[str, Any]:
     """Return faults of the engine's window, slot map and allocator, by name."""
     pool = subject.pool
     kv, allocator = pool.kv, pool.allocator
+    replay = "drafted" if isinstance(subject.runner, DraftingRunner) else "replay"
     return {
         "window one key short": lambda: short_window(subject),
         "slot map off by one": lambda: replaced(kv, "translate_loc_from_full_to_swa", next_slot),
@@ -294,14 +295,17 @@ def code_faults(subject: Any) -> dict[str, Any]:
         "free leaves a slot": lambda: replaced_all(allocator, FREES, leaves_one),
         "the reserved slot is given": lambda: replaced(allocator, "alloc", gives_reserved),
         "a slot is freed twice": lambda: replaced_all(allocator, FREES, frees_again),
-        "a warning at each replay": lambda: replaced(subject.runner, "replay", warns),
+        "a warning at each replay": lambda: replaced(subject.runner, replay, warns),
     }
 
 
-def played(lockstep: Lockstep, fault: Any, *, of_padding: bool) -> list[dict[str, Any]]:
+def played(
+    lockstep: Lockstep, fault: Any, *, of_padding: bool
+) -> tuple[list[dict[str, Any]], PaddingLedger]:
     """Return the findings of a runner's first schedule with a fault planted, or of traffic.
 
-    What padding holds is disturbed, and held against what is declared, for a fault `of_padding`.
+    What padding holds is disturbed, and held against what is declared, for a fault `of_padding`:
+    what came of that is returned too.
     """
     subject = lockstep.pair.subject
     assert isinstance(subject, SglangEngine)
@@ -318,22 +322,34 @@ def played(lockstep: Lockstep, fault: Any, *, of_padding: bool) -> list[dict[str
                 leg.play(schedule)
     found = [finding.to_json() for finding in leg.findings()]
     broken = [policy for policy in ledger.policies() if policy["holds"] == "no"]
-    return found + [
+    found += [
         {"property": "declared_padding", "message": f"{policy['buffer']}: {policy['observed']}"}
         for policy in broken
     ]
+    return found, ledger
 
 
 def told_of(lockstep: Lockstep, label: str, fault: Any, name: str) -> Told:
     """Return what is said of a fault, and whether that names what it is in: `name`."""
     runner = lockstep.trial.runner
     try:
-        findings = played(lockstep, fault, of_padding=label.endswith(TAIL))
+        findings, ledger = played(lockstep, fault, of_padding=label.endswith(TAIL))
     except Exception as error:  # It is no verdict, which is what the script reports.
         return Told(runner, label, found=False, named=False, said=f"no verdict: {error!r:.150}")
     words = [f"{finding['property']}: {finding['message']}" for finding in findings]
     named = any(name.rsplit(".", maxsplit=1)[-1] in said for said in words)
-    return Told(runner, label, bool(words), named, words[0] if words else "nothing differs")
+    return Told(runner, label, bool(words), named, words[0] if words else unseen(ledger, name))
+
+
+def unseen(ledger: PaddingLedger, name: str) -> str:
+    """Return what is said of a fault of a static input that nothing shows.
+
+    Of one whose padding is kept, what other values there did: they are tried at each replay.
+    """
+    entry = ledger.entries.get(name)
+    if entry is None or not entry.disturbed:
+        return "nothing differs"
+    return f"nothing differs; its padding, of {entry.disturbed} other values: {entry.verdict}"
 
 
 def tell(engine: Engine, runner: str, share: int, shares: int) -> Iterator[Told]:

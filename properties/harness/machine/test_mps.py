@@ -154,6 +154,7 @@ def test_a_daemon_that_does_not_quit_is_killed(
 
 def no_program(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     (fakes.folder / "nvidia-cuda-mps-control").unlink()
+    monkeypatch.setenv("PATH", str(fakes.folder))  # A machine with a GPU may have the real one.
 
 
 def no_gpu(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
