@@ -1,5 +1,6 @@
 """The CI jobs call what there is: targets of the Makefile, settings of it, and command lines."""
 
+import os
 import re
 import shlex
 import shutil
@@ -27,7 +28,11 @@ def joined(text: str) -> str:
 
 
 def commands_of(words: list[str]) -> str:
-    """Return what a call of make would run, without running it."""
+    """Return what a call of make would run, without running it.
+
+    The suite's own call of make, if it was one, hands its settings to every make below it by
+    the environment.
+    """
     done = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", "PYTHON=true", "READY=ready", *words],
         cwd=ROOT,
@@ -35,6 +40,7 @@ def commands_of(words: list[str]) -> str:
         text=True,
         timeout=60,
         check=True,
+        env={"PATH": os.environ["PATH"]},
     )
     return joined(done.stdout)
 
