@@ -53,7 +53,11 @@ def _locations_misread(recorded: RecordedForward) -> Cause | None:
         row = next((row for row in range(len(read)) if read[row] != right[row]), 0)
         index = Index(number, row, None, read[row], right[row])
         read_from = element_read(recorded, index)
-        found = origin_at(recorded, index, *read_from, stale=False) if read_from else None
+        found = (
+            origin_at(recorded, index, *read_from, stale=False, right=index.right)
+            if read_from
+            else None
+        )
         message = (
             f"the locations are {loc.dtype} and the store reads {dtype}: row 1 is read"
             " from the upper half of element 0"

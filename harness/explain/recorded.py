@@ -113,7 +113,8 @@ class RecordedForward:
 
     Storages are all KV of a world, before and after the forward. `written` tells who wrote
     each slot before it. `static` holds the static buffers of the replay's runner, by name,
-    after the forward, and `fresh` those of the fresh engine after the same forward. `state` is
+    after the forward, `static_before` before it, and `fresh` those of the fresh engine after the
+    same forward. `state` is
     the engine's Python state before it. `tables` are the graph world's index tables during it,
     `eager_tables` the eager world's; `cells` tells since when each cell of the graph world's has
     held what it holds. `outputs` are those of the replays before it, and `observation` is
@@ -137,6 +138,7 @@ class RecordedForward:
     eager_storage: Tensor
     run: Run
     fresh_calls: Calls
+    static_before: dict[str, Tensor]
     static: dict[str, Tensor]
     fresh: dict[str, Tensor]
     ledger: StaticLedger
@@ -195,6 +197,7 @@ class RecordedForward:
         for cell in cells:
             tables[cell.table].view(-1)[cell.place] = cell.value
         self.engine.restore(self.state)
+        self._restore_static()
         try:
             return run(self.pair, self.engine, self.planned, Overrides(elements, captured))
         finally:
@@ -218,6 +221,12 @@ class RecordedForward:
     def _held(self, name: str, place: int) -> int:
         """Return what an element of a static buffer held in the forward."""
         return int(self.static[name].view(-1)[place])
+
+    def _restore_static(self) -> None:
+        """Give static buffers what they held before the forward: a change of a kept row stays."""
+        if self.runner is not None:
+            for name, buffer in self.runner.static_buffers().items():
+                buffer.copy_(self.static_before[name])
 
     def _restore_tables(self) -> None:
         for table, during in zip(both(self.pair.graph_pools.tables), self.tables, strict=True):
@@ -297,6 +306,7 @@ class OpRecorder(Recorder):
     def forwarding(self) -> Iterator[None]:
         """Record the subject's ops and what they leave, also if it fails."""
         self.failed: str | None = None
+        self.static_before = copied(self.runner)
         with ExitStack() as stack:
             stack.enter_context(self.ledger.during(self.forward_id))
             calls = stack.enter_context(calls_of(self.engine.ops))
@@ -332,6 +342,7 @@ class OpRecorder(Recorder):
             eager_storage=self.eager_storage,
             run=Run(cloned(graph_output or {}), self.calls, self.storage, self.failed),
             fresh_calls=self.fresh_calls,
+            static_before=self.static_before,
             static=self.static,
             fresh=self.fresh,
             ledger=self.ledger,

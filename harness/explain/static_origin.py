@@ -23,6 +23,9 @@ from subjects.contracts import Axis
 AXES = frozenset({Axis.REQUEST, Axis.TOKEN})
 """Axes of static inputs whose elements are one request's or one token's."""
 
+RESERVED = 0
+"""The row or slot that belongs to nobody: what padding is to lead to, which eager code lacks."""
+
 MOST_CANDIDATES = 64
 """Elements that are tried, one by one, for what led to an index."""
 
@@ -75,15 +78,20 @@ def origin(
         if not _is_evidence(recorded, run, index):
             continue
         read = read_again(index, run.calls, recorded.pair.graph_pools)
+        right = RESERVED if index.right is None and tried.guessed else index.right
         exactly = tried.guessed or index.value is None
-        if read == index.value or (exactly and read != index.right):
+        if read == index.value or (exactly and read != right):
             continue
         if index.right is None or read == index.right:
-            return origin_at(recorded, index, tried.name, tried.element, stale=tried.stale)
+            return _shown(recorded, index, tried)
         another = another or tried
-    if another is None:
-        return None
-    return origin_at(recorded, index, another.name, another.element, stale=another.stale)
+    return None if another is None else _shown(recorded, index, another)
+
+
+def _shown(recorded: RecordedForward, index: Index, found: "Candidate") -> IndexOrigin:
+    """Return an index with the element to blame: what was tried there is right, or is not known."""
+    right = int(found.value) if found.stale or found.guessed else index.right
+    return origin_at(recorded, index, found.name, found.element, stale=found.stale, right=right)
 
 
 @dataclass(frozen=True)
@@ -207,11 +215,16 @@ def stale_elements(recorded: RecordedForward) -> list[tuple[str, int]]:
 
 
 def origin_at(
-    recorded: RecordedForward, index: Index, name: str, element: int, *, stale: bool
+    recorded: RecordedForward,
+    index: Index,
+    name: str,
+    element: int,
+    *,
+    stale: bool,
+    right: int | None,
 ) -> IndexOrigin:
-    """Return an index with the static element that led to it and who left that."""
+    """Return an index with the static element that led to it, who left that, and what is right."""
     write = recorded.ledger.of(static_buffers(recorded)[name])[element]
-    right = _number(recorded.fresh[name], element) if stale else index.right
     return IndexOrigin(
         buffer=name,
         element=element,
