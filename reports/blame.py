@@ -126,7 +126,7 @@ def reasons(cause: Cause) -> Iterator[str]:
 def _of_index(index: IndexOrigin) -> str:
     held = f"{index.buffer}[{index.element}] = {index.value}"
     right = NOT_KNOWN if index.right is None else str(index.right)
-    if index.value != index.read and not index.stale:
+    if index.value != index.read and not index.stale and index.right == index.read_right:
         right = "a value that leads to no slot"
         if index.read_right is not None:
             right = f"a value that leads to slot {index.read_right}"

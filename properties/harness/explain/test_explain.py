@@ -427,6 +427,25 @@ def test_a_fault_of_no_catalogue_is_traced_to_its_element(
     assert facts.cause.index.left_by.step < facts.at.step
 
 
+def test_padding_that_is_kept_is_to_blame_itself_and_not_another_input_of_the_same_value(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The harness gives kept padding a live request's slot, of which a window list holds it too."""
+    right = TrialConfig(scheme=LocationScheme.PER_LAYER, device=device, page_size=4)
+    runner = RUNNERS[right.runner]
+    kept = override(runner.rows, {"out_cache_loc": {"policy": Policy.KEEP}})
+    monkeypatch.setattr(runner, "rows", kept)
+    lockstep = Lockstep(right, STEP_PROPERTIES, records_ops=True)
+    schedule = Schedule((Admit(0, 0), Decode((0,))))
+    facts = explanation(lockstep, schedule, *observe(lockstep, schedule), None)
+    assert facts is not None
+    index = facts.cause.index
+    assert index is not None
+    assert (facts.cause.blame, index.buffer, index.element) == ("inputs", "out_cache_loc", 1)
+    assert (index.stale, index.right) == (False, 0)
+    assert index.value != index.read
+
+
 @cases_of("spec_page_table_untranslated")
 def test_a_page_table_of_full_slots_shows_in_what_a_live_row_reads(explained: Explained) -> None:
     """On some schedules the slot lies beyond the SWA sub-pool: where that fails, it is said."""
