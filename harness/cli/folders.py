@@ -80,18 +80,18 @@ RUN_FOLDER = re.compile(r"(\d{8}T\d{6})(?:-(\d+))?Z")
 """What `new_folder` calls folders of runs: by the second, those of one second by number."""
 
 
-def previous_record(path: Path) -> Path | None:
-    """Return the record before one: of the same file name, in the last earlier folder with one."""
+def earlier_records(path: Path) -> list[Path]:
+    """Return the records before one, of the same file name in earlier folders, the last first."""
     mine = order_of(path.parent)
     if mine is None:
-        return None
+        return []
     folders = [(order_of(folder), folder) for folder in path.parent.parent.iterdir()]
     earlier = [
         (order, folder / path.name)
         for order, folder in folders
         if order is not None and order < mine and (folder / path.name).is_file()
     ]
-    return max(earlier)[1] if earlier else None
+    return [record for _, record in sorted(earlier, reverse=True)]
 
 
 def order_of(folder: Path) -> tuple[str, int] | None:

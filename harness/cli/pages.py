@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from harness.cli.folders import previous_record, shown
+from harness.cli.folders import earlier_records, shown
 from harness.engines import record as engine_record
 from harness.engines.record import FORMAT as TRIAL
 from harness.engines.record import is_trial
@@ -120,7 +120,7 @@ def previous_of(path: Path, record: Record | Mapping[str, Any]) -> Previous | No
     A record that cannot be read, as one of an older build, is reported and not passed over.
     """
     path = path.resolve()
-    earlier = previous_record(path)
+    earlier = next((one for one in earlier_records(path) if of_one_engine(one, record)), None)
     if earlier is None:
         return None
     words = ["paritybit", "compare", shown(str(earlier), keep=3), shown(str(path), keep=3)]
@@ -137,6 +137,20 @@ def previous_of(path: Path, record: Record | Mapping[str, Any]) -> Previous | No
     except (MalformedError, LookupError, TypeError, AttributeError) as error:
         why = str(error) if isinstance(error, MalformedError) else "its record is not whole"
         return Previous(name, page, command, None, why)
+
+
+def of_one_engine(earlier: Path, record: Record | Mapping[str, Any]) -> bool:
+    """Whether an earlier record is of the engine of this one, whichever releases they are of.
+
+    So is one that cannot be read: it is reported.
+    """
+    if isinstance(record, Record):
+        return True
+    try:
+        name = str(read_json(earlier)["engine"])
+    except (MalformedError, LookupError, TypeError):
+        return True
+    return name.partition(" ")[0] == str(record["engine"]).partition(" ")[0]
 
 
 def print_previous(console: Console, previous: Previous | None) -> None:

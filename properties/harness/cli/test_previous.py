@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.__main__ import main
-from harness.cli.folders import previous_record, swap_link
+from harness.cli.folders import earlier_records, swap_link
 from harness.cli.pages import previous_of, print_previous
 from harness.engines import record as engine_record
 from harness.records import record as run_record
@@ -71,13 +71,13 @@ def test_the_run_before_is_the_last_of_its_kind_in_the_folder(tmp_path: Path) ->
     (tmp_path / "20251122T105000-3Z").mkdir()
     (tmp_path / "notes.txt").write_text("")
     swap_link(third.parent)
-    assert previous_record(third) == first
-    assert previous_record(second) == trial
-    assert previous_record(first) is None
-    assert previous_record(trial) is None
-    assert previous_record(tmp_path / "kept" / "run.json") is None
+    assert earlier_records(third) == [first]
+    assert earlier_records(second) == [trial]
+    assert not earlier_records(first)
+    assert not earlier_records(trial)
+    assert not earlier_records(tmp_path / "kept" / "run.json")
     latest = tmp_path / "latest" / "run.json"
-    assert previous_record(latest.resolve()) == first
+    assert earlier_records(latest.resolve()) == [first]
     assert before(latest, green()).name == FIRST
 
 
@@ -194,6 +194,15 @@ def test_the_trial_of_an_engine_is_held_against_the_trial_before_it(tmp_path: Pa
     previous = previous_of(tmp_path / SECOND / "engine.json", later)
     assert previous is not None
     assert previous.sentence == "cannot be compared: its record is not whole"
+
+
+def test_a_trial_of_another_engine_is_passed_over(tmp_path: Path) -> None:
+    tried(tmp_path, FIRST, engine="sglang 0")
+    tried(tmp_path, SECOND, engine="vllm 0")
+    path = tried(tmp_path, THIRD, engine="sglang in tree")
+    previous = previous_of(path, json.loads(path.read_text()))
+    assert previous is not None
+    assert previous.name == FIRST
 
 
 def full_answer() -> dict[str, object]:
