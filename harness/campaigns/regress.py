@@ -38,6 +38,9 @@ FEWEST_CLEAN = 4
 OVERLAPPING = 8
 """Generated schedules of a clean trial in which steps overlap."""
 
+NAMED = 3
+"""States that were never reached and that a verdict names; the page has them all."""
+
 UNAFFECTED_SHARE = 16
 """A bug that cannot affect a runner is tried on this fraction of a hunt's schedules."""
 
@@ -191,7 +194,10 @@ def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Resu
 
 
 def verdict(run: Run) -> tuple[str, str]:
-    """Return green, red or interrupted, and one sentence that says why."""
+    """Return green, red or interrupted, and one sentence that says why.
+
+    What was never reached is named where no clean trial failed: one that does ends early.
+    """
     clean = [result for result in run.results if result.task.bug is None]
     bugs = [result for result in run.results if result.task.bug is not None]
     good = [result for result in bugs if result.status in GOOD]
@@ -201,12 +207,18 @@ def verdict(run: Run) -> tuple[str, str]:
         f" {len(good)} of {len(bugs)} hunts, each of one bug switched on, ended as expected"
     )
     missing = unreached(run)
-    if missing and not run.interrupted:
-        message += f"; never reached: {', '.join(missing)}"
+    if missing and not run.interrupted and len(clean_good) == len(clean):
+        message += f"; never reached: {first_of(missing)}"
     if run.interrupted:
         return "interrupted", f"cut short; so far {message}"
     whole = len(good) == len(bugs) and len(clean_good) == len(clean) and not missing
     return ("green" if whole and clean else "red"), message
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are besides."""
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def unreached(run: Run) -> list[str]:

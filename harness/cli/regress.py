@@ -122,6 +122,8 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     here = str(folder / CASES)
     data = record(run, shown(here, keep=3))
     console.print(clean_table(data), matrix(data), runner_matrix(data))
+    previous = previous_of(folder / "run.json", data)
+    print_previous(console, previous)
     print_failures(console, data if here == shown(here, keep=3) else record(run, here))
     console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
     console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
@@ -131,9 +133,7 @@ def finish(console: Console, run: Run, folder: Path) -> int:
         write_case(case, folder / CASES / name)
     run_record.write(data, folder / "run.json")
     whole = run_record.load(folder / "run.json")
-    previous = previous_of(folder / "run.json", whole)
     write_whole(folder / "index.html", render(whole, previous))
-    print_previous(console, previous)
     swap_link(folder)
     if data.verdict == "red" and run.only_failures:
         return CANNOT_RUN

@@ -1,6 +1,7 @@
 """The generator has teeth: it reaches every required state, and the same seed draws the same."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.campaigns.hunt import for_each_drawn, play_all
-from harness.campaigns.regress import Run, RunConfig, all_hunts, one_size, unreached
-from harness.campaigns.task import Source, Task, run_task
+from harness.campaigns.regress import Run, RunConfig, all_hunts, one_size, unreached, verdict
+from harness.campaigns.task import Source, Status, Task, run_task
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
 from harness.schedules.buckets import BUCKETS, FILLINGS, fillings
@@ -205,6 +206,19 @@ def test_a_toothless_generator_is_found_out() -> None:
     reached = run.results[0].hunt_result.events
     missing = [event for event in required_events(["cpu_graph"]) if not reached[event]]
     assert unreached(run) == missing != []
+    said = f"never reached: {', '.join(missing[:3])} and {len(missing) - 3} more"
+    assert verdict(run)[0] == "red"
+    assert verdict(run)[1].endswith(said)
+
+
+def test_what_trials_that_failed_never_reached_is_not_told_beside_their_failure() -> None:
+    """They end at what they find, which is what matters."""
+    run = Run(RunConfig("cpu", all_hunts(("cpu_graph",))))
+    result = run_task(Task(one_size(TrialConfig("cpu_graph")), Source.GENERATED, 0, 1))
+    run.results.append(replace(result, status=Status.RED))
+    assert unreached(run)
+    assert verdict(run)[0] == "red"
+    assert "never reached" not in verdict(run)[1]
 
 
 def test_the_same_seed_draws_the_same_schedules() -> None:
