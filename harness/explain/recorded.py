@@ -4,17 +4,15 @@ The forward can then be run again with a static input changed, or with nothing c
 what a change of one thing changes is what that thing is to blame for.
 """
 
-import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.explain.origins.log_sites import LogSite, SiteTrap
 from harness.explain.origins.outputs import GivenOutput, OutputLedger
 from harness.explain.origins.tables import Cell, TableLedger, both
 from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
@@ -44,43 +42,6 @@ No element of the copy may be greater than its length: what fills the list would
 Calls = list[OpCall]
 Element = tuple[str, int, Tensor]
 """A static buffer's name, an element of it, counted flat, and the value it is given."""
-
-
-@dataclass(frozen=True)
-class LogSite:
-    """Where in the subject a message was logged: the functions, outermost first.
-
-    `file` and `line` are of the innermost, the line at which it calls what logs.
-    """
-
-    message: str
-    functions: tuple[str, ...]
-    file: str
-    line: int
-
-
-BETWEEN = ("pool.py", "parts.py")
-"""Files that every message comes through: none of them is the site."""
-
-
-class SiteTrap(logging.Handler):
-    """Keeps the place in the subject's code of each warning while it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.sites: list[LogSite] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the place of one message: the frames between the engine and the pool."""
-        root, frame, found = Path(__file__).parents[2], sys._getframe(), []
-        while frame is not None:
-            path = Path(frame.f_code.co_filename)
-            if path.is_relative_to(root / "subjects") and path.name not in BETWEEN:
-                found.append((frame.f_code.co_qualname, path.relative_to(root), frame.f_lineno))
-            frame = frame.f_back  # type: ignore[assignment]
-        functions = tuple(name for name, _, _ in reversed(found))
-        file, line = (found[0][1].as_posix(), found[0][2]) if found else ("", 0)
-        self.sites.append(LogSite(record.getMessage(), functions, file, line))
 
 
 @contextmanager

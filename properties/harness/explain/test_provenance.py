@@ -17,8 +17,9 @@ from harness.explain.first_difference import (
     keys_of,
     read_again,
 )
+from harness.explain.origins.log_sites import SiteTrap
 from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
-from harness.explain.recorded import SiteTrap, calls_of
+from harness.explain.recorded import calls_of
 from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.scheduler import Scheduler
 from harness.schedules.schedule import Admit

@@ -1,0 +1,43 @@
+"""Where in the code of a subject a message was logged."""
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class LogSite:
+    """Where in the subject a message was logged: the functions, outermost first.
+
+    `file` and `line` are of the innermost, the line at which it calls what logs.
+    """
+
+    message: str
+    functions: tuple[str, ...]
+    file: str
+    line: int
+
+
+BETWEEN = ("pool.py", "parts.py")
+"""Files that every message comes through: none of them is the site."""
+
+
+class SiteTrap(logging.Handler):
+    """Keeps the place in the subject's code of each warning while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.sites: list[LogSite] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the place of one message: the frames between the engine and the pool."""
+        root, frame, found = Path(__file__).parents[3], sys._getframe(), []
+        while frame is not None:
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(root / "subjects") and path.name not in BETWEEN:
+                found.append((frame.f_code.co_qualname, path.relative_to(root), frame.f_lineno))
+            frame = frame.f_back  # type: ignore[assignment]
+        functions = tuple(name for name, _, _ in reversed(found))
+        file, line = (found[0][1].as_posix(), found[0][2]) if found else ("", 0)
+        self.sites.append(LogSite(record.getMessage(), functions, file, line))
