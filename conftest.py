@@ -20,6 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from harness.cli.exit_codes import CANNOT_RUN
+from harness.cli.failures import github_error, on_github
 from harness.errors import CannotRunError
 from harness.machine import mps
 from harness.machine.gpus import VISIBLE, gpu_names, visible_gpus
@@ -252,7 +253,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f" {counts['replays']} replays, {counts['padded_replays']} of them padded"
     )
     stats = terminalreporter.stats
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    if on_github():
         for report in (*stats.get("failed", ()), *stats.get("error", ())):
             terminalreporter.write_line(annotation(report))
     write_summary(config, {key: len(reports) for key, reports in stats.items() if key})
@@ -273,9 +274,7 @@ def annotation(report: pytest.TestReport) -> str:
     file, line, name = report.location
     crash = getattr(report.longrepr, "reprcrash", None)
     message = f"{name}: {crash.message if crash is not None else report.longreprtext}"
-    for sign in "%\r\n":
-        message = message.replace(sign, f"%{ord(sign):02X}")
-    return f"::error file={file},line={(line or 0) + 1}::{message}"
+    return github_error(message, file=file, line=(line or 0) + 1)
 
 
 def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:

@@ -46,7 +46,7 @@ def print_failures(console: Console, record: Record) -> None:
         console.print(f"\n{number}. [bold red]{status}[/]: [bold]{cause}[/] ({group.count})")
         for line in lines_of(group):
             put(console, line)
-    if os.environ.get(ON_GITHUB) == "true":
+    if on_github():
         for group in found:
             console.print(annotation(group), soft_wrap=True, highlight=False, markup=False)
     print_first(console, record, found[0])
@@ -89,14 +89,23 @@ def print_first(console: Console, record: Record, group: Group) -> None:
 
 def annotation(group: Group) -> str:
     """Return the workflow command that shows a cause beside the line of the code it is about."""
-    where = ""
-    if group.lines:
-        line = group.lines[0]
-        where = f"file={_escaped(line.file, ESCAPED_IN_PROPERTY)},line={line.line},"
-    title = _escaped(f"{group.status}: {group.cause}", ESCAPED_IN_PROPERTY)
+    where = {"file": group.lines[0].file, "line": group.lines[0].line} if group.lines else {}
     answers = [f"{answer.name}: {answer.text}" for answer in group.answers]
     answers += [f"{REPLAY}{group.replay}"] if group.replay else []
-    return f"::error {where}title={title}::{_escaped(chr(10).join(answers), ESCAPED)}"
+    return github_error("\n".join(answers), **where, title=f"{group.status}: {group.cause}")
+
+
+def on_github() -> bool:
+    """Whether this runs in a job of GitHub Actions."""
+    return os.environ.get(ON_GITHUB) == "true"
+
+
+def github_error(message: str, **properties: object) -> str:
+    """Return the workflow command that shows an error with properties: its file, line, title."""
+    named = (
+        f"{name}={_escaped(str(value), ESCAPED_IN_PROPERTY)}" for name, value in properties.items()
+    )
+    return f"::error {','.join(named)}::{_escaped(message, ESCAPED)}"
 
 
 def _escaped(text: str, escapes: Mapping[str, str]) -> str:

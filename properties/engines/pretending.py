@@ -23,7 +23,7 @@ from harness.engines.fetch import folder
 from harness.engines.playlist import Kind
 from harness.engines.worker import LegTask, run_leg
 from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.host.loading import KEPT, OPERATORS_ON_CUDA
+from subjects.engines.sglang.host.loading import define_operators
 from subjects.engines.shared.loading import Engine
 
 MEMORY = 100 << 30, 140 << 30
@@ -72,10 +72,7 @@ def pretend() -> None:
 def load(package: Path, dependencies: Path, device: str) -> Engine:
     """Load an engine that finds a GPU, and the operators that its import wants there."""
     engine = LOADS(package, dependencies, device)
-    operators = torch.library.Library("sgl_kernel", "FRAGMENT")
-    for name in OPERATORS_ON_CUDA:
-        operators.define(f"{name}(Tensor values) -> Tensor")
-    KEPT.append(operators)
+    define_operators()
     pretend()
     return engine
 

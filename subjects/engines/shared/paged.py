@@ -10,13 +10,14 @@ from torch import Tensor
 
 from reference.config import Kind
 from reference.pool import HybridKVPool
+from subjects.engines.shared.paired import PairedKV
 from subjects.engines.shared.slots import inverse, pair_slots
 
 Cache = tuple[Tensor, Tensor]
 """K and V of a layer, each [blocks, slots of a block, kv_heads, head_dim]."""
 
 
-class PairedPages:
+class PairedPages(PairedKV):
     """Pairs the pages of each sub-pool of a world with an engine's `blocks`; 0 is nobody's.
 
     Through it all KV is read in the world's layout and slot numbers, and written.
@@ -60,16 +61,6 @@ class PairedPages:
             page = known[block] if 0 <= block < len(known) else -1
             found.append(-1 if page < 0 else page * self.size + slot % self.size)
         return found
-
-    def write_kv(self) -> None:
-        """Give every block of the engine the bytes of its counterpart in the world's storage."""
-        for plane, buffer, places in self._planes():
-            buffer[places] = plane
-
-    def read_kv(self) -> None:
-        """Give every page of the world's storage the bytes of its counterpart in the engine."""
-        for plane, buffer, places in self._planes():
-            plane.copy_(buffer[places])
 
     def _planes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield K or V of each layer: the world's pages, the engine's blocks, their bijection."""

@@ -74,11 +74,16 @@ ANSWERS: dict[str, dict[str, Any]] = {
 def load_sglang(package: Path, dependencies: Path, device: str = "cpu") -> Engine:
     """Return the engine whose package lies in a folder."""
     if device != "cpu":
-        operators = torch.library.Library("sgl_kernel", "FRAGMENT")
-        for name in OPERATORS_ON_CUDA:
-            operators.define(f"{name}(Tensor values) -> Tensor")
-        KEPT.append(operators)
+        define_operators()
     return Engine(PACKAGE, package, [dependencies], StubFinder(STUBS, ABSENT, ANSWERS))
+
+
+def define_operators() -> None:
+    """Let the operators exist that an import on a GPU wants to."""
+    operators = torch.library.Library("sgl_kernel", "FRAGMENT")
+    for name in OPERATORS_ON_CUDA:
+        operators.define(f"{name}(Tensor values) -> Tensor")
+    KEPT.append(operators)
 
 
 KEPT: list[Any] = []

@@ -19,6 +19,7 @@ from reference.config import Kind
 from reference.pool import KVPools
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.memory.scheduling import Asked, Scheduling
+from subjects.engines.shared.paired import PairedKV
 from subjects.engines.shared.slots import inverse, pair_slots
 
 
@@ -39,7 +40,7 @@ class Held:
     drafting: bool = False
 
 
-class Mirror:
+class Mirror(PairedKV):
     """The engine's side of a world's requests, by its own host code, `scheduling`.
 
     `owners` returns the running ones, `retracted` the serials of those that may come again.
@@ -223,16 +224,6 @@ class Mirror:
             self.scheduling.evict(serial, owner.length, unseen)
             held.unseen, held.evicted = unseen, self.scheduling.evicted(serial)
             self._freed = True
-
-    def write_kv(self) -> None:
-        """Give every slot of the engine the bytes of its counterpart in the world's storage."""
-        for plane, buffer, places in self._planes():
-            buffer[places] = plane
-
-    def read_kv(self) -> None:
-        """Give every slot of the world's storage the bytes of its counterpart in the engine."""
-        for plane, buffer, places in self._planes():
-            plane.copy_(buffer[places])
 
     def _planes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield K or V of each layer of each model: the world's, the engine's, their bijection."""
