@@ -3,9 +3,9 @@
 A script: `python -m properties.engines.planted VERSION --record FILE [--runner NAMES]`. Each
 static input of each runner is got wrong in three ways after the engine has populated it, is
 bound again after the capture, as it was or in another dtype, and what the engine's window, slot
-map and allocator do is got wrong too. A fault that changed no
-bit in any replay was not planted, and is left out. What is not found is listed with what was
-said instead.
+map and allocator do is got wrong too. A fault that changed no bit in any replay was not planted,
+and is left out. What is not found is listed with what was said instead, and with whether the
+engine's graph itself wrote the right value over it.
 """
 
 import argparse
@@ -66,6 +66,14 @@ class Told:
     said: str
 
 
+@dataclass
+class Planted:
+    """In how many replays a fault changed a bit, and after how many of them it was undone."""
+
+    changed: int = 0
+    undone: int = 0
+
+
 def stale_tail(held: Tensor, before: Tensor, axis: int, live: int) -> None:
     """Leave what padded rows held."""
     rest = held.shape[axis] - live
@@ -106,11 +114,8 @@ def planner(runner: Any) -> tuple[Any, str]:
 
 
 @contextmanager
-def input_fault(subject: Any, name: str, change: str, counts: list[int]) -> Iterator[None]:
-    """Get one static input of a subject wrong, each time after it is populated.
-
-    `counts` gets one for each time that changed a bit.
-    """
+def input_fault(subject: Any, name: str, change: str, counted: Planted) -> Iterator[None]:
+    """Get one static input of a subject wrong, each time after it is populated."""
     runner, state = subject.runner, dict[str, Any]()
     owner, method = planner(runner)
     plan, forward, replay = getattr(owner, method), subject.forward, runner.replay
@@ -119,7 +124,10 @@ def input_fault(subject: Any, name: str, change: str, counts: list[int]) -> Iter
         state.clear()
         if mode is subject.mode:
             state["before"] = runner.statics()[name].clone()
-        return forward(batch, mode)
+        given = forward(batch, mode)
+        if "right" in state and torch.equal(runner.statics()[name], state["right"]):
+            counted.undone += 1
+        return given
 
     def replayed(batch: Any) -> Any:
         state["batch"] = batch
@@ -135,7 +143,9 @@ def input_fault(subject: Any, name: str, change: str, counts: list[int]) -> Iter
         held = runner.statics()[name]
         right, axis = held.clone(), batch_axis(held, given[name])
         CHANGES[change](held, state["before"], axis, given[name].shape[axis])
-        counts.append(1) if not torch.equal(held, right) else None
+        if not torch.equal(held, right):
+            counted.changed += 1
+            state["right"] = right
 
     def planned(*arguments: Any, **named: Any) -> Any:
         later = name.startswith(BY_THE_BACKEND) or subject.mode is Mode.EXTEND
@@ -180,10 +190,10 @@ def holders(runner: Any) -> Iterator[dict[Any, Any]]:
 
 
 @contextmanager
-def bound_again(subject: Any, name: str, change: str, counts: list[int]) -> Iterator[None]:
+def bound_again(subject: Any, name: str, change: str, counted: Planted) -> Iterator[None]:
     """Let a runner hold another tensor as a static input than its graphs were captured with.
 
-    `counts` gets one if it holds that input by a name.
+    It counts as changed if the runner holds that input by a name.
     """
     held = subject.runner.statics()[name]
     other = REBINDINGS[change](held)
@@ -193,7 +203,7 @@ def bound_again(subject: Any, name: str, change: str, counts: list[int]) -> Iter
         for key, value in values.items()
         if value is held
     ]
-    counts += [1] if places else []
+    counted.changed += bool(places)
     for values, key in places:
         values[key] = other
     try:
@@ -367,10 +377,12 @@ def tell(engine: Engine, runner: str, share: int, shares: int) -> Iterator[Told]
     ways += [(change, bound_again) for change in REBINDINGS]
     for name in islice(subject.runner.statics(), share, None, shares):
         for change, plant in ways:
-            counts: list[int] = []
-            fault = plant(subject, name, change, counts)
+            counted = Planted()
+            fault = plant(subject, name, change, counted)
             told = told_of(lockstep, f"{name}: {change}", fault, name)
-            if counts:
+            if counted.undone and not told.found:
+                told.said += f"; the graph wrote it again in {counted.undone} of {counted.changed}"
+            if counted.changed:
                 yield told
     for label, fault in islice(code_faults(subject).items(), share, None, shares):
         yield told_of(lockstep, label, fault(), "")
@@ -389,10 +401,15 @@ def told_by_process(version: str, shares: int, of: tuple[str, int]) -> list[dict
             text=True,
             check=False,
         )
-        if not record.exists():
-            said = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            return [asdict(Told(runner, "all", found=False, named=False, said=said))]
-        found: list[dict[str, Any]] = json.loads(record.read_text())["told"]
+        found: list[dict[str, Any]] = (
+            json.loads(record.read_text())["told"] if record.exists() else []
+        )
+        if done.returncode:
+            last = found[-1]["fault"] if found else "its start"
+            lines = done.stderr.strip().splitlines() or ["no output"]
+            said = f"the process ended with {done.returncode}: {lines[-1]}"
+            what = f"share {share}, after {last}"
+            found.append(asdict(Told(runner, what, found=False, named=False, said=said)))
         return found
 
 
@@ -461,8 +478,9 @@ def main(arguments: list[str]) -> int:
         faults = tell(engine, options.runner, options.share, options.shares)
         told = list[dict[str, Any]]()
         with suppress(RunnerLackingError):  # What an engine lacks cannot be got wrong.
-            told += [asdict(one) for one in faults]
-        write(options.record, options.version, told)
+            for one in faults:
+                told.append(asdict(one))
+                write(options.record, options.version, told)  # Whatever ends the process later.
     sys.stdout.write(f"{sum(one['found'] for one in told)} of {len(told)} faults found\n")
     return 0
 
