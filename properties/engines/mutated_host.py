@@ -1,7 +1,7 @@
 """Play one schedule on a release, its host code mutated in turn; print what was judged, as JSON.
 
-A script: one release per process. `python -m properties.engines.mutated_host PACKAGE MUTATION …`,
-where `none` is the release as it is.
+A script: one release per process. `python -m properties.engines.mutated_host PACKAGE PRESET RUNNER
+MUTATION …`, where `none` is the release as it is.
 """
 
 import json
@@ -30,6 +30,7 @@ from harness.schedules.schedule import (
     Resume,
     Retract,
     Schedule,
+    Verify,
 )
 from subjects.engines.shared.loading import Engine
 
@@ -44,6 +45,18 @@ HOSTED = Schedule(
     )
 )
 """A prompt in chunks beyond the window; requests decode, one comes again, one ends, one evicts."""
+
+VERIFIED = Schedule(
+    (
+        *(Admit(6, 24), Admit(5, 24), Verify((0, 1), 1), Verify((0, 1), 3), Decode((0, 1))),
+        *(Verify((1, 0), 0), Retract(0), Verify((0,), 2), Resume(0), Verify((0, 1), 1)),
+        *(Finish(1), Admit(4, 24), Verify((0, 1), 2)),
+    )
+)
+"""Drafts are verified with slots reserved for the next ones; a decode between gives those up."""
+
+SCHEDULES = {"decode": HOSTED, "target_verify": VERIFIED}
+"""What is played on a runner."""
 
 Mutate = Callable[[Any, Any], Callable[..., Any]]
 """From a function of the engine and the subject's pool to what stands in the function's place."""
@@ -123,6 +136,55 @@ def swaps_decodes(merge: Any, pool: Any) -> Callable[..., Any]:
     return merged
 
 
+def retracts_another(retract: Any, pool: Any) -> Callable[..., Any]:
+    """Retract the request that the engine would rather keep."""
+
+    @wraps(retract)
+    def retracted(batch: Any, *arguments: Any, **named: Any) -> Any:
+        requests = list(batch.reqs)
+        swap_tokens(*requests)
+        found = retract(batch, *arguments, **named)
+        swap_tokens(*requests)
+        return found
+
+    return retracted
+
+
+def swap_tokens(one: Any, other: Any) -> None:
+    """Let two requests of the engine have one another's tokens."""
+    for name in ("origin_input_ids", "output_ids"):
+        held = getattr(one, name)
+        setattr(one, name, getattr(other, name))
+        setattr(other, name, held)
+
+
+def forgets_the_reserve(release: Any, pool: Any) -> Callable[..., Any]:
+    """Keep what is reserved for the drafts of a request that ends."""
+
+    @wraps(release)
+    def released(req: Any, cache: Any, **named: Any) -> Any:
+        holder = req if hasattr(req, "kv_allocated_len") else req.kv
+        holder.kv_allocated_len = holder.kv_committed_len
+        return release(req, cache, **named)
+
+    return released
+
+
+def reserves_a_slot_twice(prepare: Any, pool: Any) -> Callable[..., Any]:
+    """Give the second draft of a batch's first request the slot of its first."""
+
+    @wraps(prepare)
+    def prepared(batch: Any) -> Any:
+        given = prepare(batch)
+        if not batch.spec_algorithm.is_none():
+            row = pool.requests.req_to_token[batch.req_pool_indices[0]]
+            length = int(batch.seq_lens[0])
+            row[length + 1] = row[length]
+        return given
+
+    return prepared
+
+
 MUTATIONS: dict[str, tuple[str, str, Mutate]] = {
     "evicts_too_early": (f"{BATCHES}:ScheduleBatch", "_evict_swa", evicts_too_early),
     "wrong_column": (BATCHES, "alloc_for_decode", wrong_column),
@@ -134,6 +196,13 @@ MUTATIONS: dict[str, tuple[str, str, Mutate]] = {
     "frees_one_too_few": ("srt.mem_cache.common", "release_kv_cache", frees_one_too_few),
     "frees_twice": ("srt.mem_cache.common", "release_kv_cache", frees_twice),
     "swaps_decodes": (f"{BATCHES}:ScheduleBatch", "merge_batch", swaps_decodes),
+    "retracts_another": (f"{BATCHES}:ScheduleBatch", "retract_decode", retracts_another),
+    "forgets_the_reserve": ("srt.mem_cache.common", "release_kv_cache", forgets_the_reserve),
+    "reserves_a_slot_twice": (
+        f"{BATCHES}:ScheduleBatch",
+        "prepare_for_decode",
+        reserves_a_slot_twice,
+    ),
 }
 """What of the engine's host code is got wrong: where it stands, its name, and how."""
 
@@ -156,19 +225,20 @@ def mutated(engine: Engine, pool: Any, mutation: str) -> Iterator[None]:
 
 def judged(lockstep: Lockstep, engine: Engine, mutation: str) -> dict[str, Any]:
     """Return what is said of the schedule with a part of the host code got wrong."""
-    leg = Leg(lockstep, Evidence("decode"), "")
+    runner = lockstep.trial.runner
+    leg = Leg(lockstep, Evidence(runner), "")
     pool: Any = lockstep.pair.subject
     with mutated(engine, pool.pool, mutation):
-        leg.play(HOSTED, STEP_PROPERTIES)
+        leg.play(SCHEDULES[runner], STEP_PROPERTIES)
     found = [finding.to_json() for finding in leg.findings()]
     return {one["property"]: one["message"] for one in found}
 
 
-def main(package: str, preset: str, *mutations: str) -> None:
-    """Play on a model's decode runner with each mutation; print what is said."""
+def main(package: str, preset: str, runner: str, *mutations: str) -> None:
+    """Play on a runner of a model with each mutation; print what is said."""
     warnings.simplefilter("ignore")
     engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
-    trial = trial_of("decode", preset, Kind.REPLAYED, "cpu")
+    trial = trial_of(runner, preset, Kind.REPLAYED, "cpu")
     lockstep = Lockstep(trial, engines=RunnerEngines(engine))
     found = {mutation: judged(lockstep, engine, mutation) for mutation in mutations}
     sys.stdout.write(f"\n{json.dumps(found)}\n")

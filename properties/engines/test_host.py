@@ -18,11 +18,21 @@ WRONGED = {
     "frees_one_too_few": ("slot_ownership", "in the graph world full "),
     "frees_twice": ("slot_ownership", "is held by nobody and is 2 times free"),
     "swaps_decodes": ("captured_path", "two tokens have one slot"),
+    "retracts_another": ("captured_path", "the engine made room for request"),
 }
 """What wronging the host code of a release must violate, and what is said of it."""
 
 PLAYED = {"0.5.10.post1": "gpt_oss", "0.5.12": "gemma3", "0.5.16": "gpt_oss", "0.5.23": "gpt_oss"}
 """The model that a release is tried with: slots in pages of one or, for gemma3, of four."""
+
+WRONGED_DRAFTS = {
+    "forgets_the_reserve": ("slot_ownership", "is held by nobody and is 0 times free"),
+    "reserves_a_slot_twice": ("captured_path", "two tokens have one slot"),
+}
+"""What wronging the slots that a release reserves for drafts must violate, and what is said."""
+
+RESERVING = ("0.5.14", "0.5.16", "0.5.23")
+"""Releases that reserve slots for drafts."""
 
 HEALTHY = {"0.5.10.post1": {"hermetic_replay", "read_frame"}}
 """What a release violates as it is."""
@@ -32,7 +42,15 @@ HEALTHY = {"0.5.10.post1": {"hermetic_replay", "read_frame"}}
 def all_shown(version: str) -> Any:
     """Return what one schedule shows of a release that lies here, by what wrongs it."""
     mutations = ("none", *WRONGED)
-    return told_by("properties.engines.mutated_host", version, PLAYED[version], *mutations)
+    given = (PLAYED[version], "decode", *mutations)
+    return told_by("properties.engines.mutated_host", version, *given)
+
+
+@cache
+def shown_of_drafts(version: str) -> Any:
+    """Return what one schedule of verifies shows of a release, by what wrongs it."""
+    given = ("gpt_oss", "target_verify", "none", *WRONGED_DRAFTS)
+    return told_by("properties.engines.mutated_host", version, *given)
 
 
 @pytest.mark.parametrize("version", PLAYED)
@@ -45,6 +63,18 @@ def test_a_release_gives_and_takes_slots_as_the_world_does(version: str) -> None
 def test_wronged_host_code_is_seen(version: str, mutation: str) -> None:
     name, said = WRONGED[mutation]
     assert said in all_shown(version)[mutation][name]
+
+
+@pytest.mark.parametrize("version", RESERVING)
+def test_a_release_reserves_slots_for_drafts_and_gives_them_up(version: str) -> None:
+    assert shown_of_drafts(version)["none"] == {}
+
+
+@pytest.mark.parametrize("mutation", WRONGED_DRAFTS)
+@pytest.mark.parametrize("version", RESERVING)
+def test_a_wronged_reserve_is_seen(version: str, mutation: str) -> None:
+    name, said = WRONGED_DRAFTS[mutation]
+    assert said in shown_of_drafts(version)[mutation][name]
 
 
 def test_a_setting_is_off_for_a_while_for_who_reads_and_who_calls_it() -> None:

@@ -94,8 +94,9 @@ class ListPool:
     configs = CONFIGS
     config = CONFIG
 
-    def __init__(self, sizes: PoolSizes) -> None:
+    def __init__(self, sizes: PoolSizes, ahead: int = 0) -> None:
         self.sizes = sizes
+        self.ahead = ahead
         self.buffers = {
             role: [
                 tuple(
@@ -116,9 +117,10 @@ class ListPool:
         """Own nothing."""
         sizes = self.sizes
         self.available = {
-            kind: list(range(sizes.page_size + SPARE, sizes.slots(kind) + SPARE)) for kind in Kind
+            kind: list(range(sizes.page_size + SPARE, sizes.slots(kind) + SPARE + self.ahead))
+            for kind in Kind
         }
-        first = sizes.slots(Kind.SWA) + SPARE
+        first = sizes.slots(Kind.SWA) + SPARE + self.ahead
         self.kept_back = list(range(first, first + BACK))
         self.rows = tuple(range(1, sizes.rows + 1))
         self.table = torch.zeros(sizes.rows + 1, CONFIG.max_context, dtype=torch.int64)
@@ -127,7 +129,7 @@ class ListPool:
 
     def slots(self, kind: Kind) -> int:
         """Return all slots of a sub-pool."""
-        return self.sizes.slots(kind) + SPARE + (BACK if kind is Kind.SWA else 0)
+        return self.sizes.slots(kind) + SPARE + self.ahead + (BACK if kind is Kind.SWA else 0)
 
     def make_room(self, tokens: int) -> None:
         """Give out what was kept back, if there are not as many slots free as tokens."""
@@ -173,7 +175,7 @@ class ListPool:
     @property
     def mapping(self) -> Tensor:
         """The SWA slot of each full slot; the last is -1."""
-        found = torch.zeros(self.sizes.slots(Kind.FULL) + SPARE + 1, dtype=torch.int64)
+        found = torch.zeros(self.slots(Kind.FULL) + 1, dtype=torch.int64)
         for full, swa in self.swa_of.items():
             found[full] = swa
         found[-1] = -1
@@ -215,6 +217,10 @@ class ListScheduling:
     def evicted(self, serial: int) -> int:
         """Return how many tokens have lost their SWA slots."""
         return self.lost[serial]
+
+    def reserved(self, serial: int) -> int:
+        """Reserve no slots."""
+        return 0
 
     def extend(self, asked: Sequence[Asked]) -> Any:
         """Give rows and slots."""
@@ -268,10 +274,26 @@ class ListScheduling:
         self.finish(serial)
 
 
+class ReservingScheduling(ListScheduling):
+    """An engine's host code that keeps the slots of rejected drafts for those to come."""
+
+    def reserved(self, serial: int) -> int:
+        """Return how many tokens have slots."""
+        return self.tokens[serial]
+
+    def drop(self, serial: int, begin: int, end: int) -> None:
+        """Keep the slots."""
+
+    def draft(self, asked: Sequence[Asked]) -> None:
+        """Give the slots that no draft left behind."""
+        super().draft([one for one in asked if one.end > self.tokens[one.serial]])
+
+
 class MirroredWorld:
     """A world's scheduler, and a pool of lists kept in step with it.
 
-    The engine keeps `longer` tokens than a window, and with `own` evicts by itself.
+    The engine keeps `longer` tokens than a window, and with `own` evicts by itself. For each row
+    of one that has slots `ahead`, those of rejected drafts are kept.
     """
 
     def __init__(
@@ -281,13 +303,15 @@ class MirroredWorld:
         modes: frozenset[Mode] = MODES,
         *,
         own: bool = False,
+        ahead: int = 0,
     ) -> None:
         sizes = PoolSizes(full_slots=80, swa_slots=72, page_size=page_size, rows=16)
         device = torch.device("cpu")
         self.pools = KVPools(CONFIG, CONFIGS[Role.DRAFT], sizes, torch.float32, device)
-        self.lists = ListPool(sizes)
+        self.lists = ListPool(sizes, ahead * sizes.rows)
         pool: Any = self.lists
-        self.scheduling = ListScheduling(self.lists, longer, own=own)
+        kind = ReservingScheduling if ahead else ListScheduling
+        self.scheduling = kind(self.lists, longer, own=own)
         self.mirror = Mirror(pool, self.pools, self.owners, self.scheduling, self.retracted)
         self.world = Scheduler(CONFIG, self.pools, 8, modes, self.follow, [Offer.IDLE_REPLAY])
 
@@ -483,6 +507,20 @@ def test_the_slots_of_a_draft_are_taken_back() -> None:
     assert made.mirror.held[owner.serial].tokens == 3
     free = made.lists.available[Kind.FULL]
     assert len(free) == made.lists.sizes.full_slots - 3
+
+
+def test_slots_reserved_for_drafts_are_held_and_have_no_counterpart() -> None:
+    made = MirroredWorld(page_size=1, ahead=8)
+    made.play(Schedule((Admit(3, 8), DraftExtend((0,)), Draft((0,)), Admit(4, 8))))
+    owner, _ = made.world.owners()
+    held, reserved = made.mirror.held[owner.serial], made.scheduling.reserved(owner.serial)
+    assert held.tokens == 3 < reserved
+    holder, _ = made.mirror.ownership().holders
+    assert len(holder.full_pages) == reserved
+    slots = made.lists.held(held.row, 0, reserved).tolist()
+    assert made.mirror.ours(Kind.FULL, slots[3:]) == [-1] * (reserved - 3)
+    assert -1 not in made.mirror.ours(Kind.FULL, slots[:3])
+    made.play(Schedule((Admit(3, 8), DraftExtend((0,)), Draft((0,)), Decode((0,)), Draft((0,)))))
 
 
 def test_what_an_engine_writes_is_read_in_our_slots() -> None:

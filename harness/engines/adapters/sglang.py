@@ -34,7 +34,7 @@ from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
 from subjects.engines.sglang.runners.frozen_draft import FrozenKvMtpRunner
 from subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRunner
 from subjects.engines.sglang.runners.verify import TargetVerifyRunner
-from subjects.engines.sglang.scheduling.batches import SglangBatches
+from subjects.engines.sglang.scheduling.batches import SglangBatches, reserves_for_drafts
 from subjects.engines.shared import graphs
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.loading import Engine, message
@@ -46,9 +46,10 @@ EMULATED = (
     " ends or is retracted; the engine's own requests and batches carry them out, with its"
     " allocator, its request table and its prefix cache, which is off",
     "sampling and admission: ours; a request of the engine's is told its tokens, chunk by chunk",
-    "the worker of drafts and what accepts them: ours; the slots of drafts come from the engine's"
-    " allocator, which of them are free again is ours, and so are batches that draft, verify or"
-    " catch up",
+    "the worker of drafts and what accepts them: ours, and so are batches that draft, verify or"
+    " catch up; the slots of drafts are reserved and freed by the engine's own preparation of its"
+    " batches, but for releases whose worker takes and frees them (until 0.5.12.post1): there they"
+    " come from the engine's allocator, and which of them are free again is ours",
     "eviction beside a draft model: when it happens is ours, for ours lags as the engine's never"
     " does; what is evicted is the engine's",
     "states and multimodal positions of requests: from the world's tables, beside the engine's"
@@ -110,7 +111,15 @@ def pool_of(
     engine: Engine, model: Model, trial: TrialConfig, states: StatePool | None = None
 ) -> SglangPool:
     """Return a new pool of the engine, of a trial's sizes, with the states of a world, if any."""
-    return SglangPool(engine, model.config, trial.sizes, DTYPES[trial.dtype], trial.device, states)
+    return SglangPool(
+        engine,
+        model.config,
+        trial.sizes,
+        DTYPES[trial.dtype],
+        trial.device,
+        states,
+        ahead=slots_ahead(engine, trial),
+    )
 
 
 def mirror_of(pair: Pair, host: Host, pool: SglangPool, *, lagging: bool = False) -> Mirror:
@@ -197,6 +206,7 @@ class DraftingEngines:
             pair.graph_pools.state,
             pair.draft.config,
             spare=spare_slots(trial),
+            ahead=slots_ahead(self.engine, trial),
         )
         mirror = mirror_of(pair, host, pool, lagging=True)
         subject = self._build(pair, mirror, host)
@@ -221,6 +231,21 @@ def spare_slots(trial: TrialConfig) -> int:
     """Return the slots of tokens that were not accepted, of a full batch, in whole pages."""
     tokens = max(trial.buckets) * SPECULATION.draft_tokens
     return -(-tokens // trial.page_size) * trial.page_size
+
+
+def slots_ahead(engine: Engine, trial: TrialConfig) -> int:
+    """Return how many slots an engine may hold of a request for drafts to come: 0 without such.
+
+    It reserves twice what a step takes: a slot for each draft of each branch or, with pages, as
+    many as lie in the pages that each branch may touch.
+    """
+    drafting = trial.runner in SPECULATING or trial.runner == TargetVerifyRunner.name
+    if not (drafting and reserves_for_drafts(engine)):
+        return 0
+    size = trial.page_size
+    branch = -(-(SPECULATION.steps + size - 1) // size) * size
+    step = max(SPECULATION.topk * branch, SPECULATION.draft_tokens)
+    return -(-2 * step // size) * size + size
 
 
 def encoder_refusal(engine: Engine, model: Model, trial: TrialConfig) -> str | None:

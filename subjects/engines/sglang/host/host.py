@@ -103,6 +103,7 @@ def server_arguments(
         "disable_cuda_graph_padding": False,
         "disaggregation_mode": "null",
         "disaggregation_decode_retraction_backup": "none",
+        "retraction_policy": "length",
         "mamba_radix_cache_strategy": "no_buffer",
         "enable_mamba_extra_buffer": TRACKS_STATES,
         "enable_torch_compile": False,
@@ -134,12 +135,18 @@ class Host:
         return StubConfig(values, self.asked, label)
 
     def _publish(self) -> None:
-        """Let the engine's own accessors find the settings and the groups."""
+        """Let the engine's own accessors find the settings and the groups.
+
+        Modules of the engine keep the accessor that they found when they were imported, so that
+        it must find what was published last.
+        """
         arguments, bag = self.arguments, self.bag
         self.engine.fill(
             "srt.server_args",
             {
-                "get_global_server_args": lambda: arguments,
+                "get_global_server_args": lambda: (
+                    self.engine.module("srt.server_args")._global_server_args
+                ),
                 "_global_server_args": arguments,
             },
         )

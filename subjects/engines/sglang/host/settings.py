@@ -127,6 +127,7 @@ SETTINGS_OFF = {
             "enable_custom_logit_processor",
             "enable_deterministic_inference",
             "enable_encoder_swa_bounded_replay",
+            "enable_mamba_extra_buffer_lazy",
             "enable_memory_saver",
             "enable_mis",
             "enable_mixed_chunk",

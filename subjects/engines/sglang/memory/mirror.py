@@ -113,13 +113,14 @@ class Mirror(PairedKV):
         states = {owner.serial: owner.state_slot for owner in self.owners()}
         holders = []
         for serial, held in self.held.items():
-            slots = pool.held(held.row, 0, held.tokens)[::size]
+            tokens = max(held.tokens, self.scheduling.reserved(serial))
+            slots = pool.held(held.row, 0, tokens)[::size]
             full = [slot // size for slot in slots.tolist()]
             swa = [slot // size for slot in pool.mapping[slots].tolist()]
             kept = range(held.evicted // size, len(full))
             pages = tuple(swa[place] if place in kept else None for place in range(len(full)))
             state = states.get(serial, 0)
-            holders.append(Owner(serial, held.row, state, held.tokens, size, tuple(full), pages))
+            holders.append(Owner(serial, held.row, state, tokens, size, tuple(full), pages))
         return Ownership(
             holders=tuple(holders),
             all=Numbers(*pool.pages, pool.rows, tuple(one.state_slot for one in holders)),
@@ -191,8 +192,8 @@ class Mirror(PairedKV):
 
         The KV of accepted drafts has then been moved up, and of what is behind it the pages
         that hold none of it are freed. So does the engine's own verify of trees in pages; without
-        pages it frees the slots of rejected drafts wherever they lie, and later releases keep
-        both for the drafts to come. Which slots those are is therefore ours, freeing them its.
+        pages it frees the slots of rejected drafts wherever they lie. Which slots those are is
+        therefore ours, freeing them its. Later releases reserve both for the drafts to come.
         """
         if not self.held:
             return
@@ -247,18 +248,21 @@ class Mirror(PairedKV):
     def _pair_slots(self, owners: Sequence[Owner]) -> None:
         """Pair our slots with the engine's: by request and position, and what is free in order.
 
-        A token that has lost its SWA slot on either side has no counterpart on the other.
+        A token that has lost its SWA slot on either side has no counterpart on the other, nor
+        has a slot that the engine reserves for a draft to come.
         """
         sizes, size = self.pool.sizes, self.pool.sizes.page_size
         ours: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
         theirs: dict[Kind, list[Tensor]] = {Kind.FULL: [], Kind.SWA: []}
-        longer = list[Tensor]()
+        longer, ahead = list[Tensor](), list[Tensor]()
         for owner in owners:
             held = self.held.get(owner.serial)
             if held is None:
                 continue
             lost = max(held.evicted, min(self.evicted_of(owner), held.tokens))
             longer.append(self.pool.held(held.row, held.evicted, lost))
+            reserved = self.scheduling.reserved(owner.serial)
+            ahead.append(self.pool.held(held.row, held.tokens, max(held.tokens, reserved)))
             for kind, pages, first in (
                 (Kind.FULL, owner.full_pages, 0),
                 (Kind.SWA, owner.swa_pages, lost),
@@ -271,12 +275,17 @@ class Mirror(PairedKV):
         nothing = torch.zeros(0, dtype=torch.int64, device=self.pool.device)
         self._places, self._ours = {}, {}
         for kind in Kind:
-            found, apart = torch.cat([nothing, *theirs[kind]]), self.pool.apart(kind)
+            found, apart = torch.cat([nothing, *theirs[kind]]), torch.cat([nothing, *ahead])
             if kind is Kind.SWA:
                 found = self._translated(found)
-                apart = apart + self._translated(torch.cat([nothing, *longer])).tolist()
+                apart = self._translated(torch.cat([apart, *longer]))
             paired = pair_slots(
-                sizes.slots(kind), size, ours[kind], found.tolist(), apart, self.pool.slots(kind)
+                sizes.slots(kind),
+                size,
+                ours[kind],
+                found.tolist(),
+                self.pool.apart(kind) + apart.tolist(),
+                self.pool.slots(kind),
             )
             self._places[kind] = torch.tensor(paired, device=self.pool.device)
             self._ours[kind] = inverse(paired)

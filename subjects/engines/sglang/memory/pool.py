@@ -21,6 +21,7 @@ class SglangPool:
     Besides the slots of `sizes` there are `spare` ones, in whole pages: `scratch`, which no
     request of the world ever holds, as long as the pool is not cleared. SWA slots are `kept_back`
     until there is no room without them: the engine may hold some longer than the world does.
+    For each row there is room for `ahead` tokens more, of drafts to come.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class SglangPool:
         states: StatePool | None = None,
         draft: ModelConfig | None = None,
         spare: int = 0,
+        ahead: int = 0,
     ) -> None:
         self.config = config
         self.states = states
@@ -40,6 +42,7 @@ class SglangPool:
         self.device = device
         self.dtype = dtype
         self.spare = spare
+        self.ahead = ahead * sizes.rows
         self.back = longer_held(sizes, config.window)
         self.configs = {Role.TARGET: config} | ({Role.DRAFT: draft} if draft else {})
         self.storages = {role: self._storage(engine, of) for role, of in self.configs.items()}
@@ -48,8 +51,8 @@ class SglangPool:
             "srt.mem_cache.swa_memory_pool:SWATokenToKVPoolAllocator",
             "srt.mem_cache.allocator.swa:SWATokenToKVPoolAllocator",
         )(
-            size=sizes.full_slots + spare,
-            size_swa=sizes.swa_slots + spare + self.back,
+            size=sizes.full_slots + spare + self.ahead,
+            size_swa=sizes.swa_slots + spare + self.ahead + self.back,
             page_size=sizes.page_size,
             dtype=dtype,
             device=device,
@@ -62,7 +65,7 @@ class SglangPool:
                 self.storages[role].register_mapping(self.allocator.full_to_swa_index_mapping)
         self.requests = engine.part("srt.mem_cache.memory_pool:ReqToTokenPool")(
             size=sizes.rows,
-            max_context_len=config.max_context,
+            max_context_len=config.max_context + ahead,
             device=device,
             enable_memory_saver=False,
         )
@@ -74,7 +77,7 @@ class SglangPool:
         """Return storage for the KV of a model, of the engine's class for its layers."""
         sizes, full, swa = self.sizes, config.full, config.swa
         common = {
-            "size": sizes.full_slots + self.spare,
+            "size": sizes.full_slots + self.spare + self.ahead,
             "page_size": sizes.page_size,
             "dtype": self.dtype,
             "head_num": full.kv_heads,
@@ -88,7 +91,7 @@ class SglangPool:
         made = engine.part("srt.mem_cache.swa_memory_pool:SWAKVPool")
         return named(made, enable_kvcache_transpose=False)(
             **common,
-            size_swa=sizes.swa_slots + self.spare + self.back,
+            size_swa=sizes.swa_slots + self.spare + self.ahead + self.back,
             swa_head_num=swa.kv_heads,
             swa_head_dim=swa.head_dim,
             swa_v_head_dim=swa.head_dim,
@@ -101,9 +104,8 @@ class SglangPool:
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.scratch: Tensor = self.allocator.alloc(self.spare) if self.spare else nothing
         swa = self.allocator.swa_attn_allocator
-        given, self.kept_back = swa.alloc(self.sizes.swa_slots + self.back).split(
-            (self.sizes.swa_slots, self.back)
-        )
+        first = self.sizes.swa_slots + self.ahead
+        given, self.kept_back = swa.alloc(first + self.back).split((first, self.back))
         swa.free(given)
 
     @property
@@ -144,7 +146,7 @@ class SglangPool:
     def slots(self, kind: Kind) -> int:
         """Return all slots of a sub-pool, the reserved page and those of no request included."""
         back = self.back if kind is Kind.SWA else 0
-        return self.sizes.slots(kind) + self.spare + back
+        return self.sizes.slots(kind) + self.spare + self.ahead + back
 
     def clear(self) -> None:
         """Own nothing but scratch slots, and those that are kept back."""

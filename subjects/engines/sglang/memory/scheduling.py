@@ -21,7 +21,8 @@ class Asked:
 class Scheduling(Protocol):
     """Gives and takes rows and slots of requests, which are known by their serial numbers.
 
-    All but `row` and `evicted` raise RuntimeError where the engine has no room or fails.
+    All but `row`, `evicted` and `reserved` raise RuntimeError where the engine has no room,
+    or fails.
     """
 
     def row(self, serial: int) -> int:
@@ -30,6 +31,10 @@ class Scheduling(Protocol):
 
     def evicted(self, serial: int) -> int:
         """Return how many of a request's first tokens have lost their SWA slots."""
+        ...
+
+    def reserved(self, serial: int) -> int:
+        """Return how many of a request's tokens have slots for drafts to come, 0 if none has."""
         ...
 
     def extend(self, asked: Sequence[Asked]) -> Any:
@@ -45,7 +50,10 @@ class Scheduling(Protocol):
         ...
 
     def drop(self, serial: int, begin: int, end: int) -> None:
-        """Free the slots of a request's last tokens, begin .. end-1, which were drafts."""
+        """Give up a request's last tokens, begin .. end-1, which were drafts.
+
+        Their slots are free, unless the engine reserves them for drafts to come.
+        """
         ...
 
     def advance(self, serial: int, length: int) -> None:

@@ -22,15 +22,7 @@ from subjects.engines.sglang.model.attention import OurArithmetic
 from subjects.engines.sglang.model.draft_decoder import DraftDecoder
 from subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots
 from subjects.engines.sglang.runners.runner import tensors_of, translator
-
-SETTINGS = {
-    "speculative_algorithm": "EAGLE",
-    "speculative_num_steps": SPECULATION.steps,
-    "speculative_eagle_topk": SPECULATION.topk,
-    "speculative_num_draft_tokens": SPECULATION.draft_tokens,
-    "speculative_use_rejection_sampling": False,
-}
-"""How far the engine is told to speculate."""
+from subjects.engines.sglang.runners.verify import SETTINGS
 
 
 class DraftingRunner(ReplayingRunner):

@@ -23,8 +23,9 @@ SETTINGS = {
     "speculative_num_steps": SPECULATION.steps,
     "speculative_eagle_topk": SPECULATION.topk,
     "speculative_num_draft_tokens": DRAFTS,
+    "max_speculative_num_draft_tokens": DRAFTS,
 }
-"""The engine's settings when it drafts."""
+"""How far the engine is told to speculate."""
 
 
 class TargetVerifyRunner(DecodeRunner):

@@ -15,7 +15,7 @@ from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.memory.scheduling import Asked
 from subjects.engines.sglang.scheduling.cache import prefix_cache
 from subjects.engines.sglang.scheduling.requests import BATCHES, SglangRequest
-from subjects.engines.shared.loading import named
+from subjects.engines.shared.loading import Engine, named
 from subjects.engines.shared.missing import PartMissingError
 
 
@@ -23,7 +23,8 @@ class SglangBatches:
     """The engine's `ScheduleBatch` of every request, over its pool, allocator and request table.
 
     Each request lies in a batch of its own, parted from the last one that it ran in and merged
-    with others by the engine's code when it runs again. With `lagging` drafts a window reaches
+    with others by the engine's code when it runs again. Of `reserving` requests the engine holds
+    more slots than they have tokens, for drafts to come. With `lagging` drafts a window reaches
     further back than the engine's scheduler can know, whose draft model never lags: it then
     evicts when it is told to, and not by itself.
     """
@@ -41,6 +42,8 @@ class SglangBatches:
         self.requests: dict[int, SglangRequest] = {}
         self.retracted: dict[int, SglangRequest] = {}
         self.batches: dict[int, Any] = {}
+        self.reserving: set[int] = set()
+        self.reserves = reserves_for_drafts(host.engine)
 
     def _resolver(self) -> Any:
         """Return what of the engine brings a prefill's tokens to the device, if it does so late."""
@@ -54,6 +57,7 @@ class SglangBatches:
         self.requests.clear()
         self.retracted.clear()
         self.batches.clear()
+        self.reserving.clear()
         self.cache.reset()
 
     def row(self, serial: int) -> int:
@@ -63,6 +67,10 @@ class SglangBatches:
     def evicted(self, serial: int) -> int:
         """Return how many of a request's first tokens have lost their SWA slots."""
         return self.requests[serial].evicted
+
+    def reserved(self, serial: int) -> int:
+        """Return how many of a request's tokens have slots for drafts to come, 0 if none has."""
+        return self.requests[serial].allocated if serial in self.reserving else 0
 
     def extend(self, asked: Sequence[Asked]) -> Any:
         """Prefill: let the engine give rows and slots; return its batch.
@@ -93,6 +101,7 @@ class SglangBatches:
         Raises RuntimeError where the engine has no room, or fails a check of its own.
         """
         for one in asked:
+            self._give_up_reserve(one.serial, one.begin)
             self.requests[one.serial].generated(one.begin, one.tokens[0])
         sampled = torch.tensor([one.tokens[0] for one in asked], device=self.pool.device)
         with own_checks():
@@ -104,20 +113,62 @@ class SglangBatches:
         return batch
 
     def draft(self, asked: Sequence[Asked]) -> None:
-        """Give slots for drafts, by the engine's allocator: its workers are not run."""
+        """Give slots for drafts, as the engine does before its draft worker runs.
+
+        Releases whose worker does so itself, which is not run, give them by their allocator alone.
+        """
+        if self.reserves:
+            self._reserve(asked)
+            return
         self.pool.extend(
             [self.row(one.serial) for one in asked],
             [one.begin for one in asked],
             [one.end for one in asked],
         )
 
+    def _reserve(self, asked: Sequence[Asked]) -> None:
+        """Let the engine prepare a batch for its draft worker, which reserves slots.
+
+        What some releases count as committed beforehand is taken back, as by the worker's results.
+        """
+        part = self.host.engine.part
+        batch = self._merged(asked)
+        batch.spec_algorithm = part("srt.speculative.spec_info:SpeculativeAlgorithm").EAGLE
+        batch.enable_overlap = True
+        batch.spec_info = object.__new__(part("srt.speculative.eagle_info:EagleDraftInput"))
+        lengths = {one.serial: int(self.batches[one.serial].seq_lens_cpu[0]) for one in asked}
+        with own_checks(), self._host_work(batch):
+            batch.prepare_for_decode()
+        for one in asked:
+            self.requests[one.serial].commit(lengths[one.serial])
+            self.reserving.add(one.serial)
+            if self.reserved(one.serial) < one.end:
+                raise RuntimeError(
+                    f"the engine reserved slots of {self.reserved(one.serial)} tokens of request"
+                    f" {one.serial}, whose drafts end at token {one.end}"
+                )
+
+    def _give_up_reserve(self, serial: int, length: int) -> None:
+        """Free what is reserved behind a request's tokens: it runs without drafts.
+
+        A server that drafts never does: freeing is the engine's, when is ours.
+        """
+        if serial in self.reserving:
+            size = self.pool.sizes.page_size
+            first = -(-length // size) * size
+            self.pool.shrink(self.row(serial), first, self.reserved(serial))
+            self.requests[serial].advance(length)
+            self.reserving.discard(serial)
+
     def drop(self, serial: int, begin: int, end: int) -> None:
-        """Free the slots of a request's last tokens, begin .. end-1, which were drafts."""
-        self.pool.shrink(self.row(serial), begin, end)
+        """Free the slots of a request's last tokens, which were drafts, unless it reserves them."""
+        if serial not in self.reserving:
+            self.pool.shrink(self.row(serial), begin, end)
 
     def advance(self, serial: int, length: int) -> None:
         """Keep account of what a request holds once drafts were accepted, dropped or both."""
-        self.requests[serial].advance(length)
+        request = self.requests[serial]
+        (request.commit if serial in self.reserving else request.advance)(length)
         batch = self.batches[serial]
         for name in ("seq_lens", "seq_lens_cpu", "orig_seq_lens"):
             held: Tensor = getattr(batch, name)
@@ -141,15 +192,51 @@ class SglangBatches:
         self._forget(serial)
 
     def retract(self, serial: int) -> None:
-        """Let the engine take back all that a request holds, which may come again."""
-        release = self.batches[serial].release_req
+        """Let the engine take back all that a request holds, which may come again.
+
+        Beside another that it would rather keep, the engine itself picks who is retracted.
+        """
+        kept = self._rather_kept(serial)
         with own_checks():
-            named(release, server_args=self.host.arguments)(0, 1)
+            if kept is None:
+                release = self.batches[serial].release_req
+                named(release, server_args=self.host.arguments)(0, 1)
+            else:
+                self._retract_beside(kept, serial)
         self.retracted[serial] = self.requests[serial]
         self._forget(serial)
 
+    def _rather_kept(self, serial: int) -> int | None:
+        """Return a decoding request that the engine retracts after this one, None if none is."""
+        orders = {
+            other: request.order_of_retraction
+            for other, request in self.requests.items()
+            if request.decodes
+        }
+        own = orders.pop(serial, None)
+        later = [other for other, order in orders.items() if own is not None and order >= own]
+        return max(later, key=lambda other: orders[other], default=None)
+
+    def _retract_beside(self, kept: int, serial: int) -> None:
+        """Let the engine make room in a batch of two; RuntimeError if it does not retract `serial`.
+
+        What it leaves of the batch is the other's from then on.
+        """
+        batch = self._merged([Asked(kept, 0, 0), Asked(serial, 0, 0)])
+        retract = named(batch.retract_decode, server_args=self.host.arguments)
+        retracted, _, aborted = retract()
+        right = self.requests[serial].req
+        if len(retracted) != 1 or retracted[0] is not right or aborted or len(batch.reqs) != 1:
+            raise RuntimeError(
+                f"the engine made room for request {kept} by retracting"
+                f" {[req.rid for req in retracted]} and aborting {[req.rid for req in aborted]},"
+                f" not by retracting {serial}"
+            )
+        self.batches[kept] = batch
+
     def _forget(self, serial: int) -> None:
         del self.requests[serial], self.batches[serial]
+        self.reserving.discard(serial)
 
     def _new(self, requests: Sequence[SglangRequest]) -> Any:
         """Return a new batch of the engine, of requests to prefill."""
@@ -188,6 +275,20 @@ class SglangBatches:
         with TRACKS_STATES.off():
             yield
         vars(batch).pop("maybe_evict_swa", None)
+
+
+def reserves_for_drafts(engine: Engine) -> bool:
+    """Whether an engine reserves slots for drafts before its worker runs, which frees none.
+
+    Earlier releases, by default, have a worker that takes slots and frees those of rejected drafts.
+    """
+    try:
+        engine.part("srt.speculative.eagle_worker:EAGLEWorker")
+    except PartMissingError as error:
+        if "cannot be imported" in str(error):
+            raise
+        return True
+    return False
 
 
 def another(batch: Any) -> Any:

@@ -60,6 +60,16 @@ class SglangRequest:
             )
             return int(holder.get_evicted_seqlen(kinds.SWA))
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it has generated tokens."""
+        return len(self.req.output_ids) > 0
+
+    @property
+    def order_of_retraction(self) -> tuple[int, int]:
+        """What the engine sorts requests by that it may retract, the first one least."""
+        return len(self.req.output_ids), -len(self.req.origin_input_ids)
+
     def know(self, begin: int, tokens: Sequence[int]) -> None:
         """Know its tokens from `begin` on, and no later ones.
 
@@ -95,10 +105,19 @@ class SglangRequest:
         else:
             raise PartMissingError("the engine's request cannot be told what to prefill next")
 
+    @property
+    def allocated(self) -> int:
+        """How many of its tokens have slots, as the engine keeps account."""
+        return int(self._holder("kv_allocated_len").kv_allocated_len)
+
+    def commit(self, length: int) -> None:
+        """Have KV of its first `length` tokens; slots behind them it may hold."""
+        self._holder("kv_committed_len").kv_committed_len = length
+
     def advance(self, length: int) -> None:
         """Hold slots of its first `length` tokens and no more: the others were freed by us."""
-        for name in ("kv_committed_len", "kv_allocated_len"):
-            setattr(self._holder(name), name, length)
+        self.commit(length)
+        self._holder("kv_allocated_len").kv_allocated_len = length
 
     def prefilled(self, cache: Any) -> None:
         """Let the engine keep what a prefill computed, as its scheduler does after each."""
