@@ -97,7 +97,8 @@ class VllmEngine(OthersEngine):
         ends = tuple((serial, end) for serial, _, end in self._asked(batch))
         self.requests.ran = Settling(ran.batch, starts, ends)
         if not self._replays:
-            return Forward(ran.output, None)
+            end = ran.batch.num_tokens_after_padding
+            return Forward(ran.output, None, padding=self.runner.slots(batch.live_tokens, end))
         return Forward(ran.output, self._replay(batch, ran.batch, ran.output))
 
     def _replay(self, batch: ForwardBatch, own: Any, output: Output) -> Replay:
