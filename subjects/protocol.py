@@ -131,12 +131,14 @@ class Forward:
     """The outcome of one forward: what it gives for live rows, and the replay if there was one.
 
     `keys` are the index lists that it read KV by, None where they are not seen: the engine's
-    own tensors, valid until its next forward.
+    own tensors, valid until its next forward. `padding` is what the padded part of static inputs
+    held, by name, in a forward that was padded and yet ran eagerly.
     """
 
     output: Output
     replay: Replay | None
     keys: KeyLists | None = None
+    padding: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

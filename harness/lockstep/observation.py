@@ -107,6 +107,7 @@ class Observation:
     lists that the graph world's forward read by, None where they are not seen; `static` are the
     static buffers of the mode's runner, by name, as the replay left them; `payload` [T, H] is
     what an extend adds to its embeddings. All three are valid until the pair's next step.
+    `padding` is what padded tokens held in a forward that ran eagerly, by static input.
     `extra` holds what further runs of the step gave, by the property that asked for them.
     `warnings` are what the step logged at WARNING or above. `samples` are empty unless asked for.
     """
@@ -126,6 +127,7 @@ class Observation:
     keys: KeyLists | None = None
     static: Mapping[str, Tensor] = field(default_factory=dict)
     payload: Tensor | None = None
+    padding: Mapping[str, Tensor] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = ()

@@ -231,6 +231,7 @@ class Pair:
                 keys=ran.forward.keys,
                 static=self.subject.static_buffers(planned.mode) if replay is not None else {},
                 payload=self.decoder.payload if batch and batch.extends else None,
+                padding=ran.forward.padding,
                 extra=extra,
                 warnings=warnings,
                 samples=samples,

@@ -23,7 +23,7 @@ from harness.engines.fetch import folder
 from harness.engines.playlist import Kind
 from harness.engines.worker import LegTask, run_leg
 from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.host.loading import define_operators
+from subjects.engines.sglang.host.loading import define_compiled
 from subjects.engines.shared.loading import Engine
 
 MEMORY = 100 << 30, 140 << 30
@@ -63,6 +63,7 @@ def pretend() -> None:
         "get_device_properties": lambda *device: found,
         "mem_get_info": lambda *device: MEMORY,
         "empty_cache": lambda: None,
+        "set_stream": lambda stream: None,
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
@@ -72,7 +73,7 @@ def pretend() -> None:
 def load(package: Path, dependencies: Path, device: str) -> Engine:
     """Load an engine that finds a GPU, and the operators that its import wants there."""
     engine = LOADS(package, dependencies, device)
-    define_operators()
+    define_compiled()
     pretend()
     return engine
 
@@ -93,11 +94,8 @@ def model_runner(host: Host, *given: Any) -> Any:
 LOADS, PUBLISHES, RUNS_MODELS = sglang.load, Host._publish, Host.model_runner
 
 
-def main(package: str, runner: str, preset: str) -> None:
-    """Play the leg, and print the answer."""
-    vars(sglang)["load"] = load
-    for name, method in {"_publish": publish, "model_runner": model_runner}.items():
-        setattr(Host, name, method)
+def said_of(engine: str, package: str, runner: str, preset: str) -> None:
+    """Play a leg, and print the answer."""
     # A leg lets all that its process prints go to its log: the answer goes where that went before.
     shown = os.fdopen(os.dup(1), "w")
     with shown, tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
@@ -114,6 +112,7 @@ def main(package: str, runner: str, preset: str) -> None:
                 examples=1,
                 log=str(log),
                 progress=str(log.with_suffix(".progress")),
+                engine=engine,
             )
         )
         answer = {
@@ -123,6 +122,14 @@ def main(package: str, runner: str, preset: str) -> None:
             "asked": said.assumed_off,
         }
         shown.write(json.dumps(answer) + "\n")
+
+
+def main(package: str, runner: str, preset: str) -> None:
+    """Play the leg of sglang, and print the answer."""
+    vars(sglang)["load"] = load
+    for name, method in {"_publish": publish, "model_runner": model_runner}.items():
+        setattr(Host, name, method)
+    said_of("sglang", package, runner, preset)
 
 
 if __name__ == "__main__":

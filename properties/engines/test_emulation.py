@@ -1,12 +1,15 @@
 """What stands around an engine's code on a CPU: graphs, stubs, and calls by name."""
 
+import pytest
 import torch
 
 from reference.torch_ops import TorchOps
 from subjects.engines.sglang.host.loading import STUBS
-from subjects.engines.shared.graphs import CpuGraph, recording, whole
+from subjects.engines.shared.graphs import STREAM, CpuGraph, on_own_stream, recording, whole
 from subjects.engines.shared.loading import named
+from subjects.engines.shared.operators import define_operators
 from subjects.engines.shared.stubs import StubFinder
+from subjects.engines.shared.tensors import PinnedArray, on_device
 
 
 def test_a_cpu_graph_keeps_a_kernel_whole_and_runs_no_python_again() -> None:
@@ -42,3 +45,29 @@ def test_arguments_that_a_signature_does_not_name_are_left_out() -> None:
         return size
 
     assert named(make, size=3, transpose=False)() == 3
+
+
+def test_operators_that_an_import_wants_exist_and_give_one_answer_or_none() -> None:
+    asked = ("supports_this", "supports_that")
+    define_operators("paritybit_asked", asked, "(int capability) -> bool", lambda capability: False)
+    define_operators("paritybit_asked", ("fused",), "(Tensor values) -> Tensor")
+    assert not any(getattr(torch.ops.paritybit_asked, name)(90) for name in asked)
+    with pytest.raises(NotImplementedError):
+        torch.ops.paritybit_asked.fused(torch.ones(1))
+
+
+def test_memory_that_is_not_pinned_is_its_own_view_and_an_array_tells_where_memory_lies() -> None:
+    host = torch.arange(6, dtype=torch.int32).view(2, 3)
+    assert on_device(host) is host
+    told = PinnedArray(host).__cuda_array_interface__
+    assert told["data"] == (host.data_ptr(), False)
+    assert told["shape"] == (2, 3)
+    assert told["typestr"] == "<i4"
+
+
+def test_graphs_of_a_cpu_are_captured_on_the_stream_that_stands_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CpuGraph)
+    with on_own_stream(device="cpu") as context:
+        assert context.stream is STREAM

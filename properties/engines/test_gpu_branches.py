@@ -2,7 +2,7 @@
 
 import pytest
 
-from properties.support.releases import told_by
+from properties.support.releases import package_of, told_by, told_of
 
 OWN = {"model_runner._flashinfer_spec_draft_autotuned_phases", "model_runner._kernel_warmed_up"}
 """What a release asks of its model runner with a value at hand, before it has set it itself."""
@@ -31,3 +31,21 @@ def test_the_branches_for_a_gpu_find_all_that_they_ask_for(
     assert violated or not said["violated"]
     assert said["padded"] > 0
     assert set(said["asked"]) <= OWN | MODEL
+
+
+SLOT_TAIL = {"write_frame", "kv_parity", "live_inputs"}
+"""What a release of vLLM that keeps its slots' tail violates, at the least."""
+
+
+@pytest.mark.parametrize("runner", ["decode", "target_verify"])
+@pytest.mark.parametrize(("version", "violated"), [("0.17.0", SLOT_TAIL), ("0.33.0", set())])
+def test_the_branches_of_vllm_for_a_gpu_find_all_that_they_ask_for(
+    version: str, runner: str, violated: set[str]
+) -> None:
+    package = package_of(version, "vllm")
+    said = told_of("properties.engines.pretending_vllm", package, runner, "gpt_oss")
+    assert said["undecided"] is None
+    assert violated <= set(said["violated"])
+    assert violated or not said["violated"]
+    assert said["padded"] > 0
+    assert not said["asked"]

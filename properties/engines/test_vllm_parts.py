@@ -144,6 +144,15 @@ def test_padded_tokens_that_store_by_stale_slots_show_the_slot_tail() -> None:
     assert shown_by(stored(FREE, Kind.FULL)) == {"slot_tail"}
 
 
+@pytest.mark.parametrize(("slot", "shows"), [(FREE, {"slot_tail"}), (-1, set[str]())])
+def test_a_prefill_that_is_padded_and_yet_runs_eagerly_shows_the_slot_tail_too(
+    slot: int, shows: set[str]
+) -> None:
+    held = {name: torch.tensor([slot, slot]) for name in SLOTS}
+    eagerly = replace(stored(-1, Kind.FULL), replay=None, facts=None, static={}, padding=held)
+    assert shown_by(eagerly) == shows
+
+
 @pytest.mark.parametrize(
     "found", [stored(-1, Kind.FULL), stored(FREE)], ids=["reset", "nothing written"]
 )

@@ -9,7 +9,7 @@ from harness.engines.adapters.packages import VLLM
 from harness.engines.adapters.vllm_faults import FAULTS
 from harness.engines.faults import Fault
 from harness.engines.playlist import Kind, Runner
-from harness.lockstep.config import TrialConfig
+from harness.lockstep.config import DEVICES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.batch import Mode
 from reference.config import SPECULATION
@@ -106,12 +106,12 @@ class VllmAdapter:
     }
     faults: Mapping[str, Fault] = FAULTS
     emulated: tuple[str, ...] = EMULATED
-    devices: frozenset[str] = frozenset({"cpu"})
+    devices: frozenset[str] = frozenset(DEVICES)
 
     def load(self, package: Path, dependencies: Path, device: str) -> Engine:
         """Load a release or a source tree into this process, graphs emulated on a CPU."""
         folders = [dependencies.with_name(name) for name in VLLM.dependencies]
-        return load_vllm(package, folders, TrialConfig(device=device).ops())
+        return load_vllm(package, folders, TrialConfig(device=device).ops(), device)
 
     def trial_of(self, runner: str, preset: str, kind: Kind, device: str) -> TrialConfig:
         """Return the settings of a leg: a page of the world is as large as a block."""

@@ -195,6 +195,21 @@ def emulate_streams() -> None:
     torch.cuda.graph_pool_handle = lambda: NO_POOL  # type: ignore[assignment,return-value]
 
 
+@contextmanager
+def on_own_stream(*arguments: Any, **named: Any) -> Iterator[Any]:
+    """Let work go to a stream on which a graph can be captured, until it is done; give that.
+
+    It stands for an engine's preparation of process groups for a capture, of one process.
+    """
+    if issubclass(torch.cuda.CUDAGraph, CpuGraph):
+        yield SimpleNamespace(stream=STREAM)
+        return
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield SimpleNamespace(stream=torch.cuda.current_stream())
+    torch.cuda.synchronize()
+
+
 def unpin_memory() -> None:
     """Let memory that is asked to be pinned be memory: nothing can pin it without a GPU."""
     for name in ("zeros", "empty", "tensor"):

@@ -19,3 +19,16 @@ def tensors_in(objects: Iterable[Any], package: str) -> Iterator[Tensor]:
             yield from tensors_in(vars(held).values(), package)
         elif isinstance(held, list | tuple):
             yield from tensors_in(held, package)
+
+
+class PinnedArray:
+    """Pinned memory by the protocol of arrays that a GPU reads: its address there is the same."""
+
+    def __init__(self, host: Tensor) -> None:
+        self.held = host.numpy()
+        self.__cuda_array_interface__ = {**self.held.__array_interface__, "version": 2}
+
+
+def on_device(host: Tensor) -> Tensor:
+    """Return a GPU's view of pinned memory; other memory, as on a CPU, is its own view."""
+    return torch.as_tensor(PinnedArray(host), device="cuda") if host.is_pinned() else host

@@ -1,6 +1,7 @@
 """One of the engine's runners as the harness takes it: `EngineUnderTest` over its own blocks."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -97,7 +98,8 @@ class VllmEngine(OthersEngine):
         ends = tuple((serial, end) for serial, _, end in self._asked(batch))
         self.requests.ran = Settling(ran.batch, starts, ends)
         if not self._replays:
-            return Forward(ran.output, None)
+            end = ran.batch.num_tokens_after_padding
+            return Forward(ran.output, None, padding=self.runner.slots(batch.live_tokens, end))
         return Forward(ran.output, self._replay(batch, ran.batch, ran.output))
 
     def _replay(self, batch: ForwardBatch, own: Any, output: Output) -> Replay:
@@ -141,11 +143,12 @@ class VllmEngine(OthersEngine):
         """Return what a batch brings for static inputs, by their names, in the engine's slots."""
         ends = [span.end for span in batch.spans]
         counts = [span.end - span.begin for span in batch.spans]
+        made = partial(torch.tensor, device=batch.positions.device)
         found = {
             "input_ids": batch.input_ids.to(torch.int32),
             "positions": batch.positions,
-            "seq_lens": torch.tensor(ends, dtype=torch.int32),
-            "query_start_loc": torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
+            "seq_lens": made(ends, dtype=torch.int32),
+            "query_start_loc": made([0, *accumulate(counts)], dtype=torch.int32),
         }
         for kind in GROUPS:
             slots = [
@@ -153,10 +156,10 @@ class VllmEngine(OthersEngine):
                 for serial, begin, end in self._asked(batch)
                 for slot in self.requests.slots_of(serial, kind, begin, end)
             ]
-            found[f"slot_mapping.{kind}"] = torch.tensor(slots)
+            found[f"slot_mapping.{kind}"] = made(slots)
             found[f"block_table.{kind}"] = self._blocks(batch, kind)
         if "is_padding" in self.runner.statics():
-            found["is_padding"] = torch.zeros(batch.live_tokens, dtype=torch.bool)
+            found["is_padding"] = made([False] * batch.live_tokens)
         return found
 
     def _blocks(self, batch: ForwardBatch, kind: Kind) -> Tensor:

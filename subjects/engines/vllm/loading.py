@@ -7,8 +7,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,9 @@ import torch
 
 from subjects.engines.shared import graphs
 from subjects.engines.shared.loading import Engine
+from subjects.engines.shared.operators import define_operators
 from subjects.engines.shared.stubs import StubFinder
+from subjects.engines.shared.tensors import on_device
 
 PACKAGE, MARKER = "vllm", "v1"
 """The engine's package, and the folder in it by which it is known."""
@@ -41,10 +42,24 @@ STUBS = (
 )
 """Modules that are empty stand-ins: tokenizers, grammars, metrics, servers, compiled extras."""
 
-ENVIRONMENT = {
+COMPILED = ("vllm._C", "vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
+"""What its branches for a GPU import of what the engine compiles: nothing of it is here."""
+
+QUESTIONS = (
+    "cutlass_group_gemm_supported",
+    "cutlass_scaled_mm_supports_block_fp8",
+    "cutlass_scaled_mm_supports_fp8",
+)
+"""Compiled operators that an import asks what else is compiled, by a device's capability."""
+
+WITHOUT_GPU = {
     "TRITON_INTERPRET": "1",
     # Set and empty: without it the engine turns Triton off where there is no driver.
     "CUDA_VISIBLE_DEVICES": "",
+}
+"""What the engine and Triton are told on a CPU besides."""
+
+ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_KV_CACHE_LAYOUT": "NHD",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -61,22 +76,54 @@ ONE_RANK = SimpleNamespace(
 """A process group of one process."""
 
 
-def load_vllm(package: Path, dependencies: Sequence[Path], ops: Any) -> Engine:
-    """Return the engine whose package lies in a folder, on a CPU: graphs emulated by our ops."""
-    os.environ.update(ENVIRONMENT)
-    graphs.emulate(ops)
+ANSWERS: Mapping[str, Any] = {
+    **dict.fromkeys(GROUPS, lambda *arguments: ONE_RANK),
+    "graph_capture": graphs.on_own_stream,
+    "is_global_first_rank": lambda: False,
+    "get_accelerator_view_from_cpu_tensor": on_device,
+    "get_cuda_view_from_cpu_tensor": on_device,
+}
+"""What stands in every module of the engine for what needs several processes, or its operators."""
+
+ANSWERS_ON_CPU = {"PIN_MEMORY": False, "is_uva_available": lambda: True}
+"""What else does on a CPU, whose memory is not pinned and is its own view."""
+
+
+def load_vllm(package: Path, dependencies: Sequence[Path], ops: Any, device: str) -> Engine:
+    """Return the engine whose package lies in a folder; on a CPU graphs are emulated by our ops."""
+    on_cpu = device == "cpu"
+    os.environ.update({**ENVIRONMENT, **(WITHOUT_GPU if on_cpu else {})})
+    if on_cpu:
+        _emulate(ops)
+    else:
+        define_compiled()
     graphs.count_replays()
+    stubs = StubFinder(STUBS if on_cpu else STUBS + COMPILED)
+    engine = Engine(PACKAGE, package, dependencies, stubs, front=True)
+    logging.getLogger(PACKAGE).setLevel(logging.ERROR)
+    if on_cpu:
+        _stand_in_for_platform(type(engine.part("platforms:current_platform")))
+    engine.module("v1.worker.gpu.model_runner")
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{PACKAGE}."):
+            held, answers = vars(module), ANSWERS_ON_CPU if on_cpu else {}
+            held.update({k: v for k, v in {**ANSWERS, **answers}.items() if k in held})
+    return engine
+
+
+def _emulate(ops: Any) -> None:
+    """Let graphs be tapes that keep the launches of Triton's interpreter, and memory unpinned."""
+    graphs.emulate(ops)
     graphs.emulate_streams()
+    graphs.unpin_memory()
     torch.cuda.get_device_capability = lambda *device: (9, 0)
-    engine = Engine(PACKAGE, package, dependencies, StubFinder(STUBS), front=True)
     launches = importlib.import_module("triton.runtime.interpreter").GridExecutor
     launches.__call__ = graphs.whole(launches.__call__)
-    logging.getLogger(PACKAGE).setLevel(logging.ERROR)
-    _stand_in_for_platform(type(engine.part("platforms:current_platform")))
-    _stand_in_for_pinned_memory(engine)
-    engine.module("v1.worker.gpu.model_runner")
-    _stand_in_for_groups()
-    return engine
+
+
+def define_compiled() -> None:
+    """Let the operators exist that ask what is compiled: nothing is."""
+    define_operators("_C", QUESTIONS, "(int capability) -> bool", lambda capability: False)
 
 
 def _stand_in_for_platform(platform: Any) -> None:
@@ -87,31 +134,3 @@ def _stand_in_for_platform(platform: Any) -> None:
     platform.graph_pool_handle = staticmethod(lambda *arguments: graphs.NO_POOL)
     platform.get_global_graph_pool = lambda self: graphs.NO_POOL
     platform.set_additional_forward_context = classmethod(lambda cls, *rest, **named: {})
-
-
-def _stand_in_for_pinned_memory(engine: Engine) -> None:
-    """Let pinned memory be memory, and a device's view of it that memory, as it is on a GPU."""
-    buffers = engine.module("v1.worker.gpu.buffer_utils")
-    graphs.unpin_memory()
-    buffers.is_uva_available = lambda: True  # type: ignore[attr-defined]
-    for name in ("get_accelerator_view_from_cpu_tensor", "get_cuda_view_from_cpu_tensor"):
-        if hasattr(buffers, name):
-            setattr(buffers, name, lambda tensor: tensor)
-
-
-@contextmanager
-def no_group_capture(*arguments: Any, **named: Any) -> Any:
-    """Stand for the engine's preparation of process groups for a capture: there is one rank."""
-    yield SimpleNamespace(stream=graphs.STREAM)
-
-
-def _stand_in_for_groups() -> None:
-    """Let every module of the engine that asks for a process group find one of one process."""
-    answers: dict[str, Any] = dict.fromkeys(GROUPS, lambda *arguments: ONE_RANK)
-    answers |= {"graph_capture": no_group_capture, "is_global_first_rank": lambda: False}
-    for name, module in list(sys.modules.items()):
-        if name == PACKAGE or name.startswith(f"{PACKAGE}."):
-            held = vars(module)
-            held.update({asked: answer for asked, answer in answers.items() if asked in held})
-            if held.get("PIN_MEMORY"):
-                held["PIN_MEMORY"] = False

@@ -57,7 +57,9 @@ def attention_layer(engine: Engine, model: Model, index: int) -> Any:
         )
 
         def __init__(self) -> None:
-            self._q_scale = self._k_scale = self._v_scale = torch.ones(1)
+            self._q_scale = self._k_scale = self._v_scale = torch.ones(
+                1, device=model.embedding.device
+            )
 
         def get_attn_backend(self) -> Any:
             return backend

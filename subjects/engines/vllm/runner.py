@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -85,7 +86,7 @@ class VllmRunner:
         self.inputs = engine.module("v1.worker.gpu.input_batch")
         settings = engine.module("envs")
         self.marks_padding = bool(getattr(settings, "VLLM_MOE_SKIP_PADDING", False))
-        device = torch.device("cpu")
+        self.device = device = model.embedding.device
         config = configuration(engine, model.config, trial.buckets, trial.rows, trial.drafts, asked)
         self.plan = cache_config(engine, model, trial.blocks)
         engine.fill("v1.worker.gpu.model_runner", {"init_speculator": lambda *rest, **named: None})
@@ -137,6 +138,7 @@ class VllmRunner:
         tables.slot_mappings = torch.zeros_like(tables.slot_mappings)
         runner.cudagraph_manager = manager = copy(runner.cudagraph_manager)
         manager.graphs, manager.hidden_states = {}, None
+        manager.pool = torch.cuda.graph_pool_handle()
         other.capture()
         return other
 
@@ -149,6 +151,7 @@ class VllmRunner:
         getattr(states, "index_to_req_id", {}).clear()
         states.free_indices[:] = self._rows
         self.runner.execute_model_state = None
+        torch.cuda.synchronize()  # The engine writes memory next that a GPU has a view of.
 
     def run(self, told: Any, *, verifies: bool) -> Ran:
         """Run what the engine is told to, by replay where it can; return what it gave.
@@ -167,6 +170,7 @@ class VllmRunner:
         hidden = next(one for one in parts if isinstance(one, Tensor))
         rows = hidden[batch.logits_indices]
         logits = self.model.logits(self.ops, rows)
+        torch.cuda.synchronize()  # The engine's memory on the host has room for two batches.
         return Ran(batch, {"logits": logits, "hidden": hidden[: batch.num_tokens]})
 
     def settle(
@@ -177,8 +181,8 @@ class VllmRunner:
         `starts` are the batch's, which the engine's own buffer may hold no more.
         """
         width = max(1, *(len(tokens) for tokens in sampled))
-        tokens = torch.tensor([[*one, *[0] * (width - len(one))] for one in sampled])
-        counts = torch.tensor([len(one) for one in sampled], dtype=torch.int32)
+        padded = [[*one, *[0] * (width - len(one))] for one in sampled]
+        whole = partial(torch.tensor, dtype=torch.int32, device=self.device)
         states = self.runner.req_states
         counted = self.runner.sampler.penalties_state.output_bin_counts
         named(
@@ -187,9 +191,9 @@ class VllmRunner:
             num_computed_tokens=states.num_computed_tokens.gpu,
             last_sampled_tokens=states.last_sampled_tokens,
             output_bin_counts=counted,
-            sampled_tokens=tokens,
-            num_sampled=counts,
-            num_rejected=torch.tensor(rejected, dtype=torch.int32),
+            sampled_tokens=torch.tensor(padded, device=self.device),
+            num_sampled=whole([len(one) for one in sampled]),
+            num_rejected=whole(rejected),
             query_start_loc=starts,
             all_token_ids=states.all_token_ids.gpu,
             total_len=states.total_len.gpu,
@@ -197,6 +201,13 @@ class VllmRunner:
         computed, rows = states.num_computed_prefill_tokens, batch.idx_mapping_np
         computed[rows] += batch.num_scheduled_tokens
         computed[:] = computed.clip(max=states.prefill_len.np)
+
+    def slots(self, first: int, end: int) -> dict[str, Tensor]:
+        """Return copies of the slots of tokens first .. end-1 of a batch, by static input."""
+        held = self.runner.block_tables.slot_mappings
+        return {
+            f"slot_mapping.{kind}": held[at, first:end].clone() for at, kind in enumerate(GROUPS)
+        }
 
     def statics(self) -> dict[str, Tensor]:
         """Return every static buffer that a replay reads, by name, a view for each group."""

@@ -87,6 +87,7 @@ OFF: Mapping[str, Mapping[str, Any]] = {
         "parallel_drafting": False,
         "rejection_sample_method": "strict",
         "use_dspark": lambda: False,
+        "use_multi_module_mtp": lambda: False,
         "use_ngram": lambda: False,
         "uses_dynamic_speculative_decoding": lambda: False,
     },

@@ -7,9 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from subjects.engines.shared.loading import Engine
+from subjects.engines.shared.operators import define_operators
 from subjects.engines.shared.stubs import StubFinder
 
 PACKAGE, MARKER = "sglang", "srt"
@@ -74,17 +73,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
 def load_sglang(package: Path, dependencies: Path, device: str = "cpu") -> Engine:
     """Return the engine whose package lies in a folder."""
     if device != "cpu":
-        define_operators()
+        define_compiled()
     return Engine(PACKAGE, package, [dependencies], StubFinder(STUBS, ABSENT, ANSWERS))
 
 
-def define_operators() -> None:
+def define_compiled() -> None:
     """Let the operators exist that an import on a GPU wants to."""
-    operators = torch.library.Library("sgl_kernel", "FRAGMENT")
-    for name in OPERATORS_ON_CUDA:
-        operators.define(f"{name}(Tensor values) -> Tensor")
-    KEPT.append(operators)
-
-
-KEPT: list[Any] = []
-"""Libraries of operators, which end with their object."""
+    define_operators("sgl_kernel", OPERATORS_ON_CUDA, "(Tensor values) -> Tensor")
