@@ -86,8 +86,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="verify-may-write-the-state",
         file="harness/checks/of_steps/write_frame.py",
-        old="sections[Section.RECURRENT][:, 1:].index_fill_",
-        new="sections[Section.RECURRENT].index_fill_",
+        old="states[:, 1:].index_fill_",
+        new="states.index_fill_",
         tests=("properties/harness/checks/test_state_beside_kv.py", "-k", "of_its_own_requests"),
         why="A verify that writes a request's own state before it is accepted is forgiven.",
     ),
