@@ -94,11 +94,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="frozen-kv-of-one-world",
         file="harness/checks/of_steps/frozen_kv.py",
-        old=(
-            "worlds = observation.graph, observation.eager\n"
-            "    return any_set(torch.stack([frozen_changes"
-        ),
-        new=("worlds = (observation.graph,)\n    return any_set(torch.stack([frozen_changes"),
+        old="    return any_set(graph.logical_or_(eager))",
+        new="    return any_set(graph)",
         tests=(
             "properties/harness/checks/test_step_properties.py",
             "-k",

@@ -5,7 +5,7 @@ from torch import Tensor
 from harness.checks.differences import PLACE_NAMES
 from harness.checks.property import Description, Property
 from harness.explain.cause import diverged_cause
-from harness.lockstep.bits import any_set, bits, first_index
+from harness.lockstep.bits import any_set, first_index, unequal
 from harness.lockstep.observation import Observation, Snapshot
 from reference.batch import Mode
 from reference.config import Kind
@@ -21,7 +21,7 @@ def writes_outside_frame(observation: Observation, world: Snapshot) -> Tensor:
     """
     layout, batch = observation.layout, world.batch
     # The reserved slot and place are compared nowhere.
-    changed = (bits(world.after) != bits(world.before)) & observation.compared
+    changed = unequal(world.after, world.before).logical_and_(observation.compared)
     if batch is None:
         return changed
     role = observation.mode.written
