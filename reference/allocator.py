@@ -8,6 +8,7 @@ first to be allocated again, because a stale slot hurts only once re-owned.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from torch import Tensor
 
@@ -157,6 +158,7 @@ class Numbers:
     states: tuple[int, ...]
 
     @classmethod
+    @cache
     def of(cls, sizes: PoolSizes) -> "Numbers":
         """Return those of pools of some sizes: all but 0."""
         full, swa = (slots // sizes.page_size for slots in (sizes.full_slots, sizes.swa_slots))

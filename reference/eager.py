@@ -15,7 +15,7 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode, Span
 from reference.config import SPECULATION, Kind, Role
 from reference.model import Model, Output, TokenInputs, most_keys
-from reference.ops import Ops
+from reference.ops import Ops, Reused
 from reference.pool import LOC_DTYPE, HybridKVPool, KVPools
 from reference.speculative import keep_candidates, likeliest, propose
 from reference.state_pool import STATE_ROWS, StatePaths
@@ -149,6 +149,9 @@ class EagerKV:
         self.borrowed = borrowed or {}
         self.read = {kind: self._read_slots(kind) for kind in Kind}
         self.write = {kind: self._write_slots(kind, write_slots) for kind in Kind}
+        self.begin = {kind: of_kind.bounds[:-1] for kind, of_kind in seen.items()}
+        self.end = {kind: of_kind.bounds[1:] for kind, of_kind in seen.items()}
+        self.reused = {kind: Reused() for kind in Kind}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store at the batch's slots, then attend to the slots that each token sees."""
@@ -161,13 +164,14 @@ class EagerKV:
         return self.ops.attention(
             query,
             cache,
-            seen.bounds[:-1],
-            seen.bounds[1:],
+            self.begin[kind],
+            self.end[kind],
             self.read[kind],
             self.model.layers[layer].sinks,
             most_keys(config, kind, masked=seen.seen is not None),
             seen.seen,
-            seen.bounds[:-1] if seen.seen is not None else None,
+            self.begin[kind] if seen.seen is not None else None,
+            reused=self.reused[kind],
         )
 
     def _read_slots(self, kind: Kind) -> Tensor:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from operator import is_not
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -34,6 +35,25 @@ class OpCall:
     name: str
     inputs: tuple[Any, ...]
     result: Any
+
+
+class Reused:
+    """What an op made of arguments, kept for its next call in a forward if that is given the same.
+
+    The same are the very same tensors, which this keeps alive, so that no other one is taken
+    for them.
+    """
+
+    def __init__(self) -> None:
+        self.given: tuple[Any, ...] = ()
+        self.made: Any = None
+
+    def of(self, given: tuple[Any, ...], make: Callable[..., Result]) -> Result:
+        """Return what `make` gives for some arguments, kept if they are those of the last call."""
+        if len(given) != len(self.given) or any(map(is_not, given, self.given)):
+            self.given, self.made = given, make(*given)
+        made: Result = self.made
+        return made
 
 
 def operation(
@@ -218,6 +238,8 @@ class Ops(ABC):
         max_keys: int,
         mask: Tensor | None = None,
         mask_start: Tensor | None = None,
+        *,
+        reused: Reused | None = None,
     ) -> Tensor:
         """Return softmax attention [T, Q, D] of every query row over its listed slots.
 
@@ -232,8 +254,12 @@ class Ops(ABC):
 
         `begin` and `end` are [T], `slots` is [N], all int32 or int64 and contiguous; every
         entry of `slots` is a slot of the cache, listed or not.
+
+        `reused` is handed to the layers of one forward that may read by the same lists: nobody
+        writes to these from the first of them to the last.
         """
-        return self._attention(query, cache, begin, end, slots, sinks, max_keys, mask, mask_start)
+        lists = begin, end, slots, sinks, max_keys, mask, mask_start
+        return self._attention(query, cache, *lists, reused or Reused())
 
     @abstractmethod
     def _payload(
@@ -298,4 +324,5 @@ class Ops(ABC):
         max_keys: int,
         mask: Tensor | None,
         mask_start: Tensor | None,
+        reused: Reused,
     ) -> Tensor: ...

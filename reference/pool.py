@@ -7,12 +7,16 @@ allocator does) nor how a write location is found (each world does, its own way)
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from reference.config import Kind, ModelConfig, Role
-from reference.state_pool import Section, StatePool, section_shapes, split_sections
+from reference.state_pool import Section, StatePool, section_shapes
+
+Name = TypeVar("Name")
 
 LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
 """The store ABI: how the store op reads the write locations of each sub-pool."""
@@ -158,25 +162,39 @@ class KVLayout:
         self.configs = configs
         self.sizes = sizes
         self.counts = [storage_elements(config, sizes) for config in configs.values()]
-        self._shapes = [arena_shapes(config, sizes) for config in configs.values()]
         widths = {config.hidden for config in configs.values()}
-        self._sections = section_shapes(sizes.rows, max(widths)) if widths else {}
+        arenas = {
+            (role, kind): shape
+            for role, config in configs.items()
+            for kind, shape in arena_shapes(config, sizes).items()
+        }
+        sections = section_shapes(sizes.rows, max(widths)) if widths else {}
+        self._arenas = laid_out(arenas, 0)
+        self._sections = laid_out(sections, sum(self.counts))
 
     @property
     def elements(self) -> int:
         """How many elements the storage has."""
-        return sum(self.counts) + sum(shape.numel() for shape in self._sections.values())
+        return sum(self.counts) + sum(shape.numel() for _, shape in self._sections.values())
+
+    def arena_of(self, flat: Tensor, role: Role, kind: Kind) -> Tensor:
+        """Return the view of one sub-pool of a tensor of the storage's layout."""
+        first, shape = self._arenas[role, kind]
+        return flat[first : first + shape.numel()].view(shape)
+
+    def section_of(self, flat: Tensor, section: Section) -> Tensor:
+        """Return the view of one kind of state beside KV of a tensor of the storage's layout."""
+        first, shape = self._sections[section]
+        return flat[first : first + shape.numel()].view(shape)
 
     def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
         """Yield the model, kind and view of each sub-pool of a tensor of the storage's layout."""
-        parts = flat[: sum(self.counts)].split(self.counts)
-        for role, part, shapes in zip(self.configs, parts, self._shapes, strict=True):
-            for kind, arena in split_arenas(part, shapes).items():
-                yield role, kind, arena
+        for role, kind in self._arenas:
+            yield role, kind, self.arena_of(flat, role, kind)
 
     def sections_of(self, flat: Tensor) -> dict[Section, Tensor]:
         """Return the views of the state beside KV of a tensor of the storage's layout."""
-        return split_sections(flat[sum(self.counts) :], self._sections)
+        return {section: self.section_of(flat, section) for section in self._sections}
 
     def layers(self) -> Iterator[tuple[Role, Kind, int, int]]:
         """Yield model, kind, index and place among its kind of every layer, in order of execution.
@@ -240,6 +258,14 @@ class KVPools:
     def sections_of(self, flat: Tensor) -> dict[Section, Tensor]:
         """Return the views of the state beside KV of a tensor of the storage's layout."""
         return self.layout.sections_of(flat)
+
+
+def laid_out(shapes: Mapping[Name, torch.Size], first: int) -> dict[Name, tuple[int, torch.Size]]:
+    """Return where parts of some shapes begin, one after the other from element `first` on."""
+    begins = accumulate((shape.numel() for shape in shapes.values()), initial=first)
+    return {
+        name: (begin, shape) for begin, (name, shape) in zip(begins, shapes.items(), strict=False)
+    }
 
 
 def split_arenas(flat: Tensor, shapes: Mapping[Kind, torch.Size]) -> dict[Kind, Tensor]:

@@ -40,13 +40,6 @@ def section_shapes(rows: int, hidden: int) -> dict[Section, torch.Size]:
     }
 
 
-def split_sections(flat: Tensor, shapes: dict[Section, torch.Size]) -> dict[Section, Tensor]:
-    """Return the views of both sections, of the given shapes, in their flat storage."""
-    parts = flat.split([shape.numel() for shape in shapes.values()])
-    views = [part.view(shape) for part, shape in zip(parts, shapes.values(), strict=True)]
-    return dict(zip(shapes, views, strict=True))
-
-
 class StatePool:
     """The state of all requests beside KV, as ops reach it: row by row.
 

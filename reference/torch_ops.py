@@ -1,20 +1,22 @@
 """The ops in plain torch, for a CPU.
 
 Rows are kept independent by construction: a product is a batch of products, one for each row
-and of one shape whatever the batch, and activations are composed of exp alone. `F.linear` and
-the fused activations change bits with the batch size or with an element's position, so they
-are not used.
+and of one shape whatever the batch. `F.linear` changes bits with the batch size, so it is not
+used. Fused activations change bits with an element's position, unless rows are whole vectors.
 """
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
-from reference.ops import STATE_GAIN, Ops
+from reference.ops import STATE_GAIN, Ops, Reused
 
 NORM_EPSILON = 1e-6
-GELU_CUBE = 0.044715
 COUNTING = 4096
 GELU_SCALE = 1.5957691216057308  # 2 * sqrt(2 / pi): tanh form as a logistic
+GELU_CUBE = 0.044715
+VECTOR = 64
+"""Vectors of float32 of any CPU, unrolled as torch does, fit evenly into so many elements."""
 
 
 class TorchOps(Ops):
@@ -39,7 +41,7 @@ class TorchOps(Ops):
         self, states: Tensor, state_mask: Tensor, encoder_table: Tensor, encoder_lens: Tensor
     ) -> Tensor:
         state = torch.where(state_mask[:, None], states.float(), self.zero)
-        return state + encoder_table[encoder_lens].float()
+        return state + encoder_table.index_select(0, encoder_lens).float()
 
     def _scan_states(
         self,
@@ -51,25 +53,26 @@ class TorchOps(Ops):
         input_ids: Tensor,
         decay: Tensor,
     ) -> Tensor:
-        added = table[input_ids].float() * STATE_GAIN
-        before = states[sources.clamp(min=0)].float()
+        added = table.index_select(0, input_ids).float() * STATE_GAIN
+        before = states.index_select(0, sources.clamp(min=0)).float()
         before = torch.where((sources >= 0)[:, None], before, self.zero)
         found = (added + decay * before).to(table.dtype)
         follows, place = (parents >= 0)[:, None], parents.clamp(min=0)
         # Each turn makes one more token of each path right, and changes none that is.
         for _ in range(longest - 1):
-            after = (added + decay * found[place].float()).to(table.dtype)
+            after = (added + decay * found.index_select(0, place).float()).to(table.dtype)
             found = torch.where(follows, after, found)
         return found
 
     def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
-        table.index_put_((rows,), values[self._highest(rows)])
+        # On one thread values are copied in order: of several for one row the last one stays.
+        table.index_copy_(0, rows, values)
 
     def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
-        return (table[input_ids].float() + payload).to(table.dtype)
+        return (table.index_select(0, input_ids).float() + payload).to(table.dtype)
 
     def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
-        angle = positions[section].to(torch.float32).T * frequency
+        angle = positions.index_select(0, section).to(torch.float32).T * frequency
         return torch.stack([angle.cos(), angle.sin()])
 
     def _rope(self, heads: Tensor, rotary: Tensor) -> Tensor:
@@ -99,29 +102,25 @@ class TorchOps(Ops):
         row_limit: Tensor,
     ) -> Tensor:
         gate, up = _wide(gate_up).view(gate_up.shape[0], 2, -1).unbind(1)
-        active = gate / (torch.exp(self._exponent(gate, activation)) + self.one)
-        added = _added(_wide(residual), active * up, weight)
+        added = _added(_wide(residual), self._activated(gate, activation) * up, weight)
         live = self.counting[: residual.shape[0]].unsqueeze(1) < row_limit
         return torch.where(live, _as(added, residual), residual)
 
-    def _exponent(self, gate: Tensor, activation: str) -> Tensor:
-        """Return x of an activation gate / (1 + exp(x))."""
+    def _activated(self, gate: Tensor, activation: str) -> Tensor:
+        """Return the activation of `gate` [T, F], composed of exp alone where F is no multiple."""
+        if gate.shape[1] % VECTOR == 0:
+            return gelu(gate, approximate="tanh") if activation == "gelu" else silu(gate)
+        exponent = -gate
         if activation == "gelu":
-            return gate * (self.gelu_scale + self.gelu_cube * (gate * gate))
-        return -gate
+            exponent = gate * (self.gelu_scale + self.gelu_cube * (gate * gate))
+        return gate / (torch.exp(exponent) + self.one)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         return torch.softmax(_wide(logits), dim=-1)
 
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
-        # Every row writes the values of the highest row with its slot: order does not matter.
-        winner = self._highest(loc)
-        cache[:, loc] = torch.stack([key, value]).index_select(1, winner)
-
-    def _highest(self, named: Tensor) -> Tensor:
-        """Return for each element of `named` [T] the last place that holds the same."""
-        places = self.counting[: named.shape[0]]
-        return ((named.unsqueeze(1) == named) * places).amax(-1)
+        # On one thread values are copied in order: of several for one slot the last one stays.
+        cache.index_copy_(1, loc.long(), torch.stack([key, value]))
 
     def _attention(
         self,
@@ -134,9 +133,44 @@ class TorchOps(Ops):
         max_keys: int,
         mask: Tensor | None,
         mask_start: Tensor | None,
+        reused: Reused,
     ) -> Tensor:
         rows, heads, dim = query.shape
         kv_heads = cache.shape[2]
+        entry, taken, has_key = reused.of(
+            (begin, end, slots, mask, mask_start, max_keys, kv_heads), self._read_entries
+        )
+        found = _wide(cache.view(2, -1, dim).index_select(1, entry))
+        keys, values = found.view(2, rows * kv_heads, max_keys, dim).unbind()
+        scaled = _wide(query) * self.inverse_root[dim]
+        score = torch.bmm(scaled.reshape(rows * kv_heads, -1, dim), keys.transpose(1, 2))
+        score = score.view(rows, heads, max_keys)
+        score = torch.where(taken, score, self.minus_infinity)
+        if sinks is not None:
+            sink = sinks.view(1, heads, 1).expand(rows, -1, -1)
+            score = torch.cat([score, sink], dim=-1)
+        # Softmax, as the reductions that it is: torch's own takes several times as long.
+        weight = torch.exp(score - score.amax(-1, keepdim=True))
+        total = weight.sum(-1, keepdim=True)
+        weight = weight[..., :max_keys].reshape(rows * kv_heads, -1, max_keys)
+        mixed = torch.bmm(weight, values).view(rows, heads, dim) / total
+        return _as(torch.where(has_key, mixed, self.zero), query)
+
+    def _read_entries(
+        self,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+        max_keys: int,
+        kv_heads: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what attention reads by some lists, which all layers of a kind have in common.
+
+        That is the entries, int64 [T * G * max_keys], of a cache whose entries are the heads of
+        its slots; which keys take part, bool [T, 1, max_keys]; and whether any does, [T, 1, 1].
+        """
         turn = self.counting[:max_keys]
         place = begin.unsqueeze(1) + turn
         taken = place < end.unsqueeze(1)
@@ -153,25 +187,11 @@ class TorchOps(Ops):
             other = (taken * turn).amax(-1, keepdim=True)
             place = (begin.unsqueeze(1) + torch.where(taken, turn, other)).clamp(0, last)
             has_key = taken.any(-1, keepdim=True)
-        slot = slots.index_select(0, place.flatten()).view(rows, 1, max_keys)
+        slot = slots.index_select(0, place.flatten()).view(-1, 1, max_keys)
         # The cache as rows of one head: those of a slot follow one another.
         group = self.counting[:kv_heads].unsqueeze(1)
         entry = torch.add(group, slot, alpha=kv_heads).flatten()
-        found = _wide(cache.view(2, -1, dim).index_select(1, entry))
-        keys, values = found.view(2, rows * kv_heads, max_keys, dim).unbind()
-        scaled = _wide(query) * self.inverse_root[dim]
-        score = torch.bmm(scaled.reshape(rows * kv_heads, -1, dim), keys.transpose(1, 2))
-        score = score.view(rows, heads, max_keys)
-        score = torch.where(taken.unsqueeze(1), score, self.minus_infinity)
-        if sinks is not None:
-            sink = sinks.view(1, heads, 1).expand(rows, -1, -1)
-            score = torch.cat([score, sink], dim=-1)
-        # Softmax, as the reductions that it is: torch's own takes several times as long.
-        weight = torch.exp(score - score.amax(-1, keepdim=True))
-        total = weight.sum(-1, keepdim=True)
-        weight = weight[..., :max_keys].reshape(rows * kv_heads, -1, max_keys)
-        mixed = torch.bmm(weight, values).view(rows, heads, dim) / total
-        return _as(torch.where(has_key.unsqueeze(2), mixed, self.zero), query)
+        return entry, taken.unsqueeze(1), has_key.unsqueeze(2)
 
 
 def _wide(values: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Lists of integers from the host to the device in one blocking copy."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -18,11 +19,11 @@ def transfer(
     All lists cross in one blocking copy, so that none can still be in flight. On a CPU both
     dictionaries hold the same storage.
     """
-    arrays = [np.array(values, dtype=np.int64) for values in lists.values()]
-    sizes = [array.size for array in arrays]
-    on_host = torch.from_numpy(np.concatenate(arrays))
+    sizes = [len(values) for values in lists.values()]
+    together = np.fromiter(chain.from_iterable(lists.values()), np.int64, sum(sizes))
+    on_host = torch.from_numpy(together)
+    host = dict(zip(lists, on_host.split_with_sizes(sizes), strict=True))
+    if device.type == "cpu":
+        return host, dict(host)
     on_device = on_host.to(device)
-    return (
-        dict(zip(lists, on_host.split(sizes), strict=True)),
-        dict(zip(lists, on_device.split(sizes), strict=True)),
-    )
+    return host, dict(zip(lists, on_device.split_with_sizes(sizes), strict=True))

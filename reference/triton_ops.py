@@ -22,7 +22,7 @@ from reference.kernels.products import (
     linear_add_kernel,
     norm_linear_kernel,
 )
-from reference.ops import Ops
+from reference.ops import Ops, Reused
 
 TILE_AREA = 4096  # elements of a two-axis tile: 32 registers a thread
 INPUT_TILE = 128  # input features that one step of a product reads
@@ -228,6 +228,7 @@ class TritonOps(Ops):
         max_keys: int,  # not used: the loop runs to the end of a row's own list
         mask: Tensor | None,
         mask_start: Tensor | None,
+        reused: Reused,  # not used: a kernel reads the lists themselves
     ) -> Tensor:
         rows, heads, dim = query.shape
         output = query.new_empty(rows, heads, dim)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from reference.config import Kind
 from reference.model import Model, most_keys
-from reference.ops import Ops
+from reference.ops import Ops, Reused
 from subjects.pool import SubjectPool
 from subjects.protocol import KeyLists, Keys
 
@@ -33,6 +33,7 @@ class ListedKV:
         self.out_cache_loc = out_cache_loc
         self.lists = lists
         self.borrowed = borrowed or {}
+        self.reused = {kind: Reused() for kind in Kind}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store, then attend: full layers over the whole prefix, SWA layers over the window."""
@@ -52,6 +53,7 @@ class ListedKV:
             most_keys(config, kind, masked=self.lists.mask is not None),
             self.lists.mask if masked else None,
             keys.mask_start if masked else None,
+            reused=self.reused[kind],
         )
 
     def store(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:

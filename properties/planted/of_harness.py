@@ -86,19 +86,16 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="verify-may-write-the-state",
         file="harness/checks/of_steps/write_frame.py",
-        old="sections[Section.RECURRENT][:, 1:].index_fill_",
-        new="sections[Section.RECURRENT].index_fill_",
+        old="states[:, 1:].index_fill_",
+        new="states.index_fill_",
         tests=("properties/harness/checks/test_state_beside_kv.py", "-k", "of_its_own_requests"),
         why="A verify that writes a request's own state before it is accepted is forgiven.",
     ),
     Fault(
         name="frozen-kv-of-one-world",
         file="harness/checks/of_steps/frozen_kv.py",
-        old=(
-            "worlds = observation.graph, observation.eager\n"
-            "    return any_set(torch.stack([frozen_changes"
-        ),
-        new=("worlds = (observation.graph,)\n    return any_set(torch.stack([frozen_changes"),
+        old="    return any_set(graph.logical_or_(eager))",
+        new="    return any_set(graph)",
         tests=(
             "properties/harness/checks/test_step_properties.py",
             "-k",

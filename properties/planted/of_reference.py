@@ -116,8 +116,8 @@ OF_REFERENCE: tuple[Fault, ...] = (
     Fault(
         name="lowest-row-wins",
         file="reference/torch_ops.py",
-        old="((named.unsqueeze(1) == named) * places).amax(-1)",
-        new="(named.unsqueeze(1) == named).int().argmax(-1)",
+        old="cache.index_copy_(1, loc.long(), torch.stack([key, value]))",
+        new="cache.index_copy_(1, loc.long().flip(0), torch.stack([key, value]).flip(1))",
         tests=(
             "properties/reference/test_ops.py",
             "-k",

@@ -31,9 +31,10 @@ from properties.support.subjects.op_checks import (
     check_row_limit,
     check_rows_without_keys_are_zero,
     check_states_follow_paths,
+    check_what_is_reused_is_of_the_same_lists,
     run_checks,
 )
-from reference.ops import Ops
+from reference.ops import Ops, Reused
 from reference.torch_ops import TorchOps
 
 ROOT = Path(__file__).parents[2]
@@ -157,9 +158,10 @@ class UnlistedSlotsAreMultiplied(TorchOps):
         max_keys: int,
         mask: Tensor | None,
         mask_start: Tensor | None,
+        reused: Reused,
     ) -> Tensor:
         result = super()._attention(
-            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start, reused
         )
         return result + 0.0 * cache.sum()
 
@@ -178,10 +180,11 @@ class RowsWithoutKeysAttendToOne(TorchOps):
         max_keys: int,
         mask: Tensor | None,
         mask_start: Tensor | None,
+        reused: Reused,
     ) -> Tensor:
         end = torch.maximum(end, begin + 1)
         return super()._attention(
-            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start, reused
         )
 
 
@@ -199,8 +202,11 @@ class MaskIsIgnored(TorchOps):
         max_keys: int,
         mask: Tensor | None,
         mask_start: Tensor | None,
+        reused: Reused,
     ) -> Tensor:
-        return super()._attention(query, cache, begin, end, slots, sinks, max_keys, None, None)
+        return super()._attention(
+            query, cache, begin, end, slots, sinks, max_keys, None, None, reused
+        )
 
 
 class MaskedAttentionIsAnotherKernel(TorchOps):
@@ -217,11 +223,36 @@ class MaskedAttentionIsAnotherKernel(TorchOps):
         max_keys: int,
         mask: Tensor | None,
         mask_start: Tensor | None,
+        reused: Reused,
     ) -> Tensor:
         result = super()._attention(
-            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start, reused
         )
         return result if mask is None else result.nextafter(result.new_zeros(()))
+
+
+class ListsOfTheFirstLayerStay(TorchOps):
+    """Attention of later layers by what the first one made, whatever their lists are."""
+
+    def _attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        begin: Tensor,
+        end: Tensor,
+        slots: Tensor,
+        sinks: Tensor | None,
+        max_keys: int,
+        mask: Tensor | None,
+        mask_start: Tensor | None,
+        reused: Reused,
+    ) -> Tensor:
+        begin, end, slots, mask, mask_start, *_ = reused.given or (
+            *(begin, end, slots, mask, mask_start),
+        )
+        return super()._attention(
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start, reused
+        )
 
 
 class LimitIsIgnored(TorchOps):
@@ -276,6 +307,7 @@ FAULTS: list[tuple[type[Ops], Check]] = [
     (RowsWithoutKeysAttendToOne, check_rows_without_keys_are_zero),
     (MaskIsIgnored, check_rows_without_keys_are_zero),
     (MaskedAttentionIsAnotherKernel, check_form_of_lists_changes_no_bit),
+    (ListsOfTheFirstLayerStay, check_what_is_reused_is_of_the_same_lists),
     (HighestPlaceWins, check_largest),
     (PlacesRepeat, check_largest),
     (LimitIsIgnored, check_row_limit),

@@ -8,7 +8,7 @@ from torch import Tensor
 from reference.allocator import Allocator
 from reference.batch import ForwardBatch, Mode
 from reference.model import Heads
-from reference.ops import Ops
+from reference.ops import Ops, Reused
 from subjects.access import ListedKV
 from subjects.bugs.bug import Bug, pull
 from subjects.contracts import Policy
@@ -39,9 +39,10 @@ class LoadsMaskedValues(Ops):
         max_keys: int,
         mask: Tensor | None,
         mask_start: Tensor | None,
+        reused: Reused,
     ) -> Tensor:
         mixed = super()._attention(  # type: ignore[safe-super]  # the device's ops come next
-            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start
+            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start, reused
         )
         place = begin[:, None] + torch.arange(max_keys, device=query.device)
         listed = place < end[:, None]

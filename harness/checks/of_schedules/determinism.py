@@ -4,7 +4,7 @@ import torch
 
 from harness.checks.property import Playing, Property, Violation
 from harness.explain.of_runs.playings import playing_cause
-from harness.lockstep.bits import bits
+from harness.lockstep.bits import any_set, bits, unequal
 from subjects.protocol import Offer
 
 ID = "determinism"
@@ -25,7 +25,7 @@ def at_end(playing: Playing) -> list[Violation]:
             break
     worlds = {"eager": (first.eager, again.eager), "graph": (first.graph, again.graph)}
     for world, (one, other) in worlds.items():
-        if ((bits(one) != bits(other)) & playing.compared).any():
+        if any_set(unequal(one, other).logical_and_(playing.compared)):
             message = f"the {world} world's KV had other bits when the schedule was played again"
             found.append(Violation(ID, playing.place, message, {"world": world}))
     return found

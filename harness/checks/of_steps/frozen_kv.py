@@ -1,12 +1,11 @@
 """frozen_kv: a stray write of a draft that only reads."""
 
-import torch
 from torch import Tensor
 
 from harness.checks.differences import PLACE_NAMES
 from harness.checks.property import Description, Property
 from harness.explain.cause import diverged_cause
-from harness.lockstep.bits import any_set, bits, first_index
+from harness.lockstep.bits import any_set, first_index, unequal
 from harness.lockstep.observation import Observation, Snapshot
 from reference.batch import Mode
 from reference.state_pool import Section
@@ -15,8 +14,8 @@ from subjects.protocol import Offer
 
 def frozen_changes(observation: Observation, world: Snapshot) -> Tensor:
     """Return, in the storage's layout, what one world changed, its own draft table rows apart."""
-    changed = bits(world.after) != bits(world.before)
-    rows = observation.layout.sections_of(changed)[Section.DRAFT_TABLE]
+    changed = unequal(world.after, world.before)
+    rows = observation.layout.section_of(changed, Section.DRAFT_TABLE)
     rows[0] = False
     if world.batch is not None:
         rows.index_fill_(0, world.batch.req_pool_indices, value=False)
@@ -27,8 +26,10 @@ def flag(observation: Observation) -> Tensor | bool:
     """Whether a frozen-KV draft changed any bit but of its own draft table rows."""
     if observation.mode is not Mode.FROZEN_DRAFT:
         return False
-    worlds = observation.graph, observation.eager
-    return any_set(torch.stack([frozen_changes(observation, world) for world in worlds]))
+    graph, eager = (
+        frozen_changes(observation, world) for world in (observation.graph, observation.eager)
+    )
+    return any_set(graph.logical_or_(eager))
 
 
 def describe(observation: Observation) -> Description:

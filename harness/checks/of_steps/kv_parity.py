@@ -5,15 +5,15 @@ from torch import Tensor
 from harness.checks.differences import describe_slot, first_kv_difference, owner_at
 from harness.checks.property import Description, Property
 from harness.explain.cause import diverged_cause
-from harness.lockstep.bits import any_set, bits
+from harness.lockstep.bits import any_set, unequal
 from harness.lockstep.observation import Observation
 from subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> Tensor:
     """Whether any bit that is compared differs between the worlds' KV and other state."""
-    different = bits(observation.eager.after) != bits(observation.graph.after)
-    return any_set(different & observation.compared)
+    different = unequal(observation.eager.after, observation.graph.after)
+    return any_set(different.logical_and_(observation.compared))
 
 
 def describe(observation: Observation) -> Description:

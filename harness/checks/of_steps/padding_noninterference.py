@@ -11,7 +11,7 @@ from harness.checks.differences import (
     owner_at,
 )
 from harness.checks.property import Description, Property
-from harness.lockstep.bits import any_set, bits, cloned, outputs_differ
+from harness.lockstep.bits import any_set, bits, cloned, outputs_differ, unequal
 from harness.lockstep.noise import Noise
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
@@ -60,7 +60,7 @@ def flag(observation: Observation) -> Tensor | bool:
     noisy, output = observation.extra.get("padding_noninterference"), observation.graph.output
     if noisy is None or output is None:
         return False
-    stored = any_set((bits(noisy.storage) != bits(observation.graph.after)) & noisy.owned)
+    stored = any_set(unequal(noisy.storage, observation.graph.after).logical_and_(noisy.owned))
     return stored | outputs_differ(noisy.output, output)
 
 

@@ -25,26 +25,28 @@ from subjects.protocol import KeyLists, Keys, Offer
 Slots = NDArray[np.int64]
 
 
-def columns_read(mode: Mode, span: Span, window: int | None) -> Iterator[Slots]:
+def columns_read(mode: Mode, span: Span, window: int | None) -> Iterator[Slots | slice]:
     """Yield the columns of its request that each live row reads, forward after forward of a draft.
 
     `window` counts the keys of a row on the layers in question, None where it reads all.
     """
-    drafted = np.arange(span.begin, span.end)
+    columns = np.arange(span.end)
+    drafted = columns[span.begin :]
     for forward in range(SPECULATION.forwards if mode is Mode.DRAFT else 1):
         for row, position in enumerate(span.positions(mode)):
             if mode is Mode.TARGET_VERIFY:
-                yield np.append(_since(position, window, span.begin), drafted[_path(span, row)])
+                past = _since(position, window, span.begin)
+                yield np.append(columns[past], drafted[_path(span, row)])
             elif mode is Mode.DRAFT:
                 own = drafted[row * SPECULATION.steps :][: forward + 1]
-                yield np.append(_since(position + forward, window, span.begin), own)
+                yield np.append(columns[_since(position + forward, window, span.begin)], own)
             else:
                 yield _since(position, window, position + 1)
 
 
-def _since(position: int, window: int | None, end: int) -> Slots:
+def _since(position: int, window: int | None, end: int) -> slice:
     """Return the columns before `end` that a row at `position` reads."""
-    return np.arange(0 if window is None else max(0, position - window + 1), end)
+    return slice(0 if window is None else max(0, position - window + 1), end)
 
 
 def _path(span: Span, node: int) -> list[int]:
@@ -72,8 +74,7 @@ def live_reads(observation: Observation, kind: Kind) -> list[list[Slots]]:
         size = owner.page_size
         held = owner.full_pages if kind is Kind.FULL else owner.swa_pages
         pages = np.array([-1 if page is None else page for page in held])
-        columns = np.arange(len(pages) * size)
-        slots = pages[columns // size] * size + columns % size
+        slots = (pages[:, None] * size + np.arange(size)).ravel()
         slots[slots < 0] = layout.sizes.slots(kind)
         rows = [slots[read] for read in columns_read(observation.mode, span, window)]
         each = len(rows) // forwards
@@ -95,8 +96,9 @@ def allowed(observation: Observation, kind: Kind, rows: int) -> Numbers:
     for forward, reads in enumerate(by_forward):
         first = forward * each
         counts[first + len(reads) : first + each, 0] = -1
-        for row, read in enumerate(reads, first):
-            counts[row, read] = 1
+        if reads:
+            reading = np.repeat(np.arange(first, first + len(reads)), [len(read) for read in reads])
+            counts[reading, np.concatenate(reads)] = 1
     return counts
 
 

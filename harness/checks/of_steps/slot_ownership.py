@@ -50,7 +50,7 @@ def _misheld(
 ) -> Iterator[str]:
     """Yield, in words, each of `every` that is not held once or free once, and any other."""
     numbers = [number for _, number in held]
-    if sorted([*numbers, *free]) == sorted(every):
+    if len(numbers) + len(free) == len(every) and {*numbers, *free} == set(every):
         return
     times_free, times_held = Counter(free), Counter(numbers)
     for number in sorted({*every, *numbers, *free}):
@@ -88,24 +88,35 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
     mapping[KNOWN, known.ravel()] = mapping[KNOWN, -1] = 1
     mapping[(RIGHT, ALSO), -1] = -1
     table[KNOWN, 0] = 0 not in world.all.rows
-    for owner in world.holders:
-        full = (np.array(owner.full_pages, dtype=np.int64)[:, None] * sizes.page_size) + offsets
-        pages = [-1 if page is None else page for page in owner.swa_pages]
-        beside = np.array(pages, dtype=np.int64)[:, None] * sizes.page_size + offsets
-        slots, swa = full.ravel(), np.where(beside < 0, 0, beside).ravel()
+    holders = [owner for owner in world.holders if owner.full_pages]
+    if holders:
+        counts = [len(owner.full_pages) * sizes.page_size for owner in holders]
+        full = np.array([page for owner in holders for page in owner.full_pages])
+        pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
+        beside = np.array(pages)[:, None] * sizes.page_size + offsets
+        slots = (full[:, None] * sizes.page_size + offsets).ravel()
+        swa = np.where(beside < 0, 0, beside).ravel()
+        # Of each slot, which token of its request it is for, and whether there is one.
+        column = np.arange(len(slots)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
+        written = column < np.repeat([owner.length for owner in holders], counts)
+        cell = np.repeat([owner.row for owner in holders], counts)[written], column[written]
         mapping[RIGHT, slots] = swa
-        mapping[ALSO, slots[: owner.length]] = swa[: owner.length]
-        table[RIGHT, owner.row, : owner.length] = slots[: owner.length]
-        table[KNOWN, owner.row, : owner.length] = 1
+        mapping[ALSO, slots[written]] = swa[written]
+        table[RIGHT][cell] = slots[written]
+        table[KNOWN][cell] = 1
     table[ALSO] = table[RIGHT]
     return cells
 
 
-def wrong_cells(world: Ownership, cells: Tensor) -> Tensor:
-    """Return which cells of one world's tables are not as they must be, bool [cells]."""
-    held = torch.cat([world.mapping.to(torch.int32), world.req_to_token.flatten()])
-    wrong = (held != cells[RIGHT]) & (held != cells[ALSO])
-    return wrong & cells[KNOWN].to(torch.bool)
+def wrong_cells(worlds: Sequence[Ownership], cells: Tensor) -> Tensor:
+    """Return which cells of the worlds' tables are not as they must be, bool [worlds, cells].
+
+    `cells` are as they must be, int32 [worlds, 3, cells], or [1, 3, cells] for all worlds alike.
+    """
+    tables = [table for world in worlds for table in (world.mapping, world.req_to_token.view(-1))]
+    held = torch.cat(tables).view(len(worlds), -1)
+    right, also, known = cells.unbind(1)
+    return (held != right).logical_and_(held != also).logical_and_(known)
 
 
 def flag(end: StepEnd) -> Tensor | bool:
@@ -115,10 +126,9 @@ def flag(end: StepEnd) -> Tensor | bool:
         worlds.append(end.eager)
     if any(misheld(world) for world in worlds):
         return True
-    device = end.graph.mapping.device
-    wanted = [on_device(right_cells(world, end.sizes), device) for world in worlds]
-    both = zip((end.graph, end.eager), (wanted[0], wanted[-1]), strict=True)
-    return torch.stack([any_set(wrong_cells(world, cells)) for world, cells in both]).any()
+    right = np.stack([right_cells(world, end.sizes) for world in worlds])
+    cells = on_device(right, end.graph.mapping.device)
+    return any_set(wrong_cells([end.graph, end.eager], cells))
 
 
 def holdings(world: Ownership) -> tuple[object, ...]:
@@ -141,7 +151,7 @@ def describe(end: StepEnd) -> Description:
             return f"in the {name} world {found[0]}", {"world": name, "breaches": found}
     for name, world in (("graph", end.graph), ("eager", end.eager)):
         cells = on_device(right_cells(world, end.sizes), world.mapping.device)
-        wrong = wrong_cells(world, cells)
+        wrong = wrong_cells([world], cells[None])[0]
         if wrong.any():
             return _describe_cell(name, world, cells, int(wrong.nonzero()[0, 0]))
     raise ValueError("nothing is held wrongly")
@@ -196,7 +206,7 @@ def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
         if any(_oversized([owner])):
             yield Wrong(f"request {owner.serial}", partial(_pages_of, owner.serial))
     cells = on_device(right_cells(world, sizes), world.mapping.device)
-    for cell in wrong_cells(world, cells).nonzero().flatten().tolist():
+    for cell in wrong_cells([world], cells[None])[0].nonzero().flatten().tolist():
         yield _wrong_cell(world, sizes, cell)
 
 

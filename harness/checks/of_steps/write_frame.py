@@ -1,12 +1,11 @@
 """write_frame: stray writes into slots that nobody reads today, or that both worlds hit alike."""
 
-import torch
 from torch import Tensor
 
 from harness.checks.differences import PLACE_NAMES
 from harness.checks.property import Description, Property
 from harness.explain.cause import diverged_cause
-from harness.lockstep.bits import any_set, bits, first_index
+from harness.lockstep.bits import any_set, first_index, unequal
 from harness.lockstep.observation import Observation, Snapshot
 from reference.batch import Mode
 from reference.config import Kind
@@ -20,32 +19,36 @@ def writes_outside_frame(observation: Observation, world: Snapshot) -> Tensor:
     That is: changed, but in no slot of the step's out_cache_loc in the pool of the model
     that writes, in no state of its own requests that its mode writes, nor in slot 0.
     """
-    changed = bits(world.after) != bits(world.before)
-    for role, kind, arena in observation.layout.arenas_of(changed):
-        arena[:, :, 0] = False
-        if world.batch is not None and role is observation.mode.written:
-            full = world.batch.out_cache_loc
+    layout, batch = observation.layout, world.batch
+    # The reserved slot and place are compared nowhere.
+    changed = unequal(world.after, world.before).logical_and_(observation.compared)
+    if batch is None:
+        return changed
+    role = observation.mode.written
+    if role is not None:
+        full = batch.out_cache_loc
+        for kind in Kind:
             own = full if kind is Kind.FULL else world.mapping[full]
-            arena.index_fill_(2, own, value=False)
-    sections = observation.layout.sections_of(changed)
-    for places in sections.values():
-        places[0] = False
-    if world.batch is not None:
-        slots, rows = world.batch.mamba_track_indices, world.batch.req_pool_indices
-        match observation.mode:
-            case Mode.EXTEND | Mode.DECODE:
-                sections[Section.RECURRENT][:, :1].index_fill_(0, slots, value=False)
-            case Mode.TARGET_VERIFY:  # The states of a tree's nodes, the request's own apart.
-                sections[Section.RECURRENT][:, 1:].index_fill_(0, slots, value=False)
-            case Mode.DRAFT | Mode.FROZEN_DRAFT:
-                sections[Section.DRAFT_TABLE].index_fill_(0, rows, value=False)
+            layout.arena_of(changed, role, kind).index_fill_(2, own, value=False)
+    match observation.mode:
+        case Mode.EXTEND | Mode.DECODE:
+            states = layout.section_of(changed, Section.RECURRENT)
+            states[:, :1].index_fill_(0, batch.mamba_track_indices, value=False)
+        case Mode.TARGET_VERIFY:  # The states of a tree's nodes, the request's own apart.
+            states = layout.section_of(changed, Section.RECURRENT)
+            states[:, 1:].index_fill_(0, batch.mamba_track_indices, value=False)
+        case Mode.DRAFT | Mode.FROZEN_DRAFT:
+            candidates = layout.section_of(changed, Section.DRAFT_TABLE)
+            candidates.index_fill_(0, batch.req_pool_indices, value=False)
     return changed
 
 
 def flag(observation: Observation) -> Tensor:
     """Whether either world wrote outside the step's frame."""
-    worlds = observation.graph, observation.eager
-    return any_set(torch.stack([writes_outside_frame(observation, world) for world in worlds]))
+    graph, eager = (
+        writes_outside_frame(observation, world) for world in (observation.graph, observation.eager)
+    )
+    return any_set(graph.logical_or_(eager))
 
 
 def describe(observation: Observation) -> Description:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from reference.model import column_major
-from reference.ops import STATE_GAIN, Ops
+from reference.ops import STATE_GAIN, Ops, Reused
 
 MAX_ROWS = 33  # more than any replay of a trial runs
 FEW_ROWS = 4  # one with each kind of list: see `key_lists`
@@ -326,13 +326,28 @@ class KeyLists:
         return [list(compress(slots, kept)) for slots, kept in zip(lists, bits, strict=True)]
 
     def attend(
-        self, trial: OpTrial, query: Tensor, cache: Tensor, sinks: Tensor | None, part: slice
+        self,
+        trial: OpTrial,
+        query: Tensor,
+        cache: Tensor,
+        sinks: Tensor | None,
+        part: slice,
+        reused: Reused | None = None,
     ) -> Tensor:
         """Return the attention of the rows in `part`."""
         begin, end, longest = self.begin[part], self.end[part], trial.config.max_context
         start = None if self.mask_start is None else self.mask_start[part]
         return trial.ops.attention(
-            query[part], cache, begin, end, self.slots, sinks, longest, self.mask, start
+            query[part],
+            cache,
+            begin,
+            end,
+            self.slots,
+            sinks,
+            longest,
+            self.mask,
+            start,
+            reused=reused,
         )
 
 
@@ -539,6 +554,17 @@ def check_form_of_lists_changes_no_bit(trial: OpTrial) -> None:
                 _require(same, f"{form}: the same keys, {name}, have other bits")
 
 
+def check_what_is_reused_is_of_the_same_lists(trial: OpTrial) -> None:
+    """Check that what another layer's attention left changes no bit, whatever lists that had."""
+    query, cache, sinks = _attention_inputs(trial, Kind.SWA, FEW_ROWS)
+    everything, reused = slice(0, FEW_ROWS), Reused()
+    for form, lists in key_lists(trial, FEW_ROWS).items():
+        alone = lists.attend(trial, query, cache, sinks, everything)
+        for layer in ("its first", "its second"):
+            result = lists.attend(trial, query, cache, sinks, everything, reused)
+            _require(_same_bits(alone, result), f"{form}: {layer} layer has other bits")
+
+
 def check_largest(trial: OpTrial) -> None:
     """Check the largest values of rows of ties, NaN and infinities, against a sorted list."""
     count = trial.config.vocab
@@ -625,6 +651,7 @@ CHECKS: tuple[Check, ...] = (
     check_only_keys_are_loaded,
     check_rows_without_keys_are_zero,
     check_form_of_lists_changes_no_bit,
+    check_what_is_reused_is_of_the_same_lists,
     check_largest,
     check_row_limit,
     check_states_follow_paths,
