@@ -150,10 +150,7 @@ class Pair:
         return changes(self.just_captured, self.python_state(self.just_captured.modules))
 
     def python_state(self, modules: frozenset[str] | None = None) -> Held:
-        """Reset both engines; return what the objects hold of those that can show theirs.
-
-        Of their modules, all that are loaded, or those given.
-        """
+        """Reset both engines; return what their objects hold, and the modules given, or all."""
         objects: dict[str, PythonObjects] = {}
         if Offer.PYTHON_STATE not in self.subject.missing:
             self.subject.reset()
