@@ -121,19 +121,23 @@ def wrong_cells(worlds: Sequence[Ownership], cells: Tensor) -> Tensor:
 
 def flag(end: StepEnd) -> Tensor | bool:
     """Whether something is held twice, or by nobody and not free, or a table says otherwise."""
-    worlds = [end.graph]
-    if holdings(end.eager) != holdings(end.graph):
-        worlds.append(end.eager)
-    if any(misheld(world) for world in worlds):
+    both = [end.graph, end.eager]
+    alike = holdings(end.graph) == holdings(end.eager)
+    if any(misheld(world) for world in (both[:1] if alike else both)):
         return True
-    right = np.stack([right_cells(world, end.sizes) for world in worlds])
-    cells = on_device(right, end.graph.mapping.device)
-    return any_set(wrong_cells([end.graph, end.eager], cells))
+    judged = [both] if alike else [[world] for world in both]
+    flags = []
+    for worlds in judged:
+        cells = on_device(right_cells(worlds[0], end.sizes)[None], worlds[0].mapping.device)
+        flags.append(any_set(wrong_cells(worlds, cells)))
+    return torch.stack(flags).any()
 
 
 def holdings(world: Ownership) -> tuple[object, ...]:
-    """Return who holds what, without the tables."""
+    """Return who holds what: of the tables what shape they have, and nothing that they hold."""
     return (
+        world.mapping.shape,
+        world.req_to_token.shape,
         world.holders,
         world.all,
         world.free_full,
