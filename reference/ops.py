@@ -182,7 +182,7 @@ class Ops(ABC):
     def limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor:
         """Return `rows` [T, O] with the rows at or beyond `row_limit` (int32 [1]) zero."""
         index = torch.arange(rows.shape[0], device=rows.device)
-        return torch.where(index[:, None] < row_limit, rows, 0.0)
+        return rows.masked_fill(index[:, None] >= row_limit, 0.0)
 
     @operation
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -198,15 +198,16 @@ class Ops(ABC):
         0 .. N-1 and distinct whatever the values; beyond N of them the last repeats. `count`
         is positive.
         """
-        ranked = torch.where(values.isnan(), -torch.inf, values)
+        ranked = values.masked_fill(values.isnan(), -torch.inf)
         index = torch.arange(values.shape[1], device=values.device)
-        remaining = torch.ones_like(values, dtype=torch.bool)
+        gone = torch.zeros_like(ranked, dtype=torch.bool)
         found = []
         for _ in range(count):
-            best = torch.where(remaining, ranked, -torch.inf).amax(-1, keepdim=True)
-            leading = remaining & (ranked == best)
-            place = torch.where(leading, index, values.shape[1] - 1).amin(-1, keepdim=True)
-            remaining = remaining & (index != place)
+            best = ranked.masked_fill(gone, -torch.inf).amax(-1, keepdim=True)
+            trailing = (ranked != best).logical_or(gone)
+            place = index.expand_as(ranked).masked_fill(trailing, values.shape[1] - 1)
+            place = place.amin(-1, keepdim=True)
+            gone = gone.logical_or(index == place)
             found.append(place)
         places = torch.cat(found, dim=-1)
         return ranked.gather(-1, places), places

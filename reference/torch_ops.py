@@ -182,7 +182,7 @@ class TorchOps(Ops):
             has_key = taken[:, :1]
         else:
             bit = (mask_start.unsqueeze(1) + turn).clamp(0, mask.shape[0] - 1)
-            taken = taken & mask[bit]
+            taken = taken.logical_and(mask.take(bit))
             # Likewise, a masked place re-reads the row's last place that is not masked.
             other = (taken * turn).amax(-1, keepdim=True)
             place = (begin.unsqueeze(1) + torch.where(taken, turn, other)).clamp(0, last)

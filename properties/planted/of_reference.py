@@ -80,7 +80,7 @@ OF_REFERENCE: tuple[Fault, ...] = (
     Fault(
         name="nan-is-the-largest",
         file="reference/ops.py",
-        old="ranked = torch.where(values.isnan(), -torch.inf, values)",
+        old="ranked = values.masked_fill(values.isnan(), -torch.inf)",
         new="ranked = values",
         tests=(
             "properties/reference/test_ops.py",

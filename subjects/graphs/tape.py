@@ -156,10 +156,11 @@ def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
 
     The storages decide, not the schema: what a schema calls an alias may be a copy, as `to` is.
     """
-    known = {argument.untyped_storage()._cdata for argument in args if isinstance(argument, Tensor)}
-    values = [value] if isinstance(value, Tensor) else value
-    return isinstance(values, list | tuple) and all(
-        isinstance(part, Tensor) and part.untyped_storage()._cdata in known for part in values
+    known = [argument.untyped_storage()._cdata for argument in args if isinstance(argument, Tensor)]
+    if isinstance(value, Tensor):
+        return value.untyped_storage()._cdata in known
+    return isinstance(value, list | tuple) and all(
+        isinstance(part, Tensor) and part.untyped_storage()._cdata in known for part in value
     )
 
 
