@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from harness.__main__ import main
+from harness.checks.of_steps.slot_ownership import misheld, right_cells, wrong_cells
 from harness.checks.property import judge
 from harness.checks.table import PROPERTIES
 from harness.engines import fetch as engines
@@ -31,6 +32,7 @@ from subjects.engines.shared.bags import Bag
 from subjects.engines.shared.missing import UndeclaredError
 from subjects.engines.shared.paged import PairedPages, listed_keys
 from subjects.engines.vllm.contract import CONTRACT, padding_of
+from subjects.engines.vllm.ownership import ownership
 from subjects.protocol import Offer
 from subjects.runners import RUNNERS
 
@@ -226,6 +228,58 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
     runner.runner.block_tables = Keeping()
     assert "block_table.full" not in padding_of(runner, given, batch, 4)
     assert {row.name for row in CONTRACT} > found.keys()
+
+
+def test_blocks_and_rows_are_held_once_or_free_once_and_a_leak_or_a_double_free_is_seen() -> None:
+    def listed(*ids: int) -> Any:
+        """Return a list of free blocks."""
+        last = SimpleNamespace(block_id=-1, next_free_block=None)
+        for block in reversed(ids):
+            last = SimpleNamespace(block_id=block, next_free_block=last)
+        return SimpleNamespace(
+            free_block_queue=SimpleNamespace(
+                fake_free_list_head=SimpleNamespace(next_free_block=last)
+            )
+        )
+
+    held = {Kind.FULL: [1, 2], Kind.SWA: [0, 3]}
+    requests: Any = SimpleNamespace(
+        finished={"request-9"},
+        preempted=set(),
+        reached={4: 20},
+        plan=SimpleNamespace(num_blocks=6),
+        blocks_of=lambda serial, kind: held[kind],
+    )
+    tables = [
+        SimpleNamespace(gpu=torch.tensor([[0, 0], held[kind]], dtype=torch.int32)) for kind in Kind
+    ]
+    states = SimpleNamespace(
+        req_id_to_index={"request-4": 1, "request-9": 0}, free_indices=list[int]()
+    )
+    block_tables = SimpleNamespace(block_tables=tables)
+    runner: Any = SimpleNamespace(
+        rows=[0, 1], runner=SimpleNamespace(req_states=states, block_tables=block_tables)
+    )
+    sizes = PoolSizes(full_slots=80, swa_slots=80, page_size=16, rows=2)
+
+    def found(*free: int) -> list[str]:
+        """Return what is wrong with these blocks free."""
+        requests.manager = SimpleNamespace(block_pool=listed(*free))
+        world = ownership(requests, runner)
+        wrong = misheld(world)
+        if wrong_cells(world, torch.from_numpy(right_cells(world, sizes))).any():
+            wrong.append("a table is wrong")
+        return wrong
+
+    assert found(4, 5) == []
+    assert "full page 5 is held by nobody and is 0 times free" in found(4)
+    assert "full page 2 is held by request 4 and is 1 times free" in found(4, 5, 2)
+    assert "swa page 0 is held by nobody and is 1 times free" in found(4, 5, 0)
+    states.req_id_to_index.pop("request-9")
+    assert found(4, 5) == ["row 0 is held by nobody and is 0 times free"]
+    states.free_indices.append(0)
+    tables[1].gpu[1, 1] = 4
+    assert found(4, 5) == ["a table is wrong"]
 
 
 def test_a_setting_that_nobody_declared_names_itself() -> None:

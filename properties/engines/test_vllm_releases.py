@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.engines.faults import Verdict
-from properties.engines.mutated_vllm import MUTATIONS
+from properties.engines.mutated_vllm import MUTATIONS, OWN
 from properties.support.releases import package_of, told_of
 
 SCRIPT = "properties.engines.mutated_vllm"
@@ -30,10 +30,24 @@ SEEN_BY = {
 them change no output."""
 
 
+FURTHER_SEEN_BY = {
+    "leak_a_block": {"slot_ownership"},
+    "free_a_held_block": {"slot_ownership"},
+    "free_the_window": {"captured_path"},
+    "leave_lengths": {"live_inputs"},
+    "read_one_key_more": {"logits_parity"},
+    "unmark_padding": {"live_inputs"},
+    "rebind_lengths": {"index_contract"},
+    "narrow_positions": {"index_contract"},
+    "leave_rows": {"live_inputs"},
+}
+"""The properties that must see each fault that nobody has reported."""
+
+
 @cache
 def newest() -> Any:
     """Return what the newest release shows, as it is and with each fault planted."""
-    return told_of(SCRIPT, package_of(NEWEST, "vllm"), "none", *MUTATIONS)
+    return told_of(SCRIPT, package_of(NEWEST, "vllm"), "none", *MUTATIONS, *OWN)
 
 
 def test_the_newest_release_is_clean() -> None:
@@ -46,6 +60,11 @@ def test_the_newest_release_is_clean() -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_public_fault_that_is_planted_in_the_newest_release_is_caught(mutation: str) -> None:
     assert SEEN_BY[mutation] <= set(newest()[mutation]["violated"])
+
+
+@pytest.mark.parametrize("mutation", OWN)
+def test_a_further_fault_that_is_planted_in_the_newest_release_is_caught(mutation: str) -> None:
+    assert FURTHER_SEEN_BY[mutation] <= set(newest()[mutation]["violated"])
 
 
 def test_the_release_that_stored_by_stale_slots_is_caught_and_explained() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference.allocator import Ownership
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
@@ -17,6 +18,7 @@ from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.engines.shared.paged import listed_keys
 from subjects.engines.vllm.contract import clears_below_windows, padding_of
+from subjects.engines.vllm.ownership import ownership
 from subjects.engines.vllm.requests import Settling, VllmRequests
 from subjects.engines.vllm.runner import VllmRunner
 from subjects.engines.vllm.settings import BLOCK, GROUPS
@@ -36,8 +38,6 @@ NOT_OFFERED = {
     Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
     Offer.CROSS_ATTENTION: "its attention layers for windows are a decoder's",
     Offer.TRACKED_STATE: "its groups of layers here are those of attention",
-    Offer.ALLOCATOR: "one pool of blocks serves both groups, and nothing maps the slots of one to"
-    " those of the other",
     Offer.SECTIONS: "its decodes advance every section of a position alike",
     Offer.TREES: "its runner verifies chains of drafts: it has no mask of a tree",
 }
@@ -236,8 +236,9 @@ class VllmEngine(OthersEngine):
         """Free what the world's allocator took; a forward takes the blocks that it needs."""
         self.requests.follow()
 
-    def ownership(self) -> None:
-        """Return None: see `missing`."""
+    def ownership(self) -> Ownership:
+        """Return who holds which blocks and rows, by the engine's manager and tables."""
+        return ownership(self.requests, self.runner)
 
     def read_kv(self) -> None:
         """Write the engine's KV to the world's storage."""

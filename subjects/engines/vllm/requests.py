@@ -57,7 +57,8 @@ class Settling:
 class VllmRequests:
     """The engine's requests by serial, those that are parked, and what it is yet to be told.
 
-    `pages` is the bijection of the world's pages and the engine's blocks.
+    `reached` is up to which token each of them has run, rejected drafts included. `pages` is the
+    bijection of the world's pages and the engine's blocks.
     """
 
     def __init__(self, engine: Engine, world: World, plan: Any, layers: Sequence[Any]) -> None:
@@ -82,6 +83,7 @@ class VllmRequests:
             enable_caching=False,
         )()
         self.held: dict[int, Any] = {}
+        self.reached: dict[int, int] = {}
         self.parked: dict[int, Any] = {}
         self.finished: set[str] = set()
         self.preempted: set[str] = set()
@@ -133,9 +135,15 @@ class VllmRequests:
         if more:
             request.append_output_token_ids(more)
         request.num_computed_tokens = begin
-        given = self.manager.allocate_slots(request, end - begin)
+        try:
+            given = self.manager.allocate_slots(request, end - begin)
+        except AssertionError as error:  # Its own, of its own lists.
+            raise RuntimeError(
+                "the engine's manager finds its own lists of blocks wrong"
+            ) from error
         if given is None:
             raise RuntimeError("the engine's manager has no room where ours has")
+        self.reached[serial] = max(self.reached.get(serial, 0), end)
         name = request.request_id
         if new:
             made = self.engine.part("v1.core.sched.output:NewRequestData").from_request
@@ -181,6 +189,7 @@ class VllmRequests:
         running = self.world.running().keys()
         for serial in [serial for serial in self.held if serial not in running]:
             request = self.held.pop(serial)
+            self.reached.pop(serial)
             self.manager.free(request)
             if serial in self.world.retracted():
                 request.num_computed_tokens = 0

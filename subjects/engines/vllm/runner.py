@@ -104,7 +104,7 @@ class VllmRunner:
             runner.sampler = NO_SAMPLER
         runner.initialize_kv_cache(self.plan)
         self._tables = [(held, held.clone()) for held in tensors_in(self._shared(), PACKAGE)]
-        self._rows = list(runner.req_states.free_indices)
+        self.rows = list(runner.req_states.free_indices)
         self.capture()
 
     def _shared(self) -> list[Any]:
@@ -149,7 +149,7 @@ class VllmRunner:
         states = self.runner.req_states
         states.req_id_to_index.clear()
         getattr(states, "index_to_req_id", {}).clear()
-        states.free_indices[:] = self._rows
+        states.free_indices[:] = self.rows
         self.runner.execute_model_state = None
         torch.cuda.synchronize()  # The engine writes memory next that a GPU has a view of.
 
