@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from harness.__main__ import main
 from harness.checks.of_steps import read_frame
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.checks.twins import WORLDS, first_slot_outside, twins_wrote_outside
 from harness.cli.exit_codes import CANNOT_RUN, MALFORMED
 from harness.errors import CannotRunError, MalformedError
 from harness.lockstep import config as settings
@@ -25,7 +28,7 @@ from harness.lockstep.scale.shapes import pools_of, trial_of, with_small_pools
 from harness.records.case import Case, case_of, dump_json, load_case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.harness.comparisons import check_comparisons
-from reference.batch import Mode
+from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS, Kind, Role, Shape, draft_config
 from reference.pool import KVPools, PoolSizes
 from reference.state_pool import GrowingRows, Section
@@ -304,6 +307,32 @@ def test_twins_tell_which_world_changed_a_slot_that_is_not_its_to_change() -> No
         assert bool(result.eager[full].outside) is ("eager" in strays)
         assert bool(result.graph[full].anywhere) is (len(strays) == 1)
         assert not any(bool(found.anywhere) for key, found in result.graph.items() if key != full)
+        assert bool(twins_wrote_outside(result)) is bool(strays)
+        told = {name: first_slot_outside(result, name) for name in WORLDS}
+        culprit = "eager" if "eager" in strays else "graph"
+        assert told == {name: (full, 3) if strays and name == culprit else None for name in WORLDS}
+
+
+def test_a_slot_lent_to_one_twin_is_not_the_others_to_change() -> None:
+    """Each world has a frame of its own: here the graph world's tables lead elsewhere."""
+    for stray in (False, True):
+        world = World()
+        batch = SimpleNamespace(out_cache_loc=torch.tensor([2]))
+        frames = [torch.zeros(10, dtype=torch.int64) for _ in range(2)]
+        frames[0][2], frames[1][2] = 5, 6
+        ran = [Ran(Mode.DECODE, cast(ForwardBatch, batch), mapping) for mapping in frames]
+        swa = Role.TARGET, Kind.SWA
+        world.arena(world.eager, Kind.SWA)[0, 0, 5] = 1.0
+        world.twins.after_eager(ran[0])
+        world.arena(world.graph, Kind.SWA)[0, 0, 6] = 1.0
+        if stray:
+            world.arena(world.graph, Kind.SWA)[0, 0, 5] = 1.0
+        world.twins.after_graph(ran[1])
+        result = world.twins.result
+        assert result is not None
+        assert bool(twins_wrote_outside(result)) is stray
+        assert first_slot_outside(result, "graph") == ((swa, 5) if stray else None)
+        assert bool(result.graph[swa].anywhere)
 
 
 def test_twins_give_a_world_back_what_it_had_reserved_slots_and_states_too() -> None:
