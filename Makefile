@@ -6,6 +6,7 @@ CASE ?=
 DEVICE ?= auto
 RUNNER ?=
 PRESET ?=
+SHAPE ?=
 SEED ?= 0
 EXAMPLES ?=
 RECORD ?= reports/out/latest/run.json
@@ -31,13 +32,13 @@ quoted = '$(subst ','\'',$(1))'
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
-	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SEED= EXAMPLES= MPS=1 PYTHON="
+	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SHAPE=tiny|mid|real SEED= EXAMPLES= MPS=1 PYTHON="
 
 setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
 regress: $(SETUP) ## Try the unchanged engine, then each bug (or BUG=…): tables, record, page; ENGINE=… tries that
 	@$(RUN) -m harness regress --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
-	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
+	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 engine: $(SETUP) ## Fetch a release of an engine, apart: VERSION=0.5.12, or vllm==0.33.0
 	@$(RUN) -m harness engine $(call quoted,$(VERSION))
@@ -102,7 +103,7 @@ bench: $(SETUP) ## Measure differential steps per second
 
 soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"; ENGINE=… soaks that
 	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
-	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
+	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table in reports/evidence/detections.md
 	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)

@@ -51,6 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--runner", default=None, help="Run this runner alone")
     group.addoption("--preset", default=None, help="Run this model preset alone")
     group.addoption(
+        "--shape",
+        choices=("tiny", "mid"),
+        default="tiny",
+        help="How large models and pools of the clean trials are; real: see paritybit regress",
+    )
+    group.addoption(
         "--bug", default=None, help="Run the clean suite on a subject with this bug switched on"
     )
 
@@ -222,7 +228,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     config = metafunc.config
     options = [config.getoption(f"--{option}") for option in ("runner", "preset", "bug")]
-    trials = clean_trials(config.stash[DEVICE], *options)
+    trials = clean_trials(config.stash[DEVICE], *options, shape=config.getoption("--shape"))
     metafunc.parametrize("clean_trial", trials, ids=[name(trial) for trial in trials])
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from reference.config import SPECULATION, Role
 from reference.pool import Tables
+from reference.state_pool import HiddenStates
 from reference.transfer import transfer
 
 MROPE_SECTIONS = 3
@@ -184,7 +185,7 @@ class ForwardBatch:
 
 
 def prepare(
-    mode: Mode, spans: Sequence[Span], tokens: Tensor, hidden_states: Tensor, tables: Tables
+    mode: Mode, spans: Sequence[Span], tokens: Tensor, hidden_states: HiddenStates, tables: Tables
 ) -> ForwardBatch:
     """Write the slots of `spans` into the index tables and return the batch over them.
 
@@ -218,7 +219,7 @@ def batch_of(
     host: Mapping[str, Tensor],
     device: Mapping[str, Tensor],
     tokens: Tensor,
-    hidden_states: Tensor,
+    hidden_states: HiddenStates,
 ) -> ForwardBatch:
     """Return the batch over `spans`, from its values on the host and on the device.
 
@@ -302,7 +303,7 @@ def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tens
 
 
 def _spec_info(
-    mode: Mode, spans: Sequence[Span], device: Mapping[str, Tensor], hidden_states: Tensor
+    mode: Mode, spans: Sequence[Span], device: Mapping[str, Tensor], hidden_states: HiddenStates
 ) -> dict[str, Tensor]:
     """Return what speculation adds to a batch; see `ForwardBatch`."""
     if mode is Mode.TARGET_VERIFY:

@@ -2,7 +2,8 @@
 
 The tiny sizes keep what the historical bugs depend on (layer pattern, grouped
 queries, sinks, a window that short generations cross); the real dimensions are
-the published ones and say what a tiny preset stands for.
+the published ones and say what a tiny preset stands for: those of the `config.json` of
+google/gemma-3-12b-it, openai/gpt-oss-20b and XiaomiMiMo/MiMo-V2-Flash on huggingface.co.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +15,18 @@ class Role(StrEnum):
 
     TARGET = "target"
     DRAFT = "draft"
+
+
+class Shape(StrEnum):
+    """How large a preset's model and its pools are.
+
+    MID runs on a laptop. REAL has every published dimension but the number of layers, which is
+    TINY's: all layers of a kind are alike, and their KV would leave no room for slots.
+    """
+
+    TINY = "tiny"
+    MID = "mid"
+    REAL = "real"
 
 
 class Kind(StrEnum):
@@ -66,6 +79,13 @@ class ModelConfig:
         return tuple(index for index, layer in enumerate(self.layers) if layer is kind)
 
 
+MID_FACTORS = {"hidden": 8, "intermediate": 8, "heads": 2, "window": 4, "vocab": 8}
+"""How many times as large as tiny a model between tiny and real is, by dimension."""
+
+MID_HEAD_DIM, MID_CONTEXT = 2, 4
+"""Likewise of a head's width, and of the longest request."""
+
+
 @dataclass(frozen=True)
 class Preset:
     """A tiny model to run and the real model whose shape it has."""
@@ -73,6 +93,23 @@ class Preset:
     tiny: ModelConfig
     real: ModelConfig
     source: str
+
+    def of(self, shape: Shape) -> ModelConfig:
+        """Return the model of a shape."""
+        if shape is Shape.TINY:
+            return self.tiny
+        return self._between if shape is Shape.MID else replace(self.real, layers=self.tiny.layers)
+
+    @property
+    def _between(self) -> ModelConfig:
+        tiny = self.tiny
+        wider = {name: getattr(tiny, name) * factor for name, factor in MID_FACTORS.items()}
+        full, swa = (
+            replace(tiny.shape(kind), head_dim=tiny.shape(kind).head_dim * MID_HEAD_DIM)
+            for kind in (Kind.FULL, Kind.SWA)
+        )
+        context = tiny.max_context * MID_CONTEXT
+        return replace(tiny, **wider, full=full, swa=swa, max_context=context)
 
 
 @dataclass(frozen=True)

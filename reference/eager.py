@@ -4,9 +4,8 @@ No static buffers, no memo, no fast path: slot lists come from `req_to_token`, S
 slots from the mapping, anew for each forward and both kinds of layer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from reference.ops import Ops, Reused
 from reference.pool import LOC_DTYPE, HybridKVPool, KVPools
 from reference.speculative import keep_candidates, likeliest, propose
 from reference.state_pool import STATE_ROWS, StatePaths
-from reference.transfer import transfer
+from reference.transfer import Numbers, transfer
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,24 @@ class Visible:
     seen: Tensor | None
 
 
-Columns = list[tuple[int, bool]]
-"""The columns of a request's row that one token may see, and whether it does."""
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a request's row that one token may see: all of `past`, then its own few.
+
+    Those come with whether the token sees them.
+    """
+
+    past: range
+    own: Sequence[tuple[int, bool]] = ()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.past) + len(self.own)
+
+    def __iter__(self) -> Iterator[tuple[int, bool]]:
+        """Yield each column, and whether the token sees it."""
+        yield from ((column, True) for column in self.past)
+        yield from self.own
 
 
 def columns_of(mode: Mode, span: Span, window: int | None, step: int) -> list[Columns]:
@@ -50,18 +65,15 @@ def columns_of(mode: Mode, span: Span, window: int | None, step: int) -> list[Co
     if mode is Mode.TARGET_VERIFY:
         return [_tree_columns(span, node, window) for node in range(len(span.tree))]
     if mode is Mode.DRAFT:
-        return [
-            _since(span.begin + step, window, span.begin)
-            + [(span.begin + branch * SPECULATION.steps + i, True) for i in range(step + 1)]
-            for branch in range(SPECULATION.topk)
-        ]
-    return [_since(position, window, position + 1) for position in span.positions(mode)]
+        past = _since(span.begin + step, window, span.begin)
+        firsts = [span.begin + branch * SPECULATION.steps for branch in range(SPECULATION.topk)]
+        return [Columns(past, [(first + i, True) for i in range(step + 1)]) for first in firsts]
+    return [Columns(_since(place, window, place + 1)) for place in span.positions(mode)]
 
 
-def _since(position: int, window: int | None, end: int) -> Columns:
+def _since(position: int, window: int | None, end: int) -> range:
     """Return the columns before `end` that the query at `position` sees."""
-    first = 0 if window is None else max(0, position - window + 1)
-    return [(column, True) for column in range(first, end)]
+    return range(0 if window is None else max(0, position - window + 1), end)
 
 
 def _tree_columns(span: Span, node: int, window: int | None) -> Columns:
@@ -71,26 +83,17 @@ def _tree_columns(span: Span, node: int, window: int | None) -> Columns:
         above.add(parent)
         parent = span.tree[parent][1]
     past = _since(span.begin + span.depths[node], window, span.begin)
-    return past + [(span.begin + other, other in above) for other in range(len(span.tree))]
+    return Columns(past, [(span.begin + other, other in above) for other in range(len(span.tree))])
 
 
 def visible(batch: ForwardBatch, window: int, step: int = 0) -> dict[Kind, Visible]:
     """List what every token sees: all keys up to itself, or the last `window` of them."""
-    listed = {
-        kind: [
-            (span.row, columns)
-            for span in batch.spans
-            for columns in columns_of(batch.mode, span, seen_back, step)
-        ]
-        for kind, seen_back in ((Kind.FULL, None), (Kind.SWA, window))
-    }
-    lists: dict[tuple[Kind, str], Sequence[int]] = {}
-    for kind, tokens in listed.items():
-        counts = [len(columns) for _, columns in tokens]
-        lists[kind, "bounds"] = [0, *accumulate(counts)]
-        lists[kind, "row"] = [row for row, columns in tokens for _ in columns]
-        lists[kind, "column"] = [column for _, columns in tokens for column, _ in columns]
-        lists[kind, "seen"] = [seen for _, columns in tokens for _, seen in columns]
+    lists: dict[tuple[Kind, str], Numbers] = {}
+    for kind, seen_back in ((Kind.FULL, None), (Kind.SWA, window)):
+        by_span = [columns_of(batch.mode, span, seen_back, step) for span in batch.spans]
+        rows = np.repeat([span.row for span in batch.spans], [len(tokens) for tokens in by_span])
+        for name, numbers in _listed(rows, [one for tokens in by_span for one in tokens]).items():
+            lists[kind, name] = numbers
     _, device = transfer(lists, batch.positions.device)
     masked = batch.mode is Mode.TARGET_VERIFY
     return {
@@ -100,8 +103,25 @@ def visible(batch: ForwardBatch, window: int, step: int = 0) -> dict[Kind, Visib
             column=device[kind, "column"],
             seen=device[kind, "seen"].bool() if masked else None,
         )
-        for kind in listed
+        for kind in Kind
     }
+
+
+def _listed(rows: Numbers, tokens: Sequence[Columns]) -> dict[str, Numbers]:
+    """Return what `Visible` holds, of tokens of requests in `rows` of `req_to_token`.
+
+    In whole arrays: a prompt of thousands of tokens sees millions of columns.
+    """
+    counts = np.array([len(token) for token in tokens])
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    firsts = np.array([token.past.start for token in tokens])
+    column = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - firsts, counts)
+    seen = np.ones(bounds[-1], dtype=np.int64)
+    for end, token in zip(bounds[1:].tolist(), tokens, strict=True):
+        if token.own:
+            own = slice(end - len(token.own), end)
+            column[own], seen[own] = zip(*token.own, strict=True)
+    return {"bounds": bounds, "row": np.repeat(rows, counts), "column": column, "seen": seen}
 
 
 def state_paths(batch: ForwardBatch) -> StatePaths:

@@ -16,6 +16,7 @@ from torch import Tensor
 from reference.batch import ENCODER_ROWS, MROPE_SECTIONS
 from reference.config import SPECULATION, Kind, ModelConfig
 from reference.ops import Ops
+from reference.pool import DRAWN_IN_PLACE
 from reference.state_pool import StatePaths
 
 STATE_DECAY = (0.5, 0.875)
@@ -74,15 +75,23 @@ class Heads:
 
 
 class Model:
-    """A decoder of `config` with weights drawn from `seed`, in `dtype` on `device`."""
+    """A decoder of `config` with weights drawn from `seed`, in `dtype` on `device`.
+
+    Many of them are drawn on the device itself, tensor by tensor in its order: on one kind of
+    device the same seed gives the same.
+    """
 
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0
     ) -> None:
-        generator = torch.Generator().manual_seed(seed)
+        many = weight_elements(config) >= DRAWN_IN_PLACE
+        drawn_on = device if many else torch.device("cpu")
+        drawn_in = dtype if many else torch.float32
+        generator = torch.Generator(drawn_on).manual_seed(seed)
 
         def draw(*shape: int, scale: float) -> Tensor:
-            return (torch.randn(shape, generator=generator) * scale).to(device, dtype)
+            drawn = torch.randn(shape, generator=generator, device=drawn_on, dtype=drawn_in)
+            return drawn.mul_(scale).to(device, dtype)
 
         def factor(rows: int, columns: int, *, scale: float) -> Tensor:
             drawn = draw(rows, columns, scale=scale)
@@ -235,6 +244,17 @@ class Model:
         if tokens.token_count is not None:
             logits = ops.limit_rows(logits, tokens.token_count)
         return {"logits": logits, "hidden": hidden}
+
+
+def weight_elements(config: ModelConfig) -> int:
+    """Return how many elements the matrices of a model's weights have: all but some rows."""
+    hidden = config.hidden
+    of_layers = 0
+    for kind in config.layers:
+        shape = config.shape(kind)
+        projected = (2 * config.heads + 2 * shape.kv_heads) * shape.head_dim
+        of_layers += hidden * (projected + 3 * config.intermediate)
+    return 2 * config.vocab * hidden + hidden * hidden + of_layers
 
 
 def column_major(matrix: Tensor) -> Tensor:

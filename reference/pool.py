@@ -296,7 +296,14 @@ def storage_elements(config: ModelConfig, sizes: PoolSizes) -> int:
     return sum(shape.numel() for shape in arena_shapes(config, sizes).values())
 
 
+DRAWN_IN_PLACE = 2**24
+"""So many elements are drawn where they are used: on the host they would take minutes."""
+
+
 def fill_with_garbage(storage: Tensor, seed: int) -> None:
-    """Fill `storage` with finite values drawn from `seed`."""
+    """Fill `storage` with finite values drawn from `seed`, on one kind of device the same."""
+    if storage.numel() >= DRAWN_IN_PLACE:
+        storage.normal_(generator=torch.Generator(storage.device).manual_seed(seed))
+        return
     generator = torch.Generator().manual_seed(seed)
     storage.copy_(torch.randn(storage.shape, generator=generator))

@@ -4,6 +4,7 @@ Knows where both lie. Does not know who owns a state slot (the allocator does) n
 index into them is found (each world does, its own way).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -56,6 +57,85 @@ class StatePool:
         """Make the state of `node` of the tree just verified the state of its request."""
         states = self.sections[Section.RECURRENT][slot]
         states[0] = states[1 + node]
+
+
+DENSE = 2**24
+"""Elements of a table of hidden states up to which it is one tensor."""
+
+GROWN = 1024
+"""Positions by which a row of a larger one grows."""
+
+
+class GrowingRows:
+    """A table [rows, positions, width] of which a row has only as many positions as it needs.
+
+    Indexed as a tensor is by tensors of rows and positions, or by a row and a slice of
+    positions. To index by tensors it waits for the device. A row is zero where nothing was
+    written before the last place that was; nothing beyond may be read.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = torch.Size((0, 0, width))
+        self.none = torch.zeros((0, width), dtype=dtype, device=device)
+        self.rows: dict[int, Tensor] = {}
+
+    def zero_(self) -> None:
+        """Forget all rows."""
+        self.rows.clear()
+
+    def new_empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return an empty tensor of the table's device, and of its dtype if none is said."""
+        return self.none.new_empty(*shape, dtype=dtype)
+
+    def __getitem__(self, index: tuple[int, slice] | tuple[Tensor, Tensor]) -> Tensor:
+        """Return a copy of what stands at some places."""
+        rows, positions = index
+        if isinstance(rows, int):
+            return self.rows.get(rows, self.none)[positions].clone()
+        assert isinstance(positions, Tensor)
+        found = self.none.new_empty(len(rows), self.shape[-1])
+        for row, chosen in self._by_row(rows):
+            found[chosen] = self.rows.get(row, self.none)[positions[chosen]]
+        return found
+
+    def __setitem__(self, index: tuple[int, slice] | tuple[Tensor, Tensor], values: Tensor) -> None:
+        """Write values at some places."""
+        rows, positions = index
+        if isinstance(rows, int) and isinstance(positions, slice):
+            self._of(rows, positions.stop)[positions] = values
+            return
+        assert isinstance(rows, Tensor) and isinstance(positions, Tensor)
+        for row, chosen in self._by_row(rows):
+            places = positions[chosen]
+            self._of(row, int(places.max()) + 1)[places] = values[chosen]
+
+    def _by_row(self, rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield each row that is named, and where."""
+        for row in rows.unique().tolist():
+            yield row, rows == row
+
+    def _of(self, row: int, length: int) -> Tensor:
+        """Return a row that has at least `length` positions."""
+        held = self.rows.get(row, self.none)
+        if len(held) < length:
+            more = -(-(length - len(held)) // GROWN) * GROWN
+            grown = held.new_zeros(len(held) + more, self.shape[-1])
+            grown[: len(held)] = held
+            self.rows[row] = held = grown
+        return held
+
+
+HiddenStates = Tensor | GrowingRows
+"""The hidden states of tokens [token rows, positions, H], as they are read and written."""
+
+
+def hidden_states_of(
+    rows: int, positions: int, width: int, dtype: torch.dtype, device: torch.device
+) -> HiddenStates:
+    """Return an empty table of hidden states: one tensor, unless that is large."""
+    if rows * positions * width > DENSE:
+        return GrowingRows(width, dtype, device)
+    return torch.zeros((rows, positions, width), dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)

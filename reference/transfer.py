@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Name = TypeVar("Name")
+Numbers = NDArray[np.integer[Any]]
 
 
 def transfer(
-    lists: Mapping[Name, Sequence[int]], device: torch.device
+    lists: Mapping[Name, Sequence[int] | Numbers], device: torch.device
 ) -> tuple[dict[Name, Tensor], dict[Name, Tensor]]:
     """Return every list as an int64 tensor: on the host, and on the device.
 
@@ -20,7 +22,10 @@ def transfer(
     dictionaries hold the same storage.
     """
     sizes = [len(values) for values in lists.values()]
-    together = np.fromiter(chain.from_iterable(lists.values()), np.int64, sum(sizes))
+    if any(isinstance(values, np.ndarray) for values in lists.values()):
+        together = np.concatenate(list(lists.values())).astype(np.int64, copy=False)
+    else:
+        together = np.fromiter(chain.from_iterable(lists.values()), np.int64, sum(sizes))
     on_host = torch.from_numpy(together)
     host = dict(zip(lists, on_host.split_with_sizes(sizes), strict=True))
     if device.type == "cpu":

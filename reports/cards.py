@@ -27,6 +27,9 @@ from reports.explanation import ExplanationView, describe
 from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words
 from reports.verdicts import STATUSES
 
+TINY = "tiny"
+"""The shape of which a case file and a page say nothing."""
+
 ROOM = 6400
 """Boxes in all time lines of a page together: what keeps it below a megabyte."""
 
@@ -254,7 +257,8 @@ def setting(row: CleanRow) -> str:
     """Name a clean trial by what tells it from the others."""
     trial = row.trial
     return (
-        f"clean {trial.runner}, {trial.preset}, {trial.scheme},"
+        f"clean {trial.runner}, {'' if trial.shape == TINY else f'{trial.shape} '}{trial.preset},"
+        f" {trial.scheme},"
         f" page size {trial.page_size}, {trial.dtype}"
         f"{', steps overlap' if trial.overlap else ''}"
     )
@@ -263,6 +267,8 @@ def setting(row: CleanRow) -> str:
 def _settings(trial: TrialSettings) -> Iterator[Fact]:
     yield Fact("runner", trial.runner)
     yield Fact("preset", trial.preset)
+    if trial.shape != TINY:
+        yield Fact("shape", trial.shape)
     yield Fact("location scheme", trial.scheme)
     yield Fact("dtype", trial.dtype)
     yield Fact("device", trial.device)
@@ -339,8 +345,11 @@ def case_text(trial: TrialSettings, finding: RecordedFinding) -> str:
 
     The record holds apart what a case shares with its finding.
     """
+    settings = asdict(trial)
+    if settings["shape"] == TINY:  # As a case file leaves it out.
+        del settings["shape"]
     case = asdict(finding.case) | {
-        "trial": asdict(trial),
+        "trial": settings,
         "schedule": asdict(finding.schedule),
         "violations": [asdict(violation) for violation in finding.violations],
     }

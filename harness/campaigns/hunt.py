@@ -32,6 +32,9 @@ Many times what they take on a slow machine: whatever takes longer hangs.
 SHRINKING_STEPS = 1500
 """After so many steps a schedule is shrunk no further: some thirty seconds on a slow machine."""
 
+FEW_STEPS = 150
+"""Likewise over pools too large to be copied: a minute on a fast GPU."""
+
 
 def time_limit(count: int) -> float:
     """Return the seconds in which a task that plays `count` schedules must end."""
@@ -105,7 +108,7 @@ class HuntResult:
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
         """Shrink the schedule that was found, looking for nothing but the target.
 
-        It counts as shrunk once SHRINKING_STEPS are played.
+        It counts as shrunk once SHRINKING_STEPS, or FEW_STEPS, are played.
         """
         if self.schedule is None:
             return
@@ -113,11 +116,11 @@ class HuntResult:
         if target is not None:
             lockstep.watch(STATE_PROPERTIES | {target})
 
-        played = 0
+        played, most = 0, FEW_STEPS if lockstep.trial.large else SHRINKING_STEPS
 
         def fails(schedule: Schedule) -> bool:
             nonlocal played
-            if played >= SHRINKING_STEPS:
+            if played >= most:
                 return False
             outcome = lockstep.play(schedule, until=ends)
             played += outcome.steps

@@ -21,9 +21,10 @@ from harness.campaigns.task import (
 )
 from harness.checks.expectations import unaffected_reason
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from harness.machine.workers import HERE, Workers
-from harness.schedules.coverage import required_events
-from reference.config import PRESETS
+from harness.schedules.coverage import required_events, required_replays
+from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS, engine_runners
@@ -47,20 +48,22 @@ UNAFFECTED_SHARE = 16
 TRAFFIC_SHARE = 12
 """Pieces of traffic that a trial plays, as the fraction of a hunt's schedules."""
 
-SHAPES = ((4, "float32"), (1, "bfloat16"), (1, "float32"), (4, "bfloat16"))
-"""Page sizes and dtypes that a run's trials take in turn."""
-
 TASKS = Campaign(run_in_turn, shared=attrgetter("clean_trial"), seconds=attrgetter("seconds"))
 """How the tasks of a run are run: those of a trial share it with the clean build it is held to."""
 
 
-def all_hunts(runners: Iterable[str] = tuple(RUNNERS)) -> tuple[tuple[str, str], ...]:
-    """Return every (bug, runner) that can be switched on, whether the bug affects it or not."""
+def all_hunts(
+    runners: Iterable[str] = tuple(RUNNERS), *, overlap: bool = True
+) -> tuple[tuple[str, str], ...]:
+    """Return every (bug, runner) that can be switched on, whether the bug affects it or not.
+
+    Without `overlap` those that show where steps overlap are left out.
+    """
     return tuple(
         (name, runner)
         for name, bug in BUGS.items()
         for runner in runners
-        if not lacking(bug, runner)
+        if not lacking(bug, runner) and (overlap or not bug.overlap)
     )
 
 
@@ -69,7 +72,7 @@ class RunConfig:
     """What a run was asked for, and over which workers it is spread.
 
     `hunts` are (bug, runner); their runners are tried clean too, by the `known` schedules of
-    other runs before any others.
+    other runs before any others. `shape` says how large models and pools are.
     """
 
     device: str
@@ -80,6 +83,7 @@ class RunConfig:
     command: str = "paritybit regress"
     workers: Workers = HERE
     known: Known = field(default_factory=Known)
+    shape: Shape = Shape.TINY
 
     @property
     def runners(self) -> tuple[str, ...]:
@@ -91,14 +95,22 @@ class RunConfig:
     def overlapping(self) -> tuple[str, ...]:
         """The runners on trial of which steps overlap in a clean trial: one of each engine.
 
-        Only in an engine that launches its forwards can any overlap.
+        Only in an engine that launches its forwards can any overlap, and over pools that can be
+        copied.
         """
+        if self.shape is Shape.REAL:
+            return ()
         firsts = {engine_runners(name): name for name in reversed(self.runners)}
         return tuple(name for name in reversed(firsts.values()) if RUNNERS[name].captures)
 
     @property
     def required_events(self) -> tuple[str, ...]:
-        """What the clean trials, taken together, must reach."""
+        """What the clean trials, taken together, must reach.
+
+        All states are asked of tiny trials alone: those of another shape play few schedules.
+        """
+        if self.shape is not Shape.TINY:
+            return required_replays(self.runners, far=self.shape is Shape.REAL)
         return required_events(self.runners, overlap=bool(self.overlapping))
 
 
@@ -176,8 +188,7 @@ def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialC
     """
     turn = list(RUNNERS).index(runner) + list(LocationScheme).index(scheme)
     preset = settings.presets[turn % len(settings.presets)]
-    page_size, dtype = SHAPES[turn % len(SHAPES)]
-    return TrialConfig(runner, preset, dtype, settings.device, scheme, page_size)
+    return trial_of_shape(settings.shape, preset, runner, settings.device, scheme, turn)
 
 
 def one_size(trial: TrialConfig) -> TrialConfig:

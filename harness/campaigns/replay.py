@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from harness.campaigns.benches import LARGE
 from harness.campaigns.executor import Campaign, Ended
 from harness.campaigns.hunt import time_limit, whole
 from harness.checks.of_schedules.declared_state import DECLARED_STATE
@@ -96,7 +97,11 @@ def lockstep_of(case: Case) -> Lockstep:
     PlayingFailedError for a playing that failed.
     """
     if not case.history:
-        return kept_lockstep(case.trial)
+        if not case.trial.large:
+            return kept_lockstep(case.trial)
+        LARGE(case.trial).watch(PROPERTIES)
+        return LARGE(case.trial)
+    LARGE.clear()
     lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
     for schedule in case.history:
         whole(lockstep.play(schedule))

@@ -7,7 +7,7 @@ from typing import Any, cast
 from harness.campaigns.regress import Run, plan, verdict
 from harness.campaigns.task import Finding, Result, Task
 from harness.checks.expectations import unaffected_reason
-from harness.checks.table import PROPERTIES, STATEMENTS
+from harness.checks.table import PROPERTIES, STATEMENTS, asked_of
 from harness.records import schema
 from harness.records.case import Case
 from harness.records.record import environment
@@ -112,7 +112,7 @@ def _clean_row(result: Result, shown: str) -> schema.CleanRow:
     return schema.CleanRow(
         **_counts(result, shown),
         status=cast(schema.CleanStatus, str(result.status)),
-        properties=tuple(PROPERTIES),
+        properties=asked_of(large=result.task.trial.large),
     )
 
 

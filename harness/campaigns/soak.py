@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.progress import Progress
 
+from harness.campaigns.benches import LARGE
 from harness.campaigns.confirm import confirmed
 from harness.campaigns.executor import Campaign, Ended
 from harness.campaigns.fresh import play_fresh
@@ -21,9 +22,10 @@ from harness.checks.play import DeviceLostError, Lockstep
 from harness.checks.table import STEP_PROPERTIES
 from harness.errors import headline
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.scale.shapes import FEW_EXAMPLES, trial_of
 from harness.machine.workers import Workers, sparing
 from harness.schedules.schedule import Schedule
-from reference.config import PRESETS
+from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import ONE_PER_ENGINE, RUNNERS
 from subjects.toggles import LocationScheme
@@ -110,6 +112,7 @@ class SeededHunts:
     bug: str
     runner: str
     seeds: tuple[int, ...]
+    shape: Shape = Shape.TINY
 
     @property
     def label(self) -> str:
@@ -138,6 +141,7 @@ class Soaked:
     device: str
     seeds: int
     workers: Workers
+    shape: Shape = Shape.TINY
     cleans: list[Ended[Chunk, CleanSteps]] = field(default_factory=list)
     detections: list[Ended[SeededHunts, Detections]] = field(default_factory=list)
     seconds: float = 0.0
@@ -145,21 +149,26 @@ class Soaked:
 
 
 def soak(
-    device: str, steps: int, seeds: Sequence[int], first_seed: int, workers: Workers
+    device: str,
+    steps: int,
+    seeds: Sequence[int],
+    first_seed: int,
+    workers: Workers,
+    shape: Shape = Shape.TINY,
 ) -> dict[str, Any]:
     """Play at least `steps` clean steps over all trials, then hunt each bug by seed.
 
     Interrupted, it returns the figures of what has ended.
     """
-    all_trials = trials(device)
+    all_trials = trials(device, shape)
     chunk_steps = min(CHUNK_STEPS, -(-steps // len(all_trials))) or 1
     chunks = [
         Chunk(all_trials[place % len(all_trials)], first_seed + CHUNK_STEPS * place, chunk_steps)
         for place in range(-(-steps // chunk_steps))
     ]
-    hunts = all_hunts(device, seeds)
+    hunts = all_hunts(device, seeds, shape)
     spread_over = sparing(workers, device)
-    soaked = Soaked(device, len(seeds), workers)
+    soaked = Soaked(device, len(seeds), workers, shape)
     with Progress(transient=True) as progress:
         bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(hunts))
 
@@ -182,12 +191,16 @@ def soak(
     return _figures(soaked)
 
 
-def all_hunts(device: str, seeds: Sequence[int]) -> list[SeededHunts]:
-    """Return the hunts of every bug on every runner by all seeds, those that take longest first."""
+def all_hunts(device: str, seeds: Sequence[int], shape: Shape = Shape.TINY) -> list[SeededHunts]:
+    """Return the hunts of every bug on every runner by all seeds, those that take longest first.
+
+    Of a shape whose steps cannot overlap, without the bugs that show there alone.
+    """
     slowest_first = sorted(BUGS.values(), key=lambda bug: not bug.overlap)
     return [
-        SeededHunts(device, bug.name, runner, tuple(seeds[first : first + SEEDS_AT_ONCE]))
+        SeededHunts(device, bug.name, runner, tuple(seeds[first : first + SEEDS_AT_ONCE]), shape)
         for bug in slowest_first
+        if not (bug.overlap and shape is Shape.REAL)
         for runner in affected_runners(bug)
         for first in range(0, len(seeds), SEEDS_AT_ONCE)
     ]
@@ -210,7 +223,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
         "clean": {
             **dict(sorted(counts.items())),
             "properties": sorted(STEP_PROPERTIES),
-            "trials": [trial.to_json() for trial in trials(soaked.device)],
+            "trials": [trial.to_json() for trial in trials(soaked.device, soaked.shape)],
             "seeds": [cleans[0].task.seed, cleans[-1].task.seed] if cleans else [],
             "workers": soaked.workers.processes,
             "false_alarms": len(alarms),
@@ -241,14 +254,22 @@ def required_replays() -> list[str]:
     return [f"{name}: {what}" for name in RUNNERS for what in ("replay", "padded replay")]
 
 
-def trials(device: str) -> list[TrialConfig]:
-    """Return the clean trials: every preset, location scheme and engine, in two shapes."""
+def trials(device: str, shape: Shape = Shape.TINY) -> list[TrialConfig]:
+    """Return the clean trials: every preset, location scheme and engine, in two page sizes."""
+    if shape is Shape.TINY:
+        return [
+            TrialConfig(runner, preset, dtype, device, scheme, page_size)
+            for preset in PRESETS
+            for scheme in LocationScheme
+            for runner in ONE_PER_ENGINE
+            for page_size, dtype in ((1, "float32"), (4, "bfloat16"))
+        ]
     return [
-        TrialConfig(runner, preset, dtype, device, scheme, page_size)
+        trial_of(shape, preset, runner, device, scheme, turn)
         for preset in PRESETS
         for scheme in LocationScheme
         for runner in ONE_PER_ENGINE
-        for page_size, dtype in ((1, "float32"), (4, "bfloat16"))
+        for turn in range(2)
     ]
 
 
@@ -256,6 +277,11 @@ def trials(device: str) -> list[TrialConfig]:
 def lockstep_of(trial: TrialConfig) -> Lockstep:
     """Return the lockstep of a trial, built once in a process for as long as it is in use."""
     return Lockstep(trial)
+
+
+def bench_of(trial: TrialConfig) -> Lockstep:
+    """Return the lockstep of a trial: the only one of this process if its pools are large."""
+    return LARGE(trial) if trial.large else lockstep_of(trial)
 
 
 def clean_steps(chunk: Chunk) -> CleanSteps:
@@ -274,18 +300,19 @@ def clean_steps(chunk: Chunk) -> CleanSteps:
 
 def _play_clean(clean: CleanSteps, trial: TrialConfig, seed: int) -> None:
     """Play the schedules of one seed on one trial; count them, and shrink what fails."""
-    lockstep = lockstep_of(trial)
-    hunt_result = without_error(play_all(lockstep, seed, EXAMPLES))
+    examples = FEW_EXAMPLES.get(Shape(trial.shape), EXAMPLES)
+    hunt_result = without_error(play_all(bench_of(trial), seed, examples))
     clean.counts["steps"] += hunt_result.steps
     clean.counts["schedules"] += hunt_result.schedules
     clean.counts.update(
         {event: count for event, count in hunt_result.events.items() if event.endswith("replay")}
     )
     if hunt_result.violated:
-        found = without_error(hunt(lockstep, None, seed, EXAMPLES))
+        found = without_error(hunt(bench_of(trial), None, seed, examples))
         if found.schedule is None:
             clean.alarm(trial, seed, hunt_result.violated, None, NOT_SEEN_AGAIN)
             return
+        LARGE.release()
         shown = confirmed(trial, found, None, STEP_PROPERTIES, play_fresh)
         undeclared = shown.undeclared.message if shown.undeclared is not None else None
         clean.alarm(trial, seed, hunt_result.violated, shown.schedule, undeclared)
@@ -303,12 +330,12 @@ def hunt_by_seed(hunts: SeededHunts) -> Detections:
             bugs=(bug.name,),
             overlap=bug.overlap,
         )
-        for trial in trials(hunts.device)
+        for trial in trials(hunts.device, hunts.shape)
     ]
     varied = list(dict.fromkeys(varied))
     needed: list[int] = []
     for seed in hunts.seeds:
-        lockstep = lockstep_of(varied[seed % len(varied)])
+        lockstep = bench_of(varied[seed % len(varied)])
         lockstep.watch(watched_for(target))
         try:
             hunt_result = hunt(lockstep, target, seed, HUNT_EXAMPLES, shrinks=False)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from harness.campaigns.benches import LARGE, Benches, explained_small
 from harness.campaigns.confirm import Confirmed, confirmed
 from harness.campaigns.executor import Ended
 from harness.campaigns.fresh import PlayFresh, play_fresh
@@ -25,17 +26,19 @@ from harness.campaigns.hunt import (
     without_error,
 )
 from harness.checks.expectations import expectation, unaffected_reason
-from harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
+from harness.checks.explanation import NOT_EXPLAINED, Explained, observe
+from harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.checks.table import PROPERTIES, STEP_PROPERTIES, asked_of
 from harness.explain.facts import Explanation, Reach, TimelineEntry
 from harness.explain.reach import AT_CAPTURE, Reaching
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.scale.shapes import with_small_pools
 from harness.lockstep.tracebacks import traceback_of
 from harness.schedules.coverage import OVERLAPPED
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
-from reference.config import PRESETS
+from reference.config import Shape
 from subjects.bugs.bug import Bug
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
@@ -77,6 +80,9 @@ KEPT = 3
 With one less, each bug would drop the clean one before it is held to it.
 """
 
+LARGE_SLOWER = 4
+"""How many times as long a task over large pools may take."""
+
 GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.UNAFFECTED})
 
 
@@ -116,14 +122,16 @@ class Task:
     @property
     def seconds(self) -> float:
         """How long the task may take."""
-        return time_limit(self.examples + len(self.known))
+        slower = LARGE_SLOWER if self.trial.large else 1
+        return slower * time_limit(self.examples + len(self.known))
 
     @property
     def label(self) -> str:
         """What the task is called in a progress line."""
         what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
         overlap = ", overlap" if self.trial.overlap else ""
-        return f"{what} ({self.trial.preset}, {self.trial.scheme}, {self.source}{overlap})"
+        shape = "" if self.trial.shape == Shape.TINY else f"{self.trial.shape} "
+        return f"{what} ({shape}{self.trial.preset}, {self.trial.scheme}, {self.source}{overlap})"
 
 
 @dataclass(frozen=True)
@@ -216,10 +224,12 @@ def run_in_turn(task: Task) -> Result:
 
     Of a bug that must be detected, its result says how far it got.
     """
-    result = run_task(task, kept_lockstep)
+    result = run_task(task, LARGE if task.trial.large else kept_lockstep)
     if result.spoiled:
         return result
     try:
+        if task.trial.large:
+            return replace(result, reach=_reach_small(task, result.finding))
         return replace(result, reach=_reach(task, kept_lockstep(task.trial), result.finding))
     except Exception as error:  # What was found stays in the result, beside the error.
         return replace(result, status=Status.FAILED, error=traceback_of(error))
@@ -235,21 +245,22 @@ def run_task(
     What it finds is played again by `play`, in a fresh process.
     """
     started = time.monotonic()
-    lockstep = lockstep_of(task.trial)
+    benches = lockstep_of if isinstance(lockstep_of, Benches) else Benches(lockstep_of)
     watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
-    lockstep.watch(watched)
+    benches(task.trial).watch(watched)
+    warnings = len(benches(task.trial).capture_warnings)
     hunt_result, finding, error = HuntResult(), None, None
     try:
-        hunt_result = _search(task, lockstep)
+        hunt_result = _search(task, benches(task.trial))
         without_error(hunt_result)
         if hunt_result.schedule is not None:
+            benches.release()
             shown = confirmed(task.trial, hunt_result, task.target, watched, play)
-            finding = _finding(task, lockstep, shown)
+            finding = _finding(task, benches, shown)
             error = finding.error
-        warnings = len(lockstep.capture_warnings)
         status = Status.FAILED
         if error is None:
-            status = judge_task(task, hunt_result, finding, warnings, lockstep_of)
+            status = judge_task(task, hunt_result, finding, warnings, benches)
     except DeviceLostError as lost:
         hunt_result.add(lost.outcome)
         finding = Finding.of(lost.schedule, lost.outcome)
@@ -261,7 +272,7 @@ def run_task(
         status=status,
         hunt_result=hunt_result,
         finding=finding,
-        capture_warnings=len(lockstep.capture_warnings),
+        capture_warnings=warnings,
         seconds=time.monotonic() - started,
         error=error,
     )
@@ -274,7 +285,7 @@ def _search(task: Task, lockstep: Lockstep) -> HuntResult:
     return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), task.target)
 
 
-def _finding(task: Task, lockstep: Lockstep, shown: Confirmed) -> Finding:
+def _finding(task: Task, benches: Benches, shown: Confirmed) -> Finding:
     """Play a schedule that a fresh process shows with every property on, and explain it.
 
     Raises PlayingFailedError for a playing that failed. An explainer that fails leaves its
@@ -283,10 +294,10 @@ def _finding(task: Task, lockstep: Lockstep, shown: Confirmed) -> Finding:
     if shown.undeclared is not None:
         return Finding.of_undeclared_state(shown)
     schedule = shown.schedule
-    lockstep.watch(PROPERTIES)
-    outcome, timeline = observe(lockstep, schedule)
+    benches(task.trial).watch(PROPERTIES)
+    outcome, timeline = observe(benches(task.trial), schedule)
     whole(outcome)
-    found = explained(lockstep, schedule, outcome, timeline, task.target)
+    found = explained_small(benches, task.trial, schedule, outcome, timeline, task.target)
     return Finding.of(schedule, outcome, timeline, found)
 
 
@@ -307,9 +318,30 @@ def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | N
     return kept_reaching(task.trial).count(schedules)
 
 
+def _reach_small(task: Task, finding: Finding | None) -> Reach | None:
+    """Say how far a bug got as `_reach` does, over small pools where the trial's own are large.
+
+    None where a finding does not show there.
+    """
+    LARGE.clear()
+    small = replace(task, trial=with_small_pools(task.trial))
+    try:
+        lockstep = kept_lockstep(small.trial)
+        if finding is not None and task.target is not None:
+            lockstep.watch(watched_for(task.target))
+            if task.target not in whole(lockstep.play(finding.schedule)).violated:
+                return None
+        return _reach(small, lockstep, finding)
+    finally:
+        del lockstep
+        kept_lockstep.cache_clear()
+        kept_reaching.cache_clear()
+        LARGE.clear()
+
+
 def pieces_of(trial: TrialConfig, count: int, seed: int) -> list[Schedule]:
     """Return pieces of traffic that drive the runner on trial, idle replays of it included."""
-    config, under_test = PRESETS[trial.preset].tiny, RUNNERS[trial.runner].mode
+    config, under_test = trial.model, RUNNERS[trial.runner].mode
     idle = idle_modes(trial.modes)
     pick = idle.index(under_test) if under_test in idle else 0
     return traffic_schedules(config, max(trial.buckets), trial.room, count, seed, under_test, pick)
@@ -324,15 +356,17 @@ def judge_task(
 ) -> Status:
     """Say how a task ended. Raises PlayingFailedError if the clean build could not be played.
 
-    Nothing counts that replayed no graph, or none with padding, or, on the clean build,
-    held nothing against the oracle. Nor does a trial of overlapping steps of which none did.
+    Nothing counts that replayed no graph, or none with padding, or, on the clean build, held
+    nothing against the oracle where that is asked. Nor does a trial of overlapping steps of which
+    none did.
     """
     target = task.target
     if finding is not None:
         return _judge_found(task, finding, lockstep_of)
     if target is not None:
         return Status.WRONG_PROPERTY if hunt_result.violated else Status.MISSED
-    judged = task.bug is not None or hunt_result.events["held against the oracle"]
+    asked = DENSE_AGREEMENT.id in asked_of(large=task.trial.large)
+    judged = task.bug is not None or not asked or hunt_result.events["held against the oracle"]
     overlapped = not task.trial.overlap or hunt_result.events[OVERLAPPED]
     if not (hunt_result.replays and hunt_result.padded_replays and judged and overlapped):
         return Status.VACUOUS

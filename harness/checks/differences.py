@@ -1,5 +1,6 @@
 """Where two tensors of bits first differ, and how such a place is described."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,9 @@ from reference.config import Kind
 from reference.model import Output
 from reference.pool import KVLayout
 from reference.state_pool import Section
+
+Sections = Mapping[Section, Tensor]
+"""The state beside KV of one world, or a mask of it."""
 
 PLACE_NAMES = {Section.RECURRENT: "recurrent state slot", Section.DRAFT_TABLE: "draft table row"}
 """What a place of each section of state beside KV is called."""
@@ -48,20 +52,23 @@ def first_kv_difference(
                 "eager_bits": hex_bits(pair[0][plane, slot, head, element]),
                 "graph_bits": hex_bits(pair[1][plane, slot, head, element]),
             }
-    return _first_state_difference(layout, left, right, mask)
+    masks = None if mask is None else layout.sections_of(mask)
+    return first_state_difference(layout.sections_of(left), layout.sections_of(right), masks)
 
 
-def _first_state_difference(
-    layout: KVLayout, left: Tensor, right: Tensor, mask: Tensor | None
+def first_state_difference(
+    ones: Sections, others: Sections, masks: Sections | None = None
 ) -> dict[str, Any]:
-    """Say where the state beside KV of two storages first differs, place 0 apart."""
-    ones, others = layout.sections_of(left), layout.sections_of(right)
+    """Say where the state beside KV of two worlds first differs, place 0 apart.
+
+    Raises ValueError if it does not.
+    """
     for section, one in ones.items():
         other = others[section]
         different = bits(one) != bits(other)
         different[0] = False
-        if mask is not None:
-            different &= layout.sections_of(mask)[section]
+        if masks is not None:
+            different &= masks[section]
         if different.any():
             place, row, element = first_index(different)
             return {

@@ -5,9 +5,15 @@ import inspect
 
 from harness.checks.expectations import detected_by, unaffected_reason
 from harness.checks.table import STATEMENTS
-from reference.config import PRESETS
+from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
+
+SHAPES = {
+    Shape.TINY: "a model and pools for a CPU, in seconds; the default",
+    Shape.MID: "eight times as wide, with four times as long windows and requests",
+    Shape.REAL: "the published dimensions, fewer layers, 31 GiB of KV a world: a GPU of 80 GB",
+}
 
 Names = dict[str, dict[str, str]]
 """Kinds of names, in order; each name with a sentence about it."""
@@ -29,6 +35,7 @@ def listed() -> Names:
             for runner in RUNNERS
         },
         "presets": {name: preset.source for name, preset in PRESETS.items()},
+        "shapes": {str(shape): SHAPES[shape] for shape in Shape},
         "properties": dict(STATEMENTS),
     }
 

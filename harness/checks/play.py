@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from harness.checks.property import Playback, Playing, Property, Violation, judge, judge_end
-from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES, not_asked
+from harness.checks.table import (
+    NOT_OF_LARGE_POOLS,
+    PROPERTIES,
+    STATE_PROPERTIES,
+    STEP_PROPERTIES,
+    not_asked,
+)
 from harness.errors import DeviceError, headline
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, Sample
@@ -138,7 +144,7 @@ class Lockstep:
             self.pair = Pair(trial.clean)
         self.capture_warnings = self.pair.capture_warnings
         missing = self.pair.subject.missing
-        self.unasked = not_asked(missing)
+        self.unasked = not_asked(missing) | (dict(NOT_OF_LARGE_POOLS) if trial.large else {})
         # With arithmetic of its own an engine's world has other bits from the first forward on:
         # it diverges nowhere, and what is judged of it is judged to the end.
         self.ending = frozenset() if Offer.ARITHMETIC in missing else STATE_PROPERTIES
@@ -306,8 +312,7 @@ class Lockstep:
         return self._playback(outputs)
 
     def _playback(self, outputs: list[Tensor]) -> Playback:
-        storages = self.pair.eager_pools.storage.clone(), self.pair.graph_pools.storage.clone()
-        return Playback(tuple(outputs), *storages)
+        return Playback(tuple(outputs), *self.pair.kept.playback())
 
 
 def live_outputs(observation: Observation) -> list[Tensor]:

@@ -44,7 +44,10 @@ class Violation:
 
 @dataclass(frozen=True)
 class Playback:
-    """The bits one playing of a schedule left: every step's live outputs, and both storages."""
+    """The bits one playing of a schedule left: every step's live outputs, and both storages.
+
+    Of storages too large to be copied they are digests.
+    """
 
     outputs: tuple[Tensor, ...]
     eager: Tensor

@@ -60,6 +60,17 @@ Any other speaks of the build or of a further run, and leaves both worlds equal.
 """
 
 
+NOT_OF_LARGE_POOLS: Mapping[str, str] = {
+    DENSE_AGREEMENT.id: "a cache-free float64 model of this size takes too long beside its pools"
+}
+"""The properties that are not asked where pools are too large to be copied, and why."""
+
+
+def asked_of(*, large: bool) -> tuple[str, ...]:
+    """Return the properties that our own engine is asked, over pools too large to copy or not."""
+    return tuple(name for name in PROPERTIES if not large or name not in NOT_OF_LARGE_POOLS)
+
+
 def not_asked(missing: Mapping[Offer, str]) -> dict[str, str]:
     """Return the properties that an engine which lacks `missing` cannot be asked, and why."""
     reasons = {rule.id: rule.not_asked(missing) for rule in _ORDER}

@@ -13,16 +13,22 @@ from rich.table import Table
 from harness.campaigns.history import play_history
 from harness.campaigns.mutants.hunting import End, MutantHunt
 from harness.campaigns.mutants.score import MutantEnded, hunt_all, mutant_figures
-from harness.campaigns.soak import soak
+from harness.campaigns.soak import soak, trials
 from harness.cli.display import history_table, print_errors
 from harness.cli.engines.soak import soak_engine
 from harness.cli.exit_codes import INTERRUPTED, code_of
-from harness.cli.spreading import require_this_machine, workers_asked_for
+from harness.cli.spreading import (
+    fitting,
+    require_this_machine,
+    require_tiny,
+    workers_asked_for,
+)
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
 from harness.machine.workers import sparing
 from harness.records import record as run_record
 from harness.records.files import write_whole
+from reference.config import Shape
 from reports.texts import or_dash
 from subjects.mutants.mutant import Mistake, mutants
 from subjects.runners import RUNNERS
@@ -35,6 +41,7 @@ def run_soak(options: argparse.Namespace) -> int:
     """Play many clean steps and many seeds of every bug, or soak an engine; write the figures."""
     if options.engine is not None:
         require_this_machine(options)
+        require_tiny(options)
         return soak_engine(options)
     if options.runner or options.preset:
         raise MalformedError(
@@ -50,8 +57,9 @@ def run_soak(options: argparse.Namespace) -> int:
     run_record.require_writable(options.record)
     if options.table is not None:
         run_record.require_writable(options.table)
-    workers = workers_asked_for(options, device)
-    figures = soak(device, steps, range(seeds), options.first_seed, workers)
+    shape = Shape(options.shape)
+    workers = fitting(workers_asked_for(options, device), trials(device, shape))
+    figures = soak(device, steps, range(seeds), options.first_seed, workers, shape)
     print(figures["message"])
     print_errors(failure["error"] for failure in figures["errors"])
     run_record.write_evidence("soak", device, figures, options.record, workers)

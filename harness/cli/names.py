@@ -20,7 +20,13 @@ from harness.records.sources import digest
 
 DEVICES = ("auto", "cpu", "cuda")
 
-PLURALS = {"bug": "bugs", "runner": "runners", "preset": "presets", "property": "properties"}
+PLURALS = {
+    "bug": "bugs",
+    "runner": "runners",
+    "preset": "presets",
+    "shape": "shapes",
+    "property": "properties",
+}
 """What kinds of names are called in the list."""
 
 Names = dict[str, dict[str, str]]
@@ -53,7 +59,7 @@ def asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield "bug", name
         if on:
             yield "runner", runner
-    for kind in ("runner", "preset", "property", "device"):
+    for kind in ("runner", "preset", "shape", "property", "device"):
         value = values.get(kind)
         for name in [value] if isinstance(value, str) else value or ():
             yield kind, name

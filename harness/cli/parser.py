@@ -174,6 +174,13 @@ def add_device(command: Parser) -> None:
     command.add_argument("--device", help="auto, cpu or cuda")
 
 
+def add_shape(command: Parser) -> None:
+    """Add the option that says how large models and pools are."""
+    command.add_argument(
+        "--shape", default="tiny", help="How large models and pools are: tiny, mid or real (tiny)"
+    )
+
+
 def add_workers(command: Parser) -> None:
     """Add the options that say how many processes share the work, and how these share GPUs."""
     default = "by cores, GPUs and whether an MPS daemon answers: docs/gpu.md"
@@ -208,6 +215,7 @@ def add_regress(commands: Commands) -> None:
     )
     regress.add_argument("--runner", type=names, default=(), help="Runners to try, by comma (all)")
     regress.add_argument("--preset", type=names, default=(), help="Models, by comma (all)")
+    add_shape(regress)
     regress.add_argument("--seed", type=number, default=0, help="Seed of the schedules (0)")
     examples = "Schedules for each bug (50), or for each runner of an engine beside its first (4)"
     regress.add_argument("--examples", type=count, help=examples)
@@ -334,6 +342,7 @@ def add_soak(commands: Commands) -> None:
         "--runner", type=names, default=(), help="Runners of the engine, by comma (all)"
     )
     soak.add_argument("--preset", type=names, default=(), help="Models, by comma (each its own)")
+    add_shape(soak)
     add_device(soak)
 
 

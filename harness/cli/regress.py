@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,13 +20,19 @@ from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
 from harness.cli.folders import new_folder, shown, swap_link
 from harness.cli.pages import previous_of, print_previous
-from harness.cli.spreading import require_this_machine, workers_asked_for
+from harness.cli.spreading import (
+    fitting,
+    require_this_machine,
+    require_tiny,
+    workers_asked_for,
+)
 from harness.errors import MalformedError, known
-from harness.lockstep.config import resolve_device
+from harness.lockstep.config import TrialConfig, resolve_device
+from harness.lockstep.scale.shapes import FEW_EXAMPLES
 from harness.records import record as run_record
 from harness.records.case import write_case
 from harness.records.files import write_whole
-from reference.config import PRESETS
+from reference.config import PRESETS, Shape
 from reports.page import render
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
@@ -45,20 +52,24 @@ def run_regress(options: argparse.Namespace) -> int:
     """Run the main job, or try an engine."""
     if options.engine is not None:
         require_this_machine(options)
+        require_tiny(options)
         return try_engine(options)
+    shape = Shape(options.shape)
     for name in options.preset:
         known("preset", name, PRESETS)
     device = resolve_device(options.device or "auto")
     settings = RunConfig(
         device=device,
-        hunts=hunts_of(options.bug, options.runner),
+        hunts=hunts_of(options.bug, options.runner, shape),
         presets=options.preset or tuple(PRESETS),
         seed=options.seed,
-        examples=options.examples or EXAMPLES,
+        examples=options.examples or FEW_EXAMPLES.get(shape, EXAMPLES),
         command=shlex.join(["paritybit", *map(shown, options.typed)]),
         workers=workers_asked_for(options, device),
         known=known_of(options.database),
+        shape=shape,
     )
+    settings = replace(settings, workers=fitting(settings.workers, trials_of(settings)))
     folder = new_folder(options.out)
     console, run, tasks = Console(), Run(settings), plan(settings)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
@@ -89,20 +100,33 @@ def known_of(database: Path | None) -> Known:
     return found
 
 
-def hunts_of(bugs: Sequence[str], runners: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def trials_of(settings: RunConfig) -> list[TrialConfig]:
+    """Return the trials of a run."""
+    return [task.trial for task in plan(settings)]
+
+
+def hunts_of(
+    bugs: Sequence[str], runners: Sequence[str], shape: Shape = Shape.TINY
+) -> tuple[tuple[str, str], ...]:
     """Return the (bug, runner) asked for: a bug without a runner is tried on all it affects.
 
-    Without bugs, all there are. Raises UnknownNameError for a bug or a runner that is not
-    known, ValueError for a bug on a runner that lacks what it is about.
+    Without bugs, all there are that can show in a shape. Raises UnknownNameError for a bug or a
+    runner that is not known, ValueError for a bug on a runner that lacks what it is about, or one
+    that cannot show.
     """
+    overlap = shape is not Shape.REAL
     for runner in runners:
         known("runner", runner, RUNNERS)
     if not bugs:
-        return all_hunts(runners or RUNNERS)
+        return all_hunts(runners or RUNNERS, overlap=overlap)
     found: list[tuple[str, str]] = []
     for asked in bugs:
         name, _, runner = asked.partition("@")
         known("bug", name, BUGS)
+        if BUGS[name].overlap and not overlap:
+            raise MalformedError(
+                f"{name} shows where steps overlap, which they do at shape tiny and mid alone"
+            )
         if runner:
             known("runner", runner, RUNNERS)
         wanted = [runner] if runner else runners or affected_runners(BUGS[name]) or list(RUNNERS)

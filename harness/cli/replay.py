@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from harness.campaigns.benches import LARGE, Benches, explained_small
 from harness.campaigns.confirm import DEPENDS
 from harness.campaigns.executor import Ended, execute
 from harness.campaigns.hunt import whole
@@ -20,7 +21,7 @@ from harness.campaigns.replay import (
     replayed,
     vacuous,
 )
-from harness.checks.explanation import NOT_EXPLAINED, explained, observe
+from harness.checks.explanation import NOT_EXPLAINED, observe
 from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.cli.display import print_errors
 from harness.cli.engines.trial import replay_engine
@@ -59,7 +60,12 @@ def replay_one(case: Case, name: str) -> int:
     if case.history:
         print(f"  {DEPENDS}; {len(case.history)} others were played before it")
     else:
-        found = explained(lockstep, case.schedule, outcome, timeline, case.target)
+        if case.trial.large:
+            del lockstep
+            benches = LARGE
+        else:
+            benches = Benches(lambda _: lockstep)
+        found = explained_small(benches, case.trial, case.schedule, outcome, timeline, case.target)
     if found.error is not None:
         print("  not explained: the explainer failed")
         print_errors([found.error])

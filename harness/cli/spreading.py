@@ -1,10 +1,14 @@
 """Over which workers a command's tasks are spread, by its options."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.errors import MalformedError
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.scale.memory import most_processes, needs_of
 from harness.machine.workers import LOCAL, Workers, workers_for
+from reference.config import Shape
 
 
 def workers_asked_for(options: argparse.Namespace, device: str) -> Workers:
@@ -18,6 +22,24 @@ def workers_asked_for(options: argparse.Namespace, device: str) -> Workers:
         )
     workers = workers_for(device, options.workers)
     return replace(workers, cluster=options.ray, journal=options.journal)
+
+
+def fitting(workers: Workers, trials: Sequence[TrialConfig]) -> Workers:
+    """Return as many of some workers as the memory holds, each with the largest of some trials.
+
+    Nothing is asked of tiny ones. Raises CannotRunError where it does not hold one.
+    """
+    largest = max(trials, key=lambda trial: sum(needs_of(trial).values()))
+    if largest.shape == Shape.TINY or workers.cluster is not None:
+        return workers
+    fit = most_processes(largest)
+    return workers if workers.processes <= fit else replace(workers, processes=fit)
+
+
+def require_tiny(options: argparse.Namespace) -> None:
+    """Raise MalformedError where an engine of others is to be tried at another shape than tiny."""
+    if options.shape != Shape.TINY:
+        raise MalformedError(f"--shape {options.shape} is of our own engine: others are tried tiny")
 
 
 def require_this_machine(options: argparse.Namespace) -> None:

@@ -12,9 +12,9 @@ from harness.errors import CannotRunError, MalformedError, known, quoted
 from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from harness.schedules.schedule import is_count
 from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, SPECULATION
+from reference.config import PRESETS, SPECULATION, ModelConfig, Role, Shape, draft_config
 from reference.ops import Ops
-from reference.pool import PoolSizes
+from reference.pool import KVLayout, PoolSizes
 from reference.torch_ops import TorchOps
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import NO_FLIGHT, broken_subject, common_scheme, lacking
@@ -26,6 +26,9 @@ from subjects.toggles import LocationScheme
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICES = ("cpu", "cuda")
 
+COPIED_BYTES = 2**31
+"""The largest KV of one world that is copied at each step, and more often to explain a finding."""
+
 
 @dataclass(frozen=True)
 class TrialConfig:
@@ -33,7 +36,8 @@ class TrialConfig:
 
     They are names of the catalogue, in its order, and bring their location scheme. Sizes are
     in slots, `buckets` in requests, `token_buckets` in tokens. With `overlap` the graph world
-    plans a step while the forward before it is in flight.
+    plans a step while the forward before it is in flight. `shape` says how large the model is;
+    the sizes are what they are whatever it is, see `harness/lockstep/scale/shapes.py`.
     """
 
     runner: str = "decode"
@@ -49,6 +53,7 @@ class TrialConfig:
     token_buckets: tuple[int, ...] = TOKEN_BUCKETS
     bugs: tuple[str, ...] = ()
     overlap: bool = False
+    shape: str = Shape.TINY
 
     def __post_init__(self) -> None:
         """Refuse names that this build lacks, and a bug out of its location scheme or runner."""
@@ -57,6 +62,7 @@ class TrialConfig:
         known("dtype", self.dtype, DTYPES)
         known("device", self.device, DEVICES)
         known("scheme", self.scheme, list(LocationScheme))
+        known("shape", self.shape, list(Shape))
         for name in self.bugs:
             known("bug", name, BUGS)
             if self.scheme not in BUGS[name].schemes or lacking(BUGS[name], self.runner):
@@ -68,6 +74,8 @@ class TrialConfig:
         if self.overlap and not RUNNERS[self.runner].captures:
             raise MalformedError(f"nothing overlaps in the engine of {self.runner}: {NO_FLIGHT}")
         slots = self.full_slots, self.swa_slots
+        if self.overlap and self.large:
+            raise MalformedError("steps overlap over pools alone that are copied at each step")
         if self.page_size < 1 or any(count % self.page_size for count in slots):
             raise MalformedError("both pool sizes are whole numbers of pages")
 
@@ -98,6 +106,22 @@ class TrialConfig:
     def clean(self) -> "TrialConfig":
         """The same trial without bugs."""
         return replace(self, bugs=())
+
+    @property
+    def model(self) -> ModelConfig:
+        """The target's configuration."""
+        return PRESETS[self.preset].of(Shape(self.shape))
+
+    @property
+    def large(self) -> bool:
+        """Whether its pools are too large to be copied at each step."""
+        return self.world_bytes > COPIED_BYTES
+
+    @property
+    def world_bytes(self) -> int:
+        """The bytes of all KV and other state of one world."""
+        roles = {Role.TARGET: self.model, Role.DRAFT: draft_config(self.model)}
+        return KVLayout(roles, self.sizes).elements * DTYPES[self.dtype].itemsize
 
     @property
     def sizes(self) -> PoolSizes:
@@ -150,18 +174,21 @@ class TrialConfig:
         return streams
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON data."""
-        return asdict(self)
+        """Return the settings as JSON data, which says its shape if that is not the tiny one."""
+        data = asdict(self)
+        if self.shape == Shape.TINY:
+            del data["shape"]
+        return data
 
 
 def trial_from_json(data: Any) -> TrialConfig:
     """Return the settings of JSON data. Raises ValueError, saying what is wrong, for any other.
 
-    In data without `overlap`, which is older, no steps overlap.
+    In data without `overlap`, which is older, no steps overlap; without `shape` it is tiny.
     """
     expected = asdict(TrialConfig())
     if isinstance(data, dict):
-        data = {"overlap": False, **data}
+        data = {"overlap": False, "shape": str(Shape.TINY), **data}
     if not isinstance(data, dict) or data.keys() != expected.keys():
         raise MalformedError(f"a trial has exactly the keys {', '.join(expected)}")
     for key, value in data.items():

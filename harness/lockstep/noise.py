@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from harness.lockstep.scale.kept import Places, Rows
 from harness.lockstep.scheduler import Scheduler
 from reference.batch import ENCODER_ROWS, ForwardBatch
 from reference.config import SPECULATION, Kind, ModelConfig
@@ -56,19 +57,33 @@ class Noise:
         """Return a bool tensor of the storage's layout: true where a request of `batch` owns."""
         storage = self.pools.storage
         mask = torch.zeros(storage.shape, dtype=torch.bool, device=storage.device)
+        places = self.owned_places(world, batch)
+        for _, kind, arena in self.pools.arenas_of(mask):
+            arena[:, :, places.slots[kind]] = True
+        for section, held in self.pools.sections_of(mask).items():
+            held[places.beside[section]] = True
+        return mask
+
+    def owned_places(self, world: Scheduler, batch: ForwardBatch | None) -> Places:
+        """Return the slots, and the places beside KV, that requests of `batch` own."""
         slots: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
-        for span in batch.spans if batch is not None else ():
+        spans = batch.spans if batch is not None else ()
+        for span in spans:
             full, swa = world.owned(world.request_of(span.row))
             slots[Kind.FULL] += [*full, *span.full_slots]
             slots[Kind.SWA] += [*swa, *span.swa_slots]
-        for _, kind, arena in self.pools.arenas_of(mask):
-            arena[:, :, slots[kind]] = True
-        spans = batch.spans if batch is not None else ()
-        sections = self.pools.sections_of(mask)
-        # The reserved slot is all that an engine without states is given.
-        sections[Section.RECURRENT][[span.track_index for span in spans if span.track_index]] = True
-        sections[Section.DRAFT_TABLE][[span.row for span in spans]] = True
-        return mask
+        beside = {
+            # The reserved slot is all that an engine without states is given.
+            Section.RECURRENT: [span.track_index for span in spans if span.track_index],
+            Section.DRAFT_TABLE: [span.row for span in spans],
+        }
+        return Places(
+            {kind: self._numbers(found) for kind, found in slots.items()},
+            {section: self._numbers(found) for section, found in beside.items()},
+        )
+
+    def _numbers(self, found: list[int]) -> Tensor:
+        return torch.tensor(found, dtype=torch.int64, device=self.pools.storage.device)
 
     def fill_buffers(self, buffers: Mapping[str, Tensor], seed: int) -> None:
         """Fill every buffer drawn from `seed`: of floats with any, of indices with valid ones."""
@@ -84,8 +99,25 @@ class Noise:
     def fill_pool(self, world: Scheduler, owned: Tensor, seed: int) -> None:
         """Fill unowned storage with any bits, NaN too, and unused index cells with valid slots."""
         self.generator.manual_seed(seed)
-        storage, tables = self.pools.storage, self.pools.tables
+        storage = self.pools.storage
         storage.copy_(torch.where(owned, storage, self._any_bits(storage)))
+        self._fill_tables(world)
+
+    def fill_large_pool(self, world: Scheduler, owned: Rows, seed: int) -> None:
+        """Do what `fill_pool` does where a mask of the storage has no room: `owned` is put back.
+
+        The noise is drawn on the device, over all of it, in 32 bits at a time.
+        """
+        self.generator.manual_seed(seed)
+        words = self.pools.storage.view(torch.int32)
+        drawn = torch.Generator(words.device).manual_seed(seed)
+        words.random_(-(2**31), 2**31 - 1, generator=drawn)
+        owned.put_back(self.pools)
+        self._fill_tables(world)
+
+    def _fill_tables(self, world: Scheduler) -> None:
+        """Fill unused index cells with valid slots."""
+        tables = self.pools.tables
         used_rows, used_slots = torch.zeros_like(tables.req_to_token, dtype=torch.bool), set()
         used_rows[0] = True
         for request in world.running:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from harness.lockstep.requests import owner_of, owner_of_place, serial_at
+from harness.lockstep.scale.kept import Compared
 from harness.schedules.schedule import Step
 from reference.allocator import Owner, Ownership
 from reference.batch import ForwardBatch, Mode, Span
@@ -24,6 +25,8 @@ from subjects.protocol import KeyLists, OwnArithmetic, Replay, ReplayFacts
 @dataclass(frozen=True)
 class Snapshot:
     """One world around its forward: all KV and other state before and after it, its tables.
+
+    Of pools too large to be copied these are empty: see `Observation.twins`.
 
     `mapping` and `req_to_token` are as the forward found them. `batch` and `output`, that of
     live rows, are None for an idle step. `owners` are the running requests.
@@ -110,6 +113,7 @@ class Observation:
     `padding` is what padded tokens held in a forward that ran eagerly, by static input.
     `extra` holds what further runs of the step gave, by the property that asked for them.
     `warnings` are what the step logged at WARNING or above. `samples` are empty unless asked for.
+    `twins` says how the worlds' KV came out of the step where no copy of it is kept.
     """
 
     place: int
@@ -131,3 +135,4 @@ class Observation:
     extra: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = ()
+    twins: Compared | None = None

@@ -20,12 +20,14 @@ from harness.lockstep.overlapped import OverlappedScheduler, RanForward
 from harness.lockstep.padding import SpoiledMemory, padding_values, spoil
 from harness.lockstep.python_state import Change, Held, changes, held
 from harness.lockstep.requests import PlannedStep
+from harness.lockstep.scale.kept import Ran, kept_of
+from harness.lockstep.scale.memory import require_memory
 from harness.lockstep.scheduler import Scheduler, samples_of
 from harness.lockstep.tracebacks import SubjectFailedError, subject_runs
 from harness.schedules.schedule import Step
 from reference.allocator import Allocator, Owner
 from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, ModelConfig, Role, draft_config
+from reference.config import ModelConfig, Role, draft_config
 from reference.eager import EagerDecoder
 from reference.model import Model, Output
 from reference.pool import KVPools, Tables
@@ -87,7 +89,8 @@ class Pair:
         torch.set_num_threads(1)
         self.records_ops = records_ops or config.device == "cpu"
         self.trial = config
-        self.config = PRESETS[config.preset].tiny
+        require_memory(config)
+        self.config = config.model
         drafting = draft(self.config)
         dtype, device = DTYPES[config.dtype], torch.device(config.device)
         self.model = Model(self.config, dtype, device)
@@ -122,14 +125,10 @@ class Pair:
             order = parts.of(Part.OVERLAP, Overlap)(config.streams(), device)
             self.overlapped = OverlappedScheduler(*of_graph, overlap=order)
         self.graph: Scheduler = self.overlapped or Scheduler(*of_graph)
-        self.compared = torch.ones_like(self.eager_pools.storage, dtype=torch.bool)
-        for _, _, arena in self.layout.arenas_of(self.compared):
-            arena[:, :, 0] = False  # The reserved slot is compared nowhere.
-        for places in self.layout.sections_of(self.compared).values():
-            places[0] = False  # Nor is the reserved place beside KV.
+        self.kept = kept_of(self.eager_pools, self.graph_pools, large=config.large)
+        self.compared = self.kept.compared
         self.forwards = 0
         self._consumed: Output = {}
-        self._snapshots = [torch.empty_like(self.eager_pools.storage) for _ in range(4)]
 
     @property
     def models(self) -> Mapping[Role, Model]:
@@ -197,12 +196,11 @@ class Pair:
             planned = self.plan(step, place)
             if planned is None:
                 return None
-            self._keep_before()
+            self.kept.begin()
             extra = self._run_extra(planned, extra_runs or {}) if quiet else {}
             recorder.planned(self, planned)
-            with recorder.eager():
-                batch = planned.eager.batch
-                eager_output = self.decoder.forward(batch) if batch is not None else None
+            batch = planned.eager.batch
+            eager_output = self._run_eager(planned, recorder)
             owners, ran = self.graph.owners(), self._run_graph(planned, recorder, upcoming)
             planned = replace(planned, graph=replace(planned.graph, batch=ran.batch))
             warnings = self.log.take()
@@ -232,6 +230,7 @@ class Pair:
                 extra=extra,
                 warnings=warnings,
                 samples=samples,
+                twins=self.kept.result,
             )
 
     def _spoil_consumed(self) -> None:
@@ -264,6 +263,15 @@ class Pair:
         self.subject.read_kv()
         return forward
 
+    def _run_eager(self, planned: PlannedStep, recorder: Recorder) -> Output | None:
+        """Run the eager world's forward, if it runs one."""
+        batch = planned.eager.batch
+        with recorder.eager():
+            output = self.decoder.forward(batch) if batch is not None else None
+        mapping = self.eager_pools.tables.full_to_swa_index_mapping
+        self.kept.after_eager(Ran(planned.mode, batch, mapping))
+        return output
+
     def _run_graph(
         self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]
     ) -> RanForward:
@@ -279,7 +287,7 @@ class Pair:
             mapping, rows = tables.full_to_swa_index_mapping.clone(), tables.req_to_token.clone()
             given = replace(planned, graph=replace(planned.graph, batch=batch))
             forward = self.run_subject(given, recorder)
-            self._snapshots[3].copy_(self.graph_pools.storage)
+            self.kept.after_graph(Ran(planned.mode, batch, mapping))
             return RanForward(forward, mapping, rows, staged)
 
         if self.overlapped is not None:
@@ -302,16 +310,8 @@ class Pair:
 
     def restore_graph(self) -> None:
         """Give the graph world's KV the bytes that it had before this step's forwards."""
-        self.graph_pools.storage.copy_(self._snapshots[1])
+        self.kept.restore_graph()
         self.subject.write_kv()
-
-    def restore_eager(self) -> None:
-        """Give the eager world's KV the bytes that it had before this step's forwards."""
-        self.eager_pools.storage.copy_(self._snapshots[0])
-
-    def _keep_before(self) -> None:
-        self._snapshots[0].copy_(self.eager_pools.storage)
-        self._snapshots[1].copy_(self.graph_pools.storage)
 
     def _snapshots_after(
         self,
@@ -321,11 +321,10 @@ class Pair:
         graph_owners: tuple[Owner, ...],
     ) -> tuple[Snapshot, Snapshot]:
         """Return what both worlds are right after their forwards."""
-        self._snapshots[2].copy_(self.eager_pools.storage)
-        tables = self.eager_pools.tables
+        kept, tables = self.kept, self.eager_pools.tables
         eager = Snapshot(
-            before=self._snapshots[0],
-            after=self._snapshots[2],
+            before=kept.eager_before,
+            after=kept.eager_after,
             mapping=tables.full_to_swa_index_mapping.clone(),
             req_to_token=tables.req_to_token.clone(),
             owners=self.eager.owners(),
@@ -333,8 +332,8 @@ class Pair:
             output=eager_output,
         )
         graph = Snapshot(
-            before=self._snapshots[1],
-            after=self._snapshots[3],
+            before=kept.graph_before,
+            after=kept.graph_after,
             mapping=ran.mapping,
             req_to_token=ran.req_to_token,
             owners=graph_owners,

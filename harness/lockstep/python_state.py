@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.lockstep.bits import bits
+from harness.lockstep.scale.comparison import digests
 from subjects.protocol import PythonObjects
 
 PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
@@ -50,9 +52,20 @@ class Held:
     modules: frozenset[str] = frozenset()
 
     def copied(self) -> "Held":
-        """Return the same with tensors that nobody changes."""
-        tensors = {path: tensor.clone() for path, tensor in self.tensors.items()}
+        """Return the same with tensors that nobody changes: of large ones, digests."""
+        tensors = {path: comparable(tensor).clone() for path, tensor in self.tensors.items()}
         return Held(self.texts, tensors, self.names, self.modules)
+
+
+COPIED_ELEMENTS = 2**24
+"""So many elements of a tensor are not copied: weights of real size fill much of a device."""
+
+
+def comparable(tensor: Tensor) -> Tensor:
+    """Return what tells a tensor from one with other values: itself, or digests of its rows."""
+    if tensor.numel() < COPIED_ELEMENTS:
+        return tensor
+    return digests(bits(tensor).reshape(-1, tensor.shape[-1]))
 
 
 NOTHING = "nothing"
@@ -74,7 +87,7 @@ def changes(captured: Held, now: Held) -> list[Change]:
     ]
     if not alike:
         return found
-    flags = [differ(captured.tensors[path], now.tensors[path]) for path in alike]
+    flags = [differ(captured.tensors[path], comparable(now.tensors[path])) for path in alike]
     device = max((flag.device for flag in flags), key=str)  # CUDA's, if any is there.
     flags = [flag.to(device) for flag in flags]
     return found + [

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from harness.lockstep.requests import PlannedForward, Request
+from harness.schedules.coverage import FAR, FAR_KV
 from reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, ModelConfig, Role
 from reference.order import InOrder
 from reference.pool import KVPools
+from reference.state_pool import hidden_states_of
 from subjects.protocol import Offer
 
 
@@ -45,10 +47,11 @@ class RequestBook:
         self.order = order or InOrder(pools.storage.device)
         self.allocator = allocator(pools[Role.TARGET], on_change, self.order)
         device, dtype = pools.storage.device, pools.storage.dtype
+        self.first_far = FAR // (config.full.kv_heads * config.full.head_dim)
         self.token_rows = 2 * pools.sizes.rows
         shape = self.token_rows, config.max_context
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.hidden_states = torch.zeros((*shape, config.hidden), dtype=dtype, device=device)
+        self.hidden_states = hidden_states_of(*shape, config.hidden, dtype, device)
         self.reset(seed=0)
 
     def reset(self, seed: int) -> None:
@@ -206,6 +209,8 @@ class RequestBook:
             <= sizes.full_slots,
         }
         self.events.update(event for event, reached in nearly.items() if reached)
+        if self.first_far < sizes.slots(Kind.FULL):
+            self.events[FAR_KV] += max(slots) >= self.first_far
         return True
 
     def advance(self, request: Request, length: int) -> None:

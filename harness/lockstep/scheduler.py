@@ -229,7 +229,6 @@ def sample_of(
 ) -> Sample:
     """Return the logits that the target, or its draft, gave after the first `length` tokens."""
     tokens = world.tokens[request.token_row]
-    hidden = world.hidden_states[request.token_row, :length]
     return Sample(
         serial=request.serial,
         tokens=tokens[draft : length + draft].clone(),
@@ -238,5 +237,5 @@ def sample_of(
         mrope_delta=world.mrope_delta(request),
         encoder_len=world.encoder_len(request),
         prefilled=request.prefilled,
-        hidden_states=hidden.clone() if draft else None,
+        hidden_states=world.hidden_states[request.token_row, :length].clone() if draft else None,
     )

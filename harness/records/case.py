@@ -10,6 +10,7 @@ from harness.errors import MalformedError, known, quoted
 from harness.lockstep.config import TrialConfig, trial_from_json
 from harness.records.files import write_whole
 from harness.schedules.schedule import Schedule, from_json, to_json
+from reference.config import Shape
 
 FORMAT = "paritybit-case"
 VERSION = 4
@@ -23,6 +24,9 @@ OPTIONAL = frozenset({"history"})
 MOST_SLOTS = 2**16
 MOST_ROWS = 2**10
 """What a case may ask for, so that a wrong digit does not take all memory of the machine."""
+
+MOST_REAL_SLOTS = 2**23
+"""Likewise of a real shape, whose memory is planned before it is taken."""
 
 MOST_STEPS = 2**16
 """Of its schedule and its history together: hours of playing."""
@@ -193,12 +197,9 @@ def from_version_3(data: Any) -> Any:
 
 def check_sizes(trial: TrialConfig) -> None:
     """Raise ValueError unless a trial's sizes can be built at all."""
-    if not all(
-        trial.page_size <= slots <= MOST_SLOTS for slots in (trial.full_slots, trial.swa_slots)
-    ):
-        raise MalformedError(
-            f"a case's pools have at least one page and at most {MOST_SLOTS} slots"
-        )
+    most = MOST_REAL_SLOTS if trial.shape == Shape.REAL else MOST_SLOTS
+    if not all(trial.page_size <= slots <= most for slots in (trial.full_slots, trial.swa_slots)):
+        raise MalformedError(f"a case's pools have at least one page and at most {most} slots")
     if not all(
         1 <= rows <= MOST_ROWS
         for rows in (*trial.buckets, *trial.token_buckets, max(trial.rows, 1))

@@ -66,6 +66,7 @@ class TrialSettings:
     """What was on trial. Sizes are in slots, `buckets` in requests, `token_buckets` in tokens.
 
     With `overlap` the graph world planned a step while the forward before it was in flight.
+    `shape` says how large the model is.
     """
 
     runner: str
@@ -81,6 +82,7 @@ class TrialSettings:
     token_buckets: tuple[int, ...]
     bugs: tuple[str, ...]
     overlap: bool
+    shape: str = field(default="tiny", metadata=LATER)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,21 @@ OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT)
 """What they must reach besides, where steps overlap."""
 
 
+FAR_KV = "KV beyond 2^31 elements"
+
+FAR = 2**31
+"""The first offset, in elements, that a signed number of 32 bits cannot hold."""
+
+
+def required_replays(runners: Iterable[str], *, far: bool) -> tuple[str, ...]:
+    """Return what few schedules of some runners must reach, taken together: their replays.
+
+    With `far`, requests must have had slots that far from the first one of their cache.
+    """
+    replays = [f"{name}: {what}" for name in runners for what in ("replay", "padded replay")]
+    return (*replays, *([FAR_KV] if far else []))
+
+
 def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[str, ...]:
     """Return what the schedules of trials of some runners must reach, taken together.
 

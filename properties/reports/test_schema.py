@@ -14,7 +14,14 @@ from harness.campaigns.task import Status
 from harness.errors import LONGEST_VALUE
 from harness.explain.facts import LATER, Cause, Explanation
 from harness.records import record as records
-from harness.records.schema import CleanStatus, Environment, Finding, HuntStatus, Record
+from harness.records.schema import (
+    CleanStatus,
+    Environment,
+    Finding,
+    HuntStatus,
+    Record,
+    TrialSettings,
+)
 from harness.records.typed_json import from_json, to_json
 from properties.support.reports.records import SAMPLES, green
 from reports.verdicts import STATUSES
@@ -71,7 +78,7 @@ def at(data: Any, path: tuple[str | int, ...]) -> Data:
 
 ADDED_LATER = {
     one.name
-    for kind in (Environment, Finding, Explanation, Cause)
+    for kind in (Environment, TrialSettings, Finding, Explanation, Cause)
     for one in fields(kind)
     if one.metadata == LATER
 }

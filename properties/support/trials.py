@@ -6,12 +6,14 @@ broken one on every shape, and the hunts of bugs each on another.
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
 from harness.checks.expectations import affected_runners
 from harness.lockstep.config import DTYPES, TrialConfig
-from reference.config import PRESETS
+from harness.lockstep.scale.shapes import pools_of
+from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
 from subjects.runners import ONE_PER_ENGINE, RUNNERS
@@ -67,12 +69,24 @@ def axes_of(runner: str | None, preset: str | None) -> Mapping[str, Sequence[Any
 
 
 def clean_trials(
-    device: str, runner: str | None, preset: str | None, bug: str | None
+    device: str,
+    runner: str | None,
+    preset: str | None,
+    bug: str | None,
+    shape: str = Shape.TINY,
 ) -> list[TrialConfig]:
     """Return the trials that a clean build must pass; with `bug`, the trials broken by it.
 
     A bug takes the runner asked for, or all that it affects, under its own location scheme.
+    Pools are those of a shape.
     """
+    if shape != Shape.TINY:
+        trials = clean_trials(device, runner, preset, bug)
+        sizes = [pools_of(Shape(shape), trial.preset) for trial in trials]
+        return [
+            replace(trial, shape=shape, full_slots=pools.full_slots, swa_slots=pools.swa_slots)
+            for trial, pools in zip(trials, sizes, strict=True)
+        ]
     if bug is None:
         axes = axes_of(runner, preset)
         rows = [dict(zip(axes, row, strict=True)) for row in all_pairs(list(axes.values()))]
@@ -113,5 +127,6 @@ def every_pair() -> list[tuple[str, str]]:
 
 def name(trial: TrialConfig) -> str:
     """Return a trial in a test id."""
-    parts = [trial.preset, str(trial.scheme), trial.dtype, f"page{trial.page_size}"]
+    shape = [] if trial.shape == Shape.TINY else [str(trial.shape)]
+    parts = [*shape, trial.preset, str(trial.scheme), trial.dtype, f"page{trial.page_size}"]
     return "-".join([trial.runner, *parts, *([trial.bug] if trial.bug else [])])

@@ -23,7 +23,6 @@ from harness.schedules.schedule import Schedule
 from harness.schedules.traffic import traffic_schedules
 from properties.support.trials import name
 from reference.batch import Mode
-from reference.config import PRESETS
 from subjects.runners import engine_runners
 
 pytestmark = pytest.mark.clean
@@ -62,7 +61,7 @@ def traffic_of(trial: TrialConfig, seed: int) -> list[Schedule]:
     """Return the piece of recorded traffic that a trial plays: decoding, or speculation."""
     speculates = Mode.TARGET_VERIFY in trial.modes
     return traffic_schedules(
-        PRESETS[trial.preset].tiny,
+        trial.model,
         max(trial.buckets),
         trial.room,
         1,

@@ -1,4 +1,9 @@
-"""Kernels that reach the KV cache and the tables beside it: stores and attention."""
+"""Kernels that reach the KV cache and the tables beside it: stores and attention.
+
+Slots are 64 bits wide before they are multiplied, and so is the distance of V from K: a pool of
+real size has more than 2^31 elements. It is declared, since a kernel that is compiled once would
+otherwise keep the width that its first value needed.
+"""
 
 # mypy: disable-error-code="no-untyped-def"
 # The line above is for the kernels: Triton's values have no Python types.
@@ -15,7 +20,7 @@ STEP = tl.constexpr(LOC_TILE)
 @Kernel
 def store_kv_kernel(
     cache,
-    plane,
+    plane: tl.int64,
     loc,
     rows,
     key,
@@ -94,7 +99,7 @@ def attention_kernel(
     query,
     query_stride,
     cache,
-    plane,
+    plane: tl.int64,
     begin,
     end,
     slots,

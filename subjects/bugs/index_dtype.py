@@ -1,9 +1,10 @@
 """Indices of the wrong width: static inputs, raw pointers, and offsets that overflow 32 bits.
 
 A real pool is so large that the offset of a high slot, counted in elements or bytes, needs more
-than 31 bits. The pools here are tiny and stand for the slots around the first such one: half of
-them lie below it. What a wrapped offset reaches, 2^32 below, is other KV of the large pool: the
-tiny one's slots, counted round, stand for it.
+than 31 bits. Tiny pools stand for the slots around the first such one: half of them lie below it.
+A pool that holds that slot in its lower half stands for itself, with its slots' own offsets. What
+a wrapped offset reaches, 2^32 below, is other KV of the large pool: its slots, counted round,
+stand for it.
 """
 
 import torch
@@ -53,7 +54,7 @@ def reached(index: Tensor, stride: int, count: int) -> Tensor:
 
     `index` is what it should reach, `stride` what it multiplies by. The result is int64.
     """
-    first = SIGNED_LIMIT // stride - count // 2
+    first = max(0, SIGNED_LIMIT // stride - count // 2)
     offset = (index.to(torch.int32) + first) * stride  # It wraps here.
     return ((offset // stride - first) % count).long()
 

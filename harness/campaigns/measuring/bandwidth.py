@@ -1,4 +1,8 @@
-"""How fast two storages are compared, beside a copy of the same memory in the same run."""
+"""How fast two storages are compared, beside a copy of the same memory in the same run.
+
+As pools too large to be copied are compared at each step: in one pass, which says how much
+differs and where first, reserved slots apart.
+"""
 
 import statistics
 import time
@@ -7,10 +11,13 @@ from typing import Any
 
 import torch
 
-from harness.lockstep.bits import differ
+from harness.lockstep.scale.comparison import RESERVED, compare
 
-BYTES = {"cpu": 2**26, "cuda": 2**30}
-"""Size of one storage, many times a cache."""
+BYTES = {"cpu": 2**26, "cuda": 2**33}
+"""Size of one storage, many times a cache; on a GPU, with more than 2^31 elements."""
+
+SLOT = (8, 256)
+"""Heads of a slot's K, and their width, in bfloat16: those of gemma3's real model."""
 
 REPEATS = 7
 
@@ -32,10 +39,13 @@ def bandwidths(device: str) -> dict[str, Any]:
 
     Both move as many bytes: a comparison reads two storages, a copy reads one and writes one.
     """
-    one = torch.zeros(BYTES[device] // 4, device=device)
+    slots = BYTES[device] // (2 * 2 * SLOT[0] * SLOT[1])
+    one = torch.zeros((1, 2, slots, *SLOT), dtype=torch.bfloat16, device=device)
     other = one.clone()
-    moved = 2 * BYTES[device] / 1e9
-    compared = moved / seconds_of(lambda: differ(one, other), device)
+    marks = torch.zeros(slots, dtype=torch.uint8, device=device)
+    marks[0] = RESERVED
+    moved = 2 * one.nbytes / 1e9
+    compared = moved / seconds_of(lambda: compare(one, other, marks), device)
     copied = moved / seconds_of(lambda: other.copy_(one), device)
     return {
         "bytes": BYTES[device],

@@ -9,11 +9,11 @@ from zlib import crc32
 from harness.campaigns.executor import Campaign
 from harness.campaigns.hunt import EnoughDrawn, draw, time_limit, whole
 from harness.campaigns.mutants.survivors import CHECKS, survivor
-from harness.campaigns.regress import SHAPES
 from harness.checks.of_schedules.declared_state import DECLARED_STATE
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import STEP_PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.scale.shapes import TINY
 from harness.schedules.schedule import Schedule
 from reference.config import PRESETS
 from subjects.engine import Subject
@@ -49,7 +49,7 @@ class MutatedTrial(TrialConfig):
 def trial_of(mutant: Mutant, device: str) -> MutatedTrial:
     """Return the trial of a mutant: models, page sizes and dtypes take turns, by its name."""
     turn = crc32(mutant.name.encode())
-    page_size, dtype = SHAPES[turn % len(SHAPES)]
+    page_size, dtype = TINY.turns[turn % len(TINY.turns)]
     preset = list(PRESETS)[turn % len(PRESETS)]
     return MutatedTrial(
         mutant.runner, preset, dtype, device, mutant.scheme, page_size, mutant=mutant

@@ -54,7 +54,7 @@ def run_variants(pair: Pair, planned: PlannedStep) -> tuple[Variant, ...]:
         spans = [eager_batch.spans[request] for request in order]
         output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
         found.append(Variant(description, order, output))
-        pair.restore_eager()
+        pair.kept.restore_eager()
     tables.req_to_token.copy_(kept[0])
     tables.full_to_swa_index_mapping.copy_(kept[1])
     pair.fresh_engine.write_kv()

@@ -1,12 +1,21 @@
 """frozen_kv: a stray write of a draft that only reads."""
 
+import torch
 from torch import Tensor
 
-from harness.checks.differences import PLACE_NAMES
+from harness.checks.differences import PLACE_NAMES, Sections
 from harness.checks.property import Description, Property
+from harness.checks.twins import (
+    WORLDS,
+    changed_beside,
+    changed_reserved,
+    first_slot_outside,
+    twins_wrote_outside,
+)
 from harness.explain.cause import diverged_cause
 from harness.lockstep.bits import any_set, first_index, unequal
 from harness.lockstep.observation import Observation, Snapshot
+from harness.lockstep.scale.kept import Arena, Compared
 from reference.batch import Mode
 from reference.state_pool import Section
 from subjects.protocol import Offer
@@ -15,10 +24,21 @@ from subjects.protocol import Offer
 def frozen_changes(observation: Observation, world: Snapshot) -> Tensor:
     """Return, in the storage's layout, what one world changed, its own draft table rows apart."""
     changed = unequal(world.after, world.before)
-    rows = observation.layout.section_of(changed, Section.DRAFT_TABLE)
+    keep_own_rows(observation.layout.section_of(changed, Section.DRAFT_TABLE), world)
+    return changed
+
+
+def keep_own_rows(rows: Tensor, world: Snapshot) -> None:
+    """Clear, in what changed of the draft table, the reserved row and those of the batch."""
     rows[0] = False
     if world.batch is not None:
         rows.index_fill_(0, world.batch.req_pool_indices, value=False)
+
+
+def frozen_beside(observation: Observation, twins: Compared, world: str) -> Sections:
+    """Return what one of two worlds without copies changed beside KV, its own rows apart."""
+    changed = changed_beside(twins, world)
+    keep_own_rows(changed[Section.DRAFT_TABLE], getattr(observation, world))
     return changed
 
 
@@ -26,6 +46,12 @@ def flag(observation: Observation) -> Tensor | bool:
     """Whether a frozen-KV draft changed any bit but of its own draft table rows."""
     if observation.mode is not Mode.FROZEN_DRAFT:
         return False
+    twins = observation.twins
+    if twins is not None:
+        beside = [frozen_beside(observation, twins, world).values() for world in WORLDS]
+        reserved = [changed_reserved(twins, world).values() for world in WORLDS]
+        changed = [any_set(one.contiguous()) for part in (*beside, *reserved) for one in part]
+        return torch.stack([twins_wrote_outside(twins), *changed]).any()
     graph, eager = (
         frozen_changes(observation, world) for world in (observation.graph, observation.eager)
     )
@@ -35,14 +61,21 @@ def flag(observation: Observation) -> Tensor | bool:
 def describe(observation: Observation) -> Description:
     """Name the first slot, or place beside KV, that the draft wrote."""
     for name, world in (("graph", observation.graph), ("eager", observation.eager)):
-        changed = frozen_changes(observation, world)
-        for role, kind, arena in observation.layout.arenas_of(changed):
-            if arena.any():
-                slot = first_index(arena.any(dim=(0, 1, 3, 4)))[0]
-                where = {"world": name, "model": str(role), "kind": str(kind), "slot": slot}
-                message = f"a frozen-KV draft of the {name} world wrote {role} {kind} slot {slot}"
-                return message, where
-        for section, places in observation.layout.sections_of(changed).items():
+        if observation.twins is not None:
+            slots = _slots_of_twins(observation.twins, name)
+            beside = frozen_beside(observation, observation.twins, name)
+        else:
+            changed = frozen_changes(observation, world)
+            slots = [
+                ((role, kind), first_index(arena.any(dim=(0, 1, 3, 4)))[0])
+                for role, kind, arena in observation.layout.arenas_of(changed)
+                if arena.any()
+            ]
+            beside = observation.layout.sections_of(changed)
+        for (role, kind), slot in slots:
+            where = {"world": name, "model": str(role), "kind": str(kind), "slot": slot}
+            return f"a frozen-KV draft of the {name} world wrote {role} {kind} slot {slot}", where
+        for section, places in beside.items():
             if places.any():
                 place = first_index(places.any(dim=(1, 2)))[0]
                 where = {"world": name, "section": str(section), "place": place}
@@ -51,6 +84,13 @@ def describe(observation: Observation) -> Description:
                 )
                 return message, where
     raise ValueError("no slot was changed")
+
+
+def _slots_of_twins(twins: Compared, world: str) -> list[tuple[Arena, int]]:
+    """Return the first slot of each sub-pool that a world changed, the reserved one first."""
+    found = [(arena, 0) for arena, slot in changed_reserved(twins, world).items() if slot.any()]
+    outside = first_slot_outside(twins, world)
+    return found if outside is None else [*found, outside]
 
 
 FROZEN_KV = Property(

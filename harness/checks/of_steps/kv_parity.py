@@ -4,6 +4,7 @@ from torch import Tensor
 
 from harness.checks.differences import describe_slot, first_kv_difference, owner_at
 from harness.checks.property import Description, Property
+from harness.checks.twins import first_twin_difference, twins_differ
 from harness.explain.cause import diverged_cause
 from harness.lockstep.bits import any_set, unequal
 from harness.lockstep.observation import Observation
@@ -12,14 +13,19 @@ from subjects.protocol import Offer
 
 def flag(observation: Observation) -> Tensor:
     """Whether any bit that is compared differs between the worlds' KV and other state."""
+    if observation.twins is not None:
+        return twins_differ(observation.twins)
     different = unequal(observation.eager.after, observation.graph.after)
     return any_set(different.logical_and_(observation.compared))
 
 
 def describe(observation: Observation) -> Description:
     """Name the first slot that differs, its owner and both bit patterns."""
-    storages = observation.eager.after, observation.graph.after
-    where = first_kv_difference(observation.layout, *storages, observation.compared)
+    if observation.twins is not None:
+        where = first_twin_difference(observation.layout, observation.twins)
+    else:
+        storages = observation.eager.after, observation.graph.after
+        where = first_kv_difference(observation.layout, *storages, observation.compared)
     where["owner"] = owner_at(where, observation.graph)
     bit_patterns = f" eager {where['eager_bits']}, graph {where['graph_bits']}"
     return describe_slot(where) + bit_patterns, where

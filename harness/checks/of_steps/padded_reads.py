@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from harness.lockstep.noise import Noise
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
+from harness.lockstep.scale.kept import Rows, Twins
 from reference.model import Output
 from subjects.protocol import Offer
 
@@ -27,10 +28,19 @@ class PoisonedRun:
 def run_poisoned(pair: Pair, planned: PlannedStep) -> PoisonedRun:
     """Replay the step on the fresh engine with all KV NaN but the reserved page and the batch's."""
     pools = pair.graph_pools
-    kept = Noise(pair.config, pools).owned(pair.graph, planned.graph.batch)
-    for _, _, arena in pools.arenas_of(kept):
-        arena[:, :, : pools.sizes.page_size] = True
-    pools.storage.masked_fill_(~kept, math.nan)
+    noise = Noise(pair.config, pools)
+    if isinstance(pair.kept, Twins):
+        places = noise.owned_places(pair.graph, planned.graph.batch)
+        page = torch.arange(pools.sizes.page_size, device=pools.storage.device)
+        slots = {kind: torch.cat([page, found]) for kind, found in places.slots.items()}
+        rows = Rows.of(pools, replace(places, slots=slots))
+        pools.storage.fill_(math.nan)
+        rows.put_back(pools)
+    else:
+        kept = noise.owned(pair.graph, planned.graph.batch)
+        for _, _, arena in pools.arenas_of(kept):
+            arena[:, :, : pools.sizes.page_size] = True
+        pools.storage.masked_fill_(~kept, math.nan)
     replay = pair.run_fresh(planned).replay
     assert replay is not None
     poisoned = PoisonedRun(cloned(replay.defined))

@@ -1,21 +1,24 @@
 """padding_noninterference: proves, or refutes, every claim that nobody reads a byte."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from harness.checks.differences import (
+    PLACE_NAMES,
     describe_slot,
     first_kv_difference,
     first_output_difference,
     owner_at,
 )
 from harness.checks.property import Description, Property
-from harness.lockstep.bits import any_set, bits, cloned, outputs_differ, unequal
+from harness.lockstep.bits import any_set, bits, cloned, first_index, outputs_differ, unequal
 from harness.lockstep.noise import Noise
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
+from harness.lockstep.scale.kept import Rows, Twins
 from harness.lockstep.tracebacks import subject_runs
 from reference.model import Output
 from subjects.protocol import Offer
@@ -33,26 +36,48 @@ class NoisyRun:
     owned: Tensor
 
 
-def run_noisy(pair: Pair, planned: PlannedStep) -> NoisyRun:
+@dataclass(frozen=True)
+class NoisyRows:
+    """The same, of pools that are not copied: the bytes of what a request of the batch owns."""
+
+    output: Output
+    rows: Rows
+
+
+def run_noisy(pair: Pair, planned: PlannedStep) -> NoisyRun | NoisyRows:
     """Run the step on the fresh engine among noise, drawn by the step's place."""
     pools, fresh, batch = pair.graph_pools, pair.fresh_engine, planned.graph.batch
     noise = Noise(pair.config, pools)
     tables = pools.tables.req_to_token, pools.tables.full_to_swa_index_mapping
     kept = [table.clone() for table in tables]
-    owned = noise.owned(pair.graph, batch)
     fresh.recapture()
     for buffers in fresh.all_static_buffers():
         noise.fill_buffers(buffers, planned.forwards)
-    noise.fill_pool(pair.graph, owned, planned.forwards)
-    fresh.write_kv()
-    with subject_runs():
-        forward = fresh.forward(batch, planned.mode)
-    fresh.read_kv()
-    noisy = NoisyRun(cloned(forward.output), pools.storage.clone(), owned)
+    noisy: NoisyRun | NoisyRows
+    if isinstance(pair.kept, Twins):
+        places = pair.kept.watched = noise.owned_places(pair.graph, batch)
+        noise.fill_large_pool(pair.graph, Rows.of(pools, places), planned.forwards)
+        output = _forward(pair, planned)
+        noisy = NoisyRows(output, Rows.of(pools, places))
+    else:
+        owned = noise.owned(pair.graph, batch)
+        noise.fill_pool(pair.graph, owned, planned.forwards)
+        output = _forward(pair, planned)
+        noisy = NoisyRun(output, pools.storage.clone(), owned)
     for table, bytes_before in zip(tables, kept, strict=True):
         table.copy_(bytes_before)
     pair.restore_graph()
     return noisy
+
+
+def _forward(pair: Pair, planned: PlannedStep) -> Output:
+    """Return what the fresh engine's forward gives live rows."""
+    fresh = pair.fresh_engine
+    fresh.write_kv()
+    with subject_runs():
+        forward = fresh.forward(planned.graph.batch, planned.mode)
+    fresh.read_kv()
+    return cloned(forward.output)
 
 
 def flag(observation: Observation) -> Tensor | bool:
@@ -60,6 +85,8 @@ def flag(observation: Observation) -> Tensor | bool:
     noisy, output = observation.extra.get("padding_noninterference"), observation.graph.output
     if noisy is None or output is None:
         return False
+    if isinstance(noisy, NoisyRows):
+        return noisy.rows.differ(_watched(observation)) | outputs_differ(noisy.output, output)
     stored = any_set(unequal(noisy.storage, observation.graph.after).logical_and_(noisy.owned))
     return stored | outputs_differ(noisy.output, output)
 
@@ -69,7 +96,10 @@ def describe(observation: Observation) -> Description:
     noisy, output = observation.extra["padding_noninterference"], observation.graph.output
     storage = observation.graph.after
     assert output is not None
-    if ((bits(noisy.storage) != bits(storage)) & noisy.owned).any():
+    if isinstance(noisy, NoisyRows):
+        if noisy.rows.differ(_watched(observation)):
+            return _describe_rows(observation, noisy.rows)
+    elif ((bits(noisy.storage) != bits(storage)) & noisy.owned).any():
         where = first_kv_difference(observation.layout, storage, noisy.storage, noisy.owned)
         where["owner"] = owner_at(where, observation.graph)
         return "noise in bytes nobody owns changed " + describe_slot(
@@ -78,6 +108,36 @@ def describe(observation: Observation) -> Description:
     where = first_output_difference(output, noisy.output)
     changed = f"{where['tensor']} of live row {where['row']}"
     return f"noise in bytes nobody owns changed {changed}", where
+
+
+def _watched(observation: Observation) -> Rows:
+    """Return what the batch owned after the graph world's forward."""
+    assert observation.twins is not None and observation.twins.watched is not None
+    return observation.twins.watched
+
+
+def _describe_rows(observation: Observation, noisy: Rows) -> Description:
+    """Name the first slot, or place beside KV, that the batch owns and noise changed."""
+    after = _watched(observation)
+    for (role, kind), rows in after.arenas.items():
+        different = (bits(rows) != bits(noisy.arenas[role, kind])).flatten(3).any(3)
+        if different.any():
+            place, _, row = first_index(different)
+            slot = int(after.places.slots[kind][row])
+            layer = observation.layout.configs[role].layers_of(kind)[place]
+            where: dict[str, Any] = {"model": str(role), "layer": layer, "kind": str(kind)}
+            where |= {"slot": slot, "owner": observation.graph.owner_of(kind, slot)}
+            words = f"{role} layer {layer} ({kind}), slot {slot} of {where['owner']}"
+            return f"noise in bytes nobody owns changed {words}", where
+    for section, rows in after.sections.items():
+        different = (bits(rows) != bits(noisy.sections[section])).flatten(1).any(1)
+        if different.any():
+            place = int(after.places.beside[section][first_index(different)[0]])
+            where = {"section": str(section), "place": place}
+            where["owner"] = observation.graph.owner_of_place(section, place)
+            words = f"{PLACE_NAMES[section]} {place} of {where['owner']}"
+            return f"noise in bytes nobody owns changed {words}", where
+    raise ValueError("no place differs")
 
 
 PADDING_NONINTERFERENCE = Property(

@@ -1,14 +1,22 @@
 """write_frame: stray writes into slots that nobody reads today, or that both worlds hit alike."""
 
+import torch
 from torch import Tensor
 
-from harness.checks.differences import PLACE_NAMES
+from harness.checks.differences import PLACE_NAMES, Sections
 from harness.checks.property import Description, Property
+from harness.checks.twins import (
+    WORLDS,
+    changed_beside,
+    first_slot_outside,
+    twins_wrote_outside,
+)
 from harness.explain.cause import diverged_cause
 from harness.lockstep.bits import any_set, first_index, unequal
 from harness.lockstep.observation import Observation, Snapshot
-from reference.batch import Mode
-from reference.config import Kind
+from harness.lockstep.scale.kept import Compared
+from reference.batch import ForwardBatch, Mode
+from reference.config import Kind, Role
 from reference.state_pool import Section
 from subjects.protocol import Offer
 
@@ -30,21 +38,39 @@ def writes_outside_frame(observation: Observation, world: Snapshot) -> Tensor:
         for kind in Kind:
             own = full if kind is Kind.FULL else world.mapping[full]
             layout.arena_of(changed, role, kind).index_fill_(2, own, value=False)
-    match observation.mode:
+    keep_own_places(layout.sections_of(changed), observation.mode, batch)
+    return changed
+
+
+def keep_own_places(sections: Sections, mode: Mode, batch: ForwardBatch) -> None:
+    """Clear, in what changed of the state beside KV, what a forward of a batch may change."""
+    slots = batch.mamba_track_indices
+    match mode:
         case Mode.EXTEND | Mode.DECODE:
-            states = layout.section_of(changed, Section.RECURRENT)
-            states[:, :1].index_fill_(0, batch.mamba_track_indices, value=False)
+            sections[Section.RECURRENT][:, :1].index_fill_(0, slots, value=False)
         case Mode.TARGET_VERIFY:  # The states of a tree's nodes, the request's own apart.
-            states = layout.section_of(changed, Section.RECURRENT)
-            states[:, 1:].index_fill_(0, batch.mamba_track_indices, value=False)
+            sections[Section.RECURRENT][:, 1:].index_fill_(0, slots, value=False)
         case Mode.DRAFT | Mode.FROZEN_DRAFT:
-            candidates = layout.section_of(changed, Section.DRAFT_TABLE)
-            candidates.index_fill_(0, batch.req_pool_indices, value=False)
+            sections[Section.DRAFT_TABLE].index_fill_(0, batch.req_pool_indices, value=False)
+
+
+def beside_outside_frame(observation: Observation, twins: Compared, world: str) -> Sections:
+    """Return what one of two worlds without copies changed beside KV outside the step's frame."""
+    changed, batch = changed_beside(twins, world), getattr(observation, world).batch
+    for places in changed.values():
+        places[0] = False  # The reserved place is compared nowhere.
+    if batch is not None:
+        keep_own_places(changed, observation.mode, batch)
     return changed
 
 
 def flag(observation: Observation) -> Tensor:
     """Whether either world wrote outside the step's frame."""
+    twins = observation.twins
+    if twins is not None:
+        beside = [beside_outside_frame(observation, twins, world) for world in WORLDS]
+        changed = [any_set(places) for sections in beside for places in sections.values()]
+        return torch.stack([twins_wrote_outside(twins), *changed]).any()
     graph, eager = (
         writes_outside_frame(observation, world) for world in (observation.graph, observation.eager)
     )
@@ -53,28 +79,57 @@ def flag(observation: Observation) -> Tensor:
 
 def describe(observation: Observation) -> Description:
     """Name the first slot, or place beside KV, that a world wrote outside the frame."""
+    if observation.twins is not None:
+        return _describe_twins(observation, observation.twins)
     for name, world in (("graph", observation.graph), ("eager", observation.eager)):
         written = writes_outside_frame(observation, world)
         for role, kind, arena in observation.layout.arenas_of(written):
             if arena.any():
                 slot = first_index(arena.any(dim=(0, 1, 3, 4)))[0]
-                where = {"world": name, "model": str(role), "kind": str(kind), "slot": slot}
-                where["owner"] = observation.graph.owner_of(kind, slot)
-                message = (
-                    f"the {name} world changed {role} {kind} slot {slot} of {where['owner']},"
-                    " which is not in the step's out_cache_loc"
-                )
-                return message, where
-        for section, places in observation.layout.sections_of(written).items():
-            if places.any():
-                place = first_index(places.any(dim=(1, 2)))[0]
-                where = {"world": name, "section": str(section), "place": place}
-                where["owner"] = observation.graph.owner_of_place(section, place)
-                message = (
-                    f"the {name} world changed {PLACE_NAMES[section]} {place} of {where['owner']},"
-                    " which is not the step's to change"
-                )
-                return message, where
+                return _describe_slot(observation, name, (role, kind), slot)
+        found = _describe_beside(observation, name, observation.layout.sections_of(written))
+        if found is not None:
+            return found
+    raise ValueError("no slot was changed")
+
+
+def _describe_slot(
+    observation: Observation, name: str, arena: tuple[Role, Kind], slot: int
+) -> Description:
+    role, kind = arena
+    where = {"world": name, "model": str(role), "kind": str(kind), "slot": slot}
+    where["owner"] = observation.graph.owner_of(kind, slot)
+    message = (
+        f"the {name} world changed {role} {kind} slot {slot} of {where['owner']},"
+        " which is not in the step's out_cache_loc"
+    )
+    return message, where
+
+
+def _describe_beside(observation: Observation, name: str, sections: Sections) -> Description | None:
+    """Describe the first place beside KV that a world wrote outside the frame, if it did."""
+    for section, places in sections.items():
+        if places.any():
+            place = first_index(places.any(dim=(1, 2)))[0]
+            where = {"world": name, "section": str(section), "place": place}
+            where["owner"] = observation.graph.owner_of_place(section, place)
+            message = (
+                f"the {name} world changed {PLACE_NAMES[section]} {place} of {where['owner']},"
+                " which is not the step's to change"
+            )
+            return message, where
+    return None
+
+
+def _describe_twins(observation: Observation, twins: Compared) -> Description:
+    for name in WORLDS:
+        slot = first_slot_outside(twins, name)
+        if slot is not None:
+            return _describe_slot(observation, name, *slot)
+        beside = beside_outside_frame(observation, twins, name)
+        found = _describe_beside(observation, name, beside)
+        if found is not None:
+            return found
     raise ValueError("no slot was changed")
 
 

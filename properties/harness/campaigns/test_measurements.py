@@ -31,7 +31,7 @@ from properties.support.harness.command_line import (
     kept_traceback,
 )
 from properties.support.harness.scripted import ERROR, Script, Scripted, clean, violating
-from reference.config import PRESETS
+from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
@@ -51,9 +51,9 @@ def evidence(path: Path, kind: str) -> Data:
     return figures
 
 
-def three_trials(device: str) -> list[TrialConfig]:
+def three_trials(device: str, shape: Shape = Shape.TINY) -> list[TrialConfig]:
     """Return one small trial of each engine."""
-    return [one_size(TrialConfig(runner, device=device)) for runner in ONE_PER_ENGINE]
+    return [one_size(TrialConfig(runner, device=device, shape=shape)) for runner in ONE_PER_ENGINE]
 
 
 @pytest.fixture

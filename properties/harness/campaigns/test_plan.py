@@ -7,7 +7,6 @@ from harness.campaigns.hunt import hunt
 from harness.campaigns.regress import (
     CLEAN_SCHEDULES,
     FEWEST_CLEAN,
-    SHAPES,
     RunConfig,
     all_hunts,
     one_size,
@@ -17,6 +16,7 @@ from harness.campaigns.task import Source
 from harness.checks.expectations import unaffected_reason
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.scale.shapes import TINY
 from harness.records.case import Case, dump_json
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
@@ -36,7 +36,7 @@ def test_a_run_plans_every_runner_scheme_and_preset() -> None:
     )
     presets = sorted((trial.runner, trial.preset) for trial in generated)
     assert presets == sorted(product(RUNNERS, PRESETS))
-    assert {(trial.page_size, trial.dtype) for trial in generated} == set(SHAPES)
+    assert {(trial.page_size, trial.dtype) for trial in generated} == set(TINY.turns)
     hunted = [(task.trial.bug, task.trial.runner) for task in tasks[len(clean) :]]
     assert list(dict.fromkeys(hunted)) == list(all_hunts())
 

@@ -40,6 +40,7 @@ def bytes_of_world(pools: KVPools) -> dict[str, Tensor]:
 def state_of(world: Scheduler) -> dict[str, object]:
     """Return a copy of all that a scheduler keeps beside its pools, tokens included."""
     allocator = world.allocator
+    assert isinstance(world.hidden_states, Tensor)
     free = (
         list(allocator.free_full),
         list(allocator.free_swa),

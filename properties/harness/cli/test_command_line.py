@@ -28,7 +28,7 @@ from harness.records.case import dump_json
 from harness.records.schema import FORMAT, VERSION
 from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, Data
-from reference.config import PRESETS
+from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
 
@@ -233,6 +233,7 @@ def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) 
         "runners": RUNNERS,
         "bugs on runners": [f"{bug}@{runner}" for bug in BUGS for runner in RUNNERS],
         "presets": PRESETS,
+        "shapes": list(Shape),
         "properties": PROPERTIES,
     }
     assert main(["list", "--json"]) == OK

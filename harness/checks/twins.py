@@ -1,0 +1,90 @@
+"""What is judged of two worlds of which no copy is kept: each was the other's before the step.
+
+The eager world changed what differs from the graph world before that one ran, and nothing else
+outside its frame. So what differs outside both frames once both ran, the graph world changed.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.checks.differences import Sections, first_state_difference
+from harness.lockstep.bits import any_set, bits, first_index
+from harness.lockstep.scale.kept import Arena, Compared
+from reference.pool import KVLayout
+
+WORLDS = ("graph", "eager")
+"""In the order in which a world that strayed is looked for."""
+
+
+def twins_differ(twins: Compared) -> Tensor:
+    """Whether any bit that is compared differs between the worlds after the step."""
+    ones, others = (twins.after[world].sections for world in ("eager", "graph"))
+    beside = [any_set(bits(one[1:]) != bits(others[name][1:])) for name, one in ones.items()]
+    return torch.stack([*(found.anywhere for found in twins.graph.values()), *beside]).any()
+
+
+def first_twin_difference(layout: KVLayout, twins: Compared) -> dict[str, Any]:
+    """Say where the worlds first differ after the step, as `first_kv_difference` does."""
+    places: dict[tuple[Arena, int], tuple[int, ...]] = {}
+    for arena, found in twins.graph.items():
+        if found.anywhere:
+            index = found.first()
+            places[arena, index[0]] = index[1:]
+    for role, kind, layer, place in layout.layers():
+        if ((role, kind), place) in places:
+            plane, slot, head, element = places[(role, kind), place]
+            found = twins.graph[role, kind]
+            eager_bits, graph_bits = found.hex_bits(twins.element_bytes)
+            return {
+                "model": str(role),
+                "layer": layer,
+                "kind": str(kind),
+                "tensor": "KV"[plane],
+                "slot": slot,
+                "head": head,
+                "element": element,
+                "differing_elements": int(found.found[0]),
+                "eager_bits": eager_bits,
+                "graph_bits": graph_bits,
+            }
+    return first_state_difference(twins.after["eager"].sections, twins.after["graph"].sections)
+
+
+def changed_beside(twins: Compared, world: str) -> Sections:
+    """Return which state beside KV a world changed in the step, bool."""
+    before, after = twins.before[world].sections, twins.after[world].sections
+    return {name: bits(places) != bits(before[name]) for name, places in after.items()}
+
+
+def twins_wrote_outside(twins: Compared) -> Tensor:
+    """Whether either world changed KV outside the step's frame, the reserved slots apart."""
+    differences = [found.outside for found in (*twins.eager.values(), *twins.graph.values())]
+    strayed = [any_set(slots.contiguous()) for slots in twins.strayed.values()]
+    return torch.stack([*differences, *strayed]).any()
+
+
+def first_slot_outside(twins: Compared, world: str) -> tuple[Arena, int] | None:
+    """Return the first slot that a world changed outside the step's frame, if it did.
+
+    What the eager world strayed into differs after the step too, and is not the graph world's.
+    """
+    by_eager = {
+        arena: found.first(outside=True)[2] for arena, found in twins.eager.items() if found.outside
+    }
+    if world == "eager":
+        return next(iter(by_eager.items()), None)
+    for arena, found in twins.graph.items():
+        if arena in twins.strayed and twins.strayed[arena].any():
+            place = first_index(twins.strayed[arena].any(0).any(0))[0]
+            return arena, int(twins.lent[arena][place])
+        if found.outside and arena not in by_eager:
+            return arena, found.first(outside=True)[2]
+    return None
+
+
+def changed_reserved(twins: Compared, world: str) -> dict[Arena, Tensor]:
+    """Return which elements of the reserved slots a world changed, bool, by sub-pool."""
+    before, after = twins.before[world].reserved, twins.after[world].reserved
+    return {arena: bits(slot) != bits(before[arena]) for arena, slot in after.items()}

@@ -1,0 +1,138 @@
+"""Comparing two arenas in one pass: how much differs, and where first.
+
+A mark for each slot says where a difference does not count. On CUDA it is one kernel that reads
+each byte once; on a CPU a plane of K or V is compared at a time, so that no mask is as large as
+what is compared.
+"""
+
+import importlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.lockstep.bits import bits
+
+OUTSIDE, IN_FRAME, RESERVED = range(3)
+"""Marks of slots: outside the frame, in it, and reserved, where nothing is compared."""
+
+NOWHERE = 2**62
+"""The place of a first difference where nothing differs."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two arenas [layers, 2, slots, heads, dim] differ, unread by the host.
+
+    `found` is int64 [4]: how many elements differ, and how many of them outside the frame; the
+    first of either, counted flat, NOWHERE if there is none. `held` int64 [2, 2] are the bits of
+    both arenas at these two first places.
+    """
+
+    found: Tensor
+    held: Tensor
+    shape: torch.Size
+
+    @property
+    def anywhere(self) -> Tensor:
+        """Whether any element differs that is compared, bool []."""
+        return self.found[0] > 0
+
+    @property
+    def outside(self) -> Tensor:
+        """Whether any element differs outside the frame, bool []."""
+        return self.found[1] > 0
+
+    def first(self, *, outside: bool = False) -> tuple[int, ...]:
+        """Return the index of the first difference: place of the layer, plane, slot, head, element.
+
+        Raises ValueError if there is none.
+        """
+        place = int(self.found[2 + outside])
+        if place == NOWHERE:
+            raise ValueError("the two arenas do not differ")
+        index: list[int] = []
+        for size in reversed(self.shape):
+            place, rest = divmod(place, size)
+            index.append(rest)
+        return tuple(reversed(index))
+
+    def hex_bits(self, width: int) -> tuple[str, str]:
+        """Return the bits of both at the first difference, of elements of so many bytes."""
+        one, other = (
+            f"0x{value & (256**width - 1):0{2 * width}x}" for value in self.held[0].tolist()
+        )
+        return one, other
+
+
+def compare(one: Tensor, other: Tensor, marks: Tensor) -> Difference:
+    """Compare two arenas [layers, 2, slots, heads, dim] of one dtype; `marks` is uint8 [slots]."""
+    left, right = bits(one).view(-1), bits(other).view(-1)
+    if one.is_cuda:
+        found = compared_on_device(left, right, marks, one.shape)
+    else:
+        found = compared_by_plane(left, right, marks, one.shape)
+    places = found[2:].clamp(max=one.numel() - 1)
+    held = torch.stack([left[places], right[places]], 1).to(torch.int64)
+    return Difference(found, held, one.shape)
+
+
+def compared_on_device(left: Tensor, right: Tensor, marks: Tensor, shape: torch.Size) -> Tensor:
+    """Return what `Difference.found` is, by one launch."""
+    # Imported late: importing Triton decides whether its interpreter is used.
+    kernel = importlib.import_module("harness.lockstep.scale.kernel")
+    found = torch.tensor([0, 0, NOWHERE, NOWHERE], device=left.device)
+    grid = (-(-left.numel() // kernel.BLOCK),)
+    kernel.compare_kernel[grid](
+        left,
+        right,
+        marks,
+        found,
+        left.numel(),
+        shape[2],
+        shape[3] * shape[4],
+        BLOCK=kernel.BLOCK,
+    )
+    return found
+
+
+def compared_by_plane(left: Tensor, right: Tensor, marks: Tensor, shape: torch.Size) -> Tensor:
+    """Return what `Difference.found` is, a plane of K or V at a time."""
+    found = [0, 0, NOWHERE, NOWHERE]
+    size = shape[2] * shape[3] * shape[4]
+    for first in range(0, left.numel(), size):
+        one, other = left[first : first + size], right[first : first + size]
+        if torch.equal(in_words(one), in_words(other)):
+            continue
+        different = (one != other).view(shape[2], -1)
+        for kind, counted in enumerate((marks != RESERVED, marks == OUTSIDE)):
+            places = (different & counted[:, None]).flatten().nonzero()
+            found[kind] += len(places)
+            if len(places):
+                found[2 + kind] = min(found[2 + kind], first + int(places[0, 0]))
+    return torch.tensor(found, device=left.device)
+
+
+def in_words(values: Tensor) -> Tensor:
+    """Return integers as words of 64 bits, which are compared fastest, where they fill them."""
+    aligned = (values.storage_offset() | values.numel()) * values.element_size() % 8 == 0
+    return values.view(torch.int64) if aligned else values
+
+
+DIGESTED = 2**24
+"""Elements of which digests are made at a time."""
+
+
+def digests(rows: Tensor) -> Tensor:
+    """Return a number of 64 bits for each of some rows of integers [N, W], int64 [N].
+
+    One element that differs always makes another number: each is multiplied by an odd number of
+    its own, modulo 2^64. Several that differ make the same by a chance of some 2^-64.
+    """
+    width = rows.shape[1]
+    odd = torch.arange(width, device=rows.device) * 0x1E3779B97F4A7C15 | 1
+    made = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+    step = max(1, DIGESTED // width)
+    for first in range(0, len(rows), step):
+        made[first : first + step] = (rows[first : first + step].to(torch.int64) * odd).sum(1)
+    return made

@@ -1,0 +1,361 @@
+"""What a pair keeps of its KV around a step, so that it can be compared and put back.
+
+Copies of all of it, where that costs little. Of pools that fill a device's memory there is no
+copy: there each world is the other's. Both are equal whenever a step begins (the step before was
+compared, or the worlds were reset), so that a world that was disturbed is given the bytes of the
+other one, and what a world changed is what differs from the other before that one ran.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from harness.lockstep.bits import any_set, bits
+from harness.lockstep.scale.comparison import (
+    IN_FRAME,
+    RESERVED,
+    Difference,
+    compare,
+    digests,
+)
+from reference.batch import ForwardBatch, Mode
+from reference.config import Kind, Role
+from reference.pool import KVLayout, KVPools
+from reference.state_pool import Section
+
+Arena = tuple[Role, Kind]
+"""Names a sub-pool of one model."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A forward of one world: its mode, its batch, and the mapping as it found it."""
+
+    mode: Mode
+    batch: ForwardBatch | None
+    mapping: Tensor
+
+    def frame(self, kind: Kind) -> Tensor | None:
+        """Return the slots of one sub-pool that it may write, int64; None if it may write none."""
+        if self.batch is None or self.mode.written is None:
+            return None
+        full = self.batch.out_cache_loc
+        return full if kind is Kind.FULL else self.mapping[full].long()
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is kept of a world whose KV is not: reserved slots, and all state beside KV."""
+
+    reserved: Mapping[Arena, Tensor]
+    sections: Mapping[Section, Tensor]
+
+    @classmethod
+    def of(cls, pools: KVPools) -> "Beside":
+        """Return what stands there now."""
+        arenas = pools.arenas_of(pools.storage)
+        sections = pools.sections_of(pools.storage)
+        return cls(
+            {(role, kind): arena[:, :, 0].clone() for role, kind, arena in arenas},
+            {section: places.clone() for section, places in sections.items()},
+        )
+
+    def put_back(self, pools: KVPools) -> None:
+        """Give a world's pools these bytes."""
+        for role, kind, arena in pools.arenas_of(pools.storage):
+            arena[:, :, 0] = self.reserved[role, kind]
+        for section, places in pools.sections_of(pools.storage).items():
+            places.copy_(self.sections[section])
+
+
+@dataclass(frozen=True)
+class Places:
+    """Slots of each sub-pool, of both models alike, and places beside KV: int64 each."""
+
+    slots: Mapping[Kind, Tensor]
+    beside: Mapping[Section, Tensor]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The bytes of some places of a world."""
+
+    places: Places
+    arenas: Mapping[Arena, Tensor]
+    sections: Mapping[Section, Tensor]
+
+    @classmethod
+    def of(cls, pools: KVPools, places: Places) -> "Rows":
+        """Return what stands there now."""
+        return cls(
+            places,
+            {
+                (role, kind): arena[:, :, places.slots[kind]]
+                for role, kind, arena in pools.arenas_of(pools.storage)
+            },
+            {
+                section: held[places.beside[section]]
+                for section, held in pools.sections_of(pools.storage).items()
+            },
+        )
+
+    def put_back(self, pools: KVPools) -> None:
+        """Give a world's pools these bytes at these places."""
+        for role, kind, arena in pools.arenas_of(pools.storage):
+            arena[:, :, self.places.slots[kind]] = self.arenas[role, kind]
+        for section, held in pools.sections_of(pools.storage).items():
+            held[self.places.beside[section]] = self.sections[section]
+
+    def differ(self, other: "Rows") -> Tensor:
+        """Return whether any bit differs from that of other rows of the same places, bool []."""
+        mine = (*self.arenas.values(), *self.sections.values())
+        others = (*other.arenas.values(), *other.sections.values())
+        pairs = zip(mine, others, strict=True)
+        return torch.stack([any_set(bits(one) != bits(two)) for one, two in pairs]).any()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How two worlds without copies came out of a step.
+
+    `eager` is by how much the eager world differed from the other before that one ran, `graph` by
+    how much both differ since, outside the frames of both. `before` and `after` are what stands
+    beside, by the name of the world. `strayed` says, of each sub-pool, which of the slots that the
+    eager world alone may write the graph world changed: bool [layers, 2, slots], and `lent` are
+    these slots. `watched` are the graph world's rows that were asked for before the step.
+    """
+
+    eager: Mapping[Arena, Difference]
+    graph: Mapping[Arena, Difference]
+    before: Mapping[str, Beside]
+    after: Mapping[str, Beside]
+    strayed: Mapping[Arena, Tensor]
+    lent: Mapping[Arena, Tensor]
+    element_bytes: int
+    watched: Rows | None
+
+
+NOT_KEPT = torch.empty(0)
+"""Stands for the bytes of a world of which no copy is kept: whoever looks into it fails."""
+
+
+class Kept(Protocol):
+    """What a pair keeps of its KV around a step.
+
+    `compared` bool says which numbers of what `playback` returns are compared. The others are both
+    worlds' bytes before and after their forwards, or NOT_KEPT, and how the worlds compare where
+    they are not kept.
+    """
+
+    compared: Tensor
+    eager_before: Tensor
+    eager_after: Tensor
+    graph_before: Tensor
+    graph_after: Tensor
+    result: Compared | None
+
+    def begin(self) -> None:
+        """Keep what both worlds are before a step's forwards."""
+        ...
+
+    def after_eager(self, ran: Ran) -> None:
+        """Keep what the eager world is after its forward, before that of the graph world."""
+        ...
+
+    def after_graph(self, ran: Ran) -> None:
+        """Keep what the graph world is after its forward."""
+        ...
+
+    def restore_eager(self) -> None:
+        """Give the eager world the bytes that it had before the step's forwards."""
+        ...
+
+    def restore_graph(self) -> None:
+        """Give the graph world the bytes that it had before the step's forwards."""
+        ...
+
+    def playback(self) -> tuple[Tensor, Tensor]:
+        """Return what tells both worlds' bytes from others, the eager world's first."""
+        ...
+
+
+class Copies:
+    """Copies of both worlds' storages, before and after the forwards of a step."""
+
+    def __init__(self, eager: KVPools, graph: KVPools) -> None:
+        self.eager, self.graph = eager.storage, graph.storage
+        self.result: Compared | None = None
+        self.eager_before, self.eager_after, self.graph_before, self.graph_after = (
+            torch.empty_like(self.eager) for _ in range(4)
+        )
+        self.compared = torch.ones_like(self.eager, dtype=torch.bool)
+        for _, _, arena in eager.layout.arenas_of(self.compared):
+            arena[:, :, 0] = False  # The reserved slot is compared nowhere.
+        for places in eager.layout.sections_of(self.compared).values():
+            places[0] = False  # Nor is the reserved place beside KV.
+
+    def begin(self) -> None:
+        """Copy both."""
+        self.eager_before.copy_(self.eager)
+        self.graph_before.copy_(self.graph)
+
+    def after_eager(self, ran: Ran) -> None:
+        """Copy the eager world's."""
+        self.eager_after.copy_(self.eager)
+
+    def after_graph(self, ran: Ran) -> None:
+        """Copy the graph world's."""
+        self.graph_after.copy_(self.graph)
+
+    def restore_eager(self) -> None:
+        """Copy it back."""
+        self.eager.copy_(self.eager_before)
+
+    def restore_graph(self) -> None:
+        """Copy it back."""
+        self.graph.copy_(self.graph_before)
+
+    def playback(self) -> tuple[Tensor, Tensor]:
+        """Return copies of both."""
+        return self.eager.clone(), self.graph.clone()
+
+
+class Twins:
+    """Two worlds of which each is the other's copy, compared twice a step.
+
+    A comparison reads every byte of both, since a stray write may be anywhere: on a GPU that takes
+    a fraction of what a forward does. Once the worlds have diverged nothing of them may be
+    restored.
+    """
+
+    def __init__(self, eager: KVPools, graph: KVPools) -> None:
+        self.pools = {"eager": eager, "graph": graph}
+        self.eager_before = self.eager_after = self.graph_before = self.graph_after = NOT_KEPT
+        self.result: Compared | None = None
+        self.layout: KVLayout = eager.layout
+        device = eager.storage.device
+        self.marks: dict[Arena, Tensor] = {}
+        for role, kind, arena in self.layout.arenas_of(eager.storage):
+            marks = torch.zeros(arena.shape[2], dtype=torch.uint8, device=device)
+            marks[0] = RESERVED
+            self.marks[role, kind] = marks
+        self.before: dict[str, Beside] = {}
+        self.lent: dict[Arena, tuple[Tensor, Tensor]] = {}
+        self.watched: Places | None = None
+        counts = [marks.numel() for marks in self.marks.values()]
+        planes = [
+            arena.shape[0] * arena.shape[1] for _, _, arena in self.layout.arenas_of(eager.storage)
+        ]
+        per_slot = [torch.ones(count, dtype=torch.bool, device=device) for count in counts]
+        for slots in per_slot:
+            slots[0] = False
+        beside = sum(places[1:].numel() for places in self._sections("eager").values())
+        self.compared = torch.cat(
+            [
+                *(slots.repeat(times) for slots, times in zip(per_slot, planes, strict=True)),
+                torch.ones(beside, dtype=torch.bool, device=device),
+            ]
+        )
+
+    def begin(self) -> None:
+        """Keep what stands beside, of both."""
+        self.watched = None
+        self.before = {name: Beside.of(pools) for name, pools in self.pools.items()}
+
+    def after_eager(self, ran: Ran) -> None:
+        """See what the eager world changed: the graph world is as both were."""
+        self.eager_ran, self.lent = ran, {}
+        for arena, graph in self._arenas("graph").items():
+            slots = ran.frame(arena[1]) if arena[0] is ran.mode.written else None
+            if slots is not None:
+                self.lent[arena] = slots, graph[:, :, slots].clone()
+        self.eager_changed = self._compare([ran])
+
+    def after_graph(self, ran: Ran) -> None:
+        """See by how much the worlds differ since."""
+        strayed, lent = {}, {}
+        for arena, (slots, before) in self.lent.items():
+            now = self._arenas("graph")[arena][:, :, slots]
+            own = ran.frame(arena[1])
+            foreign = ~torch.isin(slots, own) if own is not None else torch.ones_like(slots) > 0
+            foreign &= slots != 0
+            changed = (bits(now) != bits(before)).flatten(3).any(3)
+            strayed[arena], lent[arena] = changed & foreign, slots
+        differs = self._compare([self.eager_ran, ran])
+        self.result = Compared(
+            eager=self.eager_changed,
+            graph=differs,
+            before=self.before,
+            after={name: Beside.of(pools) for name, pools in self.pools.items()},
+            strayed=strayed,
+            lent=lent,
+            element_bytes=self.pools["eager"].storage.element_size(),
+            watched=Rows.of(self.pools["graph"], self.watched) if self.watched else None,
+        )
+
+    def restore_eager(self) -> None:
+        """Give the eager world the graph world's bytes, and its own that are kept."""
+        self._restore("eager", "graph")
+
+    def restore_graph(self) -> None:
+        """Give the graph world the eager world's bytes, and its own that are kept."""
+        self._restore("graph", "eager")
+
+    def playback(self) -> tuple[Tensor, Tensor]:
+        """Return digests of both, slot by slot, and the state beside KV as it stands."""
+        eager, graph = (
+            torch.cat(
+                [
+                    *(digests(slot_rows(arena)) for arena in self._arenas(name).values()),
+                    *(
+                        bits(places[1:]).flatten().to(torch.int64)
+                        for places in self._sections(name).values()
+                    ),
+                ]
+            )
+            for name in self.pools
+        )
+        return eager, graph
+
+    def _restore(self, world: str, other: str) -> None:
+        self.pools[world].storage.copy_(self.pools[other].storage)
+        self.before[world].put_back(self.pools[world])
+
+    def _compare(self, forwards: list[Ran]) -> dict[Arena, Difference]:
+        """Compare all KV of both worlds; what these forwards may write is in the frame."""
+        eager, graph = self._arenas("eager"), self._arenas("graph")
+        found = {}
+        for arena, marks in self.marks.items():
+            frames = [
+                slots
+                for ran in forwards
+                if arena[0] is ran.mode.written and (slots := ran.frame(arena[1])) is not None
+            ]
+            for slots in frames:
+                marks[slots] = IN_FRAME
+            marks[0] = RESERVED
+            found[arena] = compare(eager[arena], graph[arena], marks)
+            for slots in frames:
+                marks[slots] = 0
+            marks[0] = RESERVED
+        return found
+
+    def _arenas(self, world: str) -> dict[Arena, Tensor]:
+        storage = self.pools[world].storage
+        return {(role, kind): arena for role, kind, arena in self.layout.arenas_of(storage)}
+
+    def _sections(self, world: str) -> dict[Section, Tensor]:
+        return self.layout.sections_of(self.pools[world].storage)
+
+
+def slot_rows(arena: Tensor) -> Tensor:
+    """Return the bits of an arena, a row for each slot of each plane."""
+    return bits(arena).view(-1, arena.shape[3] * arena.shape[4])
+
+
+def kept_of(eager: KVPools, graph: KVPools, *, large: bool) -> Kept:
+    """Return what a pair keeps of its worlds: no copies if they are too large for that."""
+    return Twins(eager, graph) if large else Copies(eager, graph)
