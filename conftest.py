@@ -227,8 +227,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from properties.support.trials import clean_trials, name
 
     config = metafunc.config
-    options = [config.getoption(f"--{option}") for option in ("runner", "preset", "bug")]
-    trials = clean_trials(config.stash[DEVICE], *options, shape=config.getoption("--shape"))
+    runner, preset, bug, shape = (
+        config.getoption(f"--{option}") for option in ("runner", "preset", "bug", "shape")
+    )
+    trials = clean_trials(config.stash[DEVICE], runner, preset, bug, shape=shape)
     metafunc.parametrize("clean_trial", trials, ids=[name(trial) for trial in trials])
 
 

@@ -267,7 +267,7 @@ def test_blocks_and_rows_are_held_once_or_free_once_and_a_leak_or_a_double_free_
         requests.manager = SimpleNamespace(block_pool=listed(*free))
         world = ownership(requests, runner)
         wrong = misheld(world)
-        if wrong_cells(world, torch.from_numpy(right_cells(world, sizes))).any():
+        if wrong_cells([world], torch.from_numpy(right_cells(world, sizes))[None]).any():
             wrong.append("a table is wrong")
         return wrong
 
