@@ -163,8 +163,9 @@ def forgets_the_reserve(release: Any, pool: Any) -> Callable[..., Any]:
 
     @wraps(release)
     def released(req: Any, cache: Any, **named: Any) -> Any:
-        holder = req if hasattr(req, "kv_allocated_len") else req.kv
-        holder.kv_allocated_len = holder.kv_committed_len
+        committed = req if hasattr(req, "kv_committed_len") else req.kv
+        allocated = req if hasattr(req, "kv_allocated_len") else req.kv
+        allocated.kv_allocated_len = committed.kv_committed_len
         return release(req, cache, **named)
 
     return released
