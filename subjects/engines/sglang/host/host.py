@@ -28,10 +28,10 @@ class StubConfig(Bag):
 
 
 class Switch:
-    """A setting that is on but within `off`: some releases read it, others call it."""
+    """A setting that some releases read and others call. Within `off` it is off."""
 
-    def __init__(self) -> None:
-        self._on = True
+    def __init__(self, *, on: bool) -> None:
+        self._on = on
 
     def __bool__(self) -> bool:
         return self._on
@@ -43,14 +43,14 @@ class Switch:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Be off for a while."""
-        self._on = False
+        before, self._on = self._on, False
         try:
             yield
         finally:
-            self._on = True
+            self._on = before
 
 
-TRACKS_STATES = Switch()
+TRACKS_STATES = Switch(on=True)
 """Whether recurrent states are tracked: runners have static inputs for that, and the engine's
 scheduler is to know nothing of it, for states are in a table of the world's."""
 
@@ -106,6 +106,7 @@ def server_arguments(
         "retraction_policy": "length",
         "mamba_radix_cache_strategy": "no_buffer",
         "enable_mamba_extra_buffer": TRACKS_STATES,
+        "enable_mamba_extra_buffer_lazy": Switch(on=False),
         "enable_torch_compile": False,
         "kv_canary": "none",
     }
