@@ -24,11 +24,19 @@ from reports.blame import lines_of, linked_line, runner_of, runner_words
 from reports.drawings.bit_patterns import Comparison, compare
 from reports.drawings.timeline import Timeline, lay_out
 from reports.explanation import ExplanationView, describe
-from reports.texts import Fact, Piece, anchors, duration, linked, or_dash, value_text, words
+from reports.texts import (
+    TINY,
+    Fact,
+    Piece,
+    anchors,
+    duration,
+    linked,
+    or_dash,
+    sized,
+    value_text,
+    words,
+)
 from reports.verdicts import STATUSES
-
-TINY = "tiny"
-"""The shape of which a case file and a page say nothing."""
 
 ROOM = 6400
 """Boxes in all time lines of a page together: what keeps it below a megabyte."""
@@ -257,8 +265,7 @@ def setting(row: CleanRow) -> str:
     """Name a clean trial by what tells it from the others."""
     trial = row.trial
     return (
-        f"clean {trial.runner}, {'' if trial.shape == TINY else f'{trial.shape} '}{trial.preset},"
-        f" {trial.scheme},"
+        f"clean {trial.runner}, {sized(trial)}, {trial.scheme},"
         f" page size {trial.page_size}, {trial.dtype}"
         f"{', steps overlap' if trial.overlap else ''}"
     )

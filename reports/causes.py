@@ -10,7 +10,7 @@ from harness.explain.facts import SourceLine
 from harness.records.schema import BugRow, CleanRow, Environment, Record, TrialRow
 from reports.blame import culprits, lines_of, linked_line, runner_of, runner_words, to_blame
 from reports.cards import Card
-from reports.texts import Piece
+from reports.texts import Piece, sized
 from reports.verdicts import STATUSES, all_rows, sound, tried
 
 MOST_NAMED = 6
@@ -152,7 +152,7 @@ def title_of(row: CleanRow | BugRow) -> str:
     trial = row.trial
     name = row.bug if isinstance(row, BugRow) else "clean"
     overlap = ", steps overlap" if trial.overlap else ""
-    return f"{name}@{trial.runner} ({trial.preset}, {trial.scheme}, {row.source}{overlap})"
+    return f"{name}@{trial.runner} ({sized(trial)}, {trial.scheme}, {row.source}{overlap})"
 
 
 def cause_of(row: TrialRow) -> str:

@@ -8,7 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+TINY = "tiny"
+"""The shape of models of which nothing is said."""
 
 LINK = re.compile(r"https?://[^\s<>\"',;]+")
 MOST_VALUES = 16
@@ -28,6 +31,25 @@ class Fact:
 
     name: str
     value: str
+
+
+class Sized(Protocol):
+    """What has a model of some size."""
+
+    @property
+    def preset(self) -> str:
+        """The model."""
+        ...
+
+    @property
+    def shape(self) -> str:
+        """How large it is."""
+        ...
+
+
+def sized(one: Sized) -> str:
+    """Return the name of a model, and its shape if it is not tiny."""
+    return one.preset if one.shape == TINY else f"{one.preset} {one.shape}"
 
 
 def words(values: Iterable[Any]) -> str:

@@ -323,11 +323,13 @@ def _reach_small(task: Task, finding: Finding | None) -> Reach | None:
 
     None where a finding does not show there.
     """
+    if task.target is None:
+        return None
     LARGE.clear()
     small = replace(task, trial=with_small_pools(task.trial))
     try:
         lockstep = kept_lockstep(small.trial)
-        if finding is not None and task.target is not None:
+        if finding is not None:
             lockstep.watch(watched_for(task.target))
             if task.target not in whole(lockstep.play(finding.schedule)).violated:
                 return None

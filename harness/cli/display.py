@@ -17,6 +17,7 @@ from harness.cli.exit_codes import CANNOT_RUN
 from harness.errors import headline, kept, refused
 from harness.records.schema import BugOnRunner, BugRow, Record, TrialRow
 from reports.blame import failing_runner
+from reports.texts import sized
 from reports.verdicts import mark, pair_mark, sound, that_can, to_detection, together
 
 
@@ -186,7 +187,7 @@ def clean_table(record: Record) -> Table:
     for trial, group in groupby(record.clean, key=attrgetter("trial")):
         rows = list(group)
         table.add_row(
-            *(trial.runner + OVERLAPS * trial.overlap, trial.preset, trial.scheme),
+            *(trial.runner + OVERLAPS * trial.overlap, sized(trial), trial.scheme),
             *(str(trial.page_size), DTYPES.get(trial.dtype, trial.dtype)),
             *(str(sum(getattr(row, name) for row in rows)) for name in counts),
             _verdict(rows),

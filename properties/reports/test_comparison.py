@@ -32,10 +32,11 @@ from properties.support.reports.records import (
     without_event,
     without_finding,
 )
+from reports.causes import title_of
 from reports.compared.kinds import GRAVITY, KINDS, counted, gravity
 from reports.compared.runs import GRAVEST, Comparison, compare_runs
 from reports.compared.terminal import change_lines, tables
-from reports.page import render_comparison
+from reports.page import render, render_comparison
 
 
 def kinds(comparison: Comparison) -> dict[str, str]:
@@ -334,6 +335,29 @@ def test_runs_that_share_no_hunt_come_to_no_verdict() -> None:
     bugs, clean = replace(record, clean=()), replace(record, bugs=())
     assert compare_runs(bugs, clean).verdict == "No verdict"
     assert f"{len(record.bugs)} in the earlier one alone" in compare_runs(bugs, clean).message
+
+
+def of_shape(shape: str, record: Record) -> Record:
+    """Return a record of which all trials are of a shape."""
+    return replace(
+        record,
+        clean=tuple(replace(row, trial=replace(row.trial, shape=shape)) for row in record.clean),
+        bugs=tuple(replace(row, trial=replace(row.trial, shape=shape)) for row in record.bugs),
+    )
+
+
+def test_a_trial_of_a_larger_model_is_another_one_and_says_so() -> None:
+    """Its hunts are none of a tiny one's; its names, its case and its row of the page say it."""
+    record, tiny = SAMPLES["red"], green()
+    assert compare_runs(tiny, of_shape("mid", tiny)).verdict == "No verdict"
+    larger = of_shape("mid", record)
+    preset = record.bugs[0].trial.preset
+    assert f"({preset} mid, " in title_of(larger.bugs[0]) and f"({preset}, " in title_of(
+        record.bugs[0]
+    )
+    page = render(larger)
+    assert "&#34;shape&#34;: &#34;mid&#34;" in page and " mid</th>" in page
+    assert "&#34;shape&#34;" not in render(record)
 
 
 def test_a_run_that_turned_red_is_never_no_worse() -> None:

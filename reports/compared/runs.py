@@ -29,7 +29,7 @@ from reports.compared.kinds import (
     gravity,
     verdict,
 )
-from reports.texts import words
+from reports.texts import sized, words
 from reports.verdicts import sound
 
 GRAVEST = (
@@ -177,6 +177,7 @@ class Key:
     bugs: tuple[str, ...]
     runner: str
     preset: str
+    shape: str
     scheme: str
     page_size: int
     dtype: str
@@ -216,6 +217,7 @@ def _key(hunt: TrialRow) -> Key:
         bugs=trial.bugs,
         runner=trial.runner,
         preset=trial.preset,
+        shape=trial.shape,
         scheme=trial.scheme,
         page_size=trial.page_size,
         dtype=trial.dtype,
@@ -226,7 +228,7 @@ def _key(hunt: TrialRow) -> Key:
 
 def _name(key: Key) -> str:
     return (
-        f"{', '.join(key.bugs) or 'clean'}@{key.runner} ({key.preset}, {key.scheme},"
+        f"{', '.join(key.bugs) or 'clean'}@{key.runner} ({sized(key)}, {key.scheme},"
         f" page size {key.page_size}, {key.dtype}, {key.source}"
         f"{', steps overlap' if key.overlap else ''})"
     )

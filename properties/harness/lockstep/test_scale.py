@@ -1,6 +1,7 @@
 """Shapes other than tiny: what they are, what they need, and pools of which no copy is kept."""
 
 import json
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,10 @@ import torch
 from torch import Tensor
 
 from harness.__main__ import main
+from harness.campaigns import hunt as hunting
+from harness.campaigns.benches import Benches
+from harness.campaigns.fresh import FreshPlaying
+from harness.campaigns.task import Source, Status, Task, run_task
 from harness.checks.of_steps import read_frame
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
@@ -220,11 +225,7 @@ def played(trial: TrialConfig, schedule: Schedule, properties: frozenset[str]) -
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "swa_pad@decode",
-        "req_pool_pad@frozen_kv_mtp",
-        "spec_page_table_untranslated@target_verify",
-    ],
+    ["req_pool_pad@frozen_kv_mtp", "spec_page_table_untranslated@target_verify"],
 )
 def test_a_case_violates_the_same_where_no_copy_is_kept(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +239,38 @@ def test_a_case_violates_the_same_where_no_copy_is_kept(
     monkeypatch.setattr(read_frame, "COUNTED_CELLS", 0)
     uncopied = played(trial, case.schedule, STEP_PROPERTIES)
     assert told(uncopied) == told(copied)
+
+
+def test_a_hunt_over_pools_that_are_not_copied_holds_one_pair_of_them_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also while a fresh process would play; it is explained over small pools, and told so."""
+    case = load_case(CORPUS / "swa_pad@decode.json")
+    trial = replace(case.trial, full_slots=2048, swa_slots=1024, buckets=(4,), token_buckets=(12,))
+    monkeypatch.setattr(settings, "COPIED_BYTES", trial.world_bytes - 1)
+    monkeypatch.setattr(hunting, "FEW_STEPS", 0)
+    built = list[weakref.ref[Lockstep]]()
+
+    def build(of: TrialConfig) -> Lockstep:
+        assert not [lockstep for one in built if (lockstep := one()) and lockstep.trial.large]
+        made = Lockstep(of)
+        built.append(weakref.ref(made))
+        return made
+
+    def fresh(playing: FreshPlaying) -> Outcome:
+        lockstep = build(playing.trial)
+        lockstep.watch(playing.properties)
+        return lockstep.play(playing.schedules[-1], until=playing.until)
+
+    task = Task(trial, Source.GENERATED, 0, 1, known=(case.schedule,))
+    benches = Benches(build)
+    result = run_task(task, benches, fresh)
+    assert (result.status, result.error) == (Status.CAUGHT, None)
+    assert result.finding is not None and result.finding.explanation is not None
+    assert "which can be copied" in result.finding.explanation.proof[0]
+    assert len(built) == 5
+    benches.clear()
+    assert not any(one() for one in built)
 
 
 CLAMPED = Schedule((Admit(2, 2), Admit(3, 3), Admit(2, 2), Decode((0, 1, 2))), 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.machine import gpus
-from harness.machine.gpus import first_name, gpu_names, visible_gpus
+from harness.machine.gpus import first_name, free_memory, gpu_names, visible_gpus
 from harness.records.record import device_name
 
 
@@ -104,3 +104,29 @@ def test_without_the_drivers_program_its_device_files_are_counted(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert len(gpu_names()) == 2
     assert visible_gpus() == ["0", "1"]
+
+
+FREE = "0, GPU-1a2b, 142000\n1, GPU-3c4d, 80\n2, GPU-5e6f, [N/A]\n"
+"""What a driver answers that does not know of one GPU how much of its memory is free."""
+
+
+@pytest.mark.parametrize(
+    ("named", "free"), [("0,1,2", [142000, 80]), ("1", [80]), ("GPU-1a", [142000]), ("", [])]
+)
+@pytest.mark.usefixtures("eight_gpus")
+def test_the_driver_says_how_much_memory_is_free_on_the_gpus_that_may_be_used(
+    named: str, free: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without CUDA; nothing where there is no driver's program."""
+
+    def answers(*_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 0, FREE)
+
+    def missing(*_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
+        raise FileNotFoundError
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr(subprocess, "run", answers)
+    assert free_memory() == [mebibytes * 2**20 for mebibytes in free]
+    monkeypatch.setattr(subprocess, "run", missing)
+    assert free_memory() == []
