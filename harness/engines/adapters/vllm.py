@@ -13,8 +13,9 @@ from harness.lockstep.config import DEVICES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.batch import Mode
 from reference.config import SPECULATION
+from subjects.engines.shared.engine import OWN_KERNELS
 from subjects.engines.shared.loading import Engine
-from subjects.engines.vllm.engine import OWN_KERNELS, VllmEngine
+from subjects.engines.vllm.engine import VllmEngine
 from subjects.engines.vllm.loading import load_vllm
 from subjects.engines.vllm.requests import Known, VllmRequests, World
 from subjects.engines.vllm.runner import Sizes, VllmRunner
