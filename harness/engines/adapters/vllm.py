@@ -32,7 +32,8 @@ EMULATED = (
     " and its block tables",
     "attention's arithmetic: ours, by the engine's metadata, but where its own kernels are named",
     "the scheduler's decisions: ours, when a request runs, how much of it, with whom, and when it"
-    " ends or is retracted; the engine's KV cache manager gives and takes blocks",
+    " ends or is retracted; the engine's KV cache manager gives and takes blocks, its prefix cache"
+    " off: a request of ours shares no block with another",
     "sampling and the acceptance of drafts: ours; the engine's own update follows them",
     "the drafter: ours, chains of drafts; it has no graph here",
     "each layer's KV: in a tensor of its own, where the engine lets layers of both groups overlap",
