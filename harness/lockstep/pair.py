@@ -138,8 +138,7 @@ class Pair:
     def reset(self, seed: int) -> None:
         """Make both worlds equal, byte for byte, and the subject just captured."""
         self.log.take()
-        self.forwards = 0
-        self._consumed = {}
+        self.forwards, self._consumed = 0, {}
         self.eager.reset(seed)
         self.graph.reset(seed)
         self.subject.reset()

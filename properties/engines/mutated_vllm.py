@@ -1,4 +1,4 @@
-"""Plants faults of vLLM, public ones and others, in the decode runner of a release; says who sees.
+"""Plants faults of vLLM, public ones and others, in a runner of a release; says who sees them.
 
 A script: one release per process. `python -m properties.engines.mutated_vllm PACKAGE MUTATION …`,
 where `none` is the release as it is.
@@ -21,7 +21,7 @@ from harness.engines.adapters.vllm import VllmEngines
 from harness.engines.faults import Evidence
 from harness.engines.fetch import folder
 from harness.engines.legs import Leg
-from harness.engines.playlist import SHRINKING, Kind
+from harness.engines.playlist import SHRINKING, VERIFYING, Kind
 from harness.schedules.schedule import Admit, Decode, Finish, Schedule
 from reference.model import Model
 
@@ -33,6 +33,9 @@ BORDER = Schedule((Admit(17, 48), Decode((0,)), Decode((0,))))
 
 OTHER_SEED = 7
 """Seed of weights that are no longer the model's."""
+
+OTHER_TOKENS = 50
+"""Tokens of which another draft is one: the vocabulary has more."""
 
 FORWARDS = 60
 """Forwards that shrinking one schedule may take."""
@@ -216,6 +219,27 @@ def leave_rows(own: Any) -> None:
     tables.gather_block_tables = gathered
 
 
+def forget_rejections(own: Any) -> None:
+    """Do not tell the engine which drafts were rejected."""
+    settle = own.runner.settle
+    own.runner.settle = lambda batch, starts, sampled, rejected: settle(
+        batch, starts, sampled, [0] * len(rejected)
+    )
+
+
+def verify_another_draft(own: Any) -> None:
+    """Verify a draft that was not proposed, the last of every request."""
+    run = own.runner.run
+
+    def ran(told: Any, *, verifies: bool) -> Any:
+        drafts = told.scheduled_spec_decode_tokens
+        for name, tokens in drafts.items():
+            drafts[name] = [*tokens[:-1], (tokens[-1] + 1) % OTHER_TOKENS]
+        return run(told, verifies=verifies)
+
+    own.runner.run = ran
+
+
 MUTATIONS: dict[str, Callable[[Any], None]] = {
     mutation.__name__: mutation
     for mutation in (
@@ -245,20 +269,26 @@ OWN: dict[str, Callable[[Any], None]] = {
 }
 """Further faults, which nobody has reported: of blocks, and of static inputs."""
 
+OF_VERIFY: dict[str, Callable[[Any], None]] = {
+    mutation.__name__: mutation for mutation in (forget_rejections, verify_another_draft)
+}
+"""Faults of the runner that verifies drafts."""
+
 
 def shown(engine: Any, mutation: str) -> dict[str, Any]:
-    """Return what two schedules show of the decode runner with one fault planted in it."""
+    """Return what schedules show of the runner that a fault is about, with it planted in it."""
     adapter = ADAPTERS["vllm"]
-    trial = adapter.trial_of("decode", "gpt_oss", Kind.REPLAYED, "cpu")
+    runner = "target_verify" if mutation in OF_VERIFY else "decode"
+    trial = adapter.trial_of(runner, "gpt_oss", Kind.REPLAYED, "cpu")
 
     def engines(pair: Any) -> Any:
         subject, fresh = VllmEngines(engine, set())(pair)
         if mutation != "none":
-            {**MUTATIONS, **OWN}[mutation](subject)
+            {**MUTATIONS, **OWN, **OF_VERIFY}[mutation](subject)
         return subject, fresh
 
-    leg = Leg(Lockstep(trial, engines=engines), Evidence("decode", adapter.faults), "")
-    for schedule in (SHRINKING, LONG, BORDER):
+    leg = Leg(Lockstep(trial, engines=engines), Evidence(runner, adapter.faults), "")
+    for schedule in (VERIFYING,) if mutation in OF_VERIFY else (SHRINKING, LONG, BORDER):
         leg.play(schedule, STEP_PROPERTIES)
     cases = leg.cases(0, FORWARDS) if mutation in {"none", "leave_slots"} else []
     return {

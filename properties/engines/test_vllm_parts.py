@@ -30,8 +30,9 @@ from reference.config import PRESETS, Kind, Role, draft_config
 from reference.pool import HybridKVPool, KVPools, PoolSizes
 from subjects.engines.shared.bags import Bag
 from subjects.engines.shared.missing import UndeclaredError
+from subjects.engines.shared.padded import padding_of
 from subjects.engines.shared.paged import PairedPages, listed_keys
-from subjects.engines.vllm.contract import CONTRACT, padding_of
+from subjects.engines.vllm.contract import CONTRACT, promised
 from subjects.engines.vllm.ownership import ownership
 from subjects.protocol import Offer
 from subjects.runners import RUNNERS
@@ -203,8 +204,6 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
             """Do nothing."""
 
     runner: Any = SimpleNamespace(
-        statics=lambda: statics_held,
-        tokens_per_request=1,
         runner=SimpleNamespace(block_tables=Clearing()),
     )
     given = {
@@ -216,7 +215,9 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
     batch: Any = SimpleNamespace(live_requests=3, live_tokens=3)
     found = {
         name: (at, right.tolist())
-        for name, (at, right) in padding_of(runner, given, batch, 4).items()
+        for name, (at, right) in padding_of(
+            promised(runner), statics_held, given, batch, 4, 1
+        ).items()
     }
     assert found == {
         "slot_mapping.full": (3, [-1, -1, -1]),
@@ -226,7 +227,7 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
         "block_table.full": (3, [[0, 0]]),
     }
     runner.runner.block_tables = Keeping()
-    assert "block_table.full" not in padding_of(runner, given, batch, 4)
+    assert "block_table.full" not in {row.name for row in promised(runner)}
     assert {row.name for row in CONTRACT} > found.keys()
 
 
@@ -280,6 +281,8 @@ def test_blocks_and_rows_are_held_once_or_free_once_and_a_leak_or_a_double_free_
     states.free_indices.append(0)
     tables[1].gpu[1, 1] = 4
     assert found(4, 5) == ["a table is wrong"]
+    requests.reached, states.req_id_to_index, states.free_indices = {}, {}, [1, 0]
+    assert found(1, 2, 3, 4, 5) == []
 
 
 def test_a_setting_that_nobody_declared_names_itself() -> None:

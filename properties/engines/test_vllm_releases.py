@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.engines.faults import Verdict
-from properties.engines.mutated_vllm import MUTATIONS, OWN
+from properties.engines.mutated_vllm import MUTATIONS, OF_VERIFY, OWN
 from properties.support.releases import package_of, told_of
 
 SCRIPT = "properties.engines.mutated_vllm"
@@ -40,6 +40,8 @@ FURTHER_SEEN_BY = {
     "rebind_lengths": {"index_contract"},
     "narrow_positions": {"index_contract"},
     "leave_rows": {"live_inputs"},
+    "forget_rejections": {"kv_parity", "write_frame"},
+    "verify_another_draft": {"live_inputs", "logits_parity"},
 }
 """The properties that must see each fault that nobody has reported."""
 
@@ -47,7 +49,7 @@ FURTHER_SEEN_BY = {
 @cache
 def newest() -> Any:
     """Return what the newest release shows, as it is and with each fault planted."""
-    return told_of(SCRIPT, package_of(NEWEST, "vllm"), "none", *MUTATIONS, *OWN)
+    return told_of(SCRIPT, package_of(NEWEST, "vllm"), "none", *MUTATIONS, *OWN, *OF_VERIFY)
 
 
 def test_the_newest_release_is_clean() -> None:
@@ -62,7 +64,7 @@ def test_a_public_fault_that_is_planted_in_the_newest_release_is_caught(mutation
     assert SEEN_BY[mutation] <= set(newest()[mutation]["violated"])
 
 
-@pytest.mark.parametrize("mutation", OWN)
+@pytest.mark.parametrize("mutation", [*OWN, *OF_VERIFY])
 def test_a_further_fault_that_is_planted_in_the_newest_release_is_caught(mutation: str) -> None:
     assert FURTHER_SEEN_BY[mutation] <= set(newest()[mutation]["violated"])
 

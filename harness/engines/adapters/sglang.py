@@ -18,11 +18,7 @@ from reference.config import PRESETS, SPECULATION, full_draft_config
 from reference.model import Model
 from reference.state_pool import StatePool
 from subjects.engines.sglang.draft_engine import DraftingEngine
-from subjects.engines.sglang.engine import (
-    NO_TRACKING,
-    OWN_KERNELS,
-    ReplayingEngine,
-)
+from subjects.engines.sglang.engine import NO_TRACKING, ReplayingEngine
 from subjects.engines.sglang.host.host import Host, server_arguments
 from subjects.engines.sglang.host.loading import PACKAGE, load_sglang
 from subjects.engines.sglang.memory.mirror import Mirror
@@ -36,6 +32,7 @@ from subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRu
 from subjects.engines.sglang.runners.verify import TargetVerifyRunner
 from subjects.engines.sglang.scheduling.batches import SglangBatches, reserves_for_drafts
 from subjects.engines.shared import graphs
+from subjects.engines.shared.engine import OWN_KERNELS
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.loading import Engine, message
 from subjects.protocol import Offer

@@ -13,8 +13,9 @@ from harness.lockstep.config import DEVICES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.batch import Mode
 from reference.config import SPECULATION
+from subjects.engines.shared.engine import OWN_KERNELS
 from subjects.engines.shared.loading import Engine
-from subjects.engines.vllm.engine import OWN_KERNELS, VllmEngine
+from subjects.engines.vllm.engine import VllmEngine
 from subjects.engines.vllm.loading import load_vllm
 from subjects.engines.vllm.requests import Known, VllmRequests, World
 from subjects.engines.vllm.runner import Sizes, VllmRunner
@@ -31,7 +32,8 @@ EMULATED = (
     " and its block tables",
     "attention's arithmetic: ours, by the engine's metadata, but where its own kernels are named",
     "the scheduler's decisions: ours, when a request runs, how much of it, with whom, and when it"
-    " ends or is retracted; the engine's KV cache manager gives and takes blocks",
+    " ends or is retracted; the engine's KV cache manager gives and takes blocks, its prefix cache"
+    " off: a request of ours shares no block with another",
     "sampling and the acceptance of drafts: ours; the engine's own update follows them",
     "the drafter: ours, chains of drafts; it has no graph here",
     "each layer's KV: in a tensor of its own, where the engine lets layers of both groups overlap",

@@ -45,7 +45,7 @@ class DraftingEngine(SglangEngine[DraftingRunner]):
         return Forward(self._eager(given), None)
 
     def _replayed(self, batch: ForwardBatch, rows: Tensor, loc: Tensor) -> Forward:
-        output = self._counted(partial(self.runner.drafted, batch, rows, loc))
+        output = self.counted(partial(self.runner.drafted, batch, rows, loc))
         if batch.mode.drafts:
             table = self.mirror.pools.state.draft_table
             keep_candidates(self.runner.ops, table, batch.req_pool_indices, output)

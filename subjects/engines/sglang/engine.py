@@ -1,7 +1,8 @@
 """One of the engine's runners as the harness takes it: `EngineUnderTest` over the engine's pool."""
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -12,7 +13,6 @@ from reference.allocator import Ownership
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
-from subjects.captured import facts_of
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.padded import (
     HOLDS,
@@ -21,8 +21,7 @@ from subjects.engines.sglang.padded import (
     padded_inputs,
 )
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner, RowSlots
-from subjects.engines.shared.engine import OthersEngine
-from subjects.engines.shared.graphs import Replays
+from subjects.engines.shared.engine import Given, OthersEngine
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.protocol import (
     Forward,
@@ -34,21 +33,11 @@ from subjects.protocol import (
 )
 
 NOT_OFFERED = {
-    Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",
     Offer.NOISE: "noise has no way into the engine's own request table and slot map;"
     " the tails of its static inputs are overwritten one by one instead",
-    Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
-    Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
     Offer.CROSS_ATTENTION: "the engine's attention backends for windows refuse it",
 }
-"""What no runner of the engine offers, and why."""
-
-OWN_KERNELS = {
-    Offer.ARITHMETIC: "the engine's own attention kernels round otherwise than the reference",
-    Offer.FRESH_ENGINE: "with the engine's own kernels one runner is captured; replays beside one"
-    " without a history are those with our arithmetic",
-}
-"""What a runner with the engine's own kernels does not offer."""
+"""What no runner of this engine offers besides, and why."""
 
 NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs that carry it"}
 
@@ -73,14 +62,10 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
         self.runner = runner
         self.mirror = mirror
         self.pool = mirror.pool
-        self.mode: Mode = runner.mode
-        self.graphs = graphs
         self.stored = frozenset(stored)
-        self.missing: Mapping[Offer, str] = {**NOT_OFFERED, **missing}
-        self._preset = self._captured_preset = self.pool.preset_locations
-        self._captured = {name: buffer.clone() for name, buffer in runner.statics().items()}
-        self._captured_facts = facts_of(runner.statics())
-        self._replays = self._allocated = 0
+        self._preset = self.pool.preset_locations
+        offers = {**NOT_OFFERED, **missing}
+        super().__init__(runner.name, runner.mode, runner.statics, mirror, offers, graphs)
 
     @abstractmethod
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
@@ -91,24 +76,9 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
         self.mirror.reset()
         self.recapture()
 
-    def runner_name(self, mode: Mode) -> str | None:
-        """Return the runner's name for batches of its mode, None for others."""
-        return self.runner.name if mode is self.mode else None
-
     def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
         """Return every static buffer that a replay of a mode reads, by name."""
         return self.runner.statics() if mode is self.mode else {}
-
-    def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
-        """Return the static buffers of the one runner."""
-        return [self.runner.statics()]
-
-    def recapture(self) -> None:
-        """Give every static buffer, and the Python state, what they held after capture."""
-        for name, buffer in self.runner.statics().items():
-            if name in self._captured:
-                buffer.copy_(self._captured[name])
-        self._preset = self._captured_preset
 
     def state(self) -> Any:
         """Return the SWA locations that are preset for stores to come."""
@@ -126,24 +96,9 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
         """Return who holds which pages and rows, by the engine's allocator and tables."""
         return self.mirror.ownership()
 
-    def read_kv(self) -> None:
-        """Write the engine's KV to the world's storage."""
-        self.mirror.read_kv()
-
-    def write_kv(self) -> None:
-        """Take the engine's KV from the world's storage."""
-        self.mirror.write_kv()
-
     def facts(self, replay: Replay) -> ReplayFacts:
         """Return what the replay that just ran relied on."""
-        return ReplayFacts(
-            captured_buffers=self._captured_facts,
-            buffers=facts_of(self.runner.statics()),
-            locations=self._location_dtypes(),
-            allocated=self._allocated,
-            graphs_replayed=self._replays,
-            graphs_expected=self.graphs,
-        )
+        return dataclasses.replace(super().facts(replay), locations=self._location_dtypes())
 
     def placed(self, batch: ForwardBatch | None, mode: Mode) -> tuple[Any, Tensor]:
         """Return the engine's batch for one of the world's, in the engine's slots, and those."""
@@ -177,14 +132,11 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
         """Return the padding policies of the engine's registry of buffers, where it has one."""
         return declared_padding(getattr(self.runner.runner, "buffer_registry", None))
 
-    def _counted(self, run: Callable[[], Output]) -> Output:
+    def counted(self, run: Callable[[], Given]) -> Given:
         """Run a replay, and keep what of it `facts` tells and the Python state that it leaves."""
-        replays, allocated = Replays.count, Replays.allocated
-        output = run()
-        self._replays = Replays.count - replays
-        self._allocated = Replays.allocated - allocated
+        given = super().counted(run)
         self._preset = self.pool.preset_locations
-        return output
+        return given
 
     def _in_our_slots(self, reads: RowSlots) -> Reads:
         """Return the world's slots of those that rows read in the engine's."""
@@ -214,7 +166,7 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
         assert batch is not None
         if mode is not self.mode or not self.runner.can_run(given):
             return Forward(self._eager(given), None)
-        output = self._counted(partial(self.runner.replay, given))
+        output = self.counted(partial(self.runner.replay, given))
         bucket, live = self.runner.bucket, self.runner.live_size(given)
         replay = Replay(
             runner=self.runner.name,

@@ -1,21 +1,121 @@
 """What adapters of engines have in common as engines under test: what none of them can be asked."""
 
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
-from subjects.protocol import Offer, Overrides, OwnArithmetic
+from subjects.captured import facts_of
+from subjects.engines.shared.graphs import Replays
+from subjects.engines.shared.padded import DeclaredPadding
+from subjects.protocol import Offer, Overrides, OwnArithmetic, Replay, ReplayFacts
+
+NOT_OFFERED = {
+    Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",
+    Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
+    Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
+}
+"""What no engine that others wrote offers, and why."""
+
+OWN_KERNELS = {
+    Offer.ARITHMETIC: "the engine's own attention kernels round otherwise than the reference",
+    Offer.FRESH_ENGINE: "with the engine's own kernels one runner is captured; replays beside one"
+    " without a history are those with our arithmetic",
+}
+"""What a runner with the engine's own kernels does not offer."""
+
+Given = TypeVar("Given")
+
+
+class OthersKV(Protocol):
+    """KV of an engine beside a world's storage: see `PairedKV`."""
+
+    def read_kv(self) -> None:
+        """Write the engine's KV to the world's storage."""
+        ...
+
+    def write_kv(self) -> None:
+        """Take the engine's KV from the world's storage."""
+        ...
 
 
 class OthersEngine:
-    """An engine that others wrote, which nobody can look into or do otherwise.
+    """A runner of an engine that others wrote, which nobody can look into or do otherwise.
 
-    `missing` says what it does not offer, and why.
+    `statics` gives its static buffers, `graphs` is how many graphs a replay is of. `missing` says
+    what it does not offer, and why.
     """
 
-    missing: Mapping[Offer, str]
     arithmetic: OwnArithmetic | None = None
     eager_modes: frozenset[Mode] = frozenset()
+
+    def __init__(
+        self,
+        name: str,
+        mode: Mode,
+        statics: Callable[[], Mapping[str, Tensor]],
+        kv: OthersKV,
+        missing: Mapping[Offer, str],
+        graphs: int = 1,
+    ) -> None:
+        self.name = name
+        self.mode = mode
+        self.statics = statics
+        self.kv = kv
+        self.missing: Mapping[Offer, str] = {**NOT_OFFERED, **missing}
+        self.graphs = graphs
+        self._captured = {name: buffer.clone() for name, buffer in statics().items()}
+        self._captured_facts = facts_of(statics())
+        self._captured_state = self.state()
+        self._replays = self._allocated = 0
+
+    def runner_name(self, mode: Mode) -> str | None:
+        """Return the runner's name for batches of its mode, None for others."""
+        return self.name if mode is self.mode else None
+
+    def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
+        """Return the static buffers of the one runner."""
+        return [self.statics()]
+
+    def recapture(self) -> None:
+        """Give every static buffer, and the Python state, what they held after capture."""
+        for name, buffer in self.statics().items():
+            if name in self._captured:
+                buffer.copy_(self._captured[name])
+        self.restore(self._captured_state)
+
+    def state(self) -> Any:
+        """Return the Python state that forwards change, static buffers apart: none."""
+
+    def restore(self, state: Any) -> None:
+        """Bring back a Python state."""
+
+    def read_kv(self) -> None:
+        """Write the engine's KV to the world's storage."""
+        self.kv.read_kv()
+
+    def write_kv(self) -> None:
+        """Take the engine's KV from the world's storage."""
+        self.kv.write_kv()
+
+    def facts(self, replay: Replay) -> ReplayFacts:
+        """Return what the replay that just ran relied on."""
+        return ReplayFacts(
+            captured_buffers=self._captured_facts,
+            buffers=facts_of(self.statics()),
+            allocated=self._allocated,
+            graphs_replayed=self._replays,
+            graphs_expected=self.graphs,
+        )
+
+    def counted(self, run: Callable[[], Given]) -> Given:
+        """Run a forward, and keep what of its replays `facts` tells."""
+        replays, allocated = Replays.count, Replays.allocated
+        given = run()
+        self._replays = Replays.count - replays
+        self._allocated = Replays.allocated - allocated
+        return given
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
         """Do nothing: of an output live rows alone are compared."""
@@ -33,6 +133,10 @@ class OthersEngine:
     def replay_in_largest_bucket(self, batch: ForwardBatch) -> NoReturn:
         """Raise RuntimeError: see `missing`."""
         raise RuntimeError(self.missing[Offer.LARGER_BUCKET])
+
+    def declared_padding(self) -> Mapping[str, DeclaredPadding]:
+        """Return the padding that the engine itself declares: nothing."""
+        return {}
 
     def notes(self) -> list[str]:
         """Return, in words, what was seen of the engine that no property judges: nothing."""

@@ -12,43 +12,28 @@ from reference.allocator import Ownership
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
-from subjects.captured import facts_of
 from subjects.engines.shared.engine import OthersEngine
-from subjects.engines.shared.graphs import Replays
-from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
+from subjects.engines.shared.padded import PaddedInput, padding_of
 from subjects.engines.shared.paged import listed_keys
-from subjects.engines.vllm.contract import clears_below_windows, padding_of
+from subjects.engines.vllm.contract import clears_below_windows, promised
 from subjects.engines.vllm.ownership import ownership
 from subjects.engines.vllm.requests import Settling, VllmRequests
 from subjects.engines.vllm.runner import VllmRunner
 from subjects.engines.vllm.settings import BLOCK, GROUPS
-from subjects.protocol import (
-    Forward,
-    Offer,
-    Reads,
-    Replay,
-    ReplayFacts,
-)
+from subjects.protocol import Forward, Offer, Reads, Replay
 
 NOT_OFFERED = {
-    Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",
     Offer.NOISE: "noise has no way into the engine's own block tables; the tails of its static"
     " inputs are overwritten one by one instead",
-    Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
-    Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
     Offer.CROSS_ATTENTION: "its attention layers for windows are a decoder's",
     Offer.TRACKED_STATE: "its groups of layers here are those of attention",
     Offer.SECTIONS: "its decodes advance every section of a position alike",
     Offer.TREES: "its runner verifies chains of drafts: it has no mask of a tree",
 }
-"""What no runner of the engine offers, and why."""
+"""What no runner of this engine offers besides, and why."""
 
-OWN_KERNELS = {
-    Offer.ARITHMETIC: "the engine's own attention kernels round otherwise than the reference",
-    Offer.FRESH_ENGINE: "with the engine's own kernels one runner is captured; replays beside one"
-    " without a history are those with our arithmetic",
-}
-"""What a runner with the engine's own kernels does not offer."""
+SLOTS = [f"slot_mapping.{kind}" for kind in GROUPS]
+"""The static inputs that say where tokens store their KV."""
 
 
 class VllmEngine(OthersEngine):
@@ -62,15 +47,9 @@ class VllmEngine(OthersEngine):
         requests: VllmRequests,
         missing: Mapping[Offer, str],
     ) -> None:
-        self.name = name
-        self.mode = mode
         self.runner = runner
         self.requests = requests
-        self.missing: Mapping[Offer, str] = {**NOT_OFFERED, **missing}
-        self._captured = {name: buffer.clone() for name, buffer in runner.statics().items()}
-        self._captured_facts = facts_of(runner.statics())
-        self._captured_state = self.state()
-        self._replays = self._allocated = 0
+        super().__init__(name, mode, runner.statics, requests.pages, {**NOT_OFFERED, **missing})
 
     def reset(self) -> None:
         """Start again just captured: no request owns a slot, and KV is the world's storage."""
@@ -79,33 +58,26 @@ class VllmEngine(OthersEngine):
         self.requests.pages.write_kv()
         self.recapture()
 
-    def recapture(self) -> None:
-        """Give every static buffer, and the Python state, what they held after capture."""
-        for name, buffer in self.runner.statics().items():
-            buffer.copy_(self._captured[name])
-        self.restore(self._captured_state)
-
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward, by replay where it can. RuntimeError is raised for an idle one."""
         if batch is None:
             raise RuntimeError(self.missing[Offer.IDLE_REPLAY])
         told = self.requests.place(batch, self._settle)
-        replays, allocated = Replays.count, Replays.allocated
-        ran = self.runner.run(told, verifies=mode is Mode.TARGET_VERIFY)
-        self._replays = Replays.count - replays
-        self._allocated = Replays.allocated - allocated
+        verifies = mode is Mode.TARGET_VERIFY
+        ran = self.counted(lambda: self.runner.run(told, verifies=verifies))
         starts = ran.batch.query_start_loc.clone()
         ends = tuple((serial, end) for serial, _, end in self._asked(batch))
         self.requests.ran = Settling(ran.batch, starts, ends)
         if not self._replays:
-            end = ran.batch.num_tokens_after_padding
-            return Forward(ran.output, None, padding=self.runner.slots(batch.live_tokens, end))
+            live, end = batch.live_tokens, ran.batch.num_tokens_after_padding
+            slots = {name: self.statics()[name][live:end].clone() for name in SLOTS}
+            return Forward(ran.output, None, padding=slots)
         return Forward(ran.output, self._replay(batch, ran.batch, ran.output))
 
     def _replay(self, batch: ForwardBatch, own: Any, output: Output) -> Replay:
         """Return the replay of a batch, of which `own` is the engine's."""
-        bucket = own.num_tokens_after_padding // self.runner.tokens_per_request
-        given = self._given(batch)
+        query, given = self.runner.tokens_per_request, self._given(batch)
+        bucket, rows = own.num_tokens_after_padding // query, promised(self.runner)
         return Replay(
             runner=self.name,
             bucket=bucket,
@@ -117,7 +89,7 @@ class VllmEngine(OthersEngine):
             defined=output,
             reads=self._reads(bucket),
             given=given,
-            padding=padding_of(self.runner, given, batch, bucket),
+            padding=padding_of(rows, self.statics(), given, batch, bucket, query),
         )
 
     def _asked(self, batch: ForwardBatch) -> tuple[tuple[int, int, int], ...]:
@@ -198,30 +170,12 @@ class VllmEngine(OthersEngine):
             found[kind] = [self.requests.pages.ours(kind, flat[first:last]) for first, last in rows]
         return found
 
-    def runner_name(self, mode: Mode) -> str | None:
-        """Return the runner's name for batches of its mode, None for others."""
-        return self.name if mode is self.mode else None
-
     def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
         """Return every static buffer that a replay reads, by name, whatever the mode.
 
         A prefill of as many tokens as a decode has is replayed by the same graph.
         """
         return self.runner.statics()
-
-    def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
-        """Return the static buffers of the one runner."""
-        return [self.runner.statics()]
-
-    def facts(self, replay: Replay) -> ReplayFacts:
-        """Return what the replay that just ran relied on."""
-        return ReplayFacts(
-            captured_buffers=self._captured_facts,
-            buffers=facts_of(self.runner.statics()),
-            allocated=self._allocated,
-            graphs_replayed=self._replays,
-            graphs_expected=1,
-        )
 
     def state(self) -> Any:
         """Return the engine's own note of how many rows of its block tables are in use."""
@@ -239,14 +193,6 @@ class VllmEngine(OthersEngine):
     def ownership(self) -> Ownership:
         """Return who holds which blocks and rows, by the engine's manager and tables."""
         return ownership(self.requests, self.runner)
-
-    def read_kv(self) -> None:
-        """Write the engine's KV to the world's storage."""
-        self.requests.pages.read_kv()
-
-    def write_kv(self) -> None:
-        """Take the engine's KV from the world's storage."""
-        self.requests.pages.write_kv()
 
     def slot_named(self, name: str, value: int) -> tuple[Kind, int] | None:
         """Return the world's slot that a value of a static input names; None if it names none."""
@@ -266,7 +212,3 @@ class VllmEngine(OthersEngine):
             name: PaddedInput(statics[name], name, each)
             for name, each in (("input_ids", query), ("positions", query), ("seq_lens", 1))
         }
-
-    def declared_padding(self) -> Mapping[str, DeclaredPadding]:
-        """Return nothing: the engine has no registry of its buffers."""
-        return {}

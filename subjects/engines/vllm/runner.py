@@ -202,13 +202,6 @@ class VllmRunner:
         computed[rows] += batch.num_scheduled_tokens
         computed[:] = computed.clip(max=states.prefill_len.np)
 
-    def slots(self, first: int, end: int) -> dict[str, Tensor]:
-        """Return copies of the slots of tokens first .. end-1 of a batch, by static input."""
-        held = self.runner.block_tables.slot_mappings
-        return {
-            f"slot_mapping.{kind}": held[at, first:end].clone() for at, kind in enumerate(GROUPS)
-        }
-
     def statics(self) -> dict[str, Tensor]:
         """Return every static buffer that a replay reads, by name, a view for each group."""
         buffers, tables = self.runner.input_buffers, self.runner.block_tables

@@ -23,72 +23,50 @@ GROUPS = (Kind.FULL, Kind.SWA)
 TOKENS = 64
 """The most tokens of a forward, at least a request's longest."""
 
+
+def all_of(value: Any, names: str) -> dict[str, Any]:
+    """Return one value for every one of some names, which stand in one text."""
+    return dict.fromkeys(names.split(), value)
+
+
 OFF: Mapping[str, Mapping[str, Any]] = {
     "model": {
+        **all_of(False, "enable_prompt_embeds is_attention_free is_encoder_decoder is_hybrid"),
+        **all_of(False, "is_moe is_multimodal_model supports_multimodal_inputs uses_mrope"),
         "architectures": (),
-        "enable_prompt_embeds": False,
         "hf_config": SimpleNamespace(model_type="decoder"),
-        "is_attention_free": False,
-        "is_encoder_decoder": False,
-        "is_hybrid": False,
-        "is_moe": False,
-        "is_multimodal_model": False,
         "logprobs_mode": "raw_logprobs",
         "rswa_window": None,
-        "supports_multimodal_inputs": False,
         "use_fp64_gumbel": False,
-        "uses_mrope": False,
         "uses_xdrope_dim": 0,
     },
-    "cache": {
-        "kv_sharing_fast_prefill": False,
-        "use_kda_recoverssm": False,
-        "use_replayssm": False,
-    },
+    "cache": all_of(False, "kv_sharing_fast_prefill use_kda_recoverssm use_replayssm"),
     "compilation": {
         # The capture sizes are whole numbers of requests already.
         "adjust_cudagraph_sizes_for_spec_decode": lambda *rest: None,
-        "fast_moe_cold_start": False,
-        "ir_enable_torch_wrap": False,
+        **all_of(False, "fast_moe_cold_start ir_enable_torch_wrap"),
     },
     "parallel": {
-        **dict.fromkeys(
-            (
-                "cp_kv_cache_interleave_size",
-                "data_parallel_size",
-                "decode_context_parallel_size",
-                "pipeline_parallel_size",
-                "prefill_context_parallel_size",
-                "tensor_parallel_size",
-            ),
-            1,
-        ),
+        **all_of(1, "cp_kv_cache_interleave_size data_parallel_size pipeline_parallel_size"),
+        **all_of(1, "decode_context_parallel_size prefill_context_parallel_size"),
+        "tensor_parallel_size": 1,
         "data_parallel_rank": 0,
-        "use_sequence_parallel_moe": False,
-        "use_ubatching": False,
+        **all_of(False, "use_sequence_parallel_moe use_ubatching"),
     },
     "scheduler": {"async_scheduling": False},
     "engine": {
+        **all_of(None, "kv_transfer_config load_config lora_config mamba_config watermark_config"),
+        **all_of(False, "is_encoder_only use_cumem_cudagraph_pool"),
         "attention_config": SimpleNamespace(hisparse_config=None),
         "aux_output_config": SimpleNamespace(enabled=False),
-        "is_encoder_only": False,
         "kernel_config": SimpleNamespace(ir_op_priority=SimpleNamespace(set_priority=nullcontext)),
-        "kv_transfer_config": None,
-        "use_cumem_cudagraph_pool": False,
-        "load_config": None,
-        "lora_config": None,
-        "mamba_config": None,
-        "watermark_config": None,
         "observability_config": SimpleNamespace(cudagraph_metrics=False),
         "offload_config": SimpleNamespace(offload_backend="none", uva=None, prefetch=None),
     },
     "speculative": {
-        "enable_adaptive_verification": False,
-        "parallel_drafting": False,
+        **all_of(False, "enable_adaptive_verification parallel_drafting"),
+        **all_of(lambda: False, "use_dspark use_multi_module_mtp use_ngram"),
         "rejection_sample_method": "strict",
-        "use_dspark": lambda: False,
-        "use_multi_module_mtp": lambda: False,
-        "use_ngram": lambda: False,
         "uses_dynamic_speculative_decoding": lambda: False,
     },
 }
