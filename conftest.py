@@ -4,6 +4,7 @@ Imports nothing that imports torch before a worker has been pinned to its GPU, a
 controlling process never initialises CUDA.
 """
 
+import gc
 import os
 import random
 import re
@@ -218,6 +219,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if item.get_closest_marker("clean")]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector pass over what was imported and collected: it all stays."""
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

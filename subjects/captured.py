@@ -1,7 +1,9 @@
 """Our own engine as the harness takes it: with a record of how it was when just captured."""
 
+import gc
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -90,7 +92,8 @@ class CapturedEngine:
         self.scheme = subject.toggles.scheme
         self.ops.calls = [] if records_ops else None
         engine = subject.parts.of(Part.ENGINE, Engine)
-        self.engine = engine(ops, models, pools, subject, buckets, token_buckets, logger)
+        with uncollected():
+            self.engine = engine(ops, models, pools, subject, buckets, token_buckets, logger)
         self.ops.calls = None
         self.runners = self.engine.runners
         self._by_name = {runner.name: runner for runner in self.runners.values()}
@@ -252,6 +255,18 @@ class CapturedEngine:
         dtype = pool.translate_loc_from_full_to_swa(loc).dtype
         self.restore(self._states)
         return dtype
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage until the end: what is captured meanwhile stays, and there is much."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def facts_of(buffers: Mapping[str, Tensor]) -> dict[str, BufferFacts]:

@@ -5,6 +5,7 @@ process. Whatever happens to one task, the rest finishes. What a task is about (
 properties, devices) is not known here.
 """
 
+import gc
 import multiprocessing
 import os
 import re
@@ -123,6 +124,7 @@ def _end_after(parent: process.BaseProcess) -> None:
 def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
     """Run the tasks that come through a pipe, in a worker process, and send back what they give."""
     end_with_parent()
+    gc.freeze()  # What was imported is never garbage: the collector passes over it.
     with suppress(EOFError, BrokenPipeError):  # The process that started this one is gone.
         while True:
             task = pipe.recv()

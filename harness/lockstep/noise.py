@@ -139,8 +139,8 @@ class Noise:
 
     def _any_bits(self, like: Tensor) -> Tensor:
         """Return noise of any bits, NaN too, with the elements of `like`, flat."""
-        words = (-(-like.nbytes // 4),)
-        noise = torch.randint(-(2**31), 2**31, words, generator=self.generator).to(torch.int32)
+        words = torch.empty(-(-like.nbytes // 8), dtype=torch.int64)
+        noise = words.random_(-(2**63), None, generator=self.generator)
         return noise.view(like.dtype)[: like.numel()].to(like.device)
 
     def _draw(self, bound: int, shape: torch.Size) -> Tensor:
