@@ -63,19 +63,22 @@ def wrong_kv(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -
     on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
 
 
-def rewritten(lockstep: Lockstep, role: Role, slot: int) -> None:
-    """Rewrite one slot alike in both worlds."""
-    for pools in (lockstep.pair.graph_pools, lockstep.pair.eager_pools):
-        pools[role].arena[Kind.FULL][0, 0, slot] = 1.5
-
-
 def stray_in_both(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same free slot rewritten alike in both worlds: parity forgives it."""
+    """The same free slot written alike by a replay and by its eager forward: parity forgives it."""
+    pair = lockstep.pair
+    eager, graph = (
+        pools[Role.TARGET].arena[Kind.FULL] for pools in (pair.eager_pools, pair.graph_pools)
+    )
 
-    def change(batch: ForwardBatch | None, replay: Replay) -> None:
-        rewritten(lockstep, Role.TARGET, free_slot(lockstep))
+    def in_eager(batch: ForwardBatch, output: Output) -> None:
+        if batch.mode is RUNNERS[runner].mode:
+            eager[0, 0, free_slot(lockstep)] = 1.5
 
-    on_replay(lockstep, runner, monkeypatch, change)
+    def in_graph(batch: ForwardBatch | None, replay: Replay) -> None:
+        graph[0, 0, free_slot(lockstep)] = 1.5
+
+    on_eager(lockstep, monkeypatch, in_eager)
+    on_replay(lockstep, runner, monkeypatch, in_graph)
 
 
 def frozen_kv_written(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
