@@ -26,6 +26,7 @@ from subjects.protocol import Offer
 from subjects.runners import RUNNERS
 
 OURS = "ours, bits compared"
+EAGERLY = "ours, bits compared, in the engine's own eager mode"
 OWN = "the engine's Triton attention, against the dense oracle"
 """Whose the arithmetic of a leg is."""
 

@@ -20,6 +20,7 @@ class Kind(StrEnum):
     """What is done in a leg."""
 
     REPLAYED = "replayed"
+    OWN_EAGER = "own eager mode"
     OWN_KERNELS = "own kernels"
     SOAKED = "soaked"
     BISECTED = "bisected"
@@ -44,7 +45,11 @@ class Runner:
 
 
 RUNNERS = {
-    "decode": Runner("CudaGraphRunner", (Kind.REPLAYED, Kind.OWN_KERNELS), ("gpt_oss", "gemma3")),
+    "decode": Runner(
+        "CudaGraphRunner",
+        (Kind.REPLAYED, Kind.OWN_EAGER, Kind.OWN_KERNELS),
+        ("gpt_oss", "gemma3"),
+    ),
     "target_verify": Runner("TARGET_VERIFY", (Kind.REPLAYED,), ("gpt_oss", "gemma3")),
     "cpu_graph": Runner("CPUGraphRunner", (Kind.REPLAYED,), ("mimo",), captures=False),
     "eagle_draft": Runner("EAGLEDraftCudaGraphRunner", (Kind.REPLAYED,), ("gpt_oss",)),

@@ -7,7 +7,7 @@ from typing import Any
 from harness.checks.table import STATEMENTS
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.faults import FAULTS, Fault, Verdict, overall
-from harness.engines.legs import OWN
+from harness.engines.legs import EAGERLY, OWN
 from harness.errors import CannotRunError, MalformedError, known
 from harness.lockstep.tracebacks import without_paths
 from harness.machine.workers import Workers
@@ -87,6 +87,10 @@ def judge(answer: Mapping[str, Any], asked: Asked, faults: Mapping[str, Fault] =
     return next(verdict for verdict in order if verdict in verdicts)
 
 
+WHERE_OWN = {OWN: " with its own kernels", EAGERLY: " in its own eager mode"}
+"""What is said behind a leg's runner and model, by its arithmetic."""
+
+
 def unasked(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return which properties were not asked of which legs, in groups of one reason."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -96,7 +100,7 @@ def unasked(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
             by_reason.setdefault(reason, []).append(name)
         for reason, names in by_reason.items():
             legs = groups.setdefault((reason, tuple(names)), [])
-            own = " with its own kernels" if leg["arithmetic"] == OWN else ""
+            own = WHERE_OWN.get(leg["arithmetic"], "")
             legs.append(f"{leg['runner']} {leg['preset']}{own}")
     return [
         {"reason": reason, "properties": list(names), "legs": legs}

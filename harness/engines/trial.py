@@ -225,13 +225,13 @@ def mentions(folder_of_source: Path, word: str) -> bool:
 
 
 def _legs_of(name: str, engine: Found, settings: Settings, log: Path) -> list[LegTask]:
-    """Return the legs of a runner: its kinds, on each model; its own kernels on one alone."""
+    """Return the legs of a runner: replays on each model, what else it is tried in on one."""
     runner = ADAPTERS[engine.engine].runners[name]
     presets = settings.presets or runner.presets
     return [
         leg_of(name, preset, kind, engine, settings, log)
         for kind in runner.kinds
-        for preset in (presets[:1] if kind is Kind.OWN_KERNELS else presets)
+        for preset in (presets if kind is Kind.REPLAYED else presets[:1])
     ]
 
 

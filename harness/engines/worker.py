@@ -24,7 +24,7 @@ from harness.engines.adapters.packages import SGLANG
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.explained.counterexample import Counterexample
 from harness.engines.faults import Evidence, Finding
-from harness.engines.legs import OURS, OWN, Leg
+from harness.engines.legs import EAGERLY, OURS, OWN, Leg
 from harness.engines.localise import GivingBack, Leftovers
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import (
@@ -73,7 +73,11 @@ class LegTask:
     @property
     def label(self) -> str:
         """What the leg is called."""
-        further = {Kind.OWN_KERNELS: ", its own kernels", Kind.SOAKED: f", seed {self.seed}"}
+        further = {
+            Kind.OWN_EAGER: ", its own eager mode",
+            Kind.OWN_KERNELS: ", its own kernels",
+            Kind.SOAKED: f", seed {self.seed}",
+        }
         return f"{self.runner} {self.preset}{further.get(self.kind, '')}"
 
     @property
@@ -185,6 +189,8 @@ class _Session:
             self._soak()
         elif kind is Kind.REPLAYED:
             self._replayed()
+        elif kind is Kind.OWN_EAGER:
+            self._own_eager()
         else:
             self._own_kernels()
 
@@ -348,6 +354,23 @@ class _Session:
             "message": None,
             "verdict": f"never exists beside windows: {refused}" if refused else "not decided",
         }
+
+    def _own_eager(self) -> None:
+        """Play the first schedule in the engine's own eager mode, held against the reference.
+
+        It replays nothing, so that it settles no fault class; replays have the reference's bits
+        too, or are findings, so that both of the engine's modes are held against one another.
+        """
+        leg = self._leg(self.adapter.own_eager(self.engine, self.trial, self.asked), EAGERLY)
+        leg.play(FIRST[self.task.runner], STEP_PROPERTIES)
+        self._book(leg)
+        self.answer.faults = []
+        for finding in self.answer.findings:
+            finding["message"] = f"in the engine's own eager mode, {finding['message']}"
+        if not leg.result.steps:
+            self.answer.undecided = "nothing was played in the engine's own eager mode"
+        elif leg.result.replays:
+            self.answer.undecided = "a graph was replayed in the engine's own eager mode"
 
     def _own_kernels(self) -> None:
         """Try the decode runner with the engine's own kernels, against the dense oracle."""

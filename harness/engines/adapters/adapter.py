@@ -48,6 +48,10 @@ class Adapter(Protocol):
         """
         ...
 
+    def own_eager(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
+        """Return a pair with the runner, whose engine is in its own eager mode: without graphs."""
+        ...
+
     def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
         """Return a pair with the runner, which keeps the engine's own attention kernels."""
         ...

@@ -18,7 +18,7 @@ from reference.config import PRESETS, SPECULATION, full_draft_config
 from reference.model import Model
 from reference.state_pool import StatePool
 from subjects.engines.sglang.draft_engine import DraftingEngine
-from subjects.engines.sglang.engine import NO_TRACKING, ReplayingEngine
+from subjects.engines.sglang.engine import NO_TRACKING, EagerEngine, ReplayingEngine
 from subjects.engines.sglang.host.host import Host, server_arguments
 from subjects.engines.sglang.host.loading import PACKAGE, load_sglang
 from subjects.engines.sglang.memory.mirror import Mirror
@@ -32,7 +32,7 @@ from subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRu
 from subjects.engines.sglang.runners.verify import TargetVerifyRunner
 from subjects.engines.sglang.scheduling.batches import SglangBatches, reserves_for_drafts
 from subjects.engines.shared import graphs
-from subjects.engines.shared.engine import OWN_KERNELS
+from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.loading import Engine, message
 from subjects.protocol import Offer
@@ -139,14 +139,15 @@ def mirror_of(pair: Pair, host: Host, pool: SglangPool, *, lagging: bool = False
 class RunnerEngines:
     """Builds a runner and a fresh one beside it, over one pool of the engine.
 
-    With `own_kernels` the engine keeps its Triton attention, and is its own fresh engine. With
-    `shares`, the runner shares static buffers with those built before it; AssertionError is
-    raised where the engine does not allow that. `asked` collects the settings that the engine
-    asked for and nobody declared.
+    With `own_kernels` the engine keeps its Triton attention, with `eagerly` it replays nothing:
+    it is its own fresh engine in both. With `shares`, the runner shares static buffers with those
+    built before it; AssertionError is raised where the engine does not allow that. `asked`
+    collects the settings that the engine asked for and nobody declared.
     """
 
     engine: Engine
     own_kernels: bool = False
+    eagerly: bool = False
     asked: set[str] = field(default_factory=set)
     shares: bool = False
 
@@ -160,7 +161,7 @@ class RunnerEngines:
         if not self.shares:
             host.forget_shared_buffers()
         subject = self._build(pair, mirror, host)
-        if self.own_kernels:
+        if self.own_kernels or self.eagerly:
             return subject, subject
         other = host_of(self.engine, pair.trial, self.asked)
         other.forget_shared_buffers()
@@ -174,6 +175,8 @@ class RunnerEngines:
                 host, pair.model, mirror.pool, pair.trial.ops(), own_kernels=self.own_kernels
             )
         graphs = graphs_of_a_replay(before, pair.trial, kind)
+        if self.eagerly:
+            return EagerEngine(runner, mirror, stored, graphs, OWN_EAGER)
         missing: dict[Offer, str] = dict(OWN_KERNELS) if self.own_kernels else {}
         if not runner.carries_states:
             missing |= NO_TRACKING
@@ -312,6 +315,10 @@ class SglangAdapter:
             return None
         self.lockstep(engine, replace(trial, runner="decode"), asked)
         return Lockstep(trial, engines=RunnerEngines(engine, asked=asked, shares=True))
+
+    def own_eager(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
+        """Return a pair with the runner, whose graphs are never replayed."""
+        return Lockstep(trial, engines=RunnerEngines(engine, eagerly=True, asked=asked))
 
     def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
         """Return a pair with the runner, which keeps the engine's own kernels."""

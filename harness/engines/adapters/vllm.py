@@ -13,9 +13,9 @@ from harness.lockstep.config import DEVICES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.batch import Mode
 from reference.config import SPECULATION
-from subjects.engines.shared.engine import OWN_KERNELS
+from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.loading import Engine
-from subjects.engines.vllm.engine import VllmEngine
+from subjects.engines.vllm.engine import EagerVllmEngine, VllmEngine
 from subjects.engines.vllm.loading import load_vllm
 from subjects.engines.vllm.requests import Known, VllmRequests, World
 from subjects.engines.vllm.runner import Sizes, VllmRunner
@@ -44,22 +44,29 @@ EMULATED = (
 
 @dataclass
 class VllmEngines:
-    """Builds the engine's runner and a fresh one beside it, over the same KV and requests."""
+    """Builds the engine's runner and a fresh one beside it, over the same KV and requests.
+
+    With `eagerly` or `own_kernels` it is its own fresh one.
+    """
 
     engine: Engine
     asked: set[str]
     own_kernels: bool = False
+    eagerly: bool = False
 
     def __call__(self, pair: Pair) -> Engines:
         """Build both over the graph world of a pair."""
         trial, mode = pair.trial, MODES[pair.trial.runner]
         drafts = SPECULATION.draft_tokens if mode is Mode.TARGET_VERIFY else 0
         # The world's pages are counted by sub-pool; the engine has one pool of blocks for both.
-        sizes = Sizes(trial.buckets, trial.rows, 1 + 2 * PAGES, drafts)
+        sizes = Sizes(() if self.eagerly else trial.buckets, trial.rows, 1 + 2 * PAGES, drafts)
         runner = VllmRunner(
             self.engine, pair.model, trial.ops(), sizes, self.asked, own_kernels=self.own_kernels
         )
         requests = VllmRequests(self.engine, world_of(pair), runner.plan, runner.decoder.attention)
+        if self.eagerly:
+            alone = EagerVllmEngine(trial.runner, mode, runner, requests, OWN_EAGER)
+            return alone, alone
         missing = OWN_KERNELS if self.own_kernels else {}
         subject = VllmEngine(trial.runner, mode, runner, requests, missing)
         if self.own_kernels:
@@ -92,9 +99,13 @@ class VllmAdapter:
     name = VLLM.name
     runners: Mapping[str, Runner] = {
         "decode": Runner(
-            "CudaGraphManager", (Kind.REPLAYED, Kind.OWN_KERNELS), ("gpt_oss", "gemma3")
+            "CudaGraphManager",
+            (Kind.REPLAYED, Kind.OWN_EAGER, Kind.OWN_KERNELS),
+            ("gpt_oss", "gemma3"),
         ),
-        "target_verify": Runner("num_speculative_steps", (Kind.REPLAYED,), ("gpt_oss",)),
+        "target_verify": Runner(
+            "num_speculative_steps", (Kind.REPLAYED, Kind.OWN_EAGER), ("gpt_oss",)
+        ),
     }
     undriven: Mapping[str, str] = {
         "cpu_graph": "the engine has no graphs of a CPU",
@@ -137,6 +148,10 @@ class VllmAdapter:
     def sharing(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep | None:
         """Return None: a model runner of the engine shares its static buffers with no other."""
         return None
+
+    def own_eager(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
+        """Return a pair with the runner, whose engine is told to run eagerly."""
+        return Lockstep(trial, engines=VllmEngines(engine, asked, eagerly=True))
 
     def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
         """Return a pair with the runner, which keeps the engine's own attention kernel."""

@@ -21,7 +21,7 @@ from subjects.engines.sglang.padded import (
     padded_inputs,
 )
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner, RowSlots
-from subjects.engines.shared.engine import Given, OthersEngine
+from subjects.engines.shared.engine import Given, NeverReplays, OthersEngine
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.protocol import (
     Forward,
@@ -194,3 +194,12 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""
         return padded_inputs(self.runner.statics(), self.mode, self.runner.tokens_per_request)
+
+
+class EagerEngine(NeverReplays, ReplayingEngine):
+    """A runner whose batches all run eagerly, by the engine's own code."""
+
+    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
+        """Run one forward. RuntimeError is raised for an idle one."""
+        given, _ = self.placed(batch, mode)
+        return Forward(self._eager(given), None)

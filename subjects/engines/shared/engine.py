@@ -25,6 +25,12 @@ OWN_KERNELS = {
 }
 """What a runner with the engine's own kernels does not offer."""
 
+OWN_EAGER = dict.fromkeys(
+    (Offer.FRESH_ENGINE, Offer.GRAPHS, Offer.STATIC_INPUTS, Offer.INPUTS, Offer.READS),
+    "in the engine's own eager mode nothing is replayed",
+)
+"""What an engine in its own eager mode does not offer."""
+
 Given = TypeVar("Given")
 
 
@@ -141,3 +147,11 @@ class OthersEngine:
     def notes(self) -> list[str]:
         """Return, in words, what was seen of the engine that no property judges: nothing."""
         return []
+
+
+class NeverReplays:
+    """What makes an engine under test one in its own eager mode."""
+
+    def runner_name(self, mode: Mode) -> str | None:
+        """Return None: no batch is expected to be replayed."""
+        return None

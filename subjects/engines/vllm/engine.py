@@ -12,7 +12,7 @@ from reference.allocator import Ownership
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
-from subjects.engines.shared.engine import OthersEngine
+from subjects.engines.shared.engine import NeverReplays, OthersEngine
 from subjects.engines.shared.padded import PaddedInput, padding_of
 from subjects.engines.shared.paged import listed_keys
 from subjects.engines.vllm.contract import clears_below_windows, promised
@@ -212,3 +212,7 @@ class VllmEngine(OthersEngine):
             name: PaddedInput(statics[name], name, each)
             for name, each in (("input_ids", query), ("positions", query), ("seq_lens", 1))
         }
+
+
+class EagerVllmEngine(NeverReplays, VllmEngine):
+    """The engine in its own eager mode: its runner has captured nothing."""

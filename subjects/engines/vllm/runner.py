@@ -27,7 +27,10 @@ NO_SAMPLER = SimpleNamespace(
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a runner is: requests of a bucket, at all, blocks of KV, tokens to verify."""
+    """How large a runner is: requests of a bucket, at all, blocks of KV, tokens to verify.
+
+    One without buckets captures nothing.
+    """
 
     buckets: tuple[int, ...]
     rows: int
@@ -105,7 +108,8 @@ class VllmRunner:
         runner.initialize_kv_cache(self.plan)
         self._tables = [(held, held.clone()) for held in tensors_in(self._shared(), PACKAGE)]
         self.rows = list(runner.req_states.free_indices)
-        self.capture()
+        if trial.buckets:
+            self.capture()
 
     def _shared(self) -> list[Any]:
         """Return the engine's own tables of requests, which a fresh runner reads too."""

@@ -73,6 +73,12 @@ OFF: Mapping[str, Mapping[str, Any]] = {
 """What is off, or of one rank, by the part of the configuration that is asked for it."""
 
 
+def graph_mode(engine: Engine, buckets: tuple[int, ...]) -> Any:
+    """Return which batches the engine is told to replay: decodes, or none without buckets."""
+    modes = engine.part("config.compilation:CUDAGraphMode")
+    return modes.FULL_DECODE_ONLY if buckets else modes.NONE
+
+
 def configuration(
     engine: Engine,
     config: ModelConfig,
@@ -86,12 +92,12 @@ def configuration(
     `drafts` tokens of every request are verified at once, none if it is 0; `asked` collects the
     names that are asked for in vain.
     """
-    modes = engine.module("config.compilation")
+    modes, decoding = engine.module("config.compilation"), graph_mode(engine, buckets)
 
     def bag(label: str, **values: Any) -> Bag:
         return Bag({**OFF.get(label, {}), **values}, asked, label)
 
-    query, decoding = max(drafts, 1), modes.CUDAGraphMode.FULL_DECODE_ONLY
+    query = max(drafts, 1)
     sizes = [bucket * query for bucket in buckets]
     parts = {
         "model_config": bag(
@@ -119,7 +125,7 @@ def configuration(
             cudagraph_mode=decoding,
             resolve_cudagraph_mode_and_sizes=lambda *rest, **named: decoding,
             cudagraph_capture_sizes=sizes,
-            max_cudagraph_capture_size=max(sizes),
+            max_cudagraph_capture_size=max(sizes, default=0),
         ),
         "parallel_config": bag("parallel"),
         "scheduler_config": bag("scheduler", max_num_seqs=rows, max_num_batched_tokens=TOKENS),
