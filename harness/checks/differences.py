@@ -1,13 +1,13 @@
 """Where two tensors of bits first differ, and how such a place is described."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from harness.lockstep.bits import bits, first_index, form, hex_bits
 from harness.lockstep.observation import Snapshot
-from reference.config import Kind
+from reference.config import Kind, Role
 from reference.model import Output
 from reference.pool import KVLayout
 from reference.state_pool import Section
@@ -39,21 +39,29 @@ def first_kv_difference(
         if mask is not None:
             different &= pair[2]
         if different.any():
-            plane, slot, head, element = first_index(different)
+            index = first_index(different)
             return {
-                "model": str(role),
-                "layer": layer,
-                "kind": str(kind),
-                "tensor": "KV"[plane],
-                "slot": slot,
-                "head": head,
-                "element": element,
+                **kv_place(role, kind, layer, index),
                 "differing_slots": sorted({int(index) for index in different.nonzero()[:, 1]}),
-                "eager_bits": hex_bits(pair[0][plane, slot, head, element]),
-                "graph_bits": hex_bits(pair[1][plane, slot, head, element]),
+                "eager_bits": hex_bits(pair[0][index]),
+                "graph_bits": hex_bits(pair[1][index]),
             }
     masks = None if mask is None else layout.sections_of(mask)
     return first_state_difference(layout.sections_of(left), layout.sections_of(right), masks)
+
+
+def kv_place(role: Role, kind: Kind, layer: int, index: Sequence[int]) -> dict[str, Any]:
+    """Say where an element of KV is: `index` is its plane, slot, head and element in a layer."""
+    plane, slot, head, element = index
+    return {
+        "model": str(role),
+        "layer": layer,
+        "kind": str(kind),
+        "tensor": "KV"[plane],
+        "slot": slot,
+        "head": head,
+        "element": element,
+    }
 
 
 def first_state_difference(

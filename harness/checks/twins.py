@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.checks.differences import Sections, first_state_difference
+from harness.checks.differences import Sections, first_state_difference, kv_place
 from harness.lockstep.bits import any_set, bits, first_index
 from harness.lockstep.scale.kept import Arena, Compared
 from reference.pool import KVLayout
@@ -34,17 +34,10 @@ def first_twin_difference(layout: KVLayout, twins: Compared) -> dict[str, Any]:
             places[arena, index[0]] = index[1:]
     for role, kind, layer, place in layout.layers():
         if ((role, kind), place) in places:
-            plane, slot, head, element = places[(role, kind), place]
             found = twins.graph[role, kind]
             eager_bits, graph_bits = found.hex_bits(twins.element_bytes)
             return {
-                "model": str(role),
-                "layer": layer,
-                "kind": str(kind),
-                "tensor": "KV"[plane],
-                "slot": slot,
-                "head": head,
-                "element": element,
+                **kv_place(role, kind, layer, places[(role, kind), place]),
                 "differing_elements": int(found.found[0]),
                 "eager_bits": eager_bits,
                 "graph_bits": graph_bits,
