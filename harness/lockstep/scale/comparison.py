@@ -82,16 +82,24 @@ def compared_on_device(left: Tensor, right: Tensor, marks: Tensor, shape: torch.
     # Imported late: importing Triton decides whether its interpreter is used.
     kernel = importlib.import_module("harness.lockstep.scale.kernel")
     found = torch.tensor([0, 0, NOWHERE, NOWHERE], device=left.device)
-    grid = (-(-left.numel() // kernel.BLOCK),)
+    left_words, right_words = in_words(left), in_words(right)
+    if left_words.dtype != right_words.dtype:  # One of them alone begins within a word.
+        left_words, right_words = left, right
+    grid = (-(-left_words.numel() // kernel.BLOCK),)
     kernel.compare_kernel[grid](
+        left_words,
+        right_words,
         left,
         right,
         marks,
         found,
+        left_words.numel(),
         left.numel(),
         shape[2],
         shape[3] * shape[4],
+        PER_WORD=left.numel() // left_words.numel(),
         BLOCK=kernel.BLOCK,
+        num_warps=kernel.WARPS,
     )
     return found
 

@@ -1,4 +1,7 @@
-"""The kernel that compares two storages: it reads each byte of both once."""
+"""The kernel that compares two storages: it reads each byte of both once, as wide words.
+
+What differs is looked at a second time, by elements.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # The line above is for the kernel: Triton's values have no Python types.
@@ -12,34 +15,45 @@ NOWHERE = 2**62
 FAR = tl.constexpr(NOWHERE)
 RESERVED = tl.constexpr(2)
 
-BLOCK = 8192
-"""Elements that one program compares."""
+BLOCK = 2048
+"""Words that one program compares: 16 KiB of each storage, where words have 64 bits."""
+
+WARPS = 16
 
 
 @triton.jit
 def compare_kernel(
+    one_words,
+    other_words,
     one,
     other,
     marks,
     found,
+    words: tl.int64,
     elements: tl.int64,
     slots: tl.int64,
     width: tl.int64,
+    PER_WORD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     # 64 bits wide before it is multiplied: a pool has more than 2^31 elements.
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    place = first + tl.arange(0, BLOCK)
-    inside = place < elements
-    left = tl.load(one + place, mask=inside, other=0)
-    right = tl.load(other + place, mask=inside, other=0)
-    differs = left != right
-    # Marks are looked up where something differs: hardly ever.
-    if tl.max(differs.to(tl.int32), 0) > 0:
-        mark = tl.load(marks + (place // width) % slots, mask=inside, other=RESERVED)
-        compared = differs & (mark != RESERVED)
-        outside = differs & (mark == 0)
-        tl.atomic_add(found, tl.sum(compared.to(tl.int64), 0))
-        tl.atomic_add(found + 1, tl.sum(outside.to(tl.int64), 0))
-        tl.atomic_min(found + 2, tl.min(tl.where(compared, place, FAR), 0))
-        tl.atomic_min(found + 3, tl.min(tl.where(outside, place, FAR), 0))
+    offset = tl.arange(0, BLOCK)
+    inside = offset < words - first
+    left_words = tl.load(one_words + first + offset, mask=inside, other=0)
+    right_words = tl.load(other_words + first + offset, mask=inside, other=0)
+    # Elements and marks are looked up where a word differs: hardly ever.
+    if tl.max((left_words != right_words).to(tl.int32), 0) > 0:
+        for part in range(PER_WORD):
+            place = first * PER_WORD + part * BLOCK + offset
+            within = place < elements
+            left = tl.load(one + place, mask=within, other=0)
+            right = tl.load(other + place, mask=within, other=0)
+            differs = left != right
+            mark = tl.load(marks + (place // width) % slots, mask=within, other=RESERVED)
+            compared = differs & (mark != RESERVED)
+            outside = differs & (mark == 0)
+            tl.atomic_add(found, tl.sum(compared.to(tl.int64), 0))
+            tl.atomic_add(found + 1, tl.sum(outside.to(tl.int64), 0))
+            tl.atomic_min(found + 2, tl.min(tl.where(compared, place, FAR), 0))
+            tl.atomic_min(found + 3, tl.min(tl.where(outside, place, FAR), 0))
