@@ -27,6 +27,11 @@ from subjects.protocol import Offer
 
 ROOT = Path(__file__).parents[2]
 
+KERNELS = ("reference.triton_ops", "harness.lockstep.scale.kernel", "reference.kernels.known")
+
+ON_DEVICE = {"cuda": KERNELS}
+"""What the server imports besides, for the processes that play on a device."""
+
 DIED = "a fresh process died"
 
 Build = Callable[[TrialConfig, Collection[str]], Lockstep]
@@ -75,7 +80,7 @@ class _Captured:
         self.usable = True
         self.lasts = trial.device == "cpu"
         words = theirs, build, trial, properties, self.lasts
-        _start_server()
+        _start_server(trial.device)
         with undisturbed():
             context.Process(target=_serve, args=words, daemon=True).start()
         theirs.close()
@@ -101,12 +106,12 @@ _captured = lru_cache(maxsize=1)(_Captured)
 """The last trial that was captured so. A process whose pipe is closed here ends by itself."""
 
 
-def _start_server() -> None:
+def _start_server(device: str) -> None:
     """Start the server that fresh processes are forked from, if it does not run yet.
 
     It must import this tree, whatever the folder that it is started in holds.
     """
-    forkserver.set_forkserver_preload([__name__])
+    forkserver.set_forkserver_preload([__name__, *ON_DEVICE.get(device, ())])
     # Starting it, the first process would let SIGINT through again.
     resource_tracker.ensure_running()
     before = dict(os.environ)

@@ -56,8 +56,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="no-warm-up-before-capture",
         file="subjects/runners/base.py",
-        old='WARM_UP_RUNS = {"cuda": 2, "cpu": 1}',
-        new='WARM_UP_RUNS = {"cuda": 0, "cpu": 0}',
+        old="WARM_UP_RUNS = 1",
+        new="WARM_UP_RUNS = 0",
         tests=(
             "properties/subjects/test_memo_warnings.py",
             "-k",

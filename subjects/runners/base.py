@@ -29,8 +29,8 @@ from subjects.pool import LocState, SubjectPool
 from subjects.protocol import KeyLists, Overrides, Replay
 from subjects.toggles import LocationScheme, Toggles
 
-WARM_UP_RUNS = {"cuda": 2, "cpu": 1}
-"""Runs before a capture. On a CPU nothing warms up: the first one leaves what any would."""
+WARM_UP_RUNS = 1
+"""Runs before a capture. The engine makes two; here the first one leaves what any would."""
 
 
 NOTHING_OVERRIDDEN = Overrides()
@@ -284,7 +284,7 @@ class GraphRunner(ABC):
             self.plan(bucket)
             self.preset_location(bucket)
             run_once = partial(self.run_once, bucket)
-            for _ in range(WARM_UP_RUNS[self.target.device.type]):
+            for _ in range(WARM_UP_RUNS):
                 run_once()
             capture = self.new_capture()
             self.captured[bucket] = capture.run(run_once)

@@ -165,7 +165,7 @@ class PrefillRunner(GraphRunner):
         self.mixed: list[Tensor] = []
         self.capturing = False
         for bucket in reversed(self.buckets):
-            for _ in range(WARM_UP_RUNS[self.target.device.type]):
+            for _ in range(WARM_UP_RUNS):
                 self.run_once(bucket)
             self.capturing = True
             self.captured[bucket] = self.capture(bucket)

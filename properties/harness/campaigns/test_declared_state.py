@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from harness.__main__ import main
 from harness.campaigns.confirm import confirmed, ever_more
-from harness.campaigns.fresh import FreshPlaying, PlayFresh, built, play_fresh
+from harness.campaigns.fresh import ON_DEVICE, FreshPlaying, PlayFresh, built, play_fresh
 from harness.campaigns.hunt import HuntResult, PlayingFailedError, hunt
 from harness.campaigns.replay import Named, judged, lockstep_of
 from harness.campaigns.run_record import case_of
@@ -197,6 +198,11 @@ def test_a_fresh_process_shows_a_catalogued_bug_and_not_what_is_not_there() -> N
     assert schedule is not None
     assert "hermetic_replay" in play_fresh(playing(schedule, trial=broken)).violated
     assert play_fresh(playing(schedule, trial=TRIAL)).violations == ()
+
+
+def test_what_processes_on_a_device_are_forked_from_has_modules_that_are_there() -> None:
+    """A server of forks passes over a name that it cannot import, and says nothing."""
+    assert [name for names in ON_DEVICE.values() for name in names if not find_spec(name)] == []
 
 
 def end(_: object, seed: int) -> None:
