@@ -200,8 +200,13 @@ def one_size(trial: TrialConfig) -> TrialConfig:
 
 
 def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:
-    """Run tasks spread over workers, handing on each result as it comes."""
-    execute(TASKS, tasks, workers, lambda ended: on_result(result_of(ended)))
+    """Run tasks spread over workers, handing on each result as it comes.
+
+    Clean trials come first, and within these and the hunts those whose steps overlap: they take
+    longest, and a run is over when its last task is.
+    """
+    first = sorted(tasks, key=lambda task: (task.bug is not None, not task.trial.overlap))
+    execute(TASKS, first, workers, lambda ended: on_result(result_of(ended)))
 
 
 def verdict(run: Run) -> tuple[str, str]:
