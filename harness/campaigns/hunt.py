@@ -14,10 +14,10 @@ from hypothesis.strategies import SearchStrategy
 
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.property import Violation
-from harness.checks.table import STATE_PROPERTIES
+from harness.checks.table import PROPERTIES, STATE_PROPERTIES
 from harness.errors import NoVerdictError
 from harness.schedules.generate import schedules
-from harness.schedules.schedule import Schedule
+from harness.schedules.schedule import Schedule, Step
 from harness.schedules.shrink import shrink
 from subjects.runners import RUNNERS
 
@@ -117,18 +117,41 @@ class HuntResult:
             lockstep.watch(STATE_PROPERTIES | {target})
 
         played, most = 0, FEW_STEPS if lockstep.trial.large else SHRINKING_STEPS
+        holding = holding_steps(lockstep, self.schedule, self.seen, target)
 
         def fails(schedule: Schedule) -> bool:
-            nonlocal played
+            nonlocal played, holding
             if played >= most:
+                return False
+            if holding and holding[: len(schedule.steps)] == schedule.steps:
                 return False
             outcome = lockstep.play(schedule, until=ends)
             played += outcome.steps
             self.error = self.error or outcome.error
-            return failed(outcome, target)
+            if not failed(outcome, target):
+                return False
+            holding = holding_steps(lockstep, schedule, outcome.violations, target)
+            return True
 
+        if holding:  # The drawn schedule failed at the step after these.
+            steps = self.schedule.steps[: len(holding) + 1]
+            self.schedule = Schedule(steps, self.schedule.seed)
         self.schedule = shrink(self.schedule, fails)
         lockstep.watch(watched)
+
+
+def holding_steps(
+    lockstep: Lockstep, schedule: Schedule, seen: Iterable[Violation], target: str | None
+) -> tuple[Step, ...]:
+    """Return the first steps of a failing schedule, up to the one that violates the target.
+
+    However few of them are played, the target holds. There are none where what comes later
+    counts: where it is judged at the end, or steps overlap, which are planned ahead.
+    """
+    if target is None or PROPERTIES[target].at_end or lockstep.trial.overlap:
+        return ()
+    place = min((one.step for one in seen if one.property == target), default=0)
+    return schedule.steps[:place]
 
 
 def without_error(hunt_result: HuntResult) -> HuntResult:

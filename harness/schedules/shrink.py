@@ -6,6 +6,7 @@ and plays some five times as many schedules for the same result.
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import cache
 
 from harness.schedules.schedule import Schedule, Step
 
@@ -13,7 +14,11 @@ Fails = Callable[[Schedule], bool]
 
 
 def shrink(schedule: Schedule, fails: Fails) -> Schedule:
-    """Return a schedule, no longer and no more complex, that fails as `schedule` does."""
+    """Return a schedule, no longer and no more complex, that fails as `schedule` does.
+
+    `fails` is asked once about each schedule that is tried.
+    """
+    fails = cache(fails)
     kept = cut(schedule, fails)
     while True:
         simpler = cut(simplify(kept, fails), fails)

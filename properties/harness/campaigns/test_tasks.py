@@ -26,11 +26,12 @@ from harness.campaigns.replay import Named, Replayed, judged, replayed
 from harness.campaigns.task import GOOD, Finding, Result, Source, Status, Task, result_of, run_task
 from harness.checks.explanation import Explained
 from harness.checks.play import DeviceLostError, Outcome
+from harness.checks.property import Violation
 from harness.errors import headline
 from harness.lockstep.config import TrialConfig
 from harness.machine.workers import Workers
 from harness.records.case import Case
-from harness.schedules.schedule import Admit, Decode, Schedule
+from harness.schedules.schedule import Admit, Decode, Idle, Schedule
 from properties.support.harness.scripted import ERROR, Scripted, clean, violating
 from subjects.bugs.bug import Bug
 
@@ -333,6 +334,33 @@ def test_shrinking_ends_after_a_number_of_steps_with_what_still_fails() -> None:
     found.shrink(lockstep, "kv_parity")  # type: ignore[arg-type]
     assert lockstep.played == 4
     assert found.schedule is not None and 9 < len(found.schedule.steps) < len(drawn.steps)
+
+
+@pytest.mark.parametrize(
+    ("target", "overlap", "spared"),
+    [("kv_parity", False, True), ("token_trajectory", False, False), ("kv_parity", True, False)],
+)
+def test_what_cannot_fail_is_not_played_again(target: str, overlap: bool, spared: bool) -> None:
+    """Neither what came after the step that failed, nor steps before it; nothing is played twice.
+
+    Where it is judged at the end, or steps are planned ahead, both may fail.
+    """
+    steps = tuple(Admit(0, 0) if place == 4 else Idle(place) for place in range(9))
+
+    def at_the_fifth(_: Scripted, schedule: Schedule) -> Outcome:
+        failing = [place for place, step in enumerate(schedule.steps) if step == steps[4]]
+        violations = tuple(Violation(target, place, "it does not hold") for place in failing)
+        return Outcome(violations, steps=len(schedule.steps))
+
+    lockstep = Scripted(TrialConfig(overlap=overlap), at_the_fifth)
+    drawn = Schedule(steps)
+    found = HuntResult(schedule=drawn, seen=at_the_fifth(lockstep, drawn).violations)
+    found.shrink(lockstep, target)  # type: ignore[arg-type]
+    assert found.schedule == Schedule((steps[4],))
+    tried = [schedule.steps for schedule in lockstep.history]
+    assert len(tried) == len(set(tried))
+    assert spared is (max(map(len, tried)) < 5)
+    assert spared is not any(steps[:count] in tried for count in range(1, 5))
 
 
 def test_a_case_that_an_error_of_ours_ended_is_neither_as_it_says_nor_otherwise() -> None:
