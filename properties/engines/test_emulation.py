@@ -1,11 +1,25 @@
 """What stands around an engine's code on a CPU: graphs, stubs, and calls by name."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
+from properties.support.places import ROOT
 from reference.torch_ops import TorchOps
 from subjects.engines.sglang.host.loading import STUBS
-from subjects.engines.shared.graphs import STREAM, CpuGraph, on_own_stream, recording, whole
+from subjects.engines.shared.graphs import (
+    STREAM,
+    CpuGraph,
+    as_written,
+    on_own_stream,
+    recording,
+    whole,
+)
+from subjects.engines.shared.interpreter import remembered
 from subjects.engines.shared.loading import named
 from subjects.engines.shared.operators import define_operators
 from subjects.engines.shared.stubs import StubFinder
@@ -71,3 +85,49 @@ def test_graphs_of_a_cpu_are_captured_on_the_stream_that_stands_for_all(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CpuGraph)
     with on_own_stream(device="cpu") as context:
         assert context.stream is STREAM
+
+
+def test_kernels_give_the_same_bits_by_a_quickened_interpreter_which_patches_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "properties.engines.quickened"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert any(abs(bits) > 1 << 30 for bits in found["before"]["wrapped"])
+    assert found["after"] == [found["before"]] * 2
+    assert {"moved", "scaled", "spread", "wrapped"} <= set(found["patched"])
+    assert len(found["patched"]) == len(set(found["patched"]))
+
+
+def test_what_describes_an_object_is_computed_once_a_key_and_never_its_own() -> None:
+    computed: list[tuple[str, int]] = []
+
+    class Made:
+        """Stands for a type of tensor."""
+
+        def __init__(self, handle: str, size: int) -> None:
+            computed.append((handle, size))
+            self.handle, self.doubled = handle, 2 * size
+
+    described = remembered(Made.__init__, lambda handle, size: size or None, ("handle",))
+    vars_of = []
+    for handle, size in (("a", 3), ("b", 3), ("c", 4), ("d", 0), ("e", 0)):
+        made = Made.__new__(Made)
+        described(made, handle, size)
+        vars_of.append((made.handle, made.doubled))
+    assert vars_of == [("a", 6), ("b", 6), ("c", 8), ("d", 0), ("e", 0)]
+    assert computed == [("a", 3), ("c", 4), ("d", 0), ("e", 0)]
+
+
+def test_what_an_engine_compiles_runs_as_it_is_written() -> None:
+    def doubled(value: int) -> int:
+        return 2 * value
+
+    assert as_written(doubled) is doubled
+    assert as_written(doubled, dynamic=True) is doubled
+    assert as_written(fullgraph=True)(doubled) is doubled

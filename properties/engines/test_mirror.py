@@ -34,7 +34,7 @@ from reference.model import Output
 from reference.pool import KVPools, PoolSizes, fill_with_garbage
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.memory.scheduling import Asked
-from subjects.engines.shared.slots import inverse, pair_slots
+from subjects.engines.shared.paired import inverse, pair_slots
 from subjects.protocol import Offer
 
 CONFIG = PRESETS["gpt_oss"].tiny

@@ -486,7 +486,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="token-in-the-reserved-page",
-        file="subjects/engines/shared/slots.py",
+        file="subjects/engines/shared/paired.py",
         old="slot in nobodys or not reserved <= slot",
         new="slot in nobodys or not 0 <= slot",
         tests=(

@@ -31,7 +31,7 @@ from subjects.engines.sglang.runners.frozen_draft import FrozenKvMtpRunner
 from subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRunner
 from subjects.engines.sglang.runners.verify import TargetVerifyRunner
 from subjects.engines.sglang.scheduling.batches import SglangBatches, reserves_for_drafts
-from subjects.engines.shared import graphs
+from subjects.engines.shared import graphs, interpreter
 from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.loading import Engine, message
@@ -93,6 +93,7 @@ def load(package: Path, dependencies: Path, device: str) -> Engine:
         os.environ["TRITON_INTERPRET"] = "1"
         graphs.emulate(TrialConfig(device=device).ops())
         graphs.implement_on_cpu(PACKAGE)
+        interpreter.quicken()
     graphs.count_replays()
     os.environ.update(ENVIRONMENT)
     return load_sglang(package, dependencies, device)

@@ -146,13 +146,18 @@ def implement_on_cpu(namespace: str) -> None:
     torch.library.Library.impl = implemented  # type: ignore[method-assign,assignment]
 
 
+def as_written(function: Any = None, **settings: Any) -> Any:
+    """Stand for `torch.compile`: give the function back, or what does so with one."""
+    return as_written if function is None else function
+
+
 def emulate(ops: Ops) -> None:
     """Give torch's CPU module what an engine needs of a device module to capture graphs.
 
     Some runners ask torch's CUDA module for it, whatever the device. What an engine compiles
     for a GPU runs as it is written.
     """
-    torch.compiler.set_stance("force_eager")
+    torch.compile = torch.compiler.disable = as_written  # type: ignore[assignment]
     CpuGraph.ops = ops
     torch.cuda.CUDAGraph = CpuGraph  # type: ignore[assignment,misc]
     torch.cuda.graph = recording  # type: ignore[assignment,misc]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from reference.config import Kind
 from reference.pool import HybridKVPool
-from subjects.engines.shared.paired import PairedKV
-from subjects.engines.shared.slots import inverse, pair_slots
+from subjects.engines.shared.paired import PairedKV, inverse, pair_slots
 
 Cache = tuple[Tensor, Tensor]
 """K and V of a layer, each [blocks, slots of a block, kv_heads, head_dim]."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from subjects.engines.shared import graphs
+from subjects.engines.shared import graphs, interpreter
 from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.operators import define_operators
 from subjects.engines.shared.stubs import StubFinder
@@ -33,14 +33,21 @@ STUBS = (
     "llguidance",
     "opentelemetry",
     "prometheus_client",
+    "requests",
     "safetensors",
     "transformers",
     "uvloop",
+    "vllm.compilation.passes",
+    "vllm.env_override",
+    "vllm.model_executor.layers.fused_moe",
+    "vllm.models",
     "vllm.parser",
     "vllm.reasoning",
     "xgrammar",
 )
-"""Modules that are empty stand-ins: tokenizers, grammars, metrics, servers, compiled extras."""
+"""Modules that are empty stand-ins: tokenizers, grammars, metrics, servers, compiled extras; of the
+engine's own what it compiles by, its mixtures of experts and its models, which take long to import.
+"""
 
 COMPILED = ("vllm._C", "vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
 """What its branches for a GPU import of what the engine compiles: nothing of it is here."""
@@ -114,6 +121,7 @@ def load_vllm(package: Path, dependencies: Sequence[Path], ops: Any, device: str
 def _emulate(ops: Any) -> None:
     """Let graphs be tapes that keep the launches of Triton's interpreter, and memory unpinned."""
     graphs.emulate(ops)
+    interpreter.quicken()
     graphs.emulate_streams()
     graphs.unpin_memory()
     torch.cuda.get_device_capability = lambda *device: (9, 0)

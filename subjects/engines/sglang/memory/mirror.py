@@ -19,8 +19,7 @@ from reference.config import Kind
 from reference.pool import KVPools
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.memory.scheduling import Asked, Scheduling
-from subjects.engines.shared.paired import PairedKV
-from subjects.engines.shared.slots import inverse, pair_slots
+from subjects.engines.shared.paired import PairedKV, inverse, pair_slots
 
 
 @dataclass

@@ -1,0 +1,93 @@
+"""Run kernels by Triton's interpreter as it is, then quickened; print what both gave.
+
+A script, to be run with TRITON_INTERPRET=1. The answer is JSON: for each kernel the bits of its
+output in both, and how often the language was patched in the second ones.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter as tritons
+
+from subjects.engines.shared import interpreter
+
+WIDTH = 8
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scaled(values: Any, factor: Any) -> Any:
+    """Return values times a factor: a function that a kernel calls."""
+    return values * factor
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def moved(out: Any, rows: Any, table: Any, count: Any, width: tl.constexpr) -> None:
+    """Copy a row of a table of pointers' worth of numbers, what is behind `count` negated."""
+    place = tl.arange(0, width)
+    live = place < count
+    row = tl.load(rows + tl.program_id(0)).to(tl.int64)
+    values = tl.load(table + row * width + place, mask=live, other=-1.5)
+    both = tl.where(live, scaled(values, 3.0), -values)
+    total = tl.sum(both, axis=0)
+    tl.store(out + tl.program_id(0) * width + place, both + total)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def wrapped(out: Any, values: Any, width: tl.constexpr) -> None:
+    """Add and multiply numbers of 32 bits beyond what they hold, and of 8 and 64 beside them."""
+    place = tl.arange(0, width)
+    held = tl.load(values + place)
+    narrow = held.to(tl.int8).to(tl.int32)
+    wide = held.to(tl.int64) * 3
+    tl.store(out + place, held + held)
+    tl.store(out + width + place, held * held + narrow)
+    tl.store(out + 2 * width + place, (wide >> 1).to(tl.int32))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def spread(out: Any, values: Any, width: tl.constexpr) -> None:
+    """Write an outer product, of blocks of two shapes."""
+    place = tl.arange(0, width)
+    held = tl.load(values + place)
+    square = held[:, None] * held[None, :]
+    tl.store(out + place[:, None] * width + place[None, :], square)
+
+
+def run() -> dict[str, list[int]]:
+    """Return the bits that every kernel gives."""
+    table = torch.linspace(-2, 2, 3 * WIDTH)
+    rows = torch.tensor([2, 0], dtype=torch.int32)
+    numbers = (torch.arange(WIDTH, dtype=torch.int32) - 3) * 700_000_011
+    found = {
+        "moved": torch.zeros(2 * WIDTH),
+        "wrapped": torch.zeros(3 * WIDTH, dtype=torch.int32),
+        "spread": torch.zeros(WIDTH * WIDTH),
+    }
+    moved[(2,)](found["moved"], rows, table, 5, WIDTH)
+    wrapped[(1,)](found["wrapped"], numbers, WIDTH)
+    spread[(1,)](found["spread"], table[:WIDTH], WIDTH)
+    return {name: out.view(torch.int32).tolist() for name, out in found.items()}
+
+
+def main() -> None:
+    """Print what the interpreter gives as it is, and twice quickened."""
+    before = run()
+    patches, patch = list[str](), tritons._patch_lang
+
+    def counted(kernel: Any) -> Any:
+        patches.append(kernel.__name__)
+        return patch(kernel)
+
+    vars(tritons)["_patch_lang"] = counted
+    interpreter.quicken()
+    sys.stdout.write(
+        json.dumps({"before": before, "after": [run(), run()], "patched": patches}) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
