@@ -204,7 +204,7 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
             """Do nothing."""
 
     runner: Any = SimpleNamespace(
-        runner=SimpleNamespace(block_tables=Clearing()),
+        runner=SimpleNamespace(block_tables=Clearing()), pads_requests=True
     )
     given = {
         "slot_mapping.full": torch.zeros(3),
@@ -226,6 +226,9 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
         "query_start_loc": (4, [3]),
         "block_table.full": (3, [[0, 0]]),
     }
+    runner.pads_requests = False
+    assert "block_table.full" not in {row.name for row in promised(runner)}
+    runner.pads_requests = True
     runner.runner.block_tables = Keeping()
     assert "block_table.full" not in {row.name for row in promised(runner)}
     assert {row.name for row in CONTRACT} > found.keys()
@@ -304,8 +307,10 @@ def test_every_runner_is_driven_or_says_why_not() -> None:
 def test_what_is_not_driven_is_undecided_where_it_is_asked_for() -> None:
     engine = engines.Found("vllm", Path("nowhere"), "vllm")
     answer = Answer()
-    assert planned(answer, engine, Settings("cpu", runners=("piecewise",)), lambda name: []) == []
-    assert [entry["runner"] for entry in answer.undecided] == ["piecewise"]
+    assert (
+        planned(answer, engine, Settings("cpu", runners=("frozen_kv_mtp",)), lambda name: []) == []
+    )
+    assert [entry["runner"] for entry in answer.undecided] == ["frozen_kv_mtp"]
     assert "not driven" in answer.undecided[0]["reason"]
 
 

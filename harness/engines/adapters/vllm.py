@@ -1,7 +1,7 @@
 """vLLM on trial: loaded once into this process, its model runner built for each pair."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.checks.play import Lockstep
@@ -15,14 +15,23 @@ from reference.batch import Mode
 from reference.config import SPECULATION
 from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.loading import Engine
-from subjects.engines.vllm.engine import EagerVllmEngine, VllmEngine
+from subjects.engines.vllm.engine import EagerVllmEngine, PiecewiseEngine, VllmEngine
 from subjects.engines.vllm.loading import load_vllm
+from subjects.engines.vllm.pieces import BreakableRunner, PiecewiseRunner
 from subjects.engines.vllm.requests import Known, VllmRequests, World
 from subjects.engines.vllm.runner import Sizes, VllmRunner
 from subjects.engines.vllm.settings import BLOCK
 
-MODES = {"decode": Mode.DECODE, "target_verify": Mode.TARGET_VERIFY}
+MODES = {
+    "decode": Mode.DECODE,
+    "target_verify": Mode.TARGET_VERIFY,
+    "piecewise": Mode.EXTEND,
+    "breakable": Mode.EXTEND,
+}
 """The mode of the batches that each runner replays."""
+
+PIECES = {"piecewise": PiecewiseRunner, "breakable": BreakableRunner}
+"""The runners whose graphs are in pieces."""
 
 PAGES = 24
 """Pages of either sub-pool of the world: those of the longest requests, one a row."""
@@ -36,6 +45,8 @@ EMULATED = (
     " off: a request of ours shares no block with another",
     "sampling and the acceptance of drafts: ours; the engine's own update follows them",
     "the drafter: ours, chains of drafts; it has no graph here",
+    "the compiler that cuts a model into pieces: ours cuts it at the engine's own attention call,"
+    " and every piece stands in the engine's own wrapper",
     "each layer's KV: in a tensor of its own, where the engine lets layers of both groups overlap",
     "one process rank, and the configuration: declared values, in place of the engine's",
 )
@@ -60,6 +71,8 @@ class VllmEngines:
         drafts = SPECULATION.draft_tokens if mode is Mode.TARGET_VERIFY else 0
         # The world's pages are counted by sub-pool; the engine has one pool of blocks for both.
         sizes = Sizes(() if self.eagerly else trial.buckets, trial.rows, 1 + 2 * PAGES, drafts)
+        if mode is Mode.EXTEND:
+            return self._in_pieces(pair, replace(sizes, buckets=trial.token_buckets, pieces=True))
         runner = VllmRunner(
             self.engine, pair.model, trial.ops(), sizes, self.asked, own_kernels=self.own_kernels
         )
@@ -72,6 +85,14 @@ class VllmEngines:
         if self.own_kernels:
             return subject, subject
         return subject, VllmEngine(trial.runner, mode, runner.fresh(), requests, missing)
+
+    def _in_pieces(self, pair: Pair, sizes: Sizes) -> Engines:
+        """Build those with graphs in pieces."""
+        name, ops = pair.trial.runner, pair.trial.ops()
+        runner = PIECES[name](self.engine, pair.model, ops, sizes, self.asked)
+        requests = VllmRequests(self.engine, world_of(pair), runner.plan, runner.decoder.attention)
+        subject = PiecewiseEngine(name, Mode.EXTEND, runner, requests, {})
+        return subject, PiecewiseEngine(name, Mode.EXTEND, runner.fresh(), requests, {})
 
 
 def world_of(pair: Pair) -> World:
@@ -106,6 +127,8 @@ class VllmAdapter:
         "target_verify": Runner(
             "num_speculative_steps", (Kind.REPLAYED, Kind.OWN_EAGER), ("gpt_oss",)
         ),
+        "piecewise": Runner("PIECEWISE", (Kind.REPLAYED,), ("gpt_oss",)),
+        "breakable": Runner("breakable", (Kind.REPLAYED,), ("gpt_oss",)),
     }
     undriven: Mapping[str, str] = {
         "cpu_graph": "the engine has no graphs of a CPU",
@@ -114,8 +137,6 @@ class VllmAdapter:
         "eagle_draft_extend": "its drafters catch up and draft in graphs of one manager, which is"
         " not driven",
         "frozen_kv_mtp": "its drafters' graphs are not driven",
-        "piecewise": "its pieces are cut by the engine's own compiler, which is not driven",
-        "breakable": "its breakable graphs wrap a compiled model, which is not driven",
     }
     faults: Mapping[str, Fault] = FAULTS
     emulated: tuple[str, ...] = EMULATED

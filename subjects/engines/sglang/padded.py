@@ -8,7 +8,13 @@ from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
-from subjects.engines.shared.padded import KEPT, RESET, DeclaredPadding, PaddedInput
+from subjects.engines.shared.padded import (
+    KEPT,
+    RESET,
+    DeclaredPadding,
+    PaddedInput,
+    PaddedTokens,
+)
 
 HOLDS: Mapping[str, str] = {
     **{
@@ -64,13 +70,13 @@ POLICIES = {
 
 
 @dataclass(frozen=True)
-class PaddedPrefill(PaddedInput):
+class PaddedPrefill(PaddedTokens):
     """A static input of a runner whose buckets count tokens."""
 
     def tail(self, batch: ForwardBatch, bucket: int) -> Tensor:
         """Return the padding of a batch that is replayed in a bucket of so many tokens."""
         if self.holds in OF_TOKENS:
-            return self.buffer[..., batch.live_tokens : bucket]
+            return super().tail(batch, bucket)
         return self.buffer[..., batch.live_requests :]
 
 

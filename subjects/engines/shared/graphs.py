@@ -162,6 +162,7 @@ def emulate(ops: Ops) -> None:
     torch.cuda.CUDAGraph = CpuGraph  # type: ignore[assignment,misc]
     torch.cuda.graph = recording  # type: ignore[assignment,misc]
     torch.cuda.synchronize = lambda *arguments: None
+    torch.accelerator.empty_cache = lambda: None
     stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
     for name, value in {
         "graph": recording,

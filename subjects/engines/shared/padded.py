@@ -41,6 +41,15 @@ class PaddedInput:
 
 
 @dataclass(frozen=True)
+class PaddedTokens(PaddedInput):
+    """A static input of tokens, of a runner whose buckets count those."""
+
+    def tail(self, batch: ForwardBatch, bucket: int) -> Tensor:
+        """Return the padding of a batch that is replayed in a bucket of so many tokens."""
+        return self.buffer[..., batch.live_tokens : bucket]
+
+
+@dataclass(frozen=True)
 class PaddingRow:
     """What a static input holds behind its live part, if the engine promises it.
 

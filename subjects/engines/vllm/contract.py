@@ -18,7 +18,7 @@ def gathers_by(runner: VllmRunner, name: str) -> bool:
 
 def zeroes_block_tables(runner: VllmRunner) -> bool:
     """Whether the engine is told how many rows of its block tables are padded: it clears them."""
-    return gathers_by(runner, "num_reqs_padded")
+    return runner.pads_requests and gathers_by(runner, "num_reqs_padded")
 
 
 def clears_below_windows(runner: VllmRunner) -> bool:

@@ -13,7 +13,7 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.engines.shared.engine import NeverReplays, OthersEngine
-from subjects.engines.shared.padded import PaddedInput, padding_of
+from subjects.engines.shared.padded import PaddedInput, PaddedTokens, padding_of
 from subjects.engines.shared.paged import listed_keys
 from subjects.engines.vllm.contract import clears_below_windows, promised
 from subjects.engines.vllm.ownership import ownership
@@ -49,7 +49,8 @@ class VllmEngine(OthersEngine):
     ) -> None:
         self.runner = runner
         self.requests = requests
-        super().__init__(name, mode, runner.statics, requests.pages, {**NOT_OFFERED, **missing})
+        offers = {**NOT_OFFERED, **missing}
+        super().__init__(name, mode, runner.statics, requests.pages, offers, runner.graphs)
 
     def reset(self) -> None:
         """Start again just captured: no request owns a slot, and KV is the world's storage."""
@@ -78,16 +79,17 @@ class VllmEngine(OthersEngine):
         """Return the replay of a batch, of which `own` is the engine's."""
         query, given = self.runner.tokens_per_request, self._given(batch)
         bucket, rows = own.num_tokens_after_padding // query, promised(self.runner)
+        live = batch.live_tokens // query
         return Replay(
             runner=self.name,
             bucket=bucket,
-            live_size=batch.live_requests,
-            padded=batch.live_requests < bucket,
+            live_size=live,
+            padded=live < bucket,
             output=output,
             live_rows=batch.live_tokens,
             live_output=output,
             defined=output,
-            reads=self._reads(bucket),
+            reads=self._reads(*self._attending(batch, bucket)),
             given=given,
             padding=padding_of(rows, self.statics(), given, batch, bucket, query),
         )
@@ -149,17 +151,21 @@ class VllmEngine(OthersEngine):
             rows[row, : len(blocks)] = blocks
         return rows
 
-    def _reads(self, bucket: int) -> Reads:
-        """Return the world's slots that each row of a bucket is to read by its static inputs."""
-        held, query = self.runner.statics(), self.runner.tokens_per_request
+    def _attending(self, batch: ForwardBatch, bucket: int) -> tuple[int, int]:
+        """Return of how many tokens and requests attention takes the static inputs."""
+        return bucket * self.runner.tokens_per_request, bucket
+
+    def _reads(self, tokens: int, requests: int) -> Reads:
+        """Return the world's slots that each token is to read by static inputs of requests."""
+        held = self.runner.statics()
         config, found = self.runner.model.config, dict[str, list[list[int]]]()
         for kind in GROUPS:
             window = config.window if kind is Kind.SWA else None
             slots, begin, end, _ = listed_keys(
-                bucket * query,
-                held["query_start_loc"][: bucket + 1],
-                held["seq_lens"][:bucket],
-                held[f"block_table.{kind}"][:bucket],
+                tokens,
+                held["query_start_loc"][: requests + 1],
+                held["seq_lens"][:requests],
+                held[f"block_table.{kind}"][:requests],
                 config.max_context,
                 window,
                 1,
@@ -216,3 +222,20 @@ class VllmEngine(OthersEngine):
 
 class EagerVllmEngine(NeverReplays, VllmEngine):
     """The engine in its own eager mode: its runner has captured nothing."""
+
+
+class PiecewiseEngine(VllmEngine):
+    """The engine with graphs in pieces, which are of all batches; their buckets count tokens."""
+
+    def runner_name(self, mode: Mode) -> str | None:
+        """Return the runner's name for prefills and decodes."""
+        return self.name if mode in {Mode.EXTEND, Mode.DECODE} else None
+
+    def _attending(self, batch: ForwardBatch, bucket: int) -> tuple[int, int]:
+        """Return the live tokens and requests: padded ones do not attend."""
+        return batch.live_tokens, batch.live_requests
+
+    def padded_inputs(self) -> Mapping[str, PaddedInput]:
+        """Return the static inputs of tokens, which alone have a padded tail, by name."""
+        statics = self.runner.statics()
+        return {name: PaddedTokens(statics[name], name) for name in ("input_ids", "positions")}

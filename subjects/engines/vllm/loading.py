@@ -68,6 +68,7 @@ WITHOUT_GPU = {
 
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",
     "VLLM_KV_CACHE_LAYOUT": "NHD",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -89,6 +90,8 @@ ANSWERS: Mapping[str, Any] = {
     "is_global_first_rank": lambda: False,
     "get_accelerator_view_from_cpu_tensor": on_device,
     "get_cuda_view_from_cpu_tensor": on_device,
+    "weak_ref_tensor": lambda held: held,
+    "weak_ref_tensors": lambda held: held,
 }
 """What stands in every module of the engine for what needs several processes, or its operators."""
 

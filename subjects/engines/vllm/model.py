@@ -113,16 +113,19 @@ class Decoder(torch.nn.Module):
         self, input_ids: Tensor, positions: Tensor, *rest: Any, **named_inputs: Any
     ) -> Tensor:
         """Return the hidden states of every token, padded ones included."""
-        model, ops = self.weights, self.ops
-        tokens, nothing = input_ids.to(torch.int64), torch.zeros_like(positions)
-        inputs = TokenInputs(
+        return self.weights.run_layers(self.ops, self.tokens(input_ids, positions), self)
+
+    def tokens(self, input_ids: Tensor, positions: Tensor) -> TokenInputs:
+        """Return what the engine gives of tokens as our model takes it."""
+        model, tokens = self.weights, input_ids.to(torch.int64)
+        nothing = torch.zeros_like(positions)
+        return TokenInputs(
             input_ids=tokens,
-            payload=model.payload(ops, model.embedding[nothing], nothing.bool(), nothing),
+            payload=model.payload(self.ops, model.embedding[nothing], nothing.bool(), nothing),
             positions=positions,
             mrope_positions=positions.expand(3, -1),
             live_tokens=torch.full_like(tokens[:1], tokens.shape[0], dtype=torch.int32),
         )
-        return model.run_layers(ops, inputs, self)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Let the engine store key and value, then attend by what its metadata says."""

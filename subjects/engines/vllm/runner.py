@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -29,13 +29,14 @@ NO_SAMPLER = SimpleNamespace(
 class Sizes:
     """How large a runner is: requests of a bucket, at all, blocks of KV, tokens to verify.
 
-    One without buckets captures nothing.
+    One without buckets captures nothing. Those of graphs in `pieces` count tokens.
     """
 
     buckets: tuple[int, ...]
     rows: int
     blocks: int
     drafts: int = 0
+    pieces: bool = False
 
 
 def cache_config(engine: Engine, model: Model, blocks: int) -> Any:
@@ -70,8 +71,13 @@ class Ran:
 class VllmRunner:
     """The engine's runner for `buckets` of requests, `drafts` tokens of each if it verifies.
 
-    `rows` requests at most are known to it; its KV has so many `blocks`.
+    `rows` requests at most are known to it; its KV has so many `blocks`. A replay is of so many
+    `graphs`; a bucket is of requests where it `pads_requests`.
     """
+
+    decodes: type[Decoder] = Decoder
+    pads_requests = True
+    graphs = 1
 
     def __init__(
         self,
@@ -90,11 +96,14 @@ class VllmRunner:
         settings = engine.module("envs")
         self.marks_padding = bool(getattr(settings, "VLLM_MOE_SKIP_PADDING", False))
         self.device = device = model.embedding.device
-        config = configuration(engine, model.config, trial.buckets, trial.rows, trial.drafts, asked)
+        config = configuration(
+            *(engine, model.config, trial.buckets, trial.rows, trial.drafts, asked),
+            pieces=trial.pieces,
+        )
         self.plan = cache_config(engine, model, trial.blocks)
         engine.fill("v1.worker.gpu.model_runner", {"init_speculator": lambda *rest, **named: None})
         self.runner = engine.part("v1.worker.gpu.model_runner:GPUModelRunner")(config, device)
-        self.decoder = Decoder(engine, model, ops, own_kernels=own_kernels)
+        self.decoder = self.decodes(engine, model, ops, own_kernels=own_kernels)
         layers = config.compilation_config.static_forward_context
         for index, layer in enumerate(self.decoder.attention):
             layers[layer_name(index)] = layer
@@ -130,7 +139,7 @@ class VllmRunner:
             kv_cache_config=runner.kv_cache_config,
         )()
 
-    def fresh(self) -> "VllmRunner":
+    def fresh(self) -> Self:
         """Return another runner just captured, over the same KV and tables of requests."""
         other = copy(self)
         other.runner = runner = copy(self.runner)

@@ -73,10 +73,24 @@ OFF: Mapping[str, Mapping[str, Any]] = {
 """What is off, or of one rank, by the part of the configuration that is asked for it."""
 
 
-def graph_mode(engine: Engine, buckets: tuple[int, ...]) -> Any:
-    """Return which batches the engine is told to replay: decodes, or none without buckets."""
+def graph_mode(engine: Engine, buckets: tuple[int, ...], *, pieces: bool) -> Any:
+    """Return what the engine is told to replay: decodes, all in pieces, nothing without buckets."""
     modes = engine.part("config.compilation:CUDAGraphMode")
-    return modes.FULL_DECODE_ONLY if buckets else modes.NONE
+    if not buckets:
+        return modes.NONE
+    return modes.PIECEWISE if pieces else modes.FULL_DECODE_ONLY
+
+
+def sizes_of(config: ModelConfig) -> dict[str, Any]:
+    """Return what the engine asks of a model's sizes."""
+    return {
+        "max_model_len": config.max_context,
+        "get_vocab_size": lambda: config.vocab,
+        "get_inputs_embeds_size": lambda: config.hidden,
+        "get_num_attention_heads": lambda parallel: config.heads,
+        "get_num_kv_heads": lambda parallel: config.full.kv_heads,
+        "get_head_size": lambda: config.full.head_dim,
+    }
 
 
 def configuration(
@@ -86,13 +100,18 @@ def configuration(
     rows: int,
     drafts: int,
     asked: set[str],
+    *,
+    pieces: bool,
 ) -> Bag:
     """Return the engine's configuration for a model, buckets of requests and so many at most.
 
     `drafts` tokens of every request are verified at once, none if it is 0; `asked` collects the
     names that are asked for in vain.
     """
-    modes, decoding = engine.module("config.compilation"), graph_mode(engine, buckets)
+    modes, decoding = (
+        engine.module("config.compilation"),
+        graph_mode(engine, buckets, pieces=pieces),
+    )
 
     def bag(label: str, **values: Any) -> Bag:
         return Bag({**OFF.get(label, {}), **values}, asked, label)
@@ -101,15 +120,7 @@ def configuration(
     sizes = [bucket * query for bucket in buckets]
     parts = {
         "model_config": bag(
-            "model",
-            dtype=torch.float32,
-            max_model_len=config.max_context,
-            runner_type="generate",
-            get_vocab_size=lambda: config.vocab,
-            get_inputs_embeds_size=lambda: config.hidden,
-            get_num_attention_heads=lambda parallel: config.heads,
-            get_num_kv_heads=lambda parallel: config.full.kv_heads,
-            get_head_size=lambda: config.full.head_dim,
+            "model", dtype=torch.float32, runner_type="generate", **sizes_of(config)
         ),
         "cache_config": bag(
             "cache",
