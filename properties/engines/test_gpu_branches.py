@@ -37,7 +37,7 @@ SLOT_TAIL = {"write_frame", "kv_parity", "live_inputs"}
 """What a release of vLLM that keeps its slots' tail violates, at the least."""
 
 
-@pytest.mark.parametrize("runner", ["decode", "target_verify"])
+@pytest.mark.parametrize("runner", ["decode", "target_verify", "piecewise"])
 @pytest.mark.parametrize(("version", "violated"), [("0.17.0", SLOT_TAIL), ("0.33.0", set())])
 def test_the_branches_of_vllm_for_a_gpu_find_all_that_they_ask_for(
     version: str, runner: str, violated: set[str]
