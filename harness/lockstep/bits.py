@@ -1,6 +1,6 @@
 """Comparing bits: the integer view of a tensor, so that NaN equals itself and -0.0 is not 0.0."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -28,17 +28,42 @@ def unequal(left: Tensor, right: Tensor) -> Tensor:
     return one != other
 
 
-def differ(left: Tensor, right: Tensor) -> Tensor:
-    """Return whether any bit differs, as a bool tensor without dimensions, unread by the host."""
-    return any_set(bits(left) != bits(right))
+def differ(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return whether any bit of any pair of tensors differs, bool [], unread by the host.
+
+    The two of a pair have one shape and, unless both are of integers, one dtype; all pairs, of
+    which there is one at least, are on one device. Those of one dtype of floats are laid end to
+    end, and so are all of integers, in the widest dtype of theirs: two launches for each pair
+    would take longer.
+    """
+    groups: dict[torch.dtype | None, tuple[list[Tensor], list[Tensor]]] = {}
+    for left, right in pairs:
+        kind = left.dtype if left.is_floating_point() else None
+        ones, others = groups.setdefault(kind, ([], []))
+        ones.append(_flat(left))
+        others.append(_flat(right))
+    flags = [
+        any_set(bits(_joined(ones)) != bits(_joined(others))) for ones, others in groups.values()
+    ]
+    return flags[0] if len(flags) == 1 else torch.stack(flags).any()
+
+
+def _flat(values: Tensor) -> Tensor:
+    """Return values in one dimension. To ask costs less than a reshape that does nothing."""
+    return values if values.ndim == 1 else values.reshape(-1)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Return flat tensors laid end to end."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def outputs_differ(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
     """Return whether two outputs differ in any bit, name, shape or dtype, unread by the host."""
-    device = next(iter(left.values())).device
     if form(left) != form(right):
+        device = next(iter(left.values())).device
         return torch.ones((), dtype=torch.bool, device=device)
-    return torch.stack([differ(left[name], right[name]) for name in left]).any()
+    return differ((left[name], right[name]) for name in left)
 
 
 def form(output: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -53,7 +78,7 @@ def any_set(mask: Tensor) -> Tensor:
     """
     if mask.numel() == 0:
         return torch.zeros((), dtype=torch.bool, device=mask.device)
-    return mask.view(torch.uint8).amax().to(torch.bool)
+    return mask.view(torch.uint8).amax().view(torch.bool)
 
 
 def hex_bits(value: Tensor) -> str:

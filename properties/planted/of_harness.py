@@ -183,14 +183,14 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="padded-rows-may-read-anything",
         file="harness/checks/of_steps/read_frame.py",
-        old="counts[first + len(reads) : first + each, 0] = -1",
-        new="counts[first + len(reads) : first + each] = -1",
+        old="counts[first + len(reads) : first + block.of_forward, 1] = -1",
+        new="counts[first + len(reads) : first + block.of_forward] = -1",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "always_read"),
         why="Of a padded row no slot at all is judged.",
     ),
     Fault(
         name="key-too-few-is-forgiven",
-        file="harness/checks/of_steps/read_frame.py",
+        file="harness/checks/counted_reads.py",
         old="return (self.read != self.right) & (self.right >= 0)",
         new="return (self.read > self.right) & (self.right >= 0)",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "key_more_or_less"),
@@ -198,7 +198,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="mask-of-a-tree-is-not-read",
-        file="harness/checks/of_steps/read_frame.py",
+        file="harness/checks/counted_reads.py",
         old="read &= mask[bit]",
         new="read &= mask[bit] | True",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "mask_bit"),

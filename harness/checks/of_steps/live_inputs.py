@@ -12,12 +12,16 @@ from harness.checks.static_inputs import INPUTS, METADATA, OUTPUTS, Expected, Ex
 from harness.explain.facts import Cause
 from harness.explain.origins.given import cell_of_element, given_element, kept_value
 from harness.explain.recorded import RecordedForward
-from harness.lockstep.bits import any_set, bits
+from harness.lockstep.bits import bits, differ
 from harness.lockstep.observation import Observation
 from subjects.protocol import Offer, Replay
 
 LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
 """Static inputs of which runners have different dtypes."""
+
+
+INTEGERS = frozenset({torch.int32, torch.int64})
+"""Dtypes of indices and lengths, which are compared by value."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def parts(observation: Observation) -> Iterator[Part]:
         for name, count in counts.items():
             if name in observation.static:
                 held = observation.static[name]
-                yield Part(name, True, 0, held, filled(count, 1, held.dtype, held.device))
+                yield Part(name, True, 0, held, filled(count, held.shape, held.dtype, held.device))
 
 
 def _parts_of(observation: Observation, name: str, row: Expected, bucket: int) -> Iterator[Part]:
@@ -131,36 +135,37 @@ def _parts_of(observation: Observation, name: str, row: Expected, bucket: int) -
     padded = bucket * row.per_bucket - live
     if row.fill is not None and padded > 0:
         held = buffer[..., live : live + padded] if row.wide else buffer[live : live + padded]
-        right = filled(row.fill, held.numel(), buffer.dtype, buffer.device)
-        yield Part(name, False, live, held, right.view(held.shape))
+        right = filled(row.fill, held.shape, buffer.dtype, buffer.device)
+        yield Part(name, False, live, held, right)
 
 
 @cache
-def filled(value: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return `count` elements of one value, which nobody writes."""
-    return torch.full((count,), value, dtype=dtype, device=device)
+def filled(value: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return elements of one value, which nobody writes."""
+    return torch.full(shape, value, dtype=dtype, device=device)
 
 
 def flag(observation: Observation) -> Tensor | bool:
     """Whether any part of a static input holds other bits than it must."""
     if odd_inputs(observation):
         return True
-    groups: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
+    device = observation.compared.device
+    on_host, on_device = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
     for part in parts(observation):
         if part.held.shape != part.right.shape:
             return True
-        held, right = groups.setdefault((part.held.dtype, part.held.device), ([], []))
-        held.append(part.held.reshape(-1))
-        right.append(part.right.reshape(-1).to(part.held.dtype))
-    flags = [
-        any_set(bits(torch.cat(held)) != bits(torch.cat(right))) for held, right in groups.values()
-    ]
-    device = observation.compared.device
-    on_host = [raised for raised in flags if raised.device != device]
-    if any(bool(raised) for raised in on_host):
+        pairs = on_device if part.held.device == device else on_host
+        pairs.append((part.held, as_held(part)))
+    if on_host and bool(differ(on_host)):
         return True
-    found = [raised for raised in flags if raised.device == device]
-    return torch.stack(found).any() if found else False
+    return differ(on_device) if on_device else False
+
+
+def as_held(part: Part) -> Tensor:
+    """Return what a part must hold in its dtype, or as other integers of the same values."""
+    held, right = part.held.dtype, part.right.dtype
+    alike = held == right or (held in INTEGERS and right in INTEGERS)
+    return part.right if alike else part.right.to(held)
 
 
 def describe(observation: Observation) -> Description:
@@ -176,7 +181,7 @@ def describe(observation: Observation) -> Description:
             shapes = {"shape": list(part.held.shape), "right_shape": list(part.right.shape)}
             words = f"has room for {shapes['shape']} where the batch has {shapes['right_shape']}"
             return f"{replay.runner}: {part.name} {words}", where | shapes
-        held, right = part.held, part.right.to(part.held.dtype)
+        held, right = part.held, as_held(part)
         wrong = bits(held) != bits(right)
         if wrong.any():
             place = tuple(wrong.nonzero()[0].tolist())
@@ -201,7 +206,7 @@ def cause(recorded: RecordedForward) -> Cause | None:
     for part in parts(observation):
         if part.held.shape != part.right.shape:
             return None
-        right = part.right.to(part.held.dtype)
+        right = as_held(part)
         wrong = bits(part.held) != bits(right)
         if not wrong.any():
             continue
