@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.checks.host_arrays import Numbers, on_device
@@ -17,6 +19,7 @@ from harness.lockstep.bits import any_set
 from harness.lockstep.observation import Observation, StepEnd
 from harness.lockstep.pair import Pair
 from harness.schedules.schedule import Schedule
+from reference.allocator import Numbers as AllNumbers
 from reference.allocator import Owner, Ownership
 from reference.pool import PoolSizes
 from subjects.protocol import Offer
@@ -27,37 +30,53 @@ RIGHT, ALSO, KNOWN = range(3)
 
 def misheld(world: Ownership) -> list[str]:
     """List what of one world is not held once or free once, and which request holds too much."""
-    full = [(owner.serial, page) for owner in world.holders for page in owner.full_pages]
-    swa = [
-        (owner.serial, page)
-        for owner in world.holders
-        for page in owner.swa_pages
-        if page is not None
-    ]
-    rows = [(owner.serial, owner.row) for owner in world.holders]
-    states = [(owner.serial, owner.state_slot) for owner in world.holders]
-    return [
-        *_misheld("full page", full, world.free_full, world.all.full_pages),
-        *_misheld("swa page", swa, world.free_swa, world.all.swa_pages),
-        *_misheld("row", rows, world.free_rows, world.all.rows),
-        *_misheld("state slot", states, world.free_states, world.all.states),
-        *_oversized(world.holders),
-    ]
+    kinds = (
+        ("full page", attrgetter("full_pages"), world.free_full, world.all.full_pages),
+        ("swa page", attrgetter("swa_pages"), world.free_swa, world.all.swa_pages),
+        ("row", lambda owner: (owner.row,), world.free_rows, world.all.rows),
+        ("state slot", lambda owner: (owner.state_slot,), world.free_states, world.all.states),
+    )
+    found = list[str]()
+    for what, numbers_of, free, every in kinds:
+        by_owner = [numbers_of(owner) for owner in world.holders]
+        if not _all_once([*chain.from_iterable(by_owner)], free, every):
+            found += _misheld(what, world.holders, by_owner, free, every)
+    return [*found, *_oversized(world.holders)]
+
+
+def _all_once(held: list[int | None], free: tuple[int, ...], every: tuple[int, ...]) -> bool:
+    """Whether what is held, of which None is nothing, and what is free are `every`, each once."""
+    count = len(held) - held.count(None) + len(free)
+    return count == len(every) and {None, *held, *free} == _with_none(every)
+
+
+@lru_cache(maxsize=64)
+def _with_none(every: tuple[int, ...]) -> frozenset[int | None]:
+    """Return some numbers, and None, which is no number."""
+    return frozenset((None, *every))
 
 
 def _misheld(
-    what: str, held: list[tuple[int, int]], free: tuple[int, ...], every: Collection[int]
+    what: str,
+    holders: Sequence[Owner],
+    by_owner: Sequence[Sequence[int | None]],
+    free: tuple[int, ...],
+    every: Collection[int],
 ) -> Iterator[str]:
     """Yield, in words, each of `every` that is not held once or free once, and any other."""
+    held = [
+        (owner.serial, number)
+        for owner, numbers in zip(holders, by_owner, strict=True)
+        for number in numbers
+        if number is not None
+    ]
     numbers = [number for _, number in held]
-    if len(numbers) + len(free) == len(every) and {*numbers, *free} == set(every):
-        return
     times_free, times_held = Counter(free), Counter(numbers)
     for number in sorted({*every, *numbers, *free}):
         right = 1 if number in every else 0
         if times_free[number] + times_held[number] != right:
-            holders = [f"request {serial}" for serial, one in held if one == number]
-            by = ", ".join(holders) or "nobody"
+            holders_of = [f"request {serial}" for serial, one in held if one == number]
+            by = ", ".join(holders_of) or "nobody"
             yield f"{what} {number} is held by {by} and is {times_free[number]} times free"
 
 
@@ -81,31 +100,49 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
     Where a slot maps to that no request may hold is not known, but of the reserved page.
     """
     mapped, table_shape = world.mapping.shape[0], world.req_to_token.shape
-    cells = np.zeros((3, mapped + table_shape[0] * table_shape[1]), dtype=np.int32)
-    mapping, table = cells[:, :mapped], cells[:, mapped:].reshape(3, *table_shape)
-    offsets = np.arange(sizes.page_size)
-    known = np.array([0, *world.all.full_pages])[:, None] * sizes.page_size + offsets
-    mapping[KNOWN, known.ravel()] = mapping[KNOWN, -1] = 1
-    mapping[(RIGHT, ALSO), -1] = -1
-    table[KNOWN, 0] = 0 not in world.all.rows
+    cells = cells_of_nobody(mapped, table_shape, world.all, sizes.page_size).copy()
     holders = [owner for owner in world.holders if owner.full_pages]
-    if holders:
-        counts = [len(owner.full_pages) * sizes.page_size for owner in holders]
-        full = np.array([page for owner in holders for page in owner.full_pages])
-        pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
-        beside = np.array(pages)[:, None] * sizes.page_size + offsets
-        slots = (full[:, None] * sizes.page_size + offsets).ravel()
-        swa = np.where(beside < 0, 0, beside).ravel()
-        # Of each slot, which token of its request it is for, and whether there is one.
-        column = np.arange(len(slots)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
-        written = column < np.repeat([owner.length for owner in holders], counts)
-        cell = np.repeat([owner.row for owner in holders], counts)[written], column[written]
-        mapping[RIGHT, slots] = swa
-        mapping[ALSO, slots[written]] = swa[written]
-        table[RIGHT][cell] = slots[written]
-        table[KNOWN][cell] = 1
-    table[ALSO] = table[RIGHT]
+    if not holders:
+        return cells
+    counts = [len(owner.full_pages) * sizes.page_size for owner in holders]
+    slots = slots_of_pages([page for one in holders for page in one.full_pages], sizes.page_size)
+    pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
+    swa = np.maximum(slots_of_pages(pages, sizes.page_size), 0)
+    # Of each slot, which token of its request it is for, and whether there is one.
+    lengths = np.array([(owner.length, owner.row) for owner in holders])
+    firsts = np.cumsum([0, *counts[:-1]])
+    of_slots = np.repeat(np.column_stack([lengths, firsts]), counts, axis=0)
+    column = np.arange(len(slots)) - of_slots[:, 2]
+    written = column < of_slots[:, 0]
+    mapping = cells[:, :mapped]
+    mapping[RIGHT, slots] = swa
+    if not written.all():
+        slots, swa, column, of_slots = (one[written] for one in (slots, swa, column, of_slots))
+    mapping[ALSO, slots] = swa
+    cell = mapped + of_slots[:, 1] * table_shape[1] + column
+    cells[RIGHT, cell] = cells[ALSO, cell] = slots
+    cells[KNOWN, cell] = 1
     return cells
+
+
+@lru_cache(maxsize=8)
+def cells_of_nobody(
+    mapped: int, table_shape: torch.Size, every: AllNumbers, page_size: int
+) -> Numbers:
+    """Return what `right_cells` does where no request holds a page, which nobody writes."""
+    cells = np.zeros((3, mapped + table_shape.numel()), dtype=np.int32)
+    cells[KNOWN, slots_of_pages([0, *every.full_pages], page_size)] = 1
+    cells[:, mapped - 1] = -1, -1, 1
+    cells[KNOWN, mapped : mapped + table_shape[1]] = 0 not in every.rows
+    return cells
+
+
+def slots_of_pages(pages: Sequence[int], page_size: int) -> NDArray[np.int64]:
+    """Return the slots of some pages, one page after the other; of page -1 none is above 0."""
+    numbers = np.array(pages, dtype=np.int64)
+    if page_size == 1:
+        return numbers
+    return (numbers[:, None] * page_size + np.arange(page_size)).ravel()
 
 
 def wrong_cells(worlds: Sequence[Ownership], cells: Tensor) -> Tensor:
@@ -130,7 +167,7 @@ def flag(end: StepEnd) -> Tensor | bool:
     for worlds in judged:
         cells = on_device(right_cells(worlds[0], end.sizes)[None], worlds[0].mapping.device)
         flags.append(any_set(wrong_cells(worlds, cells)))
-    return torch.stack(flags).any()
+    return flags[0] if alike else torch.stack(flags).any()
 
 
 def holdings(world: Ownership) -> tuple[object, ...]:
