@@ -15,6 +15,9 @@ NORM_EPSILON = 1e-6
 COUNTING = 4096
 GELU_SCALE = 1.5957691216057308  # 2 * sqrt(2 / pi): tanh form as a logistic
 GELU_CUBE = 0.044715
+LANES = 16
+"""Elements of float32 in the longest vectors of a CPU: a softmax of whole ones takes half as long.
+"""
 VECTOR = 64
 """Vectors of float32 of any CPU, unrolled as torch does, fit evenly into so many elements."""
 
@@ -30,12 +33,13 @@ class TorchOps(Ops):
         super().__init__()
         self.zero, self.one = torch.zeros(()), torch.ones(())
         self.minus_infinity = torch.full((), -torch.inf)
-        self.epsilon = torch.full((), NORM_EPSILON)
+        self.epsilon = torch.full((1, 1, 1), NORM_EPSILON)
         self.gelu_scale = torch.tensor(-GELU_SCALE)
         self.gelu_cube = torch.tensor(-GELU_SCALE * GELU_CUBE)
         self.counting = torch.arange(COUNTING)
-        self.inverse = self.counting.double().pow(-1.0).float()
         self.inverse_root = self.counting.double().pow(-0.5).float()
+        self.within = torch.arange(2 * COUNTING) < COUNTING
+        self.place = torch.arange(COUNTING, dtype=torch.int32).unsqueeze(1)
 
     def _payload(
         self, states: Tensor, state_mask: Tensor, encoder_table: Tensor, encoder_lens: Tensor
@@ -84,11 +88,11 @@ class TorchOps(Ops):
         return _as(torch.cat(turned, dim=-1), heads)
 
     def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        rows = _wide(hidden)
-        mean = (rows * rows).sum(-1, keepdim=True) * self.inverse[rows.shape[1]]
-        normed = rows * torch.rsqrt(mean + self.epsilon) * _wide(norm)
-        product = torch.bmm(normed.unsqueeze(1), _factor(weight, normed))
-        return _as(product.flatten(1), hidden)
+        rows = _wide(hidden).unsqueeze(1)
+        # The mean of squares of each row, and epsilon, as the product of the row with itself.
+        mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=1 / rows.shape[2])
+        normed = rows * torch.rsqrt(mean) * _wide(norm)
+        return _as(torch.bmm(normed, _factor(weight, normed)).flatten(1), hidden)
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         return _as(_added(_wide(residual), _wide(inputs), weight), residual)
@@ -103,7 +107,7 @@ class TorchOps(Ops):
     ) -> Tensor:
         gate, up = _wide(gate_up).view(gate_up.shape[0], 2, -1).unbind(1)
         added = _added(_wide(residual), self._activated(gate, activation) * up, weight)
-        live = self.counting[: residual.shape[0]].unsqueeze(1) < row_limit
+        live = self.place[: residual.shape[0]] < row_limit
         return torch.where(live, _as(added, residual), residual)
 
     def _activated(self, gate: Tensor, activation: str) -> Tensor:
@@ -137,23 +141,21 @@ class TorchOps(Ops):
     ) -> Tensor:
         rows, heads, dim = query.shape
         kv_heads = cache.shape[2]
-        entry, taken, has_key = reused.of(
-            (begin, end, slots, mask, mask_start, max_keys, kv_heads), self._read_entries
+        width = max_keys if sinks is None else max_keys + 1
+        width = -(-width // LANES) * LANES
+        entry, bias, has_key = reused.of(
+            (begin, end, slots, mask, mask_start, max_keys, width, kv_heads), self._read_entries
         )
         found = _wide(cache.view(2, -1, dim).index_select(1, entry))
-        keys, values = found.view(2, rows * kv_heads, max_keys, dim).unbind()
-        scaled = _wide(query) * self.inverse_root[dim]
-        score = torch.bmm(scaled.reshape(rows * kv_heads, -1, dim), keys.transpose(1, 2))
-        score = score.view(rows, heads, max_keys)
-        score = torch.where(taken, score, self.minus_infinity)
+        keys, values = found.view(2, rows * kv_heads, width, dim).unbind()
+        scaled = (_wide(query) * self.inverse_root[dim]).view(rows * kv_heads, -1, dim)
+        score = torch.baddbmm(bias, scaled, keys.transpose(1, 2))
         if sinks is not None:
-            sink = sinks.view(1, heads, 1).expand(rows, -1, -1)
-            score = torch.cat([score, sink], dim=-1)
-        # Softmax, as the reductions that it is: torch's own takes several times as long.
-        weight = torch.exp(score - score.amax(-1, keepdim=True))
-        total = weight.sum(-1, keepdim=True)
-        weight = weight[..., :max_keys].reshape(rows * kv_heads, -1, max_keys)
-        mixed = torch.bmm(weight, values).view(rows, heads, dim) / total
+            score.view(rows, heads, width).select(2, max_keys).copy_(sinks)
+        weight = torch.softmax(score, dim=-1)
+        if sinks is not None:  # Which takes weight and has no value.
+            weight, values = weight[..., :max_keys], values[:, :max_keys]
+        mixed = torch.bmm(weight, values).view(rows, heads, dim)
         return _as(torch.where(has_key, mixed, self.zero), query)
 
     def _read_entries(
@@ -164,16 +166,20 @@ class TorchOps(Ops):
         mask: Tensor | None,
         mask_start: Tensor | None,
         max_keys: int,
+        width: int,
         kv_heads: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what attention reads by some lists, which all layers of a kind have in common.
 
-        That is the entries, int64 [T * G * max_keys], of a cache whose entries are the heads of
-        its slots; which keys take part, bool [T, 1, max_keys]; and whether any does, [T, 1, 1].
+        That is the entries, int64 [T * G * width], of a cache whose entries are the heads of its
+        slots; what is added to the scores, float32 [T * G, 1, width]: nothing where a key takes
+        part, else minus infinity, as from `max_keys` on; and whether any does, bool [T, 1, 1].
         """
-        turn = self.counting[:max_keys]
+        turn = self.counting[:width]
         place = begin.unsqueeze(1) + turn
         taken = place < end.unsqueeze(1)
+        if width > max_keys:
+            taken = taken.logical_and(self.within[COUNTING - max_keys :][:width])
         last = slots.shape[0] - 1
         if mask is None or mask_start is None:
             # A place beyond the list re-reads the row's first listed slot, and is not selected.
@@ -187,11 +193,13 @@ class TorchOps(Ops):
             other = (taken * turn).amax(-1, keepdim=True)
             place = (begin.unsqueeze(1) + torch.where(taken, turn, other)).clamp(0, last)
             has_key = taken.any(-1, keepdim=True)
-        slot = slots.index_select(0, place.flatten()).view(-1, 1, max_keys)
+        slot = slots.index_select(0, place.flatten()).view(-1, 1, width)
         # The cache as rows of one head: those of a slot follow one another.
         group = self.counting[:kv_heads].unsqueeze(1)
         entry = torch.add(group, slot, alpha=kv_heads).flatten()
-        return entry, taken.unsqueeze(1), has_key.unsqueeze(2)
+        bias = torch.where(taken, self.zero, self.minus_infinity).unsqueeze(1)
+        bias = bias.expand(-1, kv_heads, -1).reshape(-1, 1, width)
+        return entry, bias, has_key.unsqueeze(2)
 
 
 def _wide(values: Tensor) -> Tensor:
