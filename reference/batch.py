@@ -227,14 +227,13 @@ def batch_of(
     H], the target's.
     """
     positions = device["position"]
-    section = torch.arange(MROPE_SECTIONS, device=tokens.device)[:, None]
     live_tokens = torch.full((1,), len(positions), dtype=torch.int32, device=tokens.device)
     return ForwardBatch(
         mode=mode,
         spans=tuple(spans),
         input_ids=_input_ids(mode, device, tokens),
         positions=positions,
-        mrope_positions=positions + section * device["mrope_delta"],
+        mrope_positions=device["mrope_position"].view(MROPE_SECTIONS, -1),
         out_cache_loc=device["full_slot"],
         req_pool_indices=device["request_row"],
         seq_lens=device["seq_len"],
@@ -277,7 +276,11 @@ def _per_token(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
         "token_request": [request for request, _, _ in tokens],
         "token_row": [span.token_row for _, span, _ in tokens],
         "position": [position for _, _, position in tokens],
-        "mrope_delta": [span.mrope_delta for _, span, _ in tokens],
+        "mrope_position": [
+            position + section * span.mrope_delta
+            for section in range(MROPE_SECTIONS)
+            for _, span, position in tokens
+        ],
     }
 
 

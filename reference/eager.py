@@ -4,7 +4,7 @@ No static buffers, no memo, no fast path: slot lists come from `req_to_token`, S
 slots from the mapping, anew for each forward and both kinds of layer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,13 +88,23 @@ def _tree_columns(span: Span, node: int, window: int | None) -> Columns:
 
 def visible(batch: ForwardBatch, window: int, step: int = 0) -> dict[Kind, Visible]:
     """List what every token sees: all keys up to itself, or the last `window` of them."""
-    lists: dict[tuple[Kind, str], Numbers] = {}
+    _, device = transfer(visible_lists(batch, window, step), batch.positions.device)
+    return visible_of(batch, device)
+
+
+def visible_lists(batch: ForwardBatch, window: int, step: int = 0) -> dict[Hashable, Numbers]:
+    """Return what `visible_of` takes, on the host."""
+    lists: dict[Hashable, Numbers] = {}
     for kind, seen_back in ((Kind.FULL, None), (Kind.SWA, window)):
         by_span = [columns_of(batch.mode, span, seen_back, step) for span in batch.spans]
         rows = np.repeat([span.row for span in batch.spans], [len(tokens) for tokens in by_span])
         for name, numbers in _listed(rows, [one for tokens in by_span for one in tokens]).items():
             lists[kind, name] = numbers
-    _, device = transfer(lists, batch.positions.device)
+    return lists
+
+
+def visible_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> dict[Kind, Visible]:
+    """Return what every token sees, of `visible_lists` on the device."""
     masked = batch.mode is Mode.TARGET_VERIFY
     return {
         kind: Visible(
@@ -124,13 +134,13 @@ def _listed(rows: Numbers, tokens: Sequence[Columns]) -> dict[str, Numbers]:
     return {"bounds": bounds, "row": np.repeat(rows, counts), "column": column, "seen": seen}
 
 
-def state_paths(batch: ForwardBatch) -> StatePaths:
-    """List where every token's recurrent state comes from and goes to.
+def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:
+    """List, on the host, where every token's recurrent state comes from and goes to.
 
     A token that extends its request continues the one before it; the request's first token
     ever continues none. A draft token continues its parent, and is kept apart.
     """
-    lists: dict[str, list[int]] = {"source": [], "target": [], "parent": []}
+    lists: dict[Hashable, list[int]] = {"source": [], "target": [], "parent": []}
     for span in batch.spans:
         slot, first = span.track_index * STATE_ROWS, len(lists["parent"])
         count = span.end - span.begin
@@ -142,7 +152,11 @@ def state_paths(batch: ForwardBatch) -> StatePaths:
             lists["target"] += [slot] * count
         lists["source"] += [slot if span.begin else -1] * count
         lists["parent"] += [first + parent if parent >= 0 else -1 for parent in parents]
-    _, device = transfer(lists, batch.positions.device)
+    return lists
+
+
+def paths_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> StatePaths:
+    """Return the paths of the tokens' states, of `path_lists` on the device."""
     return StatePaths(device["source"], device["target"], device["parent"], batch.longest)
 
 
@@ -234,15 +248,18 @@ class EagerDecoder:
         return self._target(batch)
 
     def _target(self, batch: ForwardBatch) -> Output:
+        lists: dict[Hashable, Sequence[int] | Numbers] = {
+            **path_lists(batch),
+            **visible_lists(batch, self.model.config.window),
+        }
+        _, device = transfer(lists, batch.positions.device)
         states = self.model.advance_states(
-            self.ops, self.pools.state.recurrent, state_paths(batch), batch.input_ids
+            self.ops, self.pools.state.recurrent, paths_of(batch, device), batch.input_ids
         )
-        self.payload = self.model.payload(
-            self.ops,
-            states,
-            batch.mamba_track_mask[batch.token_requests],
-            batch.encoder_lens[batch.token_requests],
-        )
+        mask, lengths = batch.mamba_track_mask, batch.encoder_lens
+        if batch.mode is not Mode.DECODE:  # There a token is its request's only one.
+            mask, lengths = mask[batch.token_requests], lengths[batch.token_requests]
+        self.payload = self.model.payload(self.ops, states, mask, lengths)
         tokens = TokenInputs(
             input_ids=batch.input_ids,
             payload=self.payload,
@@ -250,7 +267,7 @@ class EagerDecoder:
             mrope_positions=batch.mrope_positions,
             live_tokens=batch.num_token_non_padded,
         )
-        seen = visible(batch, self.model.config.window)
+        seen = visible_of(batch, device)
         access = EagerKV(self.ops, self.model, self.pools[Role.TARGET], seen, batch.out_cache_loc)
         rows = last_rows(batch) if batch.mode is Mode.EXTEND else None
         return self.model.forward(self.ops, tokens, access, rows)

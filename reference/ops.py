@@ -60,13 +60,15 @@ def operation(
     method: Callable[Concatenate["Ops", Arguments], Result],
 ) -> Callable[Concatenate["Ops", Arguments], Result]:
     """Add the op's name to its `Ops.log`, and the call to its `Ops.calls`, while one is kept."""
+    name = method.__name__
 
     @wraps(method)
     def logged(self: "Ops", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        self.record(method.__name__)
+        if self.log is not None:
+            self.log.append(name)
         result = method(self, *args, **kwargs)
         if self.calls is not None:
-            self.calls.append(OpCall(method.__name__, args, result))
+            self.calls.append(OpCall(name, args, result))
         return result
 
     return logged

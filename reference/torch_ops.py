@@ -44,8 +44,8 @@ class TorchOps(Ops):
     def _payload(
         self, states: Tensor, state_mask: Tensor, encoder_table: Tensor, encoder_lens: Tensor
     ) -> Tensor:
-        state = torch.where(state_mask[:, None], states.float(), self.zero)
-        return state + encoder_table.index_select(0, encoder_lens).float()
+        state = torch.where(state_mask[:, None], _wide(states), self.zero)
+        return state + _wide(encoder_table.index_select(0, encoder_lens))
 
     def _scan_states(
         self,
@@ -57,14 +57,16 @@ class TorchOps(Ops):
         input_ids: Tensor,
         decay: Tensor,
     ) -> Tensor:
-        added = table.index_select(0, input_ids).float() * STATE_GAIN
-        before = states.index_select(0, sources.clamp(min=0)).float()
+        added = _wide(table.index_select(0, input_ids)) * STATE_GAIN
+        before = _wide(states.index_select(0, sources.clamp(min=0)))
         before = torch.where((sources >= 0)[:, None], before, self.zero)
-        found = (added + decay * before).to(table.dtype)
+        found = _as(added + decay * before, table)
+        if longest == 1:
+            return found
         follows, place = (parents >= 0)[:, None], parents.clamp(min=0)
         # Each turn makes one more token of each path right, and changes none that is.
         for _ in range(longest - 1):
-            after = (added + decay * found.index_select(0, place).float()).to(table.dtype)
+            after = _as(added + decay * _wide(found.index_select(0, place)), table)
             found = torch.where(follows, after, found)
         return found
 
@@ -73,7 +75,7 @@ class TorchOps(Ops):
         table.index_copy_(0, rows, values)
 
     def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
-        return (table.index_select(0, input_ids).float() + payload).to(table.dtype)
+        return _as(_wide(table.index_select(0, input_ids)) + payload, table)
 
     def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
         angle = positions.index_select(0, section).to(torch.float32).T * frequency
@@ -213,8 +215,11 @@ def _as(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
-    """Return weight [O, I] as what each row of `inputs` [T, I] is multiplied by: [T, I, O]."""
-    return _wide(weight).T.expand(inputs.shape[0], -1, -1)
+    """Return weight [O, I] as what each row of `inputs` [T, ...] is multiplied by: [T, I, O]."""
+    wide = _wide(weight)
+    (outputs, width), (along, across) = wide.shape, wide.stride()
+    # Transposed and expanded in one call.
+    return wide.as_strided((inputs.shape[0], width, outputs), (0, across, along))
 
 
 def _added(residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def transfer(
     """
     sizes = [len(values) for values in lists.values()]
     if any(isinstance(values, np.ndarray) for values in lists.values()):
-        together = np.concatenate(list(lists.values())).astype(np.int64, copy=False)
+        together = np.concatenate([np.asarray(values, np.int64) for values in lists.values()])
     else:
         together = np.fromiter(chain.from_iterable(lists.values()), np.int64, sum(sizes))
     on_host = torch.from_numpy(together)

@@ -81,10 +81,9 @@ def row_lists(
     the host; the host copy says how many elements to gather. `shift` is (column, by): the
     keys from `column` on are read from the columns `by` further on.
     """
-    starts = torch.zeros_like(seq_lens)
     indptr = indptr_of(seq_lens)
     total = int(seq_lens_cpu.sum())
-    kv_indices = gather_slots(req_pool_indices, starts, indptr, total, pool, shift)
+    kv_indices = gather_slots(req_pool_indices, None, indptr, total, pool, shift)
     window_kv_lens = seq_lens.clamp(max=window)
     window_kv_start = seq_lens - window_kv_lens
     window_indptr = indptr_of(window_kv_lens)
@@ -183,9 +182,7 @@ def span_lists(
     starts = (seq_lens - counts - window + 1).clamp(min=0)
     starts_cpu = (seq_lens_cpu - counts_cpu - window + 1).clamp(min=0)
     indptr, window_indptr = indptr_of(seq_lens), indptr_of(seq_lens - starts)
-    kv_indices = gather_slots(
-        req_pool_indices, torch.zeros_like(starts), indptr, int(seq_lens_cpu.sum()), pool
-    )
+    kv_indices = gather_slots(req_pool_indices, None, indptr, int(seq_lens_cpu.sum()), pool)
     window_kv_indices = gather_slots(
         req_pool_indices, starts, window_indptr, int((seq_lens_cpu - starts_cpu).sum()), pool
     )
@@ -296,9 +293,8 @@ def verify_lists(
     first = (positions - window + 1).clamp(min=0)
     row_start = request * width - offsets[request]
     total = int(seq_lens_cpu.sum()) + drafts * seq_lens_cpu.shape[0]
-    starts = torch.zeros_like(seq_lens)
     return {
-        "kv_indices": gather_slots(req_pool_indices, starts, indptr, total, pool),
+        "kv_indices": gather_slots(req_pool_indices, None, indptr, total, pool),
         "swa_page_table": page_table,
         "window_kv_offsets": offsets.to(torch.int64),
         "key_begin": indptr[request],
@@ -318,7 +314,7 @@ def indptr_of(lengths: Tensor) -> Tensor:
 
 def gather_slots(
     rows: Tensor,
-    starts: Tensor,
+    starts: Tensor | None,
     indptr: Tensor,
     total: int,
     pool: SubjectPool,
@@ -326,12 +322,12 @@ def gather_slots(
 ) -> Tensor:
     """Return req_to_token[rows[i], starts[i] : starts[i] + length i] for all i, concatenated.
 
-    `indptr` [n + 1] holds the running sum of the lengths, `total` its last value; `shift`
-    is that of `row_lists`. The result is int32 [total].
+    All start at 0 if `starts` is None. `indptr` [n + 1] holds the running sum of the lengths,
+    `total` its last value; `shift` is that of `row_lists`. The result is int32 [total].
     """
     place = torch.arange(total, dtype=indptr.dtype, device=rows.device)
     row = torch.searchsorted(indptr[1:], place, right=True)
-    column = place - indptr[row] + starts[row]
+    column = place - indptr[row] if starts is None else place + (starts - indptr[:-1])[row]
     if shift is not None:
         since, by = shift
         column = column + torch.where(column >= since[row], by[row], 0)

@@ -19,7 +19,8 @@ from properties.support.subjects.graph_world import GraphWorld
 from properties.support.subjects.static_inputs import ExpectedInput
 from reference.batch import ForwardBatch, Mode, Span
 from reference.config import SPECULATION, Kind, Role
-from reference.eager import state_paths
+from reference.eager import path_lists, paths_of
+from reference.transfer import transfer
 from subjects.contracts import Axis
 from subjects.protocol import Forward
 
@@ -242,8 +243,9 @@ def live_values(planned: ReadyForward, tokens_per_request: int) -> dict[str, Ten
     named["global_num_tokens"] = torch.tensor([bucket * tokens_per_request])
     if "input_embeds" in planned.inputs:
         world, ops = planned.world, planned.runner.ops
+        _, device = transfer(path_lists(batch), batch.positions.device)
         states = world.model.advance_states(
-            ops, world.pools.state.recurrent.clone(), state_paths(batch), batch.input_ids
+            ops, world.pools.state.recurrent.clone(), paths_of(batch, device), batch.input_ids
         )
         named["input_embeds"] = world.model.payload(
             ops, states, batch.mamba_track_mask[requests], batch.encoder_lens[requests]
