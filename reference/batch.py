@@ -199,8 +199,9 @@ def prepare(
 def batch_values(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
     """Return all that the host knows of a batch, by name."""
     lists = {**_per_slot(spans), **_per_token(mode, spans), **_per_request(mode, spans)}
-    lists["tree_token"] = [token for span in spans for token, _ in span.tree]
-    lists["tree_mask"] = [bit for span in spans for bit in span.tree_mask()]
+    if mode is Mode.TARGET_VERIFY:
+        lists["tree_token"] = [token for span in spans for token, _ in span.tree]
+        lists["tree_mask"] = [bit for span in spans for bit in span.tree_mask()]
     return lists
 
 
@@ -249,37 +250,39 @@ def batch_of(
 
 
 def _per_slot(spans: Sequence[Span]) -> dict[str, list[int]]:
-    """Return, for every column that is written, where it lies and the slots it is mapped to."""
-    slots = [
-        (span.row, column, full, swa)
-        for span in spans
-        for column, full, swa in zip(
-            range(span.begin, span.end), span.full_slots, span.swa_slots, strict=True
-        )
-    ]
-    return {
-        "row": [row for row, _, _, _ in slots],
-        "column": [column for _, column, _, _ in slots],
-        "full_slot": [full for _, _, full, _ in slots],
-        "swa_slot": [swa for _, _, _, swa in slots],
-    }
+    """Return, for every column that is written, where it lies and the slots it is mapped to.
+
+    Raises ValueError for a span that has not a slot of both kinds for each of its columns.
+    """
+    found: dict[str, list[int]] = {name: [] for name in SLOT_VALUES}
+    for span in spans:
+        count = span.end - span.begin
+        if not count == len(span.full_slots) == len(span.swa_slots):
+            raise ValueError(f"the request in row {span.row} lacks slots, or has too many")
+        found["row"] += [span.row] * count
+        found["column"] += range(span.begin, span.end)
+        found["full_slot"] += span.full_slots
+        found["swa_slot"] += span.swa_slots
+    return found
 
 
 def _per_token(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
-    """Return, for every token that is run, its request, its row of tokens and its position."""
-    tokens = [
-        (request, span, position)
-        for request, span in enumerate(spans)
-        for position in span.positions(mode)
-    ]
+    """Return, for every token that is run, its request, its row of tokens and its positions."""
+    requests, rows, positions, deltas = list[int](), list[int](), list[int](), list[int]()
+    for request, span in enumerate(spans):
+        of_span = span.positions(mode)
+        requests += [request] * len(of_span)
+        rows += [span.token_row] * len(of_span)
+        deltas += [span.mrope_delta] * len(of_span)
+        positions += of_span
     return {
-        "token_request": [request for request, _, _ in tokens],
-        "token_row": [span.token_row for _, span, _ in tokens],
-        "position": [position for _, _, position in tokens],
+        "token_request": requests,
+        "token_row": rows,
+        "position": positions,
         "mrope_position": [
-            position + section * span.mrope_delta
+            position + section * delta
             for section in range(MROPE_SECTIONS)
-            for _, span, position in tokens
+            for position, delta in zip(positions, deltas, strict=True)
         ],
     }
 

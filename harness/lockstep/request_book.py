@@ -203,12 +203,10 @@ class RequestBook:
             return False
         self.events["slot issued again"] += not self.freed_slots.isdisjoint(slots)
         sizes, free = self.pools.sizes, self.allocator
-        nearly = {
-            "SWA sub-pool nearly full": len(free.free_swa) * sizes.page_size * 8 <= sizes.swa_slots,
-            "full sub-pool nearly full": len(free.free_full) * sizes.page_size * 8
-            <= sizes.full_slots,
-        }
-        self.events.update(event for event, reached in nearly.items() if reached)
+        if len(free.free_swa) * sizes.page_size * 8 <= sizes.swa_slots:
+            self.events["SWA sub-pool nearly full"] += 1
+        if len(free.free_full) * sizes.page_size * 8 <= sizes.full_slots:
+            self.events["full sub-pool nearly full"] += 1
         if self.first_far < sizes.slots(Kind.FULL):
             self.events[FAR_KV] += max(slots) >= self.first_far
         return True

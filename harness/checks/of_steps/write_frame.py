@@ -25,11 +25,16 @@ def writes_outside_frame(observation: Observation, world: Snapshot) -> Tensor:
     """Return, in the storage's layout, which elements one world wrote outside the step's frame.
 
     That is: changed, but in no slot of the step's out_cache_loc in the pool of the model
-    that writes, in no state of its own requests that its mode writes, nor in slot 0.
+    that writes, in no state of its own requests that its mode writes, nor in slot 0: the reserved
+    slot and place are compared nowhere.
     """
+    return _changed_outside(observation, world).logical_and_(observation.compared)
+
+
+def _changed_outside(observation: Observation, world: Snapshot) -> Tensor:
+    """Return what `writes_outside_frame` does, and what changed where nothing is compared."""
     layout, batch = observation.layout, world.batch
-    # The reserved slot and place are compared nowhere.
-    changed = unequal(world.after, world.before).logical_and_(observation.compared)
+    changed = unequal(world.after, world.before)
     if batch is None:
         return changed
     role = observation.mode.written
@@ -72,9 +77,9 @@ def flag(observation: Observation) -> Tensor:
         changed = [any_set(places) for sections in beside for places in sections.values()]
         return torch.stack([twins_wrote_outside(twins), *changed]).any()
     graph, eager = (
-        writes_outside_frame(observation, world) for world in (observation.graph, observation.eager)
+        _changed_outside(observation, world) for world in (observation.graph, observation.eager)
     )
-    return any_set(graph.logical_or_(eager))
+    return any_set(graph.logical_or_(eager).logical_and_(observation.compared))
 
 
 def describe(observation: Observation) -> Description:

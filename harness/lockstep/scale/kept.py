@@ -199,8 +199,7 @@ class Copies:
 
     def begin(self) -> None:
         """Copy both."""
-        self.eager_before.copy_(self.eager)
-        self.graph_before.copy_(self.graph)
+        torch._foreach_copy_([self.eager_before, self.graph_before], [self.eager, self.graph])
 
     def after_eager(self, ran: Ran) -> None:
         """Copy the eager world's."""
