@@ -202,13 +202,11 @@ class Model:
         kind, weights = self.config.layers[layer], self.layers[layer]
         shape = self.config.shape(kind)
         qkv = ops.norm_linear(hidden, weights.input_norm, weights.qkv)
-        heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
-        turned = ops.rope(heads[:, : -shape.kv_heads], rotary[kind])
-        return Heads(
-            turned[:, : self.config.heads],
-            turned[:, self.config.heads :],
-            heads[:, -shape.kv_heads :],
-        )
+        heads, groups = self.config.heads, shape.kv_heads
+        rows = qkv.view(qkv.shape[0], -1, shape.head_dim)
+        unturned, value = rows.split_with_sizes((heads + groups, groups), dim=1)
+        query, key = ops.rope(unturned, rotary[kind]).split_with_sizes((heads, groups), dim=1)
+        return Heads(query, key, value)
 
     def after_attention(
         self, ops: Ops, layer: int, hidden: Tensor, mixed: Tensor, live_tokens: Tensor

@@ -227,7 +227,10 @@ class Ops(ABC):
         """
         if not loc.is_contiguous():
             raise ValueError("the locations of a store are not contiguous")
-        self._store_kv(cache, loc.view(loc_dtype)[: key.shape[0]], key, value)
+        # To ask costs less than a view, or a part, that is what it is of.
+        slots = loc if loc.dtype is loc_dtype else loc.view(loc_dtype)
+        slots = slots if slots.shape == key.shape[:1] else slots[: key.shape[0]]
+        self._store_kv(cache, slots, key, value)
 
     @operation
     def attention(

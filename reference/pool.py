@@ -99,8 +99,9 @@ class HybridKVPool:
         self.storage = storage
         self.arena = self.arenas_of(storage)
         self.tables = tables or Tables(sizes, config.max_context, device)
-        self._place = [
-            (kind, config.layers_of(kind).index(index)) for index, kind in enumerate(config.layers)
+        self._caches = [
+            self.arena[kind][config.layers_of(kind).index(index)]
+            for index, kind in enumerate(config.layers)
         ]
         self.reset(seed=0)
 
@@ -118,7 +119,7 @@ class HybridKVPool:
         other.tables = tables
         other.arena = dict(self.arena)
         other._shapes = dict(self._shapes)
-        other._place = list(self._place)
+        other._caches = list(self._caches)
         return other
 
     @property
@@ -137,8 +138,7 @@ class HybridKVPool:
 
     def cache(self, layer: int) -> Tensor:
         """Return K and V of one layer, [2, slots, kv_heads, head_dim]."""
-        kind, place = self._place[layer]
-        return self.arena[kind][place]
+        return self._caches[layer]
 
     def move(self, kind: Kind, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy K and V of all layers of `kind` from some slots to others, all at once."""

@@ -51,7 +51,8 @@ class SubjectPool:
 
     def choose_kernel(self, *, ragged: bool) -> None:
         """Choose the attention kernel of the forwards to come."""
-        self.state = replace(self.state, ragged=ragged)
+        if ragged != self.state.ragged:
+            self.state = replace(self.state, ragged=ragged)
 
     def set_swa_loc(self, loc: Tensor | None) -> None:
         """Preset the SWA write location (PRESET). It stays set until it is set again."""

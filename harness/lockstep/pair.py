@@ -201,7 +201,7 @@ class Pair:
             batch = planned.eager.batch
             eager_output = self._run_eager(planned, recorder)
             owners, ran = self.graph.owners(), self._run_graph(planned, recorder, upcoming)
-            planned = replace(planned, graph=replace(planned.graph, batch=ran.batch))
+            planned = planned.given(ran.batch)
             warnings = self.log.take()
             eager, graph = self._snapshots_after(planned, eager_output, ran, owners)
             replay = ran.forward.replay
@@ -242,7 +242,7 @@ class Pair:
         """Return what further runs of a step give, by name; nothing if no graph can run it."""
         if not (planned.expected_graph and extra_runs):
             return {}
-        planned = replace(planned, graph=self.graph.filled(planned.graph))
+        planned = planned.given(self.graph.filled(planned.graph).batch)
         return {name: run(self, planned) for name, run in extra_runs.items()}
 
     def end(self, place: int) -> StepEnd:
@@ -284,8 +284,7 @@ class Pair:
         def run(batch: ForwardBatch | None, staged: ForwardBatch | None) -> RanForward:
             tables = self.graph_pools.tables
             mapping, rows = tables.full_to_swa_index_mapping.clone(), tables.req_to_token.clone()
-            given = replace(planned, graph=replace(planned.graph, batch=batch))
-            forward = self.run_subject(given, recorder)
+            forward = self.run_subject(planned.given(batch), recorder)
             self.kept.after_graph(Ran(planned.mode, batch, mapping))
             return RanForward(forward, mapping, rows, staged)
 

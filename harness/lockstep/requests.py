@@ -1,7 +1,7 @@
 """Requests as a scheduler keeps them, and what it plans."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reference.allocator import Owner, PageAllocation
 from reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
@@ -78,6 +78,12 @@ class PlannedStep:
     def mode(self) -> Mode:
         """The mode of the forward."""
         return self.graph.mode
+
+    def given(self, batch: ForwardBatch | None) -> "PlannedStep":
+        """Return this step with another batch for the graph world, itself if it is that one."""
+        if batch is self.graph.batch:
+            return self
+        return replace(self, graph=replace(self.graph, batch=batch))
 
 
 def serial_at(row: int, owners: Iterable[Owner]) -> int:
