@@ -94,7 +94,7 @@ class TorchOps(Ops):
         # The mean of squares of each row, and epsilon, as the product of the row with itself.
         mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=1 / rows.shape[2])
         normed = rows * torch.rsqrt(mean) * _wide(norm)
-        return _as(torch.bmm(normed, _factor(weight, normed)).flatten(1), hidden)
+        return _as(torch.bmm(normed, _factor(weight, normed)).squeeze(1), hidden)
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         return _as(_added(_wide(residual), _wide(inputs), weight), residual)
@@ -199,8 +199,8 @@ class TorchOps(Ops):
         # The cache as rows of one head: those of a slot follow one another.
         group = self.counting[:kv_heads].unsqueeze(1)
         entry = torch.add(group, slot, alpha=kv_heads).flatten()
-        bias = torch.where(taken, self.zero, self.minus_infinity).unsqueeze(1)
-        bias = bias.expand(-1, kv_heads, -1).reshape(-1, 1, width)
+        by_head = taken.unsqueeze(1).expand(-1, kv_heads, -1)
+        bias = torch.where(by_head, self.zero, self.minus_infinity).view(-1, 1, width)
         return entry, bias, has_key.unsqueeze(2)
 
 
@@ -225,4 +225,4 @@ def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
 def _added(residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
     """Return residual [T, O] + inputs [T, I] times weight [O, I] transposed, all in float32."""
     factor = _factor(weight, inputs)
-    return torch.baddbmm(residual.unsqueeze(1), inputs.unsqueeze(1), factor).flatten(1)
+    return torch.baddbmm(residual.unsqueeze(1), inputs.unsqueeze(1), factor).squeeze(1)

@@ -45,6 +45,13 @@ TOLD_BY_RESULT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_f
 """Keyword arguments that need not be given where the result is."""
 
 
+METHODS: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten.copy_.default: Tensor.copy_,
+    torch.ops.aten.index_copy_.default: Tensor.index_copy_,
+}
+"""Torch's own methods, which cost less to call than the overloads that they are."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One recorded aten call. With `result`, the call's value is copied there afterwards."""
@@ -123,7 +130,7 @@ class _Recorder(UncompiledMode):
             raise UncapturableError(f"{traits.name} cannot be recorded in a graph")
         value = func(*args, **kwargs)
         if traits.mutates:
-            self.calls.append(Call(func, args, kwargs))
+            self.calls.append(Call(METHODS.get(func, func), args, kwargs))
         elif traits.allocates:  # Allocated once, at capture; no replay clears the memory.
             pass
         elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
@@ -257,8 +264,14 @@ def _out_form(func: Any) -> _OutForm | None:
         written = [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
         if written == ["out"] and wanted and _positional(candidate) == wanted:
             accepted = frozenset(one.name for one in arguments if one.kwarg_only)
-            return _OutForm(candidate, accepted, getattr(torch, func.overloadpacket.__name__, None))
+            return _OutForm(candidate, accepted, _own_function(func.overloadpacket.__name__))
     return None
+
+
+def _own_function(name: str) -> Callable[..., Any] | None:
+    """Return torch's own function of an op, if there is one."""
+    found: Callable[..., Any] | None = getattr(torch, name, getattr(torch._C._nn, name, None))
+    return found
 
 
 def _positional(func: Any) -> list[tuple[str, str]]:
