@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from torch import Tensor
+
 from harness.checks.of_steps.write_frame import writes_outside_frame
 from harness.engines.statics import before, tail
 from harness.lockstep.observation import Observation
@@ -16,9 +18,25 @@ from reference.config import Kind
 
 Seen = Callable[[Observation], bool]
 
+Used = Callable[[Tensor], Tensor]
+"""Says of each value that padded rows may hold whether it is in use: not reserved."""
+
 REQUEST_ROWS = ("req_pool_indices",)
 SWA_LOCATIONS = ("out_cache_loc_swa", "swa_out_cache_loc")
 """How the names of static inputs end that hold these."""
+
+
+BROKEN_BY_STORES = frozenset(
+    {
+        "kv_parity",
+        "logits_parity",
+        "hermetic_replay",
+        "token_trajectory",
+        "dense_agreement",
+        "padding_noninterference",
+    }
+)
+"""Properties that stores to slots of others break besides."""
 
 
 class Verdict(StrEnum):
@@ -63,24 +81,36 @@ def has_input(endings: tuple[str, ...]) -> Seen:
     return lambda observation: bool(inputs_called(observation, endings))
 
 
-def tail_was_used(endings: tuple[str, ...]) -> Seen:
+def tail_was_used(endings: tuple[str, ...], used: Used = Tensor.bool) -> Seen:
     """Return whether rows that are padded now held an earlier batch's values of a static input."""
 
     def seen(observation: Observation) -> bool:
-        return padded(observation) and any(
-            bool(tail(observation, found, before(observation)[found]).any())
-            for found in inputs_called(observation, endings)
-        )
+        return padded(observation) and tails_hold(observation, endings, before(observation), used)
 
     return seen
 
 
-def tail_is_used(observation: Observation, endings: tuple[str, ...]) -> bool:
+def tail_is_used(
+    observation: Observation, endings: tuple[str, ...], used: Used = Tensor.bool
+) -> bool:
     """Whether padded rows of a static input hold anything but what is reserved."""
+    return tails_hold(observation, endings, observation.static, used)
+
+
+def tails_hold(
+    observation: Observation, endings: tuple[str, ...], held: Mapping[str, Tensor], used: Used
+) -> bool:
+    """Whether padded rows of a static input hold what is in use, by what static inputs `held`."""
     return any(
-        bool(tail(observation, found, observation.static[found]).any())
+        bool(used(tail(observation, found, held[found])).any())
         for found in inputs_called(observation, endings)
     )
+
+
+def writes_foreign_slots(observation: Observation) -> bool:
+    """Whether slots were written that are nobody's to write."""
+    written = writes_outside_frame(observation, observation.graph)
+    return any(bool(arena.any()) for _, _, arena in observation.layout.arenas_of(written))
 
 
 def writes_foreign_swa_slots_alone(observation: Observation) -> bool:
@@ -130,16 +160,7 @@ FAULTS: Mapping[str, Fault] = {
         exposed=tail_was_used(SWA_LOCATIONS),
         shows=writes_foreign_swa_slots_alone,
         nowhere="no batch brings it static SWA write locations",
-        follows=frozenset(
-            {
-                "kv_parity",
-                "logits_parity",
-                "hermetic_replay",
-                "token_trajectory",
-                "dense_agreement",
-                "padding_noninterference",
-            }
-        ),
+        follows=BROKEN_BY_STORES,
     ),
     "swa_int64": Fault(
         statement="SWA write locations are of another dtype than the pool's own translation",

@@ -95,7 +95,7 @@ def read_a_copy_of_attention(own: Any) -> None:
         copies: list[torch.Tensor] = []
 
         def run(left: Any) -> Any:
-            return runnable(left._replace(mixed=copies[-1]))
+            return runnable(replace(left, mixed=copies[-1]))
 
         def called(left: Any) -> Any:
             copies.append(left.mixed.clone())

@@ -6,10 +6,27 @@ and makes the same calls between them, which find the forward that is under way 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from reference.config import Kind
+from reference.model import Heads
+
+Rotary = dict[Kind, Tensor]
+
+
+@dataclass(frozen=True)
+class PieceOutput:
+    """The output of one piece of a model, for attention and for the pieces after it."""
+
+    hidden: Tensor
+    rotary: Rotary
+    heads: Heads
+    mixed: Tensor
 
 
 class Pieces:

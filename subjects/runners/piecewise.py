@@ -1,26 +1,13 @@
 """The piecewise runner: the model split at attention ahead of time, one graph per piece."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from reference.config import Kind
-from reference.model import Heads, Output
+from reference.model import Output
 from subjects.graphs.capture import Capture
+from subjects.graphs.pieces import PieceOutput, Rotary
 from subjects.runners.prefill import PrefillRunner
-
-Rotary = dict[Kind, Tensor]
-
-
-@dataclass(frozen=True)
-class PieceOutput:
-    """The output of one piece, for attention and for the pieces after it."""
-
-    hidden: Tensor
-    rotary: Rotary
-    heads: Heads
-    mixed: Tensor
 
 
 class PiecewiseRunner(PrefillRunner):

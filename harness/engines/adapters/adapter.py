@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 from harness.checks.play import Lockstep
 from harness.engines.faults import Fault
 from harness.engines.playlist import Kind, Runner
-from harness.lockstep.config import TrialConfig
+from harness.lockstep.config import DEVICES, TrialConfig
 from subjects.engines.shared.loading import Engine
 
 
@@ -59,3 +59,22 @@ class Adapter(Protocol):
     def without_encoder(self, engine: Engine, trial: TrialConfig) -> str | None:
         """Return why a model with windows has no encoder lengths; None if it may."""
         ...
+
+
+class PairsByEngines:
+    """What adapters do alike whose engines under test are built by one class, on every device.
+
+    `builds` is made of an engine, of how its runner runs (`eagerly`, with its `own_kernels`), and
+    of what collects the settings that were asked for in vain.
+    """
+
+    builds: ClassVar[Any]
+    devices: frozenset[str] = frozenset(DEVICES)
+
+    def own_eager(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
+        """Return a pair with the runner, whose engine replays nothing."""
+        return Lockstep(trial, engines=self.builds(engine, asked=asked, eagerly=True))
+
+    def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
+        """Return a pair with the runner, which keeps the engine's own kernels."""
+        return Lockstep(trial, engines=self.builds(engine, asked=asked, own_kernels=True))

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from harness.checks.play import Lockstep
+from harness.engines.adapters.adapter import PairsByEngines
 from harness.engines.faults import FAULTS, Fault
 from harness.engines.playlist import RUNNERS, Kind, Runner, trial_of
-from harness.lockstep.config import DEVICES, DTYPES, TrialConfig
+from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.allocator import Owner
 from reference.batch import Mode
@@ -279,15 +280,15 @@ def drafting_lockstep(
     return Lockstep(trial, engines=engines, draft=full_draft_config), refused
 
 
-class SglangAdapter:
+class SglangAdapter(PairsByEngines):
     """The adapter of sglang: see `Adapter`."""
 
     name = PACKAGE
+    builds = RunnerEngines
     runners: Mapping[str, Runner] = RUNNERS
     undriven: Mapping[str, str] = {}
     faults: Mapping[str, Fault] = FAULTS
     emulated: tuple[str, ...] = EMULATED
-    devices: frozenset[str] = frozenset(DEVICES)
 
     def load(self, package: Path, dependencies: Path, device: str) -> Engine:
         """Load a release or a source tree into this process."""
@@ -316,14 +317,6 @@ class SglangAdapter:
             return None
         self.lockstep(engine, replace(trial, runner="decode"), asked)
         return Lockstep(trial, engines=RunnerEngines(engine, asked=asked, shares=True))
-
-    def own_eager(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
-        """Return a pair with the runner, whose graphs are never replayed."""
-        return Lockstep(trial, engines=RunnerEngines(engine, eagerly=True, asked=asked))
-
-    def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
-        """Return a pair with the runner, which keeps the engine's own kernels."""
-        return Lockstep(trial, engines=RunnerEngines(engine, own_kernels=True, asked=asked))
 
     def without_encoder(self, engine: Engine, trial: TrialConfig) -> str | None:
         """Return why a model with windows has no encoder lengths; None if it may."""

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.checks.play import Lockstep
+from harness.engines.adapters.adapter import PairsByEngines
 from harness.engines.adapters.packages import VLLM
 from harness.engines.adapters.vllm_faults import FAULTS
 from harness.engines.faults import Fault
 from harness.engines.playlist import Kind, Runner
-from harness.lockstep.config import DEVICES, TrialConfig
+from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.batch import Mode
 from reference.config import SPECULATION
@@ -114,10 +115,11 @@ def world_of(pair: Pair) -> World:
     )
 
 
-class VllmAdapter:
+class VllmAdapter(PairsByEngines):
     """The adapter of vLLM: see `Adapter`."""
 
     name = VLLM.name
+    builds = VllmEngines
     runners: Mapping[str, Runner] = {
         "decode": Runner(
             "CudaGraphManager",
@@ -140,7 +142,6 @@ class VllmAdapter:
     }
     faults: Mapping[str, Fault] = FAULTS
     emulated: tuple[str, ...] = EMULATED
-    devices: frozenset[str] = frozenset(DEVICES)
 
     def load(self, package: Path, dependencies: Path, device: str) -> Engine:
         """Load a release or a source tree into this process, graphs emulated on a CPU."""
@@ -169,14 +170,6 @@ class VllmAdapter:
     def sharing(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep | None:
         """Return None: a model runner of the engine shares its static buffers with no other."""
         return None
-
-    def own_eager(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
-        """Return a pair with the runner, whose engine is told to run eagerly."""
-        return Lockstep(trial, engines=VllmEngines(engine, asked, eagerly=True))
-
-    def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
-        """Return a pair with the runner, which keeps the engine's own attention kernel."""
-        return Lockstep(trial, engines=VllmEngines(engine, asked, own_kernels=True))
 
     def without_encoder(self, engine: Engine, trial: TrialConfig) -> str | None:
         """Return why there are no encoder lengths."""

@@ -4,31 +4,24 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from harness.checks.of_steps.write_frame import writes_outside_frame
 from harness.engines.faults import (
+    BROKEN_BY_STORES,
     Fault,
     has_input,
-    inputs_called,
     padded,
+    tail_is_used,
+    tail_was_used,
+    writes_foreign_slots,
 )
-from harness.engines.statics import before, tail
 from harness.lockstep.observation import Observation
 
 SLOTS = ("slot_mapping.full", "slot_mapping.swa")
 """The static inputs that say where tokens store their KV; a negative slot stores nowhere."""
 
 
-def hold_slots(observation: Observation, held: Mapping[str, Tensor]) -> bool:
-    """Whether padded tokens of a replay hold slots, by what static inputs held."""
-    return padded(observation) and any(
-        bool((tail(observation, name, held[name]) >= 0).any())
-        for name in inputs_called(observation, SLOTS)
-    )
-
-
-def held_slots_before(observation: Observation) -> bool:
-    """Whether what are padded tokens now held slots before the replay."""
-    return hold_slots(observation, before(observation))
+def is_slot(held: Tensor) -> Tensor:
+    """Say of each value of a slot mapping whether it names a slot."""
+    return held >= 0
 
 
 def stores_by_stale_slots(observation: Observation) -> bool:
@@ -36,11 +29,9 @@ def stores_by_stale_slots(observation: Observation) -> bool:
 
     A release may pad a prefill that it runs eagerly too, to the size of a graph.
     """
-    eagerly = any(bool((slots >= 0).any()) for slots in observation.padding.values())
-    if not eagerly and not hold_slots(observation, observation.static):
-        return False
-    written = writes_outside_frame(observation, observation.graph)
-    return any(bool(arena.any()) for _, _, arena in observation.layout.arenas_of(written))
+    eagerly = any(bool(is_slot(slots).any()) for slots in observation.padding.values())
+    replayed = padded(observation) and tail_is_used(observation, SLOTS, is_slot)
+    return (eagerly or replayed) and writes_foreign_slots(observation)
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -49,20 +40,10 @@ FAULTS: Mapping[str, Fault] = {
         " 36580: the tail was filled from the padded count of tokens on)",
         properties=frozenset({"write_frame"}),
         lives=has_input(SLOTS),
-        exposed=held_slots_before,
+        exposed=tail_was_used(SLOTS, is_slot),
         shows=stores_by_stale_slots,
         nowhere="no batch brings it a static slot mapping",
-        follows=frozenset(
-            {
-                "kv_parity",
-                "logits_parity",
-                "live_inputs",
-                "hermetic_replay",
-                "padding_noninterference",
-                "token_trajectory",
-                "dense_agreement",
-            }
-        ),
+        follows=BROKEN_BY_STORES | {"live_inputs"},
     ),
 }
 """The fault classes that vLLM's behaviour can tell."""

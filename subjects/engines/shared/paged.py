@@ -68,6 +68,21 @@ class PairedPages(PairedKV):
                 yield plane.unflatten(0, (-1, self.size)), buffer, self._places[kind]
 
 
+def listed_slots(
+    tokens: int,
+    starts: Tensor,
+    lengths: Tensor,
+    table: Tensor,
+    most: int,
+    window: int | None,
+    block: int,
+) -> list[list[int]]:
+    """Return the slots of the keys of each of T tokens: see `listed_keys`."""
+    listed = listed_keys(tokens, starts, lengths, table, most, window, 1, block)
+    slots, begin, end = (part.tolist() for part in listed[:3])
+    return [slots[first:last] for first, last in zip(begin, end, strict=True)]
+
+
 def listed_keys(
     tokens: int,
     starts: Tensor,

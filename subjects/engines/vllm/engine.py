@@ -14,7 +14,7 @@ from reference.config import Kind
 from reference.model import Output
 from subjects.engines.shared.engine import NeverReplays, OthersEngine
 from subjects.engines.shared.padded import PaddedInput, PaddedTokens, padding_of
-from subjects.engines.shared.paged import listed_keys
+from subjects.engines.shared.paged import listed_slots
 from subjects.engines.vllm.contract import clears_below_windows, promised
 from subjects.engines.vllm.ownership import ownership
 from subjects.engines.vllm.requests import Settling, VllmRequests
@@ -157,23 +157,19 @@ class VllmEngine(OthersEngine):
 
     def _reads(self, tokens: int, requests: int) -> Reads:
         """Return the world's slots that each token is to read by static inputs of requests."""
-        held = self.runner.statics()
-        config, found = self.runner.model.config, dict[str, list[list[int]]]()
+        held, config = self.runner.statics(), self.runner.model.config
+        found = dict[str, list[list[int]]]()
         for kind in GROUPS:
-            window = config.window if kind is Kind.SWA else None
-            slots, begin, end, _ = listed_keys(
+            slots = listed_slots(
                 tokens,
                 held["query_start_loc"][: requests + 1],
                 held["seq_lens"][:requests],
                 held[f"block_table.{kind}"][:requests],
                 config.max_context,
-                window,
-                1,
+                config.window if kind is Kind.SWA else None,
                 BLOCK,
             )
-            rows = zip(begin.tolist(), end.tolist(), strict=True)
-            flat = slots.tolist()
-            found[kind] = [self.requests.pages.ours(kind, flat[first:last]) for first, last in rows]
+            found[kind] = [self.requests.pages.ours(kind, row) for row in slots]
         return found
 
     def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:

@@ -8,18 +8,18 @@ import inspect
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from reference.config import Kind
 from reference.model import Heads, Model
 from reference.ops import Ops
 from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
 from subjects.engines.vllm.model import Decoder, layer_name
 from subjects.engines.vllm.runner import Sizes, VllmRunner
+from subjects.graphs.pieces import PieceOutput, Rotary
 
 ATTENTION = "model_executor.layers.attention.attention"
 """The engine's module of the calls that store KV and attend."""
@@ -72,15 +72,6 @@ class BreakingDecoder(Decoder):
         output[:live] = self._attended(index, query[:live], metadata)
 
 
-class Left(NamedTuple):
-    """What a piece leaves for attention, and for the pieces behind it."""
-
-    hidden: Tensor
-    rotary: dict[Kind, Tensor]
-    heads: Heads
-    mixed: Tensor
-
-
 class CutDecoder(BreakingDecoder):
     """The decoder cut at attention, each piece in the engine's own wrapper."""
 
@@ -113,14 +104,14 @@ class CutDecoder(BreakingDecoder):
         hidden: Tensor = left
         return hidden
 
-    def first(self, input_ids: Tensor, positions: Tensor) -> Left:
+    def first(self, input_ids: Tensor, positions: Tensor) -> PieceOutput:
         """Run what comes before the first attention."""
         tokens = self.tokens(input_ids, positions)
         hidden = self.weights.embed(self.ops, tokens.input_ids, tokens.payload)
         rotary = self.weights.rotary(self.ops, tokens.positions, tokens.mrope_positions)
         return self._before(0, hidden, rotary)
 
-    def middle(self, layer: int, left: Left) -> Left | Tensor:
+    def middle(self, layer: int, left: PieceOutput) -> PieceOutput | Tensor:
         """Run what lies between a layer's attention and the next one, or the end."""
         count = torch.full_like(left.hidden[:1, 0], len(left.hidden), dtype=torch.int32)
         hidden = self.weights.after_attention(self.ops, layer, left.hidden, left.mixed, count)
@@ -128,9 +119,9 @@ class CutDecoder(BreakingDecoder):
             return hidden
         return self._before(layer + 1, hidden, left.rotary)
 
-    def _before(self, layer: int, hidden: Tensor, rotary: dict[Kind, Tensor]) -> Left:
+    def _before(self, layer: int, hidden: Tensor, rotary: Rotary) -> PieceOutput:
         heads = self.weights.before_attention(self.ops, layer, hidden, rotary)
-        return Left(hidden, rotary, heads, self.stored(layer, heads))
+        return PieceOutput(hidden, rotary, heads, self.stored(layer, heads))
 
 
 class PiecewiseRunner(VllmRunner):
