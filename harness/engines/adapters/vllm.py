@@ -47,7 +47,8 @@ EMULATED = (
     "sampling and the acceptance of drafts: ours; the engine's own update follows them",
     "the drafter: ours, chains of drafts; it has no graph here",
     "the compiler that cuts a model into pieces: ours cuts it at the engine's own attention call,"
-    " and every piece stands in the engine's own wrapper",
+    " and every piece stands in the engine's own wrapper; a batch of ours prefills one request or"
+    " decodes several, never both at once",
     "each layer's KV: in a tensor of its own, where the engine lets layers of both groups overlap",
     "one process rank, and the configuration: declared values, in place of the engine's",
 )
