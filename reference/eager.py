@@ -120,18 +120,20 @@ def visible_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> dict[K
 def _listed(rows: Numbers, tokens: Sequence[Columns]) -> dict[str, Numbers]:
     """Return what `Visible` holds, of tokens of requests in `rows` of `req_to_token`.
 
-    In whole arrays: a prompt of thousands of tokens sees millions of columns.
+    That is which keys are seen only where tokens have columns of their own, all of them then. In
+    whole arrays: a prompt of thousands of tokens sees millions of columns.
     """
     counts = np.array([len(token) for token in tokens])
     bounds = np.concatenate([[0], np.cumsum(counts)])
     firsts = np.array([token.past.start for token in tokens])
     column = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - firsts, counts)
-    seen = np.ones(bounds[-1], dtype=np.int64)
-    for end, token in zip(bounds[1:].tolist(), tokens, strict=True):
-        if token.own:
+    lists = {"bounds": bounds, "row": np.repeat(rows, counts), "column": column}
+    if any(token.own for token in tokens):
+        lists["seen"] = seen = np.ones(bounds[-1], dtype=np.int64)
+        for end, token in zip(bounds[1:].tolist(), tokens, strict=True):
             own = slice(end - len(token.own), end)
             column[own], seen[own] = zip(*token.own, strict=True)
-    return {"bounds": bounds, "row": np.repeat(rows, counts), "column": column, "seen": seen}
+    return lists
 
 
 def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:

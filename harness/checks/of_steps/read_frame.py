@@ -78,8 +78,8 @@ def live_reads(observation: Observation, kind: Kind) -> list[list[Slots]]:
     owners = {owner.row: owner for owner in world.owners}
     forwards = forwards_of(observation.mode)
     found: list[list[Slots]] = [[] for _ in range(forwards)]
-    for span in world.spans:
-        slots = slots_held(owners[span.row], kind, layout.sizes.slots(kind))
+    held = slots_held([owners[span.row] for span in world.spans], kind, layout.sizes.slots(kind))
+    for span, slots in zip(world.spans, held, strict=True):
         rows = [slots[read] for read in columns_read(observation.mode, span, window)]
         of_forward = len(rows) // forwards
         for forward in range(forwards):
@@ -87,16 +87,19 @@ def live_reads(observation: Observation, kind: Kind) -> list[list[Slots]]:
     return found
 
 
-def slots_held(owner: Owner, kind: Kind, none: int) -> Slots:
-    """Return the slots of all columns of a request's pages, `none` where it has them no more."""
-    held: Sequence[int | None] = owner.full_pages if kind is Kind.FULL else owner.swa_pages
-    size = owner.page_size
-    if size == 1:
-        return np.array([none if page is None else page for page in held], dtype=np.int64)
-    pages = np.array([-1 if page is None else page for page in held], dtype=np.int64)
-    slots = (pages[:, None] * size + np.arange(size)).ravel()
+def slots_held(owners: Sequence[Owner], kind: Kind, none: int) -> Iterator[Slots]:
+    """Yield the slots of all columns of each request's pages, `none` where it has them no more."""
+    if not owners:
+        return
+    size = owners[0].page_size
+    held = [owner.full_pages if kind is Kind.FULL else owner.swa_pages for owner in owners]
+    pages = np.array([-1 if page is None else page for of_one in held for page in of_one], np.int64)
+    slots = pages if size == 1 else (pages[:, None] * size + np.arange(size)).ravel()
     slots[slots < 0] = none
-    return slots
+    last = 0
+    for of_one in held:
+        first, last = last, last + len(of_one) * size
+        yield slots[first:last]
 
 
 COUNTED_CELLS = 2**23
