@@ -26,7 +26,7 @@ SWA_LOCATIONS = ("out_cache_loc_swa", "swa_out_cache_loc")
 """How the names of static inputs end that hold these."""
 
 
-BROKEN_BY_STORES = frozenset(
+OF_CONTENTS = frozenset(
     {
         "kv_parity",
         "logits_parity",
@@ -36,7 +36,7 @@ BROKEN_BY_STORES = frozenset(
         "padding_noninterference",
     }
 )
-"""Properties that stores to slots of others break besides."""
+"""Properties of KV and outputs, which a fault breaks that shows elsewhere as well."""
 
 
 class Verdict(StrEnum):
@@ -160,7 +160,7 @@ FAULTS: Mapping[str, Fault] = {
         exposed=tail_was_used(SWA_LOCATIONS),
         shows=writes_foreign_swa_slots_alone,
         nowhere="no batch brings it static SWA write locations",
-        follows=BROKEN_BY_STORES,
+        follows=OF_CONTENTS,
     ),
     "swa_int64": Fault(
         statement="SWA write locations are of another dtype than the pool's own translation",

@@ -163,6 +163,22 @@ def test_what_stale_slots_do_not_explain_shows_no_fault_class(found: Observation
     assert shown_by(found) == set()
 
 
+@pytest.mark.parametrize(
+    ("expected", "replayed", "shows"),
+    [(5, 1, {"attention_captured"}), (5, 3, set[str]()), (1, 0, set[str]())],
+)
+def test_one_graph_in_place_of_several_shows_that_attention_is_in_it(
+    expected: int, replayed: int, shows: set[str]
+) -> None:
+    found = stored(-1)
+    assert found.facts is not None
+    facts = replace(found.facts, graphs_expected=expected, graphs_replayed=replayed)
+    assert shown_by(replace(found, facts=facts)) == shows
+    fault = FAULTS["attention_captured"]
+    assert fault.lives(replace(found, facts=facts)) == (expected > 1)
+    assert not fault.lives(replace(found, facts=None))
+
+
 def test_each_fault_class_names_properties_and_what_else_it_breaks() -> None:
     for fault in FAULTS.values():
         assert fault.properties <= PROPERTIES.keys()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from harness.engines.faults import (
-    BROKEN_BY_STORES,
+    OF_CONTENTS,
     Fault,
     has_input,
     padded,
@@ -34,6 +34,18 @@ def stores_by_stale_slots(observation: Observation) -> bool:
     return (eagerly or replayed) and writes_foreign_slots(observation)
 
 
+def in_pieces(observation: Observation) -> bool:
+    """Whether a replay was to be of several graphs: of pieces, with attention between them."""
+    facts = observation.facts
+    return facts is not None and (facts.graphs_expected or 0) > 1
+
+
+def replays_one_graph(observation: Observation) -> bool:
+    """Whether it was of one instead, which attention is in."""
+    facts = observation.facts
+    return in_pieces(observation) and facts is not None and facts.graphs_replayed == 1
+
+
 FAULTS: Mapping[str, Fault] = {
     "slot_tail": Fault(
         statement="padded tokens keep an earlier batch's slots, and store there (pull request"
@@ -43,7 +55,16 @@ FAULTS: Mapping[str, Fault] = {
         exposed=tail_was_used(SLOTS, is_slot),
         shows=stores_by_stale_slots,
         nowhere="no batch brings it a static slot mapping",
-        follows=BROKEN_BY_STORES | {"live_inputs"},
+        follows=OF_CONTENTS | {"live_inputs"},
+    ),
+    "attention_captured": Fault(
+        statement="graphs that are to break at attention hold it, by what its metadata was then",
+        properties=frozenset({"captured_path"}),
+        lives=in_pieces,
+        exposed=in_pieces,
+        shows=replays_one_graph,
+        nowhere="its replays are of one graph, attention with the rest",
+        follows=OF_CONTENTS,
     ),
 }
 """The fault classes that vLLM's behaviour can tell."""
