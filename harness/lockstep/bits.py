@@ -31,21 +31,17 @@ def unequal(left: Tensor, right: Tensor) -> Tensor:
 def differ(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     """Return whether any bit of any pair of tensors differs, bool [], unread by the host.
 
-    The two of a pair have one shape and, unless both are of integers, one dtype; all pairs, of
-    which there is one at least, are on one device. Those of one dtype of floats are laid end to
-    end, and so are all of integers, in the widest dtype of theirs: two launches for each pair
-    would take longer.
+    The two of a pair have one shape and one dtype; all pairs, of which there is one at least, are
+    on one device. Those of one dtype are laid end to end, since a comparison for each would take
+    longer: of several dtypes, a GPU would copy each by itself.
     """
-    groups: dict[torch.dtype | None, tuple[list[Tensor], list[Tensor]]] = {}
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for left, right in pairs:
-        kind = left.dtype if left.is_floating_point() else None
-        ones, others = groups.setdefault(kind, ([], []))
+        ones, others = groups.setdefault(left.dtype, ([], []))
         ones.append(_flat(left))
         others.append(_flat(right))
-    flags = [
-        any_set(bits(_joined(ones)) != bits(_joined(others))) for ones, others in groups.values()
-    ]
-    return flags[0] if len(flags) == 1 else torch.stack(flags).any()
+    unlike = [bits(_joined(ones)) != bits(_joined(others)) for ones, others in groups.values()]
+    return any_set(_joined(unlike))
 
 
 def _flat(values: Tensor) -> Tensor:

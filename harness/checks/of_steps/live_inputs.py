@@ -20,10 +20,6 @@ LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
 """Static inputs of which runners have different dtypes."""
 
 
-INTEGERS = frozenset({torch.int32, torch.int64})
-"""Dtypes of indices and lengths, which are compared by value."""
-
-
 @dataclass(frozen=True)
 class Part:
     """A part of a static input from element (or row) `first` on, and what it must hold."""
@@ -162,10 +158,9 @@ def flag(observation: Observation) -> Tensor | bool:
 
 
 def as_held(part: Part) -> Tensor:
-    """Return what a part must hold in its dtype, or as other integers of the same values."""
-    held, right = part.held.dtype, part.right.dtype
-    alike = held == right or (held in INTEGERS and right in INTEGERS)
-    return part.right if alike else part.right.to(held)
+    """Return what a part must hold in its dtype."""
+    held, right = part.held.dtype, part.right
+    return right if right.dtype is held else right.to(held)
 
 
 def describe(observation: Observation) -> Description:
