@@ -336,6 +336,29 @@ def test_torch_ops_keep_every_contract(check: Check) -> None:
     )
 
 
+@pytest.mark.parametrize("max_keys", [12, 15, 16, 17])
+@pytest.mark.parametrize("sunk", [False, True])
+def test_a_cpu_reads_no_key_beyond_the_most_that_a_row_may_have(
+    max_keys: int, *, sunk: bool
+) -> None:
+    """Scores are made of whole vectors, in which further keys and the sink have room."""
+    generator = torch.Generator().manual_seed(0)
+    query, cache = (torch.randn(shape, generator=generator) for shape in ((3, 4, 8), (2, 40, 2, 8)))
+    slots = torch.randperm(40, generator=generator)
+    sinks = torch.randn(4, generator=generator) if sunk else None
+    begin = torch.tensor([0, 3, 7])
+    given = TorchOps().attention(query, cache, begin, begin + max_keys, slots, sinks, max_keys)
+    longer = TorchOps().attention(query, cache, begin, begin + 30, slots, sinks, max_keys)
+    assert longer.equal(given)
+    for row, first in enumerate(begin.tolist()):
+        keys, values = cache[:, slots[first : first + max_keys]].repeat_interleave(2, 2).unbind()
+        score = torch.einsum("hd,khd->hk", query[row], keys) * 8**-0.5
+        if sinks is not None:
+            score = torch.cat([score, sinks[:, None]], 1)
+        weight = score.softmax(-1)[:, :max_keys]
+        torch.testing.assert_close(given[row], torch.einsum("hk,khd->hd", weight, values))
+
+
 def test_triton_ops_keep_every_contract(device: str) -> None:
     """The GPU's op set passes each check: compiled where CUDA is, else interpreted."""
     if device == "cuda":
