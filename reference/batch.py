@@ -53,7 +53,8 @@ class Mode(StrEnum):
 class DraftState:
     """Where drafting of a request starts: the likeliest next tokens and the draft's hidden state.
 
-    topk_p float32 [topk], topk_index int64 [topk], hidden [H] in the model's dtype.
+    topk_p float32 [topk], topk_index int64 [topk], hidden [H] in the model's dtype; `topk` is 1
+    for an engine that drafts chains.
     """
 
     topk_p: Tensor
@@ -89,6 +90,11 @@ class Span:
     state: DraftState | None = None
 
     @property
+    def branches(self) -> int:
+        """How many branches a draft of it keeps: one of each token that its state starts from."""
+        return SPECULATION.topk if self.state is None else len(self.state.topk_p)
+
+    @property
     def depths(self) -> list[int]:
         """How far every node of the tree is from its root, in tokens."""
         found: list[int] = []
@@ -101,9 +107,9 @@ class Span:
         if mode is Mode.TARGET_VERIFY:
             return [self.begin + depth for depth in self.depths]
         if mode is Mode.DRAFT:
-            return [self.begin] * SPECULATION.topk
+            return [self.begin] * self.branches
         if mode is Mode.FROZEN_DRAFT:  # The last token that the target wrote.
-            return [self.begin - 1] * SPECULATION.topk
+            return [self.begin - 1] * self.branches
         return list(range(self.begin, self.end))
 
     def seq_len(self, mode: Mode) -> int:

@@ -66,7 +66,7 @@ def columns_of(mode: Mode, span: Span, window: int | None, step: int) -> list[Co
         return [_tree_columns(span, node, window) for node in range(len(span.tree))]
     if mode is Mode.DRAFT:
         past = _since(span.begin + step, window, span.begin)
-        firsts = [span.begin + branch * SPECULATION.steps for branch in range(SPECULATION.topk)]
+        firsts = [span.begin + branch * SPECULATION.steps for branch in range(span.branches)]
         return [Columns(past, [(first + i, True) for i in range(step + 1)]) for first in firsts]
     return [Columns(_since(place, window, place + 1)) for place in span.positions(mode)]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from reference.config import SPECULATION
 from reference.model import Output
@@ -30,7 +31,7 @@ def propose(
     topk x topk of every forward. `chosen` int64 [B, forwards x topk] is, for a forward and a
     branch, the candidate of that forward that the branch continues from.
     """
-    topk, requests = SPECULATION.topk, topk_p.shape[0]
+    requests, topk = topk_p.shape
     first = topk * torch.arange(requests, device=topk_p.device)[:, None]
     scores, tokens, chosen = [topk_p], [topk_index], []
     branch_scores, input_ids = topk_p, topk_index.reshape(-1)
@@ -58,12 +59,27 @@ def likeliest(ops: Ops, output: Output) -> Output:
     return {**output, "topk_p": topk_p, "topk_index": topk_index}
 
 
+def chain_of(ops: Ops, tokens: Tensor, logits: Tensor) -> Output:
+    """Return what `propose` does for B requests where one branch is kept, of what is known.
+
+    `tokens` int64 [B, steps] were proposed one after the other, by `logits` [steps, B, vocab].
+    """
+    likely = [ops.largest(ops.probabilities(step), 1)[0] for step in logits]
+    scores = [likely[0]]
+    for probability in likely[1:]:
+        scores.append(scores[-1] * probability)
+    chosen = tokens.new_zeros(len(tokens), SPECULATION.forwards)
+    return {"scores": torch.cat(scores, 1), "tokens": tokens, "chosen": chosen}
+
+
 def keep_candidates(ops: Ops, draft_table: Tensor, rows: Tensor, output: Output) -> None:
     """Scatter what `propose` returns into requests' rows of the draft table.
 
-    `rows` is int64 [B]. Scores and tokens are rounded to the table's dtype.
+    `rows` is int64 [B]. Scores and tokens are rounded to the table's dtype; behind those of a
+    narrower draft are zeros.
     """
     found = torch.cat([output["scores"], output["tokens"].float()], 1)
+    found = pad(found, (0, draft_table.shape[1] - found.shape[1]))
     ops.store_rows(draft_table, rows, found.to(draft_table.dtype))
 
 
@@ -72,7 +88,7 @@ def tree_of(root: int, scores: list[float], tokens: list[int], chosen: list[int]
 
     All lists are one row of what `propose` returns. Parents come before their children.
     """
-    topk = SPECULATION.topk
+    topk = len(chosen) // SPECULATION.forwards
     best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
     kept = sorted(best[: SPECULATION.draft_tokens - 1])
     above = {place: _parent(place, chosen, topk) for place in range(len(scores))}

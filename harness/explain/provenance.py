@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch
-from reference.config import SPECULATION, Kind, Role
+from reference.config import Kind, Role
 from reference.ops import OpCall
 from reference.pool import KVPools
 from reference.state_pool import STATE_ROWS, Section
@@ -197,8 +197,6 @@ class SlotLedger:
 def row_requests(batch: ForwardBatch, serials: Sequence[int]) -> tuple[int, ...]:
     """Return the request of each live row that a forward's ops have, in row order.
 
-    `serials` are those of the batch's requests. A draft runs `topk` rows of each.
+    `serials` are those of the batch's requests. A draft runs a row of each branch of each.
     """
-    if batch.mode.drafts:
-        return tuple(serial for serial in serials for _ in range(SPECULATION.topk))
     return tuple(serials[request] for request in batch.token_requests.tolist())

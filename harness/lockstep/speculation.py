@@ -18,11 +18,16 @@ from reference.speculative import Tree, accepted_path, tree_of
 from subjects.protocol import Offer
 
 
+def branches(book: RequestBook) -> int:
+    """Return how many branches a draft keeps: one in an engine that takes chains alone."""
+    return 1 if Offer.TREES in book.lacks else SPECULATION.topk
+
+
 def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
     """Plan drafting for the requests picked of those that the draft model has caught up on."""
     if book.draft_mode is None:
         return None
-    count = SPECULATION.slots if book.draft_mode is Mode.DRAFT else 0
+    count = branches(book) * SPECULATION.steps if book.draft_mode is Mode.DRAFT else 0
     ready = book.ready(
         lambda request: (
             request.state is not None and request.length + count <= book.config.max_context
@@ -124,8 +129,8 @@ def count_caught_up(book: RequestBook, spans: Sequence[Span]) -> list[tuple[int,
         request.drafted = span.end
         if span.end == request.length:
             request.state = DraftState(
-                like.new_empty(SPECULATION.topk, dtype=torch.float32),
-                like.new_empty(SPECULATION.topk, dtype=torch.int64),
+                like.new_empty(branches(book), dtype=torch.float32),
+                like.new_empty(branches(book), dtype=torch.int64),
                 like.new_empty(like.shape[-1]),
             )
             states.append((place, request.state))
@@ -135,8 +140,8 @@ def count_caught_up(book: RequestBook, spans: Sequence[Span]) -> list[tuple[int,
 def keep_caught_up(states: Sequence[tuple[int, DraftState]], output: Output) -> None:
     """Keep on the device what `catch_up` does: where drafting starts."""
     for place, state in states:
-        state.topk_p.copy_(output["topk_p"][place])
-        state.topk_index.copy_(output["topk_index"][place])
+        state.topk_p.copy_(output["topk_p"][place, : len(state.topk_p)])
+        state.topk_index.copy_(output["topk_index"][place, : len(state.topk_index)])
         state.hidden.copy_(output["hidden"][place])
 
 
@@ -165,7 +170,7 @@ def _tree_of_the_harness(book: RequestBook, request: Request) -> Tree:
     """
     draw = random.Random(book.seed * 100_003 + request.serial * 1009 + request.length)
     root = int(book.tokens[request.token_row, request.length])
-    branches = 1 if Offer.TREES in book.lacks else SPECULATION.topk
-    parents = [0 if i <= branches else i - 1 for i in range(SPECULATION.draft_tokens)]
+    wide = branches(book)
+    parents = [0 if i <= wide else i - 1 for i in range(SPECULATION.draft_tokens)]
     drafts = [(draw.randrange(book.config.vocab), parent) for parent in parents[1:]]
     return ((root, -1), *drafts)

@@ -23,11 +23,10 @@ class FreshReplay:
     reads: Reads
 
 
-def run_fresh(pair: Pair, planned: PlannedStep) -> FreshReplay:
-    """Replay the step on the fresh engine."""
+def run_fresh(pair: Pair, planned: PlannedStep) -> FreshReplay | None:
+    """Replay the step on the fresh engine; None if that replayed nothing."""
     replay = pair.run_fresh(planned).replay
-    assert replay is not None
-    fresh = FreshReplay(cloned(replay.defined), replay.reads)
+    fresh = None if replay is None else FreshReplay(cloned(replay.defined), replay.reads)
     pair.restore_graph()
     return fresh
 

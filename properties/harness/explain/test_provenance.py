@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -231,7 +232,8 @@ def test_the_rows_of_a_draft_are_its_branches() -> None:
     work = world.plan(Admit(3, 9))
     assert work is not None and work.batch is not None and work.mode is Mode.EXTEND
     assert row_requests(work.batch, (4,)) == (4, 4, 4)
-    draft = type(work.batch)(**{**vars(work.batch), "mode": Mode.DRAFT})
+    branches = torch.arange(2).repeat_interleave(SPECULATION.topk)
+    draft = replace(work.batch, mode=Mode.DRAFT, token_requests=branches)
     assert row_requests(draft, (4, 6)) == (4,) * SPECULATION.topk + (6,) * SPECULATION.topk
 
 
