@@ -132,6 +132,20 @@ DRAFTING = Schedule(
 )
 """The same of drafts: of what catches up with a target that decodes, and of what is proposed."""
 
+CATCHING_UP = Schedule(
+    (
+        *DRAFTING.steps,
+        *(Admit(prompt, 24) for prompt in (2, 3, 4)),
+        DraftExtend((0, 1, 2, 3)),
+        DraftExtend((0, 1, 2, 3)),
+        Decode((0, 1, 2, 3)),
+        Decode((4, 5, 6)),
+        DraftExtend((0, 1, 2, 3)),
+        DraftExtend((0, 1, 2)),
+    )
+)
+"""What catches up alone follows too: three requests right after four, in their bucket."""
+
 PROMPTS = Schedule(tuple(Admit(prompt, prompt) for prompt in (11, 3, 12, 7)))
 """Prompts prefilled in turn: each second one is padded after a longer one."""
 
@@ -160,7 +174,7 @@ FIRST = {
     "target_verify": VERIFYING,
     "cpu_graph": SHRINKING,
     "eagle_draft": DRAFTING,
-    "eagle_draft_extend": DRAFTING,
+    "eagle_draft_extend": CATCHING_UP,
     "frozen_kv_mtp": DRAFTING,
     "piecewise": PROMPTS,
     "breakable": PROMPTS,

@@ -1,7 +1,8 @@
 """Play the first schedule on a release in its own eager mode; print what was judged, as JSON.
 
 A script: one release per process. `python -m properties.engines.played_eagerly PACKAGE ENGINE
-RUNNER`. It is played as the release is, and with its first live logit another than it gives.
+RUNNER`. It is played as the release is, and with its first live logit, or score of a draft,
+another than it gives.
 """
 
 import json
@@ -33,7 +34,7 @@ def main(package: str, name: str, runner: str) -> None:
 
     def changed(batch: ForwardBatch | None, mode: Mode) -> Forward:
         given: Forward = own(batch, mode)
-        given.output["logits"][0, 0] += 1
+        given.output["scores" if batch and batch.mode.drafts else "logits"][0, 0] += 1
         return given
 
     found = {}

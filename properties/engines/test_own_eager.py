@@ -16,6 +16,8 @@ TRIED = (
     ("vllm", "0.17.0", "decode"),
     ("vllm", "0.33.0", "decode"),
     ("vllm", "0.33.0", "target_verify"),
+    ("vllm", "0.17.0", "eagle_draft"),
+    ("vllm", "0.33.0", "eagle_draft"),
 )
 """Releases whose replays differ, and the newest ones: none of their eager modes does."""
 

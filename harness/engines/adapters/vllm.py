@@ -13,9 +13,11 @@ from harness.engines.playlist import Kind, Runner
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.batch import Mode
-from reference.config import SPECULATION
+from reference.config import SPECULATION, Role
 from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.loading import Engine
+from subjects.engines.vllm.drafter import DraftingRunner
+from subjects.engines.vllm.drafting import UNSEEN, DraftingEngine, EagerDraftingEngine
 from subjects.engines.vllm.engine import EagerVllmEngine, PiecewiseEngine, VllmEngine
 from subjects.engines.vllm.loading import load_vllm
 from subjects.engines.vllm.pieces import BreakableRunner, PiecewiseRunner
@@ -28,11 +30,16 @@ MODES = {
     "target_verify": Mode.TARGET_VERIFY,
     "piecewise": Mode.EXTEND,
     "breakable": Mode.EXTEND,
+    "eagle_draft": Mode.DRAFT,
+    "eagle_draft_extend": Mode.DRAFT_EXTEND,
 }
 """The mode of the batches that each runner replays."""
 
 PIECES = {"piecewise": PiecewiseRunner, "breakable": BreakableRunner}
 """The runners whose graphs are in pieces."""
+
+DRAFTERS = (Mode.DRAFT, Mode.DRAFT_EXTEND)
+"""The modes of those that the engine's drafter runs."""
 
 PAGES = 24
 """Pages of either sub-pool of the world: those of the longest requests, one a row."""
@@ -45,7 +52,11 @@ EMULATED = (
     " ends or is retracted; the engine's KV cache manager gives and takes blocks, its prefix cache"
     " off: a request of ours shares no block with another",
     "sampling and the acceptance of drafts: ours; the engine's own update follows them",
-    "the drafter: ours, chains of drafts; it has no graph here",
+    "where drafts are verified, the drafter: ours, chains of drafts",
+    "where the drafter is tried, its draft model, and the forward of the target that it follows:"
+    " that is answered, by what the target made of those tokens before. When it catches up and when"
+    " it drafts is ours to say; of as many tokens as a verify has, those behind the last accepted"
+    " one are rejected, and the KV that they alone store is undone, for nobody reads it",
     "the compiler that cuts a model into pieces: ours cuts it at the engine's own attention call,"
     " and every piece stands in the engine's own wrapper; a batch of ours prefills one request or"
     " decodes several, never both at once",
@@ -70,15 +81,18 @@ class VllmEngines:
     def __call__(self, pair: Pair) -> Engines:
         """Build both over the graph world of a pair."""
         trial, mode = pair.trial, MODES[pair.trial.runner]
-        drafts = SPECULATION.draft_tokens if mode is Mode.TARGET_VERIFY else 0
+        drafts = 0 if mode in {Mode.DECODE, Mode.EXTEND} else SPECULATION.draft_tokens
         # The world's pages are counted by sub-pool; the engine has one pool of blocks for both.
-        sizes = Sizes(() if self.eagerly else trial.buckets, trial.rows, 1 + 2 * PAGES, drafts)
+        buckets, singly = () if self.eagerly else trial.buckets, mode is Mode.DRAFT
+        sizes = Sizes(buckets, trial.rows, 1 + 2 * PAGES, drafts, singly=singly)
         if mode is Mode.EXTEND:
             return self._in_pieces(pair, replace(sizes, buckets=trial.token_buckets, pieces=True))
+        if mode in DRAFTERS:
+            return self._drafters(pair, sizes, mode)
         runner = VllmRunner(
             self.engine, pair.model, trial.ops(), sizes, self.asked, own_kernels=self.own_kernels
         )
-        requests = VllmRequests(self.engine, world_of(pair), runner.plan, runner.decoder.attention)
+        requests = VllmRequests(self.engine, world_of(pair), runner.plan, runner.layers)
         if self.eagerly:
             alone = EagerVllmEngine(trial.runner, mode, runner, requests, OWN_EAGER)
             return alone, alone
@@ -92,13 +106,28 @@ class VllmEngines:
         """Build those with graphs in pieces."""
         name, ops = pair.trial.runner, pair.trial.ops()
         runner = PIECES[name](self.engine, pair.model, ops, sizes, self.asked)
-        requests = VllmRequests(self.engine, world_of(pair), runner.plan, runner.decoder.attention)
+        requests = VllmRequests(self.engine, world_of(pair), runner.plan, runner.layers)
         subject = PiecewiseEngine(name, Mode.EXTEND, runner, requests, {})
         return subject, PiecewiseEngine(name, Mode.EXTEND, runner.fresh(), requests, {})
 
+    def _drafters(self, pair: Pair, sizes: Sizes, mode: Mode) -> Engines:
+        ops, name = pair.trial.ops(), pair.trial.runner
+        runner = DraftingRunner(self.engine, pair.models, mode, ops, sizes, self.asked)
+        world = world_of(pair, lags=True)
+        requests = VllmRequests(self.engine, world, runner.plan, runner.layers, tuple(Role))
+        if self.eagerly:
+            alone = EagerDraftingEngine(name, mode, runner, requests, OWN_EAGER)
+            return alone, alone
+        subject = DraftingEngine(name, mode, runner, requests, UNSEEN)
+        return subject, DraftingEngine(name, mode, runner.fresh(), requests, UNSEEN)
 
-def world_of(pair: Pair) -> World:
-    """Return what the engine asks of a pair's graph world, which is made after the engine."""
+
+def world_of(pair: Pair, *, lags: bool = False) -> World:
+    """Return what the engine asks of a pair's graph world, which is made after the engine.
+
+    With `lags` a draft model catches up when the schedule says so, as none of the engine's lags:
+    blocks that it is yet to read stay, and those of tokens that it may run once more.
+    """
 
     def running() -> dict[int, Known]:
         graph = pair.graph
@@ -106,13 +135,17 @@ def world_of(pair: Pair) -> World:
             request.serial: Known(
                 graph.owner(request),
                 tuple(graph.tokens[request.token_row, : request.known].tolist()),
+                max(request.drafted - SPECULATION.draft_tokens, 0) if lags else None,
             )
             for request in graph.running
             if request.allocation is not None
         }
 
     return World(
-        pair.graph_pools, running, lambda: {request.serial for request in pair.graph.retracted}
+        pair.graph_pools,
+        running,
+        lambda: {request.serial for request in pair.graph.retracted},
+        lambda: pair.graph.hidden_states,
     )
 
 
@@ -132,14 +165,16 @@ class VllmAdapter(PairsByEngines):
         ),
         "piecewise": Runner("PIECEWISE", (Kind.REPLAYED,), ("gpt_oss",)),
         "breakable": Runner("breakable", (Kind.REPLAYED,), ("gpt_oss",)),
+        "eagle_draft": Runner("EagleSpeculator", (Kind.REPLAYED, Kind.OWN_EAGER), ("gpt_oss",)),
+        "eagle_draft_extend": Runner(
+            "prefill_cudagraph_manager", (Kind.REPLAYED, Kind.OWN_EAGER), ("gpt_oss",)
+        ),
     }
     undriven: Mapping[str, str] = {
         "cpu_graph": "the engine has no graphs of a CPU",
-        "eagle_draft": "its drafters' graphs are not driven: they want a draft model of its own"
-        " registry",
-        "eagle_draft_extend": "its drafters catch up and draft in graphs of one manager, which is"
-        " not driven",
-        "frozen_kv_mtp": "its drafters' graphs are not driven",
+        "frozen_kv_mtp": "its drafter over the target's KV, Gemma4's, catches up over that KV too,"
+        " where the reference's has KV of its own until it drafts: the two would not start alike."
+        " Its MTP drafter has KV of its own, and runs in the graphs of eagle_draft",
     }
     faults: Mapping[str, Fault] = FAULTS
     emulated: tuple[str, ...] = EMULATED

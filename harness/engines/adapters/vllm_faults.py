@@ -46,6 +46,11 @@ def replays_one_graph(observation: Observation) -> bool:
     return in_pieces(observation) and facts is not None and facts.graphs_replayed == 1
 
 
+def ran_eagerly(observation: Observation) -> bool:
+    """Whether nothing was replayed for a batch that a captured graph has room for."""
+    return observation.replay is None and observation.expected_graph
+
+
 FAULTS: Mapping[str, Fault] = {
     "slot_tail": Fault(
         statement="padded tokens keep an earlier batch's slots, and store there (pull request"
@@ -65,6 +70,15 @@ FAULTS: Mapping[str, Fault] = {
         shows=replays_one_graph,
         nowhere="its replays are of one graph, attention with the rest",
         follows=OF_CONTENTS,
+    ),
+    "padding_unreplayed": Fault(
+        statement="padded batches run eagerly, though graphs are captured for their sizes: whether"
+        " a batch is uniform is asked with its padding counted",
+        properties=frozenset({"captured_path"}),
+        lives=lambda observation: observation.expected_graph,
+        exposed=padded,
+        shows=ran_eagerly,
+        nowhere="no graph is expected for a batch of it",
     ),
 }
 """The fault classes that vLLM's behaviour can tell."""

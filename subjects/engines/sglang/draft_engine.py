@@ -53,15 +53,6 @@ class DraftingEngine(SglangEngine[DraftingRunner]):
         return Forward(output, self._replay(batch, output, bucket))
 
     def _replay(self, batch: ForwardBatch, output: Output, bucket: int) -> Replay:
-        return Replay(
-            runner=self.runner.name,
-            bucket=bucket,
-            live_size=batch.live_requests,
-            padded=batch.live_requests < bucket,
-            output=output,
-            live_rows=batch.live_requests,
-            live_output=output,
-            defined=output,
-            reads=self._in_our_slots(self.runner.row_slots(batch)),
-            given=self.runner.brought,
-        )
+        reads, given = self._in_our_slots(self.runner.row_slots(batch)), self.runner.brought
+        live = batch.live_requests
+        return self.replay_of(bucket, live, live, output, reads=reads, given=given)

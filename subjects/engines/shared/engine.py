@@ -6,6 +6,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
+from reference.model import Output
 from subjects.captured import facts_of
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.padded import DeclaredPadding
@@ -104,6 +105,25 @@ class OthersEngine:
     def write_kv(self) -> None:
         """Take the engine's KV from the world's storage."""
         self.kv.write_kv()
+
+    def replay_of(
+        self, bucket: int, live_size: int, live_rows: int, output: Output, **seen: Any
+    ) -> Replay:
+        """Return a replay all of whose output is of live rows: see `Replay`.
+
+        `seen` is what else is known of it, by the names there.
+        """
+        return Replay(
+            runner=self.name,
+            bucket=bucket,
+            live_size=live_size,
+            padded=live_size < bucket,
+            output=output,
+            live_rows=live_rows,
+            live_output=output,
+            defined=output,
+            **seen,
+        )
 
     def facts(self, replay: Replay) -> ReplayFacts:
         """Return what the replay that just ran relied on."""

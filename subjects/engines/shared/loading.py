@@ -79,6 +79,14 @@ class Engine:
             setattr(loaded, name, value)
 
 
+def attribute(holder: Any, *names: str) -> Any:
+    """Return the first attribute that an engine's object has of `names`, by release."""
+    for name in names:
+        if hasattr(holder, name):
+            return getattr(holder, name)
+    raise PartMissingError(f"the engine's {type(holder).__name__} has no {' nor '.join(names)}")
+
+
 def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:
     """Return an engine's package in an unpacked wheel or a source checkout, if it is one.
 

@@ -19,14 +19,15 @@ Cache = tuple[Tensor, Tensor]
 class PairedPages(PairedKV):
     """Pairs the pages of each sub-pool of a world with an engine's `blocks`; 0 is nobody's.
 
+    `pools` are those of the models that share them, `caches` the layers of one after another's.
     Through it all KV is read in the world's layout and slot numbers, and written.
     """
 
-    def __init__(self, pool: HybridKVPool, caches: Sequence[Cache], blocks: int) -> None:
-        self.pool = pool
+    def __init__(self, pools: Sequence[HybridKVPool], caches: Sequence[Cache], blocks: int) -> None:
+        self.pools = pools
         self.caches = caches
         self.blocks = blocks
-        self.size = pool.sizes.page_size
+        self.size = pools[0].sizes.page_size
         self._places = dict[Kind, Tensor]()
         self._ours = dict[Kind, tuple[int, ...]]()
 
@@ -48,7 +49,7 @@ class PairedPages(PairedKV):
                 elif block and page is not None:
                     ours.append(page)
                     theirs.append(block)
-        count = self.pool.sizes.slots(kind) // self.size
+        count = self.pools[0].sizes.slots(kind) // self.size
         paired = pair_slots(count, 1, ours, theirs, apart, self.blocks)
         self._places[kind], self._ours[kind] = torch.tensor(paired), inverse(paired)
 
@@ -63,8 +64,9 @@ class PairedPages(PairedKV):
 
     def _planes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield K or V of each layer: the world's pages, the engine's blocks, their bijection."""
-        for layer, kind in enumerate(self.pool.config.layers):
-            for plane, buffer in zip(self.pool.cache(layer), self.caches[layer], strict=True):
+        layers = [(pool, *layer) for pool in self.pools for layer in enumerate(pool.config.layers)]
+        for (pool, layer, kind), cache in zip(layers, self.caches, strict=True):
+            for plane, buffer in zip(pool.cache(layer), cache, strict=True):
                 yield plane.unflatten(0, (-1, self.size)), buffer, self._places[kind]
 
 

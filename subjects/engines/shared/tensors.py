@@ -1,6 +1,7 @@
 """The tensors that an engine's objects hold. Knows no engine."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,17 @@ def tensors_in(objects: Iterable[Any], package: str) -> Iterator[Tensor]:
             yield from tensors_in(vars(held).values(), package)
         elif isinstance(held, list | tuple):
             yield from tensors_in(held, package)
+
+
+@contextmanager
+def given_back(*places: tuple[Tensor, Any]) -> Iterator[None]:
+    """Give back, in the end, what places of tensors held: each an index, `...` for all of one."""
+    held = [(tensor, place, tensor[place].clone()) for tensor, place in places]
+    try:
+        yield
+    finally:
+        for tensor, place, values in held:
+            tensor[place] = values
 
 
 class PinnedArray:

@@ -18,7 +18,7 @@ from subjects.engines.shared.paged import listed_slots
 from subjects.engines.vllm.contract import clears_below_windows, promised
 from subjects.engines.vllm.ownership import ownership
 from subjects.engines.vllm.requests import Settling, VllmRequests
-from subjects.engines.vllm.runner import VllmRunner
+from subjects.engines.vllm.runner import Ran, VllmRunner
 from subjects.engines.vllm.settings import BLOCK, GROUPS
 from subjects.protocol import Forward, Offer, Reads, Replay
 
@@ -63,36 +63,34 @@ class VllmEngine(OthersEngine):
         """Run one forward, by replay where it can. RuntimeError is raised for an idle one."""
         if batch is None:
             raise RuntimeError(self.missing[Offer.IDLE_REPLAY])
+        ran = self.target(batch, mode)
+        if not self._replays:
+            return self.eagerly(ran.output, batch.live_tokens, ran.batch.num_tokens_after_padding)
+        return Forward(ran.output, self._replay(batch, ran.batch, ran.output))
+
+    def eagerly(self, output: Output, live: int, end: int | None = None) -> Forward:
+        """Return what a forward gave that is no replay on trial, padded from `live` tokens on."""
+        slots = {name: self.statics()[name][live:end].clone() for name in SLOTS}
+        return Forward(output, None, padding=slots)
+
+    def target(self, batch: ForwardBatch, mode: Mode) -> Ran:
+        """Let the engine run a batch of the target's; it is to be told what that sampled."""
         told = self.requests.place(batch, self._settle)
         verifies = mode is Mode.TARGET_VERIFY
         ran = self.counted(lambda: self.runner.run(told, verifies=verifies))
         starts = ran.batch.query_start_loc.clone()
         ends = tuple((serial, end) for serial, _, end in self._asked(batch))
         self.requests.ran = Settling(ran.batch, starts, ends)
-        if not self._replays:
-            live, end = batch.live_tokens, ran.batch.num_tokens_after_padding
-            slots = {name: self.statics()[name][live:end].clone() for name in SLOTS}
-            return Forward(ran.output, None, padding=slots)
-        return Forward(ran.output, self._replay(batch, ran.batch, ran.output))
+        return ran
 
     def _replay(self, batch: ForwardBatch, own: Any, output: Output) -> Replay:
         """Return the replay of a batch, of which `own` is the engine's."""
         query, given = self.runner.tokens_per_request, self._given(batch)
         bucket, rows = own.num_tokens_after_padding // query, promised(self.runner)
-        live = batch.live_tokens // query
-        return Replay(
-            runner=self.name,
-            bucket=bucket,
-            live_size=live,
-            padded=live < bucket,
-            output=output,
-            live_rows=batch.live_tokens,
-            live_output=output,
-            defined=output,
-            reads=self._reads(*self._attending(batch, bucket)),
-            given=given,
-            padding=padding_of(rows, self.statics(), given, batch, bucket, query),
-        )
+        padding = padding_of(rows, self.statics(), given, batch, bucket, query)
+        reads = self._reads(*self._attending(batch, bucket))
+        sizes = bucket, batch.live_tokens // query, batch.live_tokens
+        return self.replay_of(*sizes, output, reads=reads, given=given, padding=padding)
 
     def _asked(self, batch: ForwardBatch) -> tuple[tuple[int, int, int], ...]:
         """Return the request, begin and end of what a batch runs."""

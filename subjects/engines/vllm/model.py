@@ -95,9 +95,11 @@ class Decoder(torch.nn.Module):
 
     With `own_kernels` its layers attend by the engine's Triton kernel. `masked` says whether a
     forward is to verify drafts: keys are then listed as the reference lists them for a tree.
+    `offset` is the engine's number of its first layer.
     """
 
     masked = False
+    offset = 0
 
     def __init__(self, engine: Engine, model: Model, ops: Ops, *, own_kernels: bool) -> None:
         super().__init__()
@@ -129,7 +131,7 @@ class Decoder(torch.nn.Module):
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Let the engine store key and value, then attend by what its metadata says."""
-        name, held = layer_name(layer), self.attention[layer]
+        name, held = layer_name(self.offset + layer), self.attention[layer]
         context = self.context()
         metadata = context.attn_metadata[name]
         slots = context.slot_mapping[name]

@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from reference.allocator import Owner
-from reference.batch import ForwardBatch
+from reference.batch import ForwardBatch, Mode
 from reference.config import Kind, Role
 from reference.pool import KVPools
+from reference.state_pool import HiddenStates
 from subjects.engines.shared.loading import Engine, named
 from subjects.engines.shared.paged import PairedPages
 from subjects.engines.vllm.model import keys_and_values
@@ -23,22 +24,28 @@ from subjects.engines.vllm.settings import BLOCK, GROUPS
 
 @dataclass(frozen=True)
 class Known:
-    """What a world knows of a running request: its tokens, and how many have their KV."""
+    """What a world knows of a running request: its tokens, and how many have their KV.
+
+    Blocks that a query at `kept` reaches stay, whatever runs, unless it is None.
+    """
 
     owner: Owner
     tokens: tuple[int, ...]
+    kept: int | None = None
 
 
 @dataclass(frozen=True)
 class World:
     """What an engine asks of the graph world: its running requests, by serial, and the parked.
 
-    `retracted` are the serials of those that may come again.
+    `retracted` are the serials of those that may come again; `hidden_states` [token rows,
+    max_context, H] is what the target made of all tokens.
     """
 
     pools: KVPools
     running: Callable[[], dict[int, Known]]
     retracted: Callable[[], Collection[int]]
+    hidden_states: Callable[[], HiddenStates]
 
 
 @dataclass
@@ -61,12 +68,20 @@ class VllmRequests:
     bijection of the world's pages and the engine's blocks.
     """
 
-    def __init__(self, engine: Engine, world: World, plan: Any, layers: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        world: World,
+        plan: Any,
+        layers: Sequence[Any],
+        roles: Sequence[Role] = (Role.TARGET,),
+    ) -> None:
         self.engine = engine
         self.world = world
         self.plan = plan
         caches = [keys_and_values(layer) for layer in layers]
-        self.pages = PairedPages(world.pools[Role.TARGET], caches, plan.num_blocks)
+        pools = [world.pools[role] for role in roles]
+        self.pages = PairedPages(pools, caches, plan.num_blocks)
         self.max_context = world.pools.layout.configs[Role.TARGET].max_context
         self.manager: Any = None
         self.clear()
@@ -88,7 +103,7 @@ class VllmRequests:
         self.finished: set[str] = set()
         self.preempted: set[str] = set()
         self.ran: Settling | None = None
-        self._placed: tuple[tuple[int, int, int], ...] | None = None
+        self._placed: tuple[Mode, tuple[tuple[int, int, int], ...]] | None = None
         self._pair(())
 
     def place(self, batch: ForwardBatch, settle: Callable[[Settling], None]) -> Any:
@@ -108,25 +123,24 @@ class VllmRequests:
                 name_of(serials[span.row]): [token for token, _ in span.tree[1:]]
                 for span in batch.spans
             }
-        if self._placed == asked:
+        if self._placed == (batch.mode, asked):
             self._run_again(told, asked)
             return told
         if self.ran is not None:
             settle(self.ran)
-        self.ran, self._placed = None, asked
+        self.ran, self._placed = None, (batch.mode, asked)
         told.finished_req_ids, self.finished = self.finished, set()
         told.preempted_req_ids, self.preempted = self.preempted, set()
         for serial, begin, end in asked:
-            self._schedule(told, serial, begin, end, known[serial].tokens)
+            self._schedule(told, serial, begin, end, known[serial])
         self._check_windows(asked)
         self._pair(tuple(one.owner for one in known.values()))
         self.pages.write_kv()
         return told
 
-    def _schedule(
-        self, told: Any, serial: int, begin: int, end: int, tokens: Sequence[int]
-    ) -> None:
+    def _schedule(self, told: Any, serial: int, begin: int, end: int, known: Known) -> None:
         """Give one request blocks for its tokens begin .. end-1, and tell the engine of it."""
+        tokens = known.tokens
         new = serial not in self.held
         if new:
             self.held[serial] = self.parked.pop(serial, None) or self._request(serial, tokens)
@@ -134,9 +148,10 @@ class VllmRequests:
         more = list(tokens[request.num_tokens :])
         if more:
             request.append_output_token_ids(more)
-        request.num_computed_tokens = begin
+        first = begin if known.kept is None else min(begin, known.kept)
+        request.num_computed_tokens = first
         try:
-            given = self.manager.allocate_slots(request, end - begin)
+            given = self.manager.allocate_slots(request, end - first)
         except AssertionError as error:  # Its own, of its own lists.
             raise RuntimeError(
                 "the engine's manager finds its own lists of blocks wrong"

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from reference.config import ModelConfig
 from reference.model import Model, Output
 from reference.ops import Ops
 from subjects.engines.shared.loading import Engine, named
@@ -29,7 +30,8 @@ NO_SAMPLER = SimpleNamespace(
 class Sizes:
     """How large a runner is: requests of a bucket, at all, blocks of KV, tokens to verify.
 
-    One without buckets captures nothing. Those of graphs in `pieces` count tokens.
+    One without buckets captures nothing. Those of graphs in `pieces` count tokens. With `singly`,
+    buckets of a token of each request are captured too.
     """
 
     buckets: tuple[int, ...]
@@ -37,11 +39,18 @@ class Sizes:
     blocks: int
     drafts: int = 0
     pieces: bool = False
+    singly: bool = False
+
+    @property
+    def captured(self) -> list[int]:
+        """The tokens of each graph."""
+        widths = {max(self.drafts, 1)} | ({1} if self.singly else set())
+        return sorted({bucket * width for bucket in self.buckets for width in widths})
 
 
-def cache_config(engine: Engine, model: Model, blocks: int) -> Any:
+def cache_config(engine: Engine, config: ModelConfig, blocks: int) -> Any:
     """Return the engine's plan of its KV: a tensor a layer, a group of layers a kind."""
-    module, config = engine.module("v1.kv_cache_interface"), model.config
+    module = engine.module("v1.kv_cache_interface")
     specs = {kind: spec_of(engine, config, kind) for kind in GROUPS}
     pages = [specs[kind].page_size_bytes * blocks for kind in config.layers]
     tensors = []
@@ -97,11 +106,11 @@ class VllmRunner:
         self.marks_padding = bool(getattr(settings, "VLLM_MOE_SKIP_PADDING", False))
         self.device = device = model.embedding.device
         config = configuration(
-            *(engine, model.config, trial.buckets, trial.rows, trial.drafts, asked),
+            *(engine, model.config, trial.captured, trial.rows, trial.drafts, asked),
             pieces=trial.pieces,
         )
-        self.plan = cache_config(engine, model, trial.blocks)
-        engine.fill("v1.worker.gpu.model_runner", {"init_speculator": lambda *rest, **named: None})
+        self.plan = cache_config(engine, self.cached, trial.blocks)
+        engine.fill("v1.worker.gpu.model_runner", {"init_speculator": self.speculator})
         self.runner = engine.part("v1.worker.gpu.model_runner:GPUModelRunner")(config, device)
         self.decoder = self.decodes(engine, model, ops, own_kernels=own_kernels)
         layers = config.compilation_config.static_forward_context
@@ -120,15 +129,28 @@ class VllmRunner:
         if trial.buckets:
             self.capture()
 
+    @property
+    def cached(self) -> ModelConfig:
+        """The configuration of all layers that have KV."""
+        return self.model.config
+
+    @property
+    def layers(self) -> list[Any]:
+        """The engine's layers that have KV."""
+        return self.decoder.attention
+
+    def speculator(self, config: Any, device: torch.device, *rest: Any) -> Any:
+        """Return what the engine drafts with: nothing."""
+
     def _shared(self) -> list[Any]:
         """Return the engine's own tables of requests, which a fresh runner reads too."""
         tables = self.runner.block_tables
         return [self.runner.req_states, *tables.block_tables, tables.num_blocks]
 
-    def capture(self) -> None:
-        """Let the engine capture its graphs."""
+    def capture(self) -> Any:
+        """Let the engine capture its graphs; return what it keeps of that, if anything."""
         runner, self.decoder.masked = self.runner, self.tokens_per_request > 1
-        named(
+        return named(
             runner.cudagraph_manager.capture,
             model=runner.model,
             model_state=runner.model_state,
@@ -152,8 +174,12 @@ class VllmRunner:
         runner.cudagraph_manager = manager = copy(runner.cudagraph_manager)
         manager.graphs, manager.hidden_states = {}, None
         manager.pool = torch.cuda.graph_pool_handle()
+        other.renew()
         other.capture()
         return other
+
+    def renew(self) -> None:
+        """Make anew what a fresh runner has besides: nothing."""
 
     def clear(self) -> None:
         """Let the engine's tables know no request, as they were just made."""
@@ -177,14 +203,18 @@ class VllmRunner:
             row[: len(drafts)] = torch.tensor(drafts)
         self.decoder.masked = verifies
         self.runner.execute_model(told)
-        state = self.runner.execute_model_state
-        parts = state if isinstance(state, tuple) else tuple(vars(state).values())
+        parts = self.kept()
         batch = next(one for one in parts if hasattr(one, "logits_indices"))
         hidden = next(one for one in parts if isinstance(one, Tensor))
         rows = hidden[batch.logits_indices]
         logits = self.model.logits(self.ops, rows)
         torch.cuda.synchronize()  # The engine's memory on the host has room for two batches.
         return Ran(batch, {"logits": logits, "hidden": hidden[: batch.num_tokens]})
+
+    def kept(self) -> tuple[Any, ...]:
+        """Return what the engine keeps of the forward that just ran."""
+        state = self.runner.execute_model_state
+        return state if isinstance(state, tuple) else tuple(vars(state).values())
 
     def settle(
         self, batch: Any, starts: Tensor, sampled: Sequence[Sequence[int]], rejected: list[int]

@@ -3,7 +3,7 @@
 Every other name that the engine asks for is refused and noted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +65,8 @@ OFF: Mapping[str, Mapping[str, Any]] = {
     },
     "speculative": {
         **all_of(False, "enable_adaptive_verification parallel_drafting"),
+        "use_local_argmax_reduction": False,
+        "draft_sample_method": "greedy",
         **all_of(lambda: False, "use_dspark use_multi_module_mtp use_ngram"),
         "rejection_sample_method": "strict",
         "uses_dynamic_speculative_decoding": lambda: False,
@@ -73,19 +75,20 @@ OFF: Mapping[str, Mapping[str, Any]] = {
 """What is off, or of one rank, by the part of the configuration that is asked for it."""
 
 
-def graph_mode(engine: Engine, buckets: tuple[int, ...], *, pieces: bool) -> Any:
-    """Return what the engine is told to replay: decodes, all in pieces, nothing without buckets."""
+def graph_mode(engine: Engine, sizes: Sequence[int], *, pieces: bool) -> Any:
+    """Return what the engine is told to replay: decodes, all in pieces, nothing without sizes."""
     modes = engine.part("config.compilation:CUDAGraphMode")
-    if not buckets:
+    if not sizes:
         return modes.NONE
     return modes.PIECEWISE if pieces else modes.FULL_DECODE_ONLY
 
 
 def sizes_of(config: ModelConfig) -> dict[str, Any]:
-    """Return what the engine asks of a model's sizes."""
+    """Return what the engine asks of a model's sizes; a draft model has the target's."""
     return {
         "max_model_len": config.max_context,
         "get_vocab_size": lambda: config.vocab,
+        "get_hidden_size": lambda: config.hidden,
         "get_inputs_embeds_size": lambda: config.hidden,
         "get_num_attention_heads": lambda parallel: config.heads,
         "get_num_kv_heads": lambda parallel: config.full.kv_heads,
@@ -96,28 +99,25 @@ def sizes_of(config: ModelConfig) -> dict[str, Any]:
 def configuration(
     engine: Engine,
     config: ModelConfig,
-    buckets: tuple[int, ...],
+    sizes: Sequence[int],
     rows: int,
     drafts: int,
     asked: set[str],
     *,
     pieces: bool,
 ) -> Bag:
-    """Return the engine's configuration for a model, buckets of requests and so many at most.
+    """Return the engine's configuration for a model, graphs of so many tokens, requests at most.
 
     `drafts` tokens of every request are verified at once, none if it is 0; `asked` collects the
     names that are asked for in vain.
     """
-    modes, decoding = (
-        engine.module("config.compilation"),
-        graph_mode(engine, buckets, pieces=pieces),
-    )
+    modes = engine.module("config.compilation")
+    decoding = graph_mode(engine, sizes, pieces=pieces)
 
     def bag(label: str, **values: Any) -> Bag:
         return Bag({**OFF.get(label, {}), **values}, asked, label)
 
     query = max(drafts, 1)
-    sizes = [bucket * query for bucket in buckets]
     parts = {
         "model_config": bag(
             "model", dtype=torch.float32, runner_type="generate", **sizes_of(config)
@@ -135,13 +135,14 @@ def configuration(
             mode=modes.CompilationMode.NONE,
             cudagraph_mode=decoding,
             resolve_cudagraph_mode_and_sizes=lambda *rest, **named: decoding,
-            cudagraph_capture_sizes=sizes,
+            cudagraph_capture_sizes=list(sizes),
             max_cudagraph_capture_size=max(sizes, default=0),
         ),
         "parallel_config": bag("parallel"),
         "scheduler_config": bag("scheduler", max_num_seqs=rows, max_num_batched_tokens=TOKENS),
     }
-    speculative = bag("speculative", num_speculative_tokens=query - 1, method="ours")
+    drafter = {"method": "ours", "draft_model_config": parts["model_config"]}
+    speculative = bag("speculative", num_speculative_tokens=query - 1, **drafter)
     return bag(
         "engine",
         **parts,
