@@ -29,6 +29,7 @@ from subjects.engines.shared.loading import attribute
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.paged import PairedPages
 from subjects.engines.shared.tensors import given_back
+from subjects.engines.vllm.drafting import joined
 from subjects.protocol import Forward, Offer
 
 SCRIPT = "properties.engines.mutated_vllm_drafts"
@@ -85,7 +86,8 @@ def test_a_release_that_asks_for_uniform_batches_with_padding_counted_is_told_by
 
 
 def test_a_padded_batch_that_is_not_replayed_shows_its_fault_class() -> None:
-    eagerly = replace(observation(), replay=None, facts=None, static={}, expected_graph=True)
+    right = observation(Mode.DRAFT_EXTEND)
+    eagerly = replace(right, replay=None, facts=None, static={}, expected_graph=True)
     violated = {one.property for one in judge(PROPERTIES.values(), eagerly)}
     assert "captured_path" in violated
     assert "padding_unreplayed" in faults_shown("captured_path", eagerly, FAULTS)
@@ -205,3 +207,8 @@ def test_what_an_engine_s_object_has_under_no_name_is_named() -> None:
     assert attribute(torch.Size([]), "gone", "numel")() == 1
     with pytest.raises(PartMissingError, match="the engine's Size has no gone nor moved"):
         attribute(torch.Size([]), "gone", "moved")
+
+
+def test_what_batches_of_one_request_gave_is_joined_by_name_whichever_has_it() -> None:
+    parts: list[dict[str, Tensor]] = [{}, {"a": torch.tensor([1])}, {"a": torch.tensor([2, 3])}]
+    assert {name: held.tolist() for name, held in joined(parts).items()} == {"a": [1, 2, 3]}

@@ -14,6 +14,7 @@ from harness.engines.faults import (
     writes_foreign_slots,
 )
 from harness.lockstep.observation import Observation
+from reference.batch import Mode
 
 SLOTS = ("slot_mapping.full", "slot_mapping.swa")
 """The static inputs that say where tokens store their KV; a negative slot stores nowhere."""
@@ -46,9 +47,9 @@ def replays_one_graph(observation: Observation) -> bool:
     return in_pieces(observation) and facts is not None and facts.graphs_replayed == 1
 
 
-def ran_eagerly(observation: Observation) -> bool:
-    """Whether nothing was replayed for a batch that a captured graph has room for."""
-    return observation.replay is None and observation.expected_graph
+def catches_up(observation: Observation) -> bool:
+    """Whether a drafter is to catch up by a graph that was captured for it."""
+    return observation.mode is Mode.DRAFT_EXTEND and observation.expected_graph
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -72,13 +73,13 @@ FAULTS: Mapping[str, Fault] = {
         follows=OF_CONTENTS,
     ),
     "padding_unreplayed": Fault(
-        statement="padded batches run eagerly, though graphs are captured for their sizes: whether"
-        " a batch is uniform is asked with its padding counted",
+        statement="a drafter catches up eagerly where its batch is padded, though graphs are"
+        " captured for their sizes: whether a batch is uniform is asked with its padding counted",
         properties=frozenset({"captured_path"}),
-        lives=lambda observation: observation.expected_graph,
-        exposed=padded,
-        shows=ran_eagerly,
-        nowhere="no graph is expected for a batch of it",
+        lives=catches_up,
+        exposed=lambda observation: catches_up(observation) and padded(observation),
+        shows=lambda observation: catches_up(observation) and observation.replay is None,
+        nowhere="no drafter catches up in it by a graph",
     ),
 }
 """The fault classes that vLLM's behaviour can tell."""

@@ -24,6 +24,7 @@ from subjects.engines.shared.loading import Engine, attribute, named
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.tensors import given_back
 from subjects.engines.vllm.model import Decoder, layer_name
+from subjects.engines.vllm.requests import name_of
 from subjects.engines.vllm.runner import VllmRunner
 
 DRAFTER = "v1.worker.gpu.spec_decode.eagle.speculator"
@@ -53,12 +54,17 @@ class Verified:
     target's KV is there for `length` tokens.
     """
 
-    name: str
+    serial: int
     begin: int
     length: int
     tokens: Sequence[int]
     hidden: Tensor
     rejected: int
+
+    @property
+    def end(self) -> int:
+        """Up to which of its tokens it was accepted."""
+        return self.begin + len(self.hidden)
 
 
 class DraftDecoder(Decoder):
@@ -168,6 +174,11 @@ class DraftingRunner(VllmRunner):
         if hasattr(made, "init_cudagraph_manager"):
             made.init_cudagraph_manager(runner.cudagraph_manager.cudagraph_mode)
 
+    def rows_of(self, targets: Sequence[Verified]) -> list[int]:
+        """Return the rows of requests in the engine's tables."""
+        rows = self.runner.req_states.req_id_to_index
+        return [rows[name_of(one.serial)] for one in targets]
+
     def propose(
         self, told: Any, targets: Sequence[Verified], steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -178,7 +189,7 @@ class DraftingRunner(VllmRunner):
         """
         runner, states, drafter = self.runner, self.runner.req_states, self.runner.speculator
         computed, sampled = states.num_computed_tokens.gpu, states.last_sampled_tokens
-        rows = [states.req_id_to_index[one.name] for one in targets]
+        rows = self.rows_of(targets)
         integers = partial(torch.tensor, dtype=torch.int32, device=self.device)
         zeros = partial(torch.zeros, states.max_num_reqs, device=self.device)
 

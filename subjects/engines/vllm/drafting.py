@@ -1,9 +1,10 @@
 """The engine's drafter as the harness takes it: batches that catch up, and those that propose."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Role
-from reference.model import Output
 from reference.speculative import chain_of, keep_candidates, likeliest
 from subjects.engines.shared.engine import NeverReplays
 from subjects.engines.shared.padded import PaddedInput, PaddingRow, padding_of
@@ -19,7 +19,6 @@ from subjects.engines.shared.tensors import given_back
 from subjects.engines.vllm.contract import promised
 from subjects.engines.vllm.drafter import DraftingRunner, Verified
 from subjects.engines.vllm.engine import SLOTS, VllmEngine
-from subjects.engines.vllm.requests import name_of
 from subjects.engines.vllm.settings import BLOCK
 from subjects.protocol import Forward, Offer, Replay, ReplayFacts
 
@@ -88,19 +87,20 @@ class DraftingEngine(VllmEngine):
         if mode is Mode.DRAFT or batch.longest <= WIDTH:
             return self._drafted(batch)
         # A prompt to catch up on is a batch of its own, as its prefill is.
-        outputs = list[Output]()
+        found = list[Forward]()
         for span in batch.spans:
-            outputs.append(self._drafted(replace(batch, spans=(span,))).output)
+            found.append(self._drafted(replace(batch, spans=(span,))))
             self.read_kv()  # The next one is placed over the world's KV.
-        whole = {name: torch.cat([one[name] for one in outputs]) for name in outputs[0]}
-        return Forward(whole, None)
+        output, padding = joined(one.output for one in found), joined(one.padding for one in found)
+        return Forward(output, None, padding=padding)
 
     def _drafted(self, batch: ForwardBatch) -> Forward:
         drafts, verified = batch.mode is Mode.DRAFT, self._verified_for(batch)
         told = self.requests.place(verified, self._settle)
         targets = list(self._targets(batch, verified))
         run = partial(self.runner.propose, told, targets, SPECULATION.steps if drafts else 1)
-        with given_back(*self._nobodys(batch, verified)):
+        stored = SPECULATION.forwards if drafts else 0
+        with given_back(*self._nobodys(targets, stored)):
             tokens, hidden, logits = self.counted(run)
         ops = self.runner.ops
         if drafts:
@@ -113,7 +113,7 @@ class DraftingEngine(VllmEngine):
         if batch.mode is not self.mode or not self.runner.replayed:
             return self.eagerly(output, verified.live_tokens)
         live, query = (batch, 1) if drafts else (verified, WIDTH)
-        bucket, given = self.runner.replayed[-1] // query, self._brought(batch, verified)
+        bucket, given = self.runner.replayed[-1] // query, self._brought(batch, verified, targets)
         rows = DRAFTS if drafts else (*CATCHES_UP, *promised(self.runner))
         kept = [row for row in rows if row.promised(self.runner)]
         padding = padding_of(kept, self.statics(), given, live, bucket, query)
@@ -149,46 +149,43 @@ class DraftingEngine(VllmEngine):
         for span, end, (serial, begin, last) in of_requests:
             known, hidden = running[serial], states[span.token_row, begin:end]
             tokens = known.tokens[begin : end + 1]
-            length = known.owner.length
-            yield Verified(name_of(serial), begin, length, tokens, hidden, last - end)
+            yield Verified(serial, begin, known.owner.length, tokens, hidden, last - end)
 
-    def _nobodys(self, batch: ForwardBatch, verified: ForwardBatch) -> Iterator[tuple[Tensor, Any]]:
+    def _nobodys(self, targets: Sequence[Verified], stored: int) -> Iterator[tuple[Tensor, Any]]:
         """Yield K and V of each draft layer, with the places that rejected tokens alone store at.
 
-        Nobody reads them before they are written anew.
+        That is behind those of so many drafts. Nobody reads them before they are written anew.
         """
         kinds = self.runner.models[Role.DRAFT].config.layers
-        caches = self.requests.pages.caches[-len(kinds) :]
-        stored = SPECULATION.forwards if batch.mode is Mode.DRAFT else 0
-        requests = zip(self._accepted(batch), self._asked(verified), strict=True)
-        for end, (serial, _, last) in requests:
-            for kind, cache in zip(kinds, caches, strict=True):
-                slots = self.requests.slots_of(serial, kind, end + stored, last)
-                places = torch.tensor(slots, dtype=torch.int64)
-                yield from ((plane, (places // BLOCK, places % BLOCK)) for plane in cache)
+        for one, (kind, cache) in product(
+            targets, zip(kinds, self.requests.pages.caches[-len(kinds) :], strict=True)
+        ):
+            ends = one.end + stored, one.end + one.rejected
+            places = torch.tensor(
+                self.requests.slots_of(one.serial, kind, *ends), dtype=torch.int64
+            )
+            yield from ((plane, (places // BLOCK, places % BLOCK)) for plane in cache)
 
-    def _brought(self, batch: ForwardBatch, verified: ForwardBatch) -> dict[str, Tensor]:
+    def _brought(
+        self, batch: ForwardBatch, verified: ForwardBatch, targets: Sequence[Verified]
+    ) -> dict[str, Tensor]:
         """Return what static inputs hold once a batch has run: of drafts, the last forward's."""
-        ends, held, statics = self._accepted(batch), self._given(verified), self.statics()
+        held, statics, ends = self._given(verified), self.statics(), [one.end for one in targets]
         del held["input_ids"]  # The engine's own are of a target that ran; ours did before.
-        rows, asked = self.runner.runner.req_states.req_id_to_index, self._asked(verified)
-        values = {"idx_mapping": [rows[name_of(serial)] for serial, _, _ in asked]}
+        own, values = held, {"idx_mapping": self.runner.rows_of(targets)}
         if batch.mode is Mode.DRAFT:
             ends = [end + SPECULATION.forwards for end in ends]
             pairs = zip(batch.spans, ends, strict=True)
             last = tuple(replace(span, begin=end - 1, end=end) for span, end in pairs)
+            own = self._given(replace(batch, spans=last))
             tables = {name: held[name] for name in held if name.startswith("block_table")}
-            given = self._given(replace(batch, spans=last))
-            held = {**tables, **{name: given[name] for name in SLOTS}}
+            held = {**tables, **{name: own[name] for name in SLOTS}}
         else:
-            given, first = held, enumerate(begin for _, begin, _ in asked)
-            values["last_token_indices"] = [
-                row * WIDTH + end - 1 - begin for (row, begin), end in zip(first, ends, strict=True)
-            ]
+            lasts = [row * WIDTH + len(one.hidden) - 1 for row, one in enumerate(targets)]
+            values["last_token_indices"] = lasts
         values["positions"] = [end - 1 for end in ends]
-        own = {name: given[name] for name in ("seq_lens", "query_start_loc")}
-        own |= {name: torch.tensor(found) for name, found in values.items()}
-        named = {f"drafter.{name}": found for name, found in own.items()}
+        named = {f"drafter.{name}": own[name] for name in ("seq_lens", "query_start_loc")}
+        named |= {f"drafter.{name}": torch.tensor(found) for name, found in values.items()}
         return held | {name: v.to(statics[name]) for name, v in named.items() if name in statics}
 
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
@@ -204,3 +201,10 @@ class EagerDraftingEngine(NeverReplays, DraftingEngine):
     """The drafter in the engine's own eager mode: its runner has captured nothing."""
 
     eager_modes = frozenset({Mode.DRAFT, Mode.DRAFT_EXTEND})
+
+
+def joined(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return tensors joined name by name, of each name those that there are."""
+    held = list(parts)
+    names = dict.fromkeys(name for one in held for name in one)
+    return {name: torch.cat([one[name] for one in held if name in one]) for name in names}
