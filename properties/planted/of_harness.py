@@ -567,12 +567,12 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="An element that was zeroed in a call of its own is said to have been copied.",
     ),
     Fault(
-        name="branches-counted-as-steps",
+        name="rows-of-a-draft-are-its-first-request",
         file="harness/explain/provenance.py",
-        old="for _ in range(SPECULATION.topk)",
-        new="for _ in range(SPECULATION.steps)",
+        old="serials[request] for request in batch.token_requests.tolist()",
+        new="serials[0] for request in batch.token_requests.tolist()",
         tests=("properties/harness/explain/test_provenance.py",),
-        why=("The rows of a draft are credited as if each request had as many branches as steps."),
+        why="The rows of a draft of several requests are all credited to the first.",
     ),
     Fault(
         name="reserved-slot-is-compared",
