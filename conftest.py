@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -82,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--hypothesis-profile", None):
         settings.load_profile("ci")  # Few schedules reach every runner by this seed, not by any.
     config.stash[DEVICE] = chosen_device(config)
-    config.stash[COUNTS] = Counter()
+    config.stash[COUNTS], config.stash[STARTED] = Counter(), time.monotonic()
     worker_input = getattr(config, "workerinput", None)
     if worker_input is None:
         share_gpus(config)
@@ -112,6 +113,7 @@ def share_gpus(config: pytest.Config) -> None:
 
 DEVICE = pytest.StashKey[str]()
 SEED = pytest.StashKey[int]()
+STARTED = pytest.StashKey[float]()
 COUNTS = pytest.StashKey[Counter[str]]()
 CLEARED = pytest.StashKey[bool]()
 """Set once this run, which executes tests, has cleared the artifacts of the last."""
@@ -301,6 +303,7 @@ def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:
         "seed": config.stash[SEED],
         "schedules_a_trial": settings().max_examples,
         "tests": tests,
+        "seconds": round(time.monotonic() - config.stash[STARTED], 1),
         "clean": dict(counts),
     }
     device = config.stash[DEVICE]

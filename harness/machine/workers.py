@@ -8,13 +8,14 @@ from pathlib import Path
 from harness.machine import mps
 from harness.machine.gpus import visible_gpus
 
-PLAIN: Mapping[int, float] = {1: 157, 4: 346, 8: 419, 14: 451}
-UNDER_MPS: Mapping[int, float] = {1: 160, 8: 992, 15: 1795}
+PLAIN: Mapping[int, float] = {1: 158, 4: 329, 8: 377, 15: 380}
+UNDER_MPS: Mapping[int, float] = {1: 146, 4: 616, 8: 1255, 15: 2086}
 """Differential steps per second of all processes together, by how many share one GPU.
 
 Measured with lockstep (decode, gemma3, 8 rows, every per-step check on) on one NVIDIA H200 with
-16 cores; `paritybit bench --device cuda` measures them again. A step is bound by its host, so
-that more processes help; plainly they take turns on the GPU, under MPS their kernels overlap.
+16 cores: the record is `reports/evidence/h200/bench.json`, which `paritybit bench --device cuda`
+makes again. A step is bound by its host, so that more processes help; plainly they take turns on
+the GPU, under MPS their kernels overlap.
 """
 
 ENOUGH = 0.9

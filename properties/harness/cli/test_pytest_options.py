@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -385,15 +386,16 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
 def test_under_mps_a_worker_finds_the_daemon_which_is_stopped_at_the_end(
     two_gpus: FakeGpus, tmp_path: Path
 ) -> None:
-    """The summary says which way they ran."""
+    """The summary says which way they ran, and how long."""
     (tmp_path / "test_it.py").write_text(WHERE_A_WORKER_RUNS)
-    shared = ("-p", "conftest", "--device", "cuda", "--mps")
+    shared, started = ("-p", "conftest", "--device", "cuda", "--mps"), time.monotonic()
     done = suite(*shared, "-n", "1", "test_it.py", folder=tmp_path)
     assert done.returncode == PASSED, done.stdout + done.stderr
     seen = {path.name: path.read_text() for path in tmp_path.glob("gw*")}
     assert seen == {"gw0": "0"}
     summary = json.loads((tmp_path / conftest.ARTIFACTS / "summary.json").read_text())
     assert summary["environment"].items() >= {"processes": 1, "gpus": 2, "mps": True}.items()
+    assert 0 < summary["figures"]["seconds"] < time.monotonic() - started
     assert two_gpus.gone()
 
 
