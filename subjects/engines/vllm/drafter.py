@@ -150,8 +150,8 @@ class DraftingRunner(VllmRunner):
         watched.run_fullgraph = partial(self._replay, watched.run_fullgraph)
         # Every graph was run once before it was captured; one that catches up is a forward.
         catching = getattr(getattr(drafter, "prefill_cudagraph_manager", None), "graphs", ())
-        each = (self.draft.ran // 2 - len(catching)) // len(watched.graphs)
-        self.graphs = SPECULATION.forwards // each if self.mode is Mode.DRAFT else 1
+        forwards = (self.draft.ran // 2 - len(catching)) // len(watched.graphs)
+        self.graphs = SPECULATION.forwards // forwards if self.mode is Mode.DRAFT else 1
         return states
 
     def _replay(self, replay: Any, size: Any) -> Any:
