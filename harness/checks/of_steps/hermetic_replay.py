@@ -32,11 +32,16 @@ def run_fresh(pair: Pair, planned: PlannedStep) -> FreshReplay | None:
 
 
 def flag(observation: Observation) -> Tensor | bool:
-    """Whether the replay gave, or was told to read, anything else than the fresh one."""
-    fresh, replay = observation.extra.get("hermetic_replay"), observation.replay
-    if fresh is None or replay is None:
+    """Whether the replay gave, or was told to read, anything else than the fresh one.
+
+    It did too where the fresh engine replayed nothing: by its history it replays. What is not
+    replayed with a history is captured_path's.
+    """
+    replay = observation.replay
+    if "hermetic_replay" not in observation.extra or replay is None:
         return False
-    if fresh.reads != replay.reads:
+    fresh = observation.extra["hermetic_replay"]
+    if fresh is None or fresh.reads != replay.reads:
         return True
     return outputs_differ(fresh.defined, replay.defined) if replay.defined else False
 
@@ -45,6 +50,8 @@ def describe(observation: Observation) -> Description:
     """Name the first row that depends on the runner's history."""
     fresh, replay = observation.extra["hermetic_replay"], observation.replay
     assert replay is not None
+    if fresh is None:
+        return f"{replay.runner} replays the batch; without a history it replays nothing", {}
     if fresh.reads != replay.reads:
         return describe_reads(observation, fresh)
     where = first_output_difference(fresh.defined, replay.defined)

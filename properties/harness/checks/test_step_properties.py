@@ -517,6 +517,19 @@ def test_what_is_undefined_in_a_static_output_is_not_compared() -> None:
     assert "hermetic_replay" in violated(observed)
 
 
+def test_a_replay_that_is_none_without_a_history_depends_on_it() -> None:
+    """Neither is one that was not asked for, nor one that is none with a history."""
+    right = observation()
+    alone = replace(right, extra={**right.extra, "hermetic_replay": None})
+    assert "hermetic_replay" in violated(alone)
+    message, where = described("hermetic_replay", alone)
+    assert message == "decode replays the batch; without a history it replays nothing"
+    assert where == {}
+    rule = PROPERTIES["hermetic_replay"]
+    assert rule.flag is not None
+    assert rule.flag(replace(alone, replay=None)) is rule.flag(replace(right, extra={})) is False
+
+
 def test_a_list_of_reads_that_depends_on_the_history_is_described_with_its_row() -> None:
     right = observation()
     message, where = described("hermetic_replay", list_of_reads_with_a_history(right))
