@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.cli.engines.matrix import cells, write_matrix
+from harness.cli.engines.matrix import cells, runners_of, write_matrix
+from harness.engines.adapters.packages import SGLANG
 
 
 def record(**changed: Any) -> dict[str, Any]:
@@ -41,7 +42,7 @@ OPEN = [{"leg": "decode mimo", "runner": "decode", "reason": "a part has moved"}
 def test_a_cell_says_what_differs_and_never_clean_of_what_is_open(
     changed: dict[str, Any], said: str
 ) -> None:
-    found = cells(record(**changed))
+    found = cells(record(**changed), runners_of(SGLANG))
     assert found["decode"] == said
     assert found["piecewise"] == "–"
     assert found["breakable"] == "?"
@@ -54,3 +55,11 @@ def test_what_is_undecided_stands_below_the_matrix_with_its_reason(tmp_path: Pat
     assert "- 1: decode mimo: a part has moved" in text
     assert "- 2: there is no release 2" in text
     assert text.count("\n| ") == 3
+
+
+def test_a_walk_of_some_runners_has_no_column_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.md"
+    write_matrix(path, [("1", record())], "cpu", asked=("decode",))
+    text = path.read_text()
+    assert "| release | decode |" in text
+    assert "`make releases ARGS='--runner decode'`" in text

@@ -144,13 +144,14 @@ def finding_line(finding: Mapping[str, Any]) -> str:
     )
 
 
-def runner_table(walked: Walked, package: Package = SGLANG) -> Table:
-    """Return what was found of each runner, by release."""
+def runner_table(walked: Walked, package: Package = SGLANG, asked: Sequence[str] = ()) -> Table:
+    """Return what was found of each runner, or of those asked for, by release."""
+    runners = runners_of(package, asked)
     table = Table(title="what differs, by runner; – no such runner, ? undecided", box=None)
-    for column in ("release", *runners_of(package)):
+    for column in ("release", *runners):
         table.add_column(column)
     for version, record in walked:
-        table.add_row(version, *cells(record, package).values())
+        table.add_row(version, *cells(record, runners).values())
     return table
 
 

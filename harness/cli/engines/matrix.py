@@ -16,23 +16,21 @@ Walked = Sequence[tuple[str, Mapping[str, Any] | str]]
 LACKING, UNTRIED = "–", "?"
 
 
-def runners_of(package: Package) -> tuple[str, ...]:
-    """Return the runners of an engine that are tried, in order."""
-    return tuple(ADAPTERS[package.name].runners)
+def runners_of(package: Package, asked: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the runners of an engine that are tried, in order: those asked for, or all."""
+    return tuple(asked) or tuple(ADAPTERS[package.name].runners)
 
 
-def cells(record: Mapping[str, Any] | str, package: Package = SGLANG) -> dict[str, str]:
-    """Return what was found of each runner of a release, in few words.
+def cells(record: Mapping[str, Any] | str, runners: Sequence[str]) -> dict[str, str]:
+    """Return what was found of each of some runners of a release, in few words.
 
     That is what differs, by fault class where one explains it; "?" where something is open.
     """
     if isinstance(record, str):
-        return dict.fromkeys(runners_of(package), UNTRIED)
+        return dict.fromkeys(runners, UNTRIED)
     answer = record["answer"]
     lacking = {entry["runner"] for entry in answer["lacking"]}
-    return {
-        name: LACKING if name in lacking else cell(answer, name) for name in runners_of(package)
-    }
+    return {name: LACKING if name in lacking else cell(answer, name) for name in runners}
 
 
 def cell(answer: Mapping[str, Any], runner: str) -> str:
@@ -50,16 +48,27 @@ def cell(answer: Mapping[str, Any], runner: str) -> str:
     return UNTRIED if still or not replays else f"clean ({replays})"
 
 
-def write_matrix(path: Path, walked: Walked, device: str, package: Package = SGLANG) -> None:
-    """Write the matrix of a walk as Markdown: a row for each release, a column for each runner."""
-    columns = runners_of(package)
+def write_matrix(
+    path: Path,
+    walked: Walked,
+    device: str,
+    package: Package = SGLANG,
+    asked: Sequence[str] = (),
+) -> None:
+    """Write the matrix of a walk as Markdown: a row for each release, a column for each runner.
+
+    With `asked`, the walk was of these runners alone.
+    """
+    columns = runners_of(package, asked)
+    make = f"make releases{'' if package is SGLANG else f' ENGINE={package.name}'}"
+    alone = f" ARGS='--runner {','.join(asked)}'" if asked else ""
     lines = [
         "# Releases of the engine, runner by runner"
         if package is SGLANG
         else f"# Releases of {package.name}, runner by runner",
         "",
         f"Tried on {datetime.now(UTC):%Y-%m-%d} by behaviour alone, on {device_name(device)}:"
-        f" `make releases{'' if package is SGLANG else f' ENGINE={package.name}'}`.",
+        f" `{make}{alone}`.",
         "A cell says what differs: a fault class where its evidence holds, else the property that"
         f" is violated. `{LACKING}`: the engine has no such runner. `{UNTRIED}`: undecided.",
         "`clean (n)`: nothing differs in n replays.",
@@ -68,7 +77,7 @@ def write_matrix(path: Path, walked: Walked, device: str, package: Package = SGL
         f"|---{'|---' * len(columns)}|",
     ]
     for version, record in walked:
-        row = cells(record, package)
+        row = cells(record, columns)
         lines.append(f"| {version} | {' | '.join(row[name] for name in columns)} |")
     open_legs = [
         f"- {version}: {entry['leg']}: {entry['reason']}"

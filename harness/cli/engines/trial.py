@@ -224,12 +224,12 @@ def run_releases(options: argparse.Namespace) -> int:
         write_engine(record, place)
         if record["answer"]["interrupted"]:
             break
-    console.print(runner_table(walked, package), release_table(walked))
+    console.print(runner_table(walked, package, settings.runners), release_table(walked))
     for line in changes(walked):
         console.print(line, highlight=False)
     console.print(f"records and pages: {folder}", highlight=False, soft_wrap=True)
     if options.table is not None:
-        write_matrix(options.table, walked, settings.device, package)
+        write_matrix(options.table, walked, settings.device, package, settings.runners)
     records = [record for _, record in walked if not isinstance(record, str)]
     if any(record["answer"]["interrupted"] for record in records):
         return INTERRUPTED
