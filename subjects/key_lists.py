@@ -5,7 +5,9 @@ the padded rows too, as in the engine's attention backends. For eager attention 
 fresh.
 """
 
+import importlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,9 @@ from subjects.toggles import MemoResets, Toggles
 
 Lists = dict[str, Tensor]
 """Metadata by the name of its buffer."""
+
+LISTING = {"cpu": "subjects.listing.host", "cuda": "subjects.listing.device"}
+"""What lists the slots of requests on a device: two modules of the same functions."""
 
 
 class StaticLists:
@@ -81,22 +86,16 @@ def row_lists(
     the host; the host copy says how many elements to gather. `shift` is (column, by): the
     keys from `column` on are read from the columns `by` further on.
     """
-    indptr = indptr_of(seq_lens)
-    total = int(seq_lens_cpu.sum())
-    kv_indices = gather_slots(req_pool_indices, None, indptr, total, pool, shift)
-    window_kv_lens = seq_lens.clamp(max=window)
-    window_kv_start = seq_lens - window_kv_lens
-    window_indptr = indptr_of(window_kv_lens)
-    window_total = int(seq_lens_cpu.clamp(max=window).sum())
-    window_kv_indices = gather_slots(
-        req_pool_indices, window_kv_start, window_indptr, window_total, pool, shift
+    lengths = seq_lens_cpu.tolist()
+    lists = listing(seq_lens.device).list_rows(
+        req_pool_indices,
+        seq_lens,
+        (sum(lengths), sum(min(length, window) for length in lengths)),
+        window,
+        pool.pool.req_to_token,
+        shift,
     )
-    return {
-        "kv_indptr": indptr,
-        "kv_indices": kv_indices,
-        "window_kv_indptr": window_indptr,
-        "window_kv_indices": translate_window(window_kv_indices, pool, memo_resets),
-    }
+    return translated(lists, pool, memo_resets)
 
 
 def draft_lists(
@@ -172,30 +171,21 @@ def span_lists(
     The tensors are [B], on the device or (`_cpu`) on the host; `tokens` and `window` are
     counts. The tokens lie one request after the other. A token beyond them all sees no key.
     """
-    qo_indptr = indptr_of(counts)
-    place = torch.arange(tokens, dtype=torch.int32, device=counts.device)
-    request = torch.searchsorted(qo_indptr[1:], place, right=True)
-    live = request < counts.shape[0]
-    request = request.clamp(max=counts.shape[0] - 1)
-    column = (seq_lens - counts)[request] + place - qo_indptr[request]
-    seen = (column + 1).clamp(min=0) * live
-    starts = (seq_lens - counts - window + 1).clamp(min=0)
-    starts_cpu = (seq_lens_cpu - counts_cpu - window + 1).clamp(min=0)
-    indptr, window_indptr = indptr_of(seq_lens), indptr_of(seq_lens - starts)
-    kv_indices = gather_slots(req_pool_indices, None, indptr, int(seq_lens_cpu.sum()), pool)
-    window_kv_indices = gather_slots(
-        req_pool_indices, starts, window_indptr, int((seq_lens_cpu - starts_cpu).sum()), pool
+    lengths, ran = seq_lens_cpu.tolist(), counts_cpu.tolist()
+    unseen = (
+        max(length - count - window + 1, 0) for length, count in zip(lengths, ran, strict=True)
     )
-    first = (column - window + 1).clamp(min=0)
-    begin, window_begin = indptr[request], window_indptr[request] + first - starts[request]
-    return {
-        "kv_indices": kv_indices,
-        "key_begin": begin,
-        "key_end": (begin + seen).to(torch.int32),
-        "window_kv_indices": translate_window(window_kv_indices, pool, memo_resets),
-        "window_key_begin": window_begin.to(torch.int32),
-        "window_key_end": (window_begin + (seen - first).clamp(min=0)).to(torch.int32),
-    }
+    total = sum(lengths)
+    lists = listing(seq_lens.device).list_spans(
+        req_pool_indices,
+        seq_lens,
+        counts,
+        (total, total - sum(unseen)),
+        tokens,
+        window,
+        pool.pool.req_to_token,
+    )
+    return translated(lists, pool, memo_resets)
 
 
 def fresh_span_keys(
@@ -277,7 +267,6 @@ def verify_lists(
     """
     drafts = SPECULATION.draft_tokens
     ends = seq_lens + drafts
-    indptr = indptr_of(ends)
     place = torch.arange(positions.shape[0], device=positions.device)
     request, node = place // drafts, place % drafts
     mask_rows = torch.cumsum(ends * drafts, 0) - ends * drafts
@@ -292,9 +281,12 @@ def verify_lists(
         page_table = translate_window(page_table, pool, toggles.memo_resets)
     first = (positions - window + 1).clamp(min=0)
     row_start = request * width - offsets[request]
-    total = int(seq_lens_cpu.sum()) + drafts * seq_lens_cpu.shape[0]
+    total = sum(seq_lens_cpu.tolist()) + drafts * seq_lens_cpu.shape[0]
+    list_rows = listing(seq_lens.device).list_rows
+    lists = list_rows(req_pool_indices, ends, (total, 0), window, table, None)
+    indptr = lists["kv_indptr"]
     return {
-        "kv_indices": gather_slots(req_pool_indices, None, indptr, total, pool),
+        "kv_indices": lists["kv_indices"],
         "swa_page_table": page_table,
         "window_kv_offsets": offsets.to(torch.int64),
         "key_begin": indptr[request],
@@ -305,33 +297,16 @@ def verify_lists(
     }
 
 
-def indptr_of(lengths: Tensor) -> Tensor:
-    """Return the running sum of `lengths` [n] from 0 on, int32 [n + 1]."""
-    indptr = torch.zeros(lengths.shape[0] + 1, dtype=torch.int32, device=lengths.device)
-    torch.cumsum(lengths, 0, dtype=torch.int32, out=indptr[1:])
-    return indptr
+def listing(device: torch.device) -> Any:
+    """Return the module that lists slots on a device."""
+    # Imported late: importing Triton decides whether its interpreter is used.
+    return importlib.import_module(LISTING[device.type])
 
 
-def gather_slots(
-    rows: Tensor,
-    starts: Tensor | None,
-    indptr: Tensor,
-    total: int,
-    pool: SubjectPool,
-    shift: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
-    """Return req_to_token[rows[i], starts[i] : starts[i] + length i] for all i, concatenated.
-
-    All start at 0 if `starts` is None. `indptr` [n + 1] holds the running sum of the lengths,
-    `total` its last value; `shift` is that of `row_lists`. The result is int32 [total].
-    """
-    place = torch.arange(total, dtype=indptr.dtype, device=rows.device)
-    row = torch.searchsorted(indptr[1:], place, right=True)
-    column = place - indptr[row] if starts is None else place + (starts - indptr[:-1])[row]
-    if shift is not None:
-        since, by = shift
-        column = column + torch.where(column >= since[row], by[row], 0)
-    return pool.pool.req_to_token[rows[row], column]
+def translated(lists: Lists, pool: SubjectPool, memo_resets: MemoResets) -> Lists:
+    """Return the lists with those of the window translated to SWA slots."""
+    window_kv_indices = translate_window(lists["window_kv_indices"], pool, memo_resets)
+    return {**lists, "window_kv_indices": window_kv_indices}
 
 
 def translate_window(

@@ -27,7 +27,12 @@ from subjects.protocol import Offer
 
 ROOT = Path(__file__).parents[2]
 
-KERNELS = ("reference.triton_ops", "harness.lockstep.scale.kernel", "reference.kernels.known")
+KERNELS = (
+    "reference.triton_ops",
+    "harness.lockstep.scale.kernel",
+    "reference.kernels.known",
+    "subjects.listing.device",
+)
 
 ON_DEVICE = {"cuda": KERNELS}
 """What the server imports besides, for the processes that play on a device."""

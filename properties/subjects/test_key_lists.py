@@ -16,6 +16,7 @@ from torch import Tensor
 
 from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from properties.support.subjects.examples import examples
+from properties.support.subjects.listings import check_listings, check_too_many_are_none
 from reference.batch import Mode, Span, prepare
 from reference.config import PRESETS
 from reference.pool import HybridKVPool, PoolSizes
@@ -34,6 +35,7 @@ from subjects.key_lists import (
     verify_lists,
     verify_sizes,
 )
+from subjects.listing import host
 from subjects.pool import SubjectPool
 from subjects.protocol import KeyLists, Keys
 from subjects.toggles import LocationScheme, MemoResets, Toggles
@@ -457,3 +459,22 @@ def test_the_longest_lists_fit_their_buffers(device: str, page_size: int) -> Non
     keys = written_verify(longest, BS, page_size, LocationScheme.MEMO, device, right=True)
     every = [tables.full(row, range(CONTEXT)) for row in held for _ in range(DRAFTS)]
     assert listed(keys).full == every
+
+
+def test_a_gpu_lists_what_a_cpu_lists(device: str) -> None:
+    """By its kernel; without a GPU that is interpreted in `test_ops`."""
+    if device == "cuda":
+        from subjects.listing import device as on_device  # noqa: PLC0415 - not without CUDA
+
+        check_listings(on_device, device)
+        check_too_many_are_none(on_device, device)
+
+
+def test_more_keys_than_there_are_cannot_be_listed() -> None:
+    """What the host counts says how many: a count that is too high is no list of junk."""
+    table = torch.arange(8, dtype=torch.int32).view(2, 4)
+    rows, seq_lens = torch.tensor([0, 1]), torch.tensor([3, 2])
+    assert host.list_rows(rows, seq_lens, (5, 2), 1, table, None)["kv_indices"].shape == (5,)
+    for totals in ((6, 2), (5, 3)):
+        with pytest.raises(IndexError):
+            host.list_rows(rows, seq_lens, totals, 1, table, None)

@@ -2,8 +2,8 @@
 
 Knows the contracts of the op interface, written out again in float64. Does not know
 pytest, and takes nothing from the op sets that it checks. Run as a module it checks
-the Triton ops, and the kernel that compares pools, under Triton's interpreter, which needs
-a process of its own: Triton decides at import whether it interprets.
+the Triton ops, the kernel that compares pools and the one that lists slots, under Triton's
+interpreter, which needs a process of its own: Triton decides at import whether it interprets.
 """
 
 import os
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from harness.lockstep.scale.comparison import compared_on_device
 from properties.support.harness.comparisons import check_comparisons
+from properties.support.subjects.listings import check_listings, check_too_many_are_none
 from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from reference.model import column_major
 from reference.ops import STATE_GAIN, Ops, Reused
@@ -26,6 +27,7 @@ from reference.ops import STATE_GAIN, Ops, Reused
 MAX_ROWS = 33  # more than any replay of a trial runs
 FEW_ROWS = 4  # one with each kind of list: see `key_lists`
 LONG_ROW = 5000  # more than any tile
+INTERPRETED_TILE = 4  # requests and keys that a step lists: so few make several steps
 SUNK_FORMS = (("own", False), ("shared", True), ("masked", False), ("masked", True))
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -749,10 +751,14 @@ def main() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         sys.exit("set TRITON_INTERPRET=1: these checks are for Triton's interpreter")
     from reference.triton_ops import TritonOps  # noqa: PLC0415 - slow, and wanted here alone
+    from subjects.listing import device  # noqa: PLC0415 - likewise
 
     torch.set_num_threads(1)
     run_checks(TritonOps(), "cpu", FEW, interpreted=True)
     check_comparisons(compared_on_device, "cpu")
+    device.TILE = INTERPRETED_TILE
+    check_listings(device, "cpu")
+    check_too_many_are_none(device, "cpu")
     sys.stdout.write(f"{len(FEW)}\n")
 
 

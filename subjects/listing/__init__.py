@@ -1,0 +1,6 @@
+"""The slots that requests see, listed one request after the other: on the host, and on CUDA.
+
+Both forms list the same, bit by bit: full and window lists side by side, every number an int32.
+A request lists its first columns of `req_to_token` on full layers, and on SWA layers those that
+the first of its tokens sees through the window, and on. Slots are those of the full sub-pool.
+"""

@@ -1,0 +1,251 @@
+"""The key lists of a forward by one launch: what a dozen torch ops make on a CPU.
+
+Rows are listed by the running sum of their lengths, as the engine's own kernel lists them
+(`create_flashinfer_kv_indices_triton`), full and window lists side by side.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# The line above is for the kernel: Triton's values have no Python types.
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from reference.kernels.launch import Kernel, jit
+
+TILE = 512
+"""Requests, keys or tokens that one step of a program lists."""
+
+NO_SLOT = tl.constexpr(2**31 - 1)
+"""A slot that no pool has."""
+
+ALL = tl.constexpr(2**30)
+"""More keys than any request has."""
+
+KINDS = 2
+"""Full lists and the window's."""
+
+
+@jit
+def _before(
+    request,
+    windowed,
+    seq_lens,
+    counts,
+    window,
+    SPANS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Return how many slots are listed for the requests before one, and how many tokens run."""
+    slots = tl.full((), 0, tl.int32)
+    tokens = tl.full((), 0, tl.int32)
+    start = 0
+    while start < request:
+        other = start + tl.arange(0, TILE)
+        before = other < request
+        length = tl.load(seq_lens + other, mask=before, other=0).to(tl.int32)
+        if SPANS:
+            count = tl.load(counts + other, mask=before, other=0).to(tl.int32)
+            tokens += tl.sum(count, 0)
+            length -= tl.where(windowed, tl.maximum(length - count - window + 1, 0), 0)
+        else:
+            length = tl.where(windowed, tl.minimum(length, window), length)
+        slots += tl.sum(length, 0)
+        start += TILE
+    return slots, tokens
+
+
+@jit
+def _list_slots(
+    target,
+    source,
+    begin,
+    end,
+    until,
+    first,
+    since,
+    by,
+    SHIFTED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """List a row's slots from column `first` on, at places from `begin` to `until`.
+
+    More keys than there are, to `end`, cannot be listed: what the host counts beyond them is no
+    slot, so that to translate it fails.
+    """
+    place = begin
+    while place < until:
+        turn = place + tl.arange(0, TILE)
+        column = turn - begin + first
+        if SHIFTED:
+            column += tl.where(column >= tl.load(since).to(tl.int32), tl.load(by).to(tl.int32), 0)
+        slot = tl.load(source + column, mask=turn < tl.minimum(end, until), other=NO_SLOT)
+        tl.store(target + turn, slot, mask=turn < until)
+        place += TILE
+
+
+@jit
+def _list_tokens(
+    target,
+    tokens,
+    token,
+    ran,
+    until,
+    position,
+    origin,
+    back,
+    TILE: tl.constexpr,
+):
+    """List where keys begin and end of tokens from `token` on, the first at `position`.
+
+    The list has column 0 at `origin`, whether or not it holds it. A token sees `back` keys
+    before its own.
+    """
+    place = token
+    while place < until:
+        turn = place + tl.arange(0, TILE)
+        column = position + turn - token
+        seen = tl.where(turn < token + ran, tl.maximum(column + 1, 0), 0)
+        unseen = tl.maximum(column - back, 0)
+        tl.store(target + turn, origin + unseen, mask=turn < until)
+        end = origin + unseen + tl.maximum(seen - unseen, 0)
+        tl.store(target + tokens + turn, end, mask=turn < until)
+        place += TILE
+
+
+@Kernel
+def key_lists_kernel(
+    indptr,
+    ends,
+    slots,
+    rows,
+    seq_lens,
+    counts,
+    since,
+    by,
+    table,
+    width,
+    window,
+    requests,
+    tokens,
+    full_total,
+    window_total,
+    SPANS: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    request = tl.program_id(0)
+    windowed = tl.program_id(1) != 0
+    begin, token = _before(request, windowed, seq_lens, counts, window, SPANS, TILE)
+    ran = 1
+    length = tl.load(seq_lens + request).to(tl.int32)
+    if SPANS:
+        ran = tl.load(counts + request).to(tl.int32)
+    first = tl.where(windowed, tl.maximum(length - ran - window + 1, 0), 0)
+    end = begin + length - first
+    own = indptr + tl.where(windowed, requests + 1, 0) + request
+    tl.store(own, begin)
+    tl.store(own + 1, end)
+    last = request == requests - 1
+
+    total = tl.where(windowed, window_total, full_total)
+    until = tl.where(last, total, tl.minimum(end, total))
+    _list_slots(
+        slots + tl.where(windowed, full_total, 0),
+        table + tl.load(rows + request).to(tl.int64) * width,
+        begin,
+        end,
+        until,
+        first,
+        since + request,
+        by + request,
+        SHIFTED,
+        TILE,
+    )
+    if SPANS:
+        target = ends + tl.where(windowed, 2 * tokens, 0)
+        # Tokens beyond all requests see no key of the last one.
+        until = tl.where(last, tokens, tl.minimum(token + ran, tokens))
+        back = tl.where(windowed, window - 1, ALL)
+        _list_tokens(target, tokens, token, ran, until, length - ran, begin - first, back, TILE)
+
+
+def list_rows(
+    rows: Tensor,
+    seq_lens: Tensor,
+    totals: tuple[int, int],
+    window: int,
+    table: Tensor,
+    shift: tuple[Tensor, Tensor] | None,
+) -> dict[str, Tensor]:
+    """Return what `subjects.key_lists.list_rows` does, on CUDA."""
+    requests = rows.shape[0]
+    sizes = [requests + 1, requests + 1, *totals]
+    memory = torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
+    indptr, window_indptr, slots, window_slots = memory.split_with_sizes(sizes)
+    since, by = shift or (rows, rows)  # The kernel takes all, and reads none of the others.
+    key_lists_kernel.launch(
+        (requests, KINDS, 1),
+        indptr,
+        indptr,
+        slots,
+        rows,
+        seq_lens,
+        seq_lens,
+        since,
+        by,
+        table,
+        table.shape[1],
+        window,
+        requests,
+        0,
+        *totals,
+        SPANS=False,
+        SHIFTED=shift is not None,
+        TILE=TILE,
+    )
+    return {
+        "kv_indptr": indptr,
+        "kv_indices": slots,
+        "window_kv_indptr": window_indptr,
+        "window_kv_indices": window_slots,
+    }
+
+
+def list_spans(
+    rows: Tensor,
+    seq_lens: Tensor,
+    counts: Tensor,
+    totals: tuple[int, int],
+    tokens: int,
+    window: int,
+    table: Tensor,
+) -> dict[str, Tensor]:
+    """Return what `subjects.key_lists.list_spans` does, on CUDA."""
+    requests = rows.shape[0]
+    sizes = [KINDS * (requests + 1), tokens, tokens, tokens, tokens, *totals]
+    memory = torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
+    indptr, *ends, slots, window_slots = memory.split_with_sizes(sizes)
+    key_lists_kernel.launch(
+        (requests, KINDS, 1),
+        indptr,
+        ends[0],
+        slots,
+        rows,
+        seq_lens,
+        counts,
+        rows,  # Read if they are shifted.
+        rows,
+        table,
+        table.shape[1],
+        window,
+        requests,
+        tokens,
+        *totals,
+        SPANS=True,
+        SHIFTED=False,
+        TILE=TILE,
+    )
+    names = "key_begin", "key_end", "window_key_begin", "window_key_end"
+    lists = {"kv_indices": slots, "window_kv_indices": window_slots}
+    return {**lists, **dict(zip(names, ends, strict=True))}

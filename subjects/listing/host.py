@@ -1,0 +1,127 @@
+"""Key lists on a CPU, in whole arrays: for lists this short, torch costs three times as much."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int32]
+
+
+def list_rows(
+    rows: Tensor,
+    seq_lens: Tensor,
+    totals: tuple[int, int],
+    window: int,
+    table: Tensor,
+    shift: tuple[Tensor, Tensor] | None,
+) -> dict[str, Tensor]:
+    """Return the lists of rows that run one token, and see `seq_lens` [N] keys with it.
+
+    `rows` [N] are their rows of `table`; `totals` say how many keys to list, of the window's
+    too. `shift` is that of `subjects.key_lists.row_lists`. Raises IndexError where there are
+    fewer keys, or no such row or column.
+    """
+    lengths = seq_lens.numpy()
+    kept = np.minimum(lengths, window)
+    lists = _Lists(rows, lengths, kept, totals, table, shift)
+    return _tensors(
+        {
+            "kv_indptr": lists.indptr,
+            "kv_indices": lists.slots,
+            "window_kv_indptr": lists.window_indptr,
+            "window_kv_indices": lists.window_slots,
+        }
+    )
+
+
+def list_spans(
+    rows: Tensor,
+    seq_lens: Tensor,
+    counts: Tensor,
+    totals: tuple[int, int],
+    tokens: int,
+    window: int,
+    table: Tensor,
+) -> dict[str, Tensor]:
+    """Return the lists of requests that run the last `counts` [N] of their `seq_lens` tokens.
+
+    Beside them, where in its request's lists each of `tokens` tokens begins and ends. The others
+    are as those of `list_rows`.
+    """
+    lengths, ran = seq_lens.numpy(), counts.numpy()
+    begins = lengths - ran
+    starts = np.maximum(begins - window + 1, 0)
+    kept = lengths - starts
+    lists = _Lists(rows, lengths, kept, totals, table)
+    token_indptr = indptr_of(ran)
+    place = np.arange(tokens, dtype=np.int32)
+    request = np.searchsorted(token_indptr[1:], place, side="right")
+    live = request < len(ran)
+    request = np.minimum(request, len(ran) - 1)
+    column = (begins - token_indptr[:-1])[request] + place
+    seen = np.maximum(column + 1, 0) * live
+    first = np.maximum(column - window + 1, 0)
+    begin = lists.indptr[request]
+    window_begin = (lists.window_indptr[:-1] - starts)[request] + first
+    return _tensors(
+        {
+            "kv_indices": lists.slots,
+            "key_begin": begin,
+            "key_end": begin + seen,
+            "window_kv_indices": lists.window_slots,
+            "window_key_begin": window_begin,
+            "window_key_end": window_begin + np.maximum(seen - first, 0),
+        }
+    )
+
+
+def indptr_of(lengths: Ints) -> Ints:
+    """Return the running sum of `lengths` [N] from 0 on, int32 [N + 1]."""
+    indptr = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, dtype=np.int32, out=indptr[1:])
+    return indptr
+
+
+class _Lists:
+    """The slots of rows of `table`, and where those of each row begin, of both kinds.
+
+    Full lists hold a row's first `lengths` columns, the window's the last `kept` of them. They
+    are made together, as if each row were two.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        lengths: Ints,
+        kept: Ints,
+        totals: tuple[int, int],
+        table: Tensor,
+        shift: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        count = len(lengths)
+        both = np.concatenate((lengths, kept))
+        indptr = indptr_of(both)
+        first, end = int(indptr[count]), int(indptr[-1])
+        self.indptr, self.window_indptr = indptr[: count + 1], indptr[count:] - first
+        if first < totals[0] or end - first < totals[1]:
+            raise IndexError(f"{totals} keys are to be listed, of {first} and {end - first}")
+        before = indptr[:-1].copy()  # What a place is further on than its column.
+        before[count:] += kept - lengths
+        column = np.arange(end) - np.repeat(before, both)
+        if shift is not None:
+            since, by = (np.repeat(np.tile(values.numpy(), 2), both) for values in shift)
+            column += np.where(column >= since, by, 0)
+        listed = np.repeat(np.concatenate((own := rows.numpy(), own)), both)
+        slots: Ints = table.numpy()[listed, column]
+        self.slots, self.window_slots = slots[: totals[0]], slots[first : first + totals[1]]
+
+
+def _tensors(lists: Mapping[str, NDArray[np.integer]]) -> dict[str, Tensor]:
+    """Return the lists as tensors, int32."""
+    return {
+        name: torch.from_numpy(values.astype(np.int32, copy=False))
+        for name, values in lists.items()
+    }
