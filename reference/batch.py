@@ -8,6 +8,7 @@ derives by itself.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -134,7 +135,9 @@ class ForwardBatch:
     out_cache_loc int64 [N], where N = T except for a draft, which takes topk x steps slots a
     request; req_pool_indices, seq_lens, mamba_track_indices, encoder_lens int64 [B];
     mamba_track_mask bool [B]; num_token_non_padded int32 [1]; token_requests int64 [T], the
-    batch index of the request that a token belongs to. Host: `spans`, `seq_lens_cpu` int64 [B].
+    batch index of the request that a token belongs to; extend_lens, last_rows int64 [B], of a
+    batch that extends: how many tokens of each request it runs, and the row of the last of them.
+    Host: `spans`, `seq_lens_cpu`, `extend_lens_cpu` int64 [B].
     `spec_info` holds what speculation adds: custom_mask bool [M], M the sum over the requests
     of draft tokens x keys; hidden_states [T or B, H]; topk_p float32 and topk_index int64
     [B, topk]; extend_seq_lens, num_correct_drafts, num_accept_tokens int32 [B].
@@ -155,6 +158,9 @@ class ForwardBatch:
     seq_lens_cpu: Tensor
     token_rows: Tensor
     token_requests: Tensor
+    extend_lens: Tensor
+    extend_lens_cpu: Tensor
+    last_rows: Tensor
     spec_info: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -251,6 +257,9 @@ def batch_of(
         seq_lens_cpu=host["seq_len"],
         token_rows=device["token_row"],
         token_requests=device["token_request"],
+        extend_lens=device["extend_len"],
+        extend_lens_cpu=host["extend_len"],
+        last_rows=device["last_row"],
         spec_info=_spec_info(mode, spans, device, hidden_states),
     )
 
@@ -295,13 +304,15 @@ def _per_token(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
 
 def _per_request(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
     """Return, for every request, its row of `req_to_token`, its lengths and its payloads."""
+    extended = [span.end - span.begin for span in spans]
     return {
         "request_row": [span.row for span in spans],
         "seq_len": [span.seq_len(mode) for span in spans],
         "track_index": [span.track_index for span in spans],
         "tracked": [span.tracked for span in spans],
         "encoder_len": [span.encoder_len for span in spans],
-        "extend_len": [span.end - span.begin for span in spans],
+        "extend_len": extended,
+        "last_row": [end - 1 for end in accumulate(extended)],
     }
 
 

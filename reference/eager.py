@@ -271,7 +271,7 @@ class EagerDecoder:
         )
         seen = visible_of(batch, device)
         access = EagerKV(self.ops, self.model, self.pools[Role.TARGET], seen, batch.out_cache_loc)
-        rows = last_rows(batch) if batch.mode is Mode.EXTEND else None
+        rows = batch.last_rows if batch.mode is Mode.EXTEND else None
         return self.model.forward(self.ops, tokens, access, rows)
 
     def _draft_extend(self, batch: ForwardBatch) -> Output:
@@ -285,7 +285,7 @@ class EagerDecoder:
             batch.positions,
             batch.num_token_non_padded,
         )
-        rows = last_rows(batch)
+        rows = batch.last_rows
         output = self.draft.forward(self.ops, tokens, access, rows)
         return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
 
@@ -346,9 +346,3 @@ def frozen_layers(target: Model, draft: Model) -> dict[int, int]:
     return {
         layer: target.config.layers_of(kind)[-1] for layer, kind in enumerate(draft.config.layers)
     }
-
-
-def last_rows(batch: ForwardBatch) -> Tensor:
-    """Return the rows of the requests' last tokens, int64 [B]."""
-    ends = np.cumsum([span.end - span.begin for span in batch.spans])
-    return torch.from_numpy(ends - 1).to(batch.positions.device)

@@ -8,7 +8,7 @@ import torch
 
 from reference.batch import ForwardBatch, Mode
 from reference.config import Role
-from reference.eager import draft_inputs, last_rows
+from reference.eager import draft_inputs
 from reference.model import Model, TokenInputs
 from reference.ops import Ops
 from reference.pool import KVPools
@@ -148,7 +148,7 @@ class Engine:
         if toggles.scheme is LocationScheme.PRESET:
             pool.set_swa_loc(pool.translate_loc_from_full_to_swa(batch.out_cache_loc))
         access = ListedKV(self.ops, model, pool, batch.out_cache_loc, lists)
-        rows = last_rows(batch)
+        rows = batch.last_rows
         if role is Role.TARGET:
             target = model.forward(self.ops, self._inputs(batch), access, rows)
             return Forward(target, None, lists)

@@ -192,13 +192,12 @@ def fresh_span_keys(
     batch: ForwardBatch, window: int, pool: SubjectPool, memo_resets: MemoResets
 ) -> KeyLists:
     """Return fresh keys of a batch that extends: one row per token, its prefix and itself."""
-    counts_cpu = torch.tensor([span.end - span.begin for span in batch.spans])
     lists = span_lists(
         batch.req_pool_indices,
         batch.seq_lens,
-        counts_cpu.to(batch.seq_lens.device),
+        batch.extend_lens,
         batch.seq_lens_cpu,
-        counts_cpu,
+        batch.extend_lens_cpu,
         batch.live_tokens,
         window,
         pool,

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
-from reference.eager import last_rows
 from reference.model import Heads, Output
 from subjects.access import ListedKV
 from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticInput, keep, reset
@@ -137,7 +136,7 @@ class PrefillRunner(GraphRunner):
         hidden = replay.output["hidden"][: replay.live_size]
         live_output = {"hidden": hidden}
         if batch is not None:
-            live_output["logits"] = self.target.logits(self.ops, hidden[last_rows(batch)])
+            live_output["logits"] = self.target.logits(self.ops, hidden[batch.last_rows])
         # Rows of padded tokens are uninitialised memory, so that only live ones are defined.
         return replace(replay, live_output=live_output, defined=live_output)
 
