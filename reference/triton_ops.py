@@ -134,20 +134,16 @@ class TritonOps(Ops):
     def _rope(self, heads: Tensor, rotary: Tensor) -> Tensor:
         rows, count, dim = heads.shape
         output = heads.new_empty(rows, count, dim)
-        pair_tile = _tile(dim // 2, TILE_AREA)
-        head_tile = _tile(count, TILE_AREA // pair_tile)
+        pieces, constants = _rope_tiles(count, dim)
         rope_kernel.launch(
-            (rows, _pieces(count, head_tile), 1),
+            (rows, pieces, 1),
             output,
             heads,
             heads.stride(0),
             rotary,
             rotary.stride(0),
             rotary.stride(1),
-            HEADS=count,
-            PAIRS=dim // 2,
-            HEAD_TILE=head_tile,
-            PAIR_TILE=pair_tile,
+            **constants,
         )
         return output
 
@@ -232,11 +228,9 @@ class TritonOps(Ops):
     ) -> Tensor:
         rows, heads, dim = query.shape
         output = query.new_empty(rows, heads, dim)
-        tile = _power_of_2(dim)
         masked = int(mask is not None)
         if mask is None or mask_start is None:  # The kernel takes both, and reads neither.
-            mask = query.new_empty(0, dtype=torch.bool)
-            mask_start = query.new_empty(0, dtype=torch.int64)
+            mask, mask_start = _nothing(query.device)
         attention_kernel.launch(
             (rows, heads, 1),
             output,
@@ -252,14 +246,39 @@ class TritonOps(Ops):
             mask,
             mask_start,
             HAS_SINKS=sinks is not None,
-            SCALE=dim**-0.5,
-            HEADS=heads,
-            KV_HEADS=cache.shape[2],
-            DIM=dim,
-            KEYS=_tile(KEY_TILE, TILE_AREA // tile),
-            TILE=tile,
+            **_attention_tiles(heads, cache.shape[2], dim),
         )
         return output
+
+
+@cache
+def _nothing(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return a mask and where its rows begin, both without elements, and so without memory."""
+    mask = torch.empty(0, dtype=torch.bool, device=device)
+    return mask, torch.empty(0, dtype=torch.int64, device=device)
+
+
+@cache
+def _attention_tiles(heads: int, kv_heads: int, dim: int) -> dict[str, float]:
+    """Return the constants of attention, but for whether there are sinks."""
+    tile = _power_of_2(dim)
+    return {
+        "SCALE": dim**-0.5,
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "DIM": dim,
+        "KEYS": _tile(KEY_TILE, TILE_AREA // tile),
+        "TILE": tile,
+    }
+
+
+@cache
+def _rope_tiles(heads: int, dim: int) -> tuple[int, dict[str, int]]:
+    """Return how many tiles cover the heads of a row, and the constants of their rotation."""
+    pair_tile = _tile(dim // 2, TILE_AREA)
+    head_tile = _tile(heads, TILE_AREA // pair_tile)
+    constants = {"HEADS": heads, "PAIRS": dim // 2, "HEAD_TILE": head_tile, "PAIR_TILE": pair_tile}
+    return _pieces(heads, head_tile), constants
 
 
 def _power_of_2(width: int) -> int:

@@ -6,6 +6,7 @@ an aligned pointer may sum in another order.
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -21,6 +22,20 @@ def jit(function: Callable[..., Any]) -> Any:
     return triton.jit(function, do_not_specialize=values)
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel as it is launched: by what, and with which constants, in their order.
+
+    To ask `kernel` for the others at each launch costs a tenth of it.
+    """
+
+    kernel: Any
+    run: Callable[..., None]
+    function: int
+    metadata: Any
+    constants: tuple[Any, ...]
+
+
 class Kernel:
     """A Triton kernel specialised on its constants and its tensors' dtypes alone.
 
@@ -32,7 +47,7 @@ class Kernel:
         parameters = inspect.signature(function).parameters.items()
         self.constants = [name for name, value in parameters if value.annotation is tl.constexpr]
         self.function = jit(function)
-        self.compiled: dict[tuple[Any, ...], Any] = {}
+        self.compiled: dict[tuple[Any, ...], Compiled] = {}
 
     def launch(self, grid: tuple[int, int, int], *values: Any, **constants: Any) -> None:
         """Run the kernel over `grid`, compiling it if it is new."""
@@ -40,20 +55,33 @@ class Kernel:
         key = (*dtypes, *constants.values())
         compiled = self.compiled.get(key)
         if compiled is None:
-            # The interpreter compiles nothing and returns None: it is called anew every time.
-            self.compiled[key] = self.function[grid](*values, **constants)
+            self._compile(key, grid, values, constants)
             return
-        ordered = [constants[name] for name in self.constants]
-        stream = driver.active.get_current_stream(values[0].device.index)
         # What follows the metadata are launch hooks, of which there are none.
         compiled.run(
             *grid,
-            stream,
+            driver.active.get_current_stream(values[0].device.index),
             compiled.function,
-            compiled.packed_metadata,
+            compiled.metadata,
             None,
             None,
             None,
             *values,
-            *ordered,
+            *compiled.constants,
+        )
+
+    def _compile(
+        self,
+        key: tuple[Any, ...],
+        grid: tuple[int, int, int],
+        values: tuple[Any, ...],
+        constants: dict[str, Any],
+    ) -> None:
+        """Run the kernel by Triton's own launcher, and keep what it has compiled."""
+        kernel = self.function[grid](*values, **constants)
+        if kernel is None:  # The interpreter compiles nothing: it is called anew every time.
+            return
+        ordered = tuple(constants[name] for name in self.constants)
+        self.compiled[key] = Compiled(
+            kernel, kernel.run, kernel.function, kernel.packed_metadata, ordered
         )
