@@ -13,11 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.checks.host_arrays import Numbers, on_device
+from harness.checks.device.host_arrays import Numbers, on_device
 from reference.config import Kind
 from subjects.protocol import KeyLists, Keys
 
 Slots = NDArray[np.int64]
+
+AS_OFTEN = 2**30
+"""How often a row must read what it may read as often as it likes: more often than it ever can."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ class CountedReads:
     """How often rows read what their cells count, and how often they must, int32 [rows, cells].
 
     `blocks` are the rows of each sub-pool. The first cell of a row counts negative numbers, the
-    next ones its columns, and the one behind them what is no slot that is counted.
+    next ones its columns, and the one behind them what is no slot that is counted. Where `right`
+    is AS_OFTEN, it may be read as often as it is.
     """
 
     read: Tensor
@@ -166,7 +170,7 @@ class CountedReads:
     @property
     def wrong(self) -> Tensor:
         """What a row reads too often or not often enough, bool [rows, cells]."""
-        return (self.read != self.right) & (self.right >= 0)
+        return (self.read != self.right) & (self.right != AS_OFTEN)
 
     def of(self, block: Block) -> "CountedReads":
         """Return those of the rows of one sub-pool."""

@@ -4,14 +4,13 @@ Each has a flag, cheap and on the device where it can be, and a description, ask
 if the flag is raised. Flags on the device are read by the host together, once a step.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from harness.checks.device.flags import Flag, read_flags
 from harness.explain.cause import CauseFinder
 from harness.explain.explanation import PlayCauseFinder
 from harness.lockstep.observation import Observation, Sample, StepEnd
@@ -79,7 +78,7 @@ class Playing:
 class EndOfStep:
     """How a property judges what a step left: also one that ran no forward."""
 
-    flag: Callable[[StepEnd], Tensor | bool]
+    flag: Callable[[StepEnd], Flag]
     describe: Callable[[StepEnd], Description]
 
 
@@ -101,7 +100,7 @@ class Property:
     id: str
     statement: str
     needs: frozenset[Offer]
-    flag: Callable[[Observation], Tensor | bool] | None = None
+    flag: Callable[[Observation], Flag] | None = None
     describe: Callable[[Observation], Description] | None = None
     at_end: Callable[[Playing], list[Violation]] | None = None
     end_of_step: EndOfStep | None = None
@@ -144,18 +143,3 @@ def judge_end(properties: Iterable[Property], end: StepEnd) -> tuple[Violation, 
         for name, rule in rules.items()
         if raised[name]
     )
-
-
-def read_flags(flags: Mapping[str, Tensor | bool]) -> dict[str, bool]:
-    """Return flags by name, those of one device read together."""
-    read: dict[str, bool] = {}
-    by_device = defaultdict[torch.device, dict[str, Tensor]](dict)
-    for name, flag in flags.items():
-        if isinstance(flag, Tensor):
-            by_device[flag.device][name] = flag
-        else:
-            read[name] = flag
-    for of_device in by_device.values():
-        values = torch.stack(list(of_device.values())).tolist()
-        read |= dict(zip(of_device, values, strict=True))
-    return read

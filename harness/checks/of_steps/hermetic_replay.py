@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from harness.checks.device.flags import Flag, outputs_unequal
 from harness.checks.differences import first_output_difference
 from harness.checks.property import Description, Property
 from harness.explain.cause import history_cause
-from harness.lockstep.bits import cloned, outputs_differ
+from harness.lockstep.bits import cloned
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
@@ -31,7 +30,7 @@ def run_fresh(pair: Pair, planned: PlannedStep) -> FreshReplay | None:
     return fresh
 
 
-def flag(observation: Observation) -> Tensor | bool:
+def flag(observation: Observation) -> Flag:
     """Whether the replay gave, or was told to read, anything else than the fresh one.
 
     It did too where the fresh engine replayed nothing: by its history it replays. What is not
@@ -43,7 +42,7 @@ def flag(observation: Observation) -> Tensor | bool:
     fresh = observation.extra["hermetic_replay"]
     if fresh is None or fresh.reads != replay.reads:
         return True
-    return outputs_differ(fresh.defined, replay.defined) if replay.defined else False
+    return outputs_unequal(fresh.defined, replay.defined) if replay.defined else False
 
 
 def describe(observation: Observation) -> Description:

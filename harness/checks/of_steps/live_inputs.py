@@ -7,12 +7,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from harness.checks.device.flags import Flag, Unequal, as_dtype
 from harness.checks.property import Description, Property
 from harness.checks.static_inputs import INPUTS, METADATA, OUTPUTS, Expected, ExpectedInputs
 from harness.explain.facts import Cause
 from harness.explain.origins.given import cell_of_element, given_element, kept_value
 from harness.explain.recorded import RecordedForward
-from harness.lockstep.bits import bits, differ
+from harness.lockstep.bits import bits
 from harness.lockstep.observation import Observation
 from subjects.protocol import Offer, Replay
 
@@ -141,7 +142,7 @@ def filled(value: int, shape: torch.Size, dtype: torch.dtype, device: torch.devi
     return torch.full(shape, value, dtype=dtype, device=device)
 
 
-def flag(observation: Observation) -> Tensor | bool:
+def flag(observation: Observation) -> Flag:
     """Whether any part of a static input holds other bits than it must."""
     if odd_inputs(observation):
         return True
@@ -151,16 +152,15 @@ def flag(observation: Observation) -> Tensor | bool:
         if part.held.shape != part.right.shape:
             return True
         pairs = on_device if part.held.device == device else on_host
-        pairs.append((part.held, as_held(part)))
-    if on_host and bool(differ(on_host)):
+        pairs.append((part.held, part.right))
+    if on_host and Unequal(on_host):
         return True
-    return differ(on_device) if on_device else False
+    return Unequal(on_device) if on_device else False
 
 
 def as_held(part: Part) -> Tensor:
     """Return what a part must hold in its dtype."""
-    held, right = part.held.dtype, part.right
-    return right if right.dtype is held else right.to(held)
+    return as_dtype(part.right, part.held.dtype)
 
 
 def describe(observation: Observation) -> Description:

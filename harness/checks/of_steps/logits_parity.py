@@ -1,21 +1,19 @@
 """logits_parity: what a user would notice."""
 
-from torch import Tensor
-
+from harness.checks.device.flags import Flag, outputs_unequal
 from harness.checks.differences import first_output_difference
 from harness.checks.property import Description, Property
 from harness.explain.cause import diverged_cause
-from harness.lockstep.bits import outputs_differ
 from harness.lockstep.observation import Observation
 from subjects.protocol import Offer
 
 
-def flag(observation: Observation) -> Tensor | bool:
+def flag(observation: Observation) -> Flag:
     """Whether any live output of the graph world has other bits than the eager world's."""
     eager, graph = observation.eager.output, observation.graph.output
     if eager is None or graph is None:
         return False
-    return outputs_differ(eager, graph)
+    return outputs_unequal(eager, graph)
 
 
 def describe(observation: Observation) -> Description:

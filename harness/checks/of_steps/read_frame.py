@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.checks.counted_reads import (
+    AS_OFTEN,
     Block,
     Columns,
     CountedReads,
@@ -20,7 +21,8 @@ from harness.checks.counted_reads import (
     keys_of,
     width_of,
 )
-from harness.checks.host_arrays import Numbers, on_device
+from harness.checks.device import launches
+from harness.checks.device.host_arrays import Numbers, on_device
 from harness.checks.property import Description, Property
 from harness.explain.facts import Cause
 from harness.explain.lists import listed_cause
@@ -142,7 +144,7 @@ def forwards_of(mode: Mode) -> int:
 def allowed(observation: Observation, blocks: Sequence[Block]) -> Numbers:
     """Return how often each row must read what each of its cells counts, int32 [rows, cells].
 
-    -1 says that it may read it as often as it likes: slot 0, where the row is padded. Where
+    AS_OFTEN says that it may read it as often as it likes: slot 0, of a padded row. Where
     there are fewer rows than live ones, further ones follow, which somebody should read by.
     """
     rows = sum(block.rows for block in blocks)
@@ -150,7 +152,7 @@ def allowed(observation: Observation, blocks: Sequence[Block]) -> Numbers:
     for block in blocks:
         for forward, reads in enumerate(live_reads(observation, block.kind)):
             first = block.first + forward * block.of_forward
-            counts[first + len(reads) : first + block.of_forward, 1] = -1
+            counts[first + len(reads) : first + block.of_forward, 1] = AS_OFTEN
             if reads:
                 reading = np.repeat(
                     np.arange(first, first + len(reads)), [len(read) for read in reads]
@@ -187,6 +189,12 @@ def most_listed(observation: Observation, blocks: Iterable[Block]) -> int:
 
 def flag(observation: Observation) -> Tensor | bool:
     """Whether a live row reads other slots than its request's, or a padded one another than 0."""
+    keys = observation.keys
+    if keys is not None and keys.full.begin.device.type == "cuda":
+        blocks = blocks_of(observation, {kind: len(keys_of(keys, kind).begin) for kind in Kind})
+        if all(block.columns.slots is None for block in blocks):
+            most = most_listed(observation, blocks)
+            return launches.reads_wrong(keys, blocks, allowed(observation, blocks), most)
     reads = reads_of(observation)
     return reads is not None and any_set(reads.wrong)
 
@@ -212,10 +220,10 @@ def describe(observation: Observation) -> Description:
     kind, read, right = block.kind, reads.read[row], reads.right[row]
     more, lacking = list[int](), list[int]()
     for cell in reads.wrong[row].nonzero().flatten().tolist():
-        often = read[cell] > max(int(right[cell]), 0)
+        often = read[cell] > right[cell]
         slots = more if often else lacking
         slots += slots_of(observation, kind, row, block.columns, cell - 1)
-    live = int(right[1]) >= 0
+    live = int(right[1]) != AS_OFTEN
     more, lacking = sorted(set(more)), sorted(set(lacking))
     where = {"kind": str(kind), "row": row, "live": live, "too_many": more, "too_few": lacking}
     words = [

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.checks.host_arrays import Numbers, on_device
+from harness.checks.device import launches
+from harness.checks.device.host_arrays import Numbers, on_device
 from harness.checks.property import Description, EndOfStep, Property
 from harness.explain.facts import Cause, Holding, Situation
 from harness.lockstep.bits import any_set
@@ -104,25 +105,31 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
     holders = [owner for owner in world.holders if owner.full_pages]
     if not holders:
         return cells
-    counts = [len(owner.full_pages) * sizes.page_size for owner in holders]
-    slots = slots_of_pages([page for one in holders for page in one.full_pages], sizes.page_size)
-    pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
-    swa = np.maximum(slots_of_pages(pages, sizes.page_size), 0)
-    # Of each slot, which token of its request it is for, and whether there is one.
-    lengths = np.array([(owner.length, owner.row) for owner in holders])
-    firsts = np.cumsum([0, *counts[:-1]])
-    of_slots = np.repeat(np.column_stack([lengths, firsts]), counts, axis=0)
-    column = np.arange(len(slots)) - of_slots[:, 2]
-    written = column < of_slots[:, 0]
-    mapping = cells[:, :mapped]
-    mapping[RIGHT, slots] = swa
-    if not written.all():
-        slots, swa, column, of_slots = (one[written] for one in (slots, swa, column, of_slots))
-    mapping[ALSO, slots] = swa
-    cell = mapped + of_slots[:, 1] * table_shape[1] + column
-    cells[RIGHT, cell] = cells[ALSO, cell] = slots
+    size = sizes.page_size
+    full = slots_of_pages([page for owner in holders for page in owner.full_pages], size)
+    swa_pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
+    swa = np.maximum(slots_of_pages(swa_pages, size), 0)
+    cells[RIGHT, full] = swa
+    # Of each request, which of the slots its tokens are written to, and by which cells of its row.
+    written, numbers, first = [], numbered(cells.shape[1]), 0
+    for owner in holders:
+        held, row = len(owner.full_pages) * size, mapped + owner.row * table_shape[1]
+        tokens = min(owner.length, held)
+        written.append((slice(first, first + tokens), numbers[row : row + tokens]))
+        first += held
+    cell = np.concatenate([of_one for _, of_one in written])
+    if len(cell) < len(full):
+        full, swa = (np.concatenate([one[part] for part, _ in written]) for one in (full, swa))
+    cells[ALSO, full] = swa
+    cells[:2, cell] = full
     cells[KNOWN, cell] = 1
     return cells
+
+
+@lru_cache(maxsize=8)
+def numbered(count: int) -> NDArray[np.int64]:
+    """Return the numbers of so many cells, which nobody writes."""
+    return np.arange(count)
 
 
 @lru_cache(maxsize=8)
@@ -165,8 +172,11 @@ def flag(end: StepEnd) -> Tensor | bool:
     judged = [both] if alike else [[world] for world in both]
     flags = []
     for worlds in judged:
-        cells = on_device(right_cells(worlds[0], end.sizes)[None], worlds[0].mapping.device)
-        flags.append(any_set(wrong_cells(worlds, cells)))
+        cells, device = right_cells(worlds[0], end.sizes), worlds[0].mapping.device
+        if device.type == "cuda":
+            flags.append(launches.tables_wrong(worlds, cells))
+        else:
+            flags.append(any_set(wrong_cells(worlds, on_device(cells[None], device))))
     return flags[0] if alike else torch.stack(flags).any()
 
 

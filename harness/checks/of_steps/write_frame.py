@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from harness.checks.device.frame import strayed
 from harness.checks.differences import PLACE_NAMES, Sections
 from harness.checks.property import Description, Property
 from harness.checks.twins import (
@@ -76,6 +77,8 @@ def flag(observation: Observation) -> Tensor:
         beside = [beside_outside_frame(observation, twins, world) for world in WORLDS]
         changed = [any_set(places) for sections in beside for places in sections.values()]
         return torch.stack([twins_wrote_outside(twins), *changed]).any()
+    if observation.compared.device.type == "cuda":
+        return strayed(observation)
     graph, eager = (
         _changed_outside(observation, world) for world in (observation.graph, observation.eager)
     )

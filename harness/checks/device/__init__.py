@@ -1,0 +1,1 @@
+"""What checks take to a device and ask there: arrays, flags and, on a GPU, a kernel a question."""

@@ -1,0 +1,110 @@
+"""Which elements of a world's storage a step may change, as numbers that a kernel looks up."""
+
+from enum import StrEnum
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from harness.checks.device.launches import answer_of, kernels
+from harness.lockstep.bits import bits
+from harness.lockstep.observation import Observation, Snapshot
+from reference.batch import Mode
+from reference.config import Kind, Role
+from reference.pool import KVLayout
+from reference.state_pool import Section
+
+ELEMENTS = 1024
+"""Elements that one program looks at."""
+
+
+class Beside(StrEnum):
+    """The parts of the state beside KV."""
+
+    STATE = "a request's state"
+    TREE = "the states of a tree's nodes"
+    DRAFT = "a request's row of the draft table"
+
+
+OWN: dict[Mode, Beside] = {
+    Mode.EXTEND: Beside.STATE,
+    Mode.DECODE: Beside.STATE,
+    Mode.TARGET_VERIFY: Beside.TREE,
+    Mode.DRAFT: Beside.DRAFT,
+    Mode.FROZEN_DRAFT: Beside.DRAFT,
+}
+"""Which part beside KV a forward of each mode may change of its requests, if any."""
+
+NONE = -1
+"""No part."""
+
+
+@lru_cache(maxsize=8)
+def parts_of(layout: KVLayout) -> dict[tuple[Role, Kind] | Beside, int]:
+    """Return the numbers of the parts of a storage."""
+    arenas = [(role, kind) for role, kind, _ in layout.arenas_of(torch.empty(layout.elements))]
+    return {part: number for number, part in enumerate([*arenas, *Beside])}
+
+
+@lru_cache(maxsize=8)
+def numbers_of(layout: KVLayout, device: torch.device) -> Tensor:
+    """Return of each element of a storage its part, and its slot or place, int32 [elements].
+
+    Nobody writes them.
+    """
+    # Imported late, as in `kernels`.
+    shift, parts = kernels().PLACE_BITS, parts_of(layout)
+    numbers = torch.zeros(layout.elements, dtype=torch.int32)
+    for role, kind, arena in layout.arenas_of(numbers):
+        slots = torch.arange(arena.shape[2], dtype=torch.int32).view(1, 1, -1, 1, 1)
+        arena.copy_(slots + (parts[role, kind] << shift))
+    for section, held in layout.sections_of(numbers).items():
+        places = torch.arange(held.shape[0], dtype=torch.int32).view(-1, 1, 1)
+        if section is Section.RECURRENT:
+            held[:, :1] = places + (parts[Beside.STATE] << shift)
+            held[:, 1:] = places + (parts[Beside.TREE] << shift)
+        else:
+            held.copy_(places + (parts[Beside.DRAFT] << shift))
+    return numbers.to(device)
+
+
+def own_of(world: Snapshot, mode: Mode, nothing: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the full slots that a forward of one world writes, and its places beside KV."""
+    batch = world.batch
+    if batch is None:
+        return nothing, nothing
+    places = batch.req_pool_indices
+    if OWN.get(mode) is not Beside.DRAFT:
+        places = batch.mamba_track_indices
+    return nothing if mode.written is None else batch.out_cache_loc, places
+
+
+def strayed(observation: Observation) -> Tensor:
+    """Return whether either world wrote outside the step's frame: see `writes_outside_frame`."""
+    layout, mode, compared = observation.layout, observation.mode, observation.compared
+    device, parts = compared.device, parts_of(observation.layout)
+    asked = torch.zeros(1, dtype=torch.int32, device=device)
+    written = [NONE if mode.written is None else parts[mode.written, kind] for kind in Kind]
+    for world in (observation.eager, observation.graph):
+        locations, places = own_of(world, mode, asked[:0])
+        kernels().strayed_kernel.launch(
+            (-(-layout.elements // ELEMENTS), 1, 1),
+            asked,
+            numbers_of(layout, device),
+            compared,
+            bits(world.before),
+            bits(world.after),
+            locations,
+            world.mapping,
+            places,
+            layout.elements,
+            world.mapping.shape[0],
+            locations.shape[0],
+            places.shape[0],
+            *written,
+            parts[OWN[mode]] if mode in OWN else NONE,
+            FULL_SLOTS=layout.sizes.slots(Kind.FULL),
+            SWA_SLOTS=layout.sizes.slots(Kind.SWA),
+            BLOCK=ELEMENTS,
+        )
+    return answer_of(asked)

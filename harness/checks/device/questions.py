@@ -1,0 +1,213 @@
+"""Kernels that each answer one question of a check, where a GPU would take a dozen launches.
+
+The answer is a number that is 0 beforehand, and 1 once any program has seen what is wrong.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# The line above is for the kernels: Triton's values have no Python types.
+
+import triton.language as tl
+
+from harness.checks.counted_reads import AS_OFTEN
+from reference.kernels.launch import Kernel, jit
+
+ALLOWANCE = tl.constexpr(AS_OFTEN // 2)
+"""More than what is left of any number of keys that a row must read, less than of no number."""
+
+PLACE_BITS = 24
+"""Of a number that `strayed_kernel` is given of an element, those that say which slot it is of."""
+
+SHIFT = tl.constexpr(PLACE_BITS)
+PLACES = tl.constexpr(2**PLACE_BITS - 1)
+
+
+@Kernel
+def tables_kernel(
+    cells,
+    mapping,
+    rows,
+    other_mapping,
+    other_rows,
+    mapped,
+    count,
+    WORLDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Answer whether a cell of the tables of one world, or of two, is not as it must be.
+
+    `cells` int32 [3 * count + 1] says what it holds, what it may hold instead and if that is
+    known; the answer is its last number. The cells of the mapping come before those of the rows.
+    """
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    right = tl.load(cells + place, mask=inside, other=0).to(tl.int64)
+    also = tl.load(cells + count + place, mask=inside, other=0).to(tl.int64)
+    known = tl.load(cells + 2 * count + place, mask=inside, other=0) != 0
+    held = _cell(mapping, rows, place, inside, mapped)
+    wrong = (held != right) & (held != also)
+    if WORLDS == 2:
+        held = _cell(other_mapping, other_rows, place, inside, mapped)
+        wrong |= (held != right) & (held != also)
+    if tl.max((wrong & known).to(tl.int32), 0) > 0:
+        tl.store(cells + 3 * count, 1)
+
+
+@jit
+def _cell(mapping, rows, place, inside, mapped):
+    """Return what the mapping holds at a place or, behind it, `req_to_token`."""
+    of_mapping = tl.load(mapping + place, mask=inside & (place < mapped), other=0).to(tl.int64)
+    of_rows = tl.load(rows + place - mapped, mask=inside & (place >= mapped), other=0).to(tl.int64)
+    return of_mapping + of_rows
+
+
+@Kernel
+def reads_kernel(
+    left,
+    begin,
+    end,
+    slots,
+    mask_start,
+    mask,
+    first_row,
+    listed,
+    length,
+    mask_length,
+    answer,
+    MASKED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CELLS: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Answer whether a row of a sub-pool reads anything too often or not often enough.
+
+    A program is a row, of which `listed` have a list. `left` int32 [rows, CELLS] says how often
+    each row must read what its cells count, see `counted_reads.counted`; each key takes one away.
+    The rows are those from `first_row` on. The answer is number `answer` of it, behind all rows.
+    """
+    row = tl.program_id(0)
+    cells = left + (first_row + row).to(tl.int64) * CELLS
+    if row < listed:
+        start = tl.load(begin + row).to(tl.int64)
+        stop = tl.load(end + row).to(tl.int64)
+        for first in range(0, MOST + 1, BLOCK):
+            key = first + tl.arange(0, BLOCK)
+            read = (key <= MOST) & (start + key < stop)
+            if MASKED:
+                bit = tl.load(mask_start + row).to(tl.int64) + key
+                bit = tl.minimum(tl.maximum(bit, 0), mask_length - 1)
+                read &= tl.load(mask + bit, mask=read, other=0) != 0
+            place = tl.minimum(tl.maximum(start + key, 0), length - 1)
+            slot = tl.load(slots + place, mask=read, other=0).to(tl.int64)
+            column = tl.minimum(tl.maximum(slot, -1), WIDTH)
+            # The last key is one more than a row can have: it is no slot whatever it is.
+            column = tl.where(key == MOST, WIDTH, column)
+            tl.atomic_add(cells + column + 1, tl.full((BLOCK,), -1, tl.int32), mask=read)
+    # What all threads took must be seen before any cell is looked at.
+    tl.debug_barrier()
+    for first in range(0, CELLS, BLOCK):
+        cell = first + tl.arange(0, BLOCK)
+        # Past the first cache, which what is taken away does not go through.
+        number = tl.load(cells + cell, mask=cell < CELLS, other=0, cache_modifier=".cg")
+        if tl.max(((number != 0) & (number < ALLOWANCE)).to(tl.int32), 0) > 0:
+            tl.store(left + answer, 1)
+
+
+@Kernel
+def strayed_kernel(
+    answer,
+    numbers,
+    compared,
+    before,
+    after,
+    locations,
+    mapping,
+    places,
+    elements,
+    mapped,
+    tokens,
+    requests,
+    full_part,
+    swa_part,
+    place_part,
+    FULL_SLOTS: tl.constexpr,
+    SWA_SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Answer whether a world changed a compared element outside the step's frame.
+
+    `numbers` int32 [elements] says of each which part of the storage it is of, and of which slot
+    or place there. A step may change those of its `locations` in parts `full_part` and
+    `swa_part`, and of its `places` in `place_part`.
+    """
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    judged = tl.load(compared + element, mask=element < elements, other=0) != 0
+    was = tl.load(before + element, mask=judged, other=0)
+    changed = judged & (was != tl.load(after + element, mask=judged, other=0))
+    if tl.max(changed.to(tl.int32), 0) > 0:
+        number = tl.load(numbers + element, mask=changed, other=0)
+        part = number >> SHIFT
+        place = number & PLACES
+        turn = 0
+        while turn < tokens:
+            full = tl.load(locations + turn).to(tl.int64)
+            swa = tl.load(mapping + _from_behind(full, mapped)).to(tl.int64)
+            changed &= (part != full_part) | (place != _from_behind(full, FULL_SLOTS))
+            changed &= (part != swa_part) | (place != _from_behind(swa, SWA_SLOTS))
+            turn += 1
+        turn = 0
+        while turn < requests:
+            own = tl.load(places + turn).to(tl.int64)
+            changed &= (part != place_part) | (place != own)
+            turn += 1
+        if tl.max(changed.to(tl.int32), 0) > 0:
+            tl.store(answer, 1)
+
+
+@jit
+def _from_behind(index, count):
+    """Return an index of something of so many: one that is negative counts from behind."""
+    return tl.where(index < 0, index + count, index)
+
+
+@Kernel
+def unequal_kernel(entries, pairs, BLOCK: tl.constexpr):
+    """Answer whether two tensors differ in any bit, for each of some pairs: see `launches.unequal`.
+
+    A second one whose elements are wider than the first's is compared as it is once copied there.
+    """
+    entry = entries + tl.program_id(0) * 8
+    one = tl.load(entry)
+    other = tl.load(entry + 1)
+    count = tl.load(entry + 2)
+    columns = tl.load(entry + 3)
+    one_stride = tl.load(entry + 4)
+    other_stride = tl.load(entry + 5)
+    sizes = tl.load(entry + 6)
+    size = sizes >> 4
+    other_size = sizes & 15
+    first = tl.program_id(1).to(tl.int64) * BLOCK
+    while first < count:
+        element = first + tl.arange(0, BLOCK)
+        inside = element < count
+        row = element // columns
+        column = element % columns
+        left = _whole_number(one, row * one_stride + column, size, inside)
+        right = _whole_number(other, row * other_stride + column, other_size, inside)
+        right = tl.where(size == 4, right.to(tl.int32).to(tl.int64), right)
+        if tl.max((left != right).to(tl.int32), 0) > 0:
+            tl.store(entries + pairs * 8 + tl.load(entry + 7), 1)
+        first += tl.num_programs(1) * BLOCK
+
+
+@jit
+def _whole_number(address, place, size, inside):
+    """Return the bits of elements of 1, 2, 4 or 8 bytes from an address on, 0 outside."""
+    bytes_ = address.to(tl.pointer_type(tl.int8))
+    halves = address.to(tl.pointer_type(tl.int16))
+    words = address.to(tl.pointer_type(tl.int32))
+    long = address.to(tl.pointer_type(tl.int64))
+    found = tl.load(bytes_ + place, mask=inside & (size == 1), other=0).to(tl.int64)
+    found += tl.load(halves + place, mask=inside & (size == 2), other=0).to(tl.int64)
+    found += tl.load(words + place, mask=inside & (size == 4), other=0).to(tl.int64)
+    return found + tl.load(long + place, mask=inside & (size == 8), other=0)

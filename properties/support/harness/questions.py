@@ -1,0 +1,209 @@
+"""Whether kernels that answer a question of a check answer as its ops do, where they can differ.
+
+Run as a script, `python -m properties.support.harness.questions` asks them under Triton's
+interpreter, which needs TRITON_INTERPRET=1.
+"""
+
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.checks.counted_reads import keys_of
+from harness.checks.device import launches
+from harness.checks.device.flags import Unequal
+from harness.checks.device.frame import strayed
+from harness.checks.device.host_arrays import on_device
+from harness.checks.of_steps.live_inputs import parts
+from harness.checks.of_steps.read_frame import allowed, blocks_of, most_listed, reads_of
+from harness.checks.of_steps.slot_ownership import right_cells, wrong_cells
+from harness.checks.of_steps.write_frame import writes_outside_frame
+from harness.lockstep.bits import any_set
+from harness.lockstep.observation import Observation, Snapshot
+from harness.schedules.schedule import Step
+from properties.support.harness.planting import SCHEDULE, build
+from reference.allocator import Ownership
+from reference.config import Kind
+from reference.pool import PoolSizes
+from subjects.protocol import Keys
+
+ENGINES = ("eagle_draft", "frozen_kv_mtp")
+"""Runners of two engines, whose schedule has steps of every mode."""
+
+TIMES = 2
+"""Differences that are planted for a question in each step."""
+
+Answers = tuple[bool, bool]
+"""What the ops answer, and what the kernel does."""
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+def reads_wrongly(seen: Observation) -> Answers:
+    """Answer whether a row reads what it must not."""
+    keys, reads = seen.keys, reads_of(seen)
+    assert keys is not None and reads is not None
+    blocks = blocks_of(seen, {kind: len(keys_of(keys, kind).begin) for kind in Kind})
+    most = most_listed(seen, blocks)
+    answered = launches.reads_wrong(keys, blocks, allowed(seen, blocks), most)
+    return bool(reads.wrong.any()), bool(answered)
+
+
+def writes_astray(seen: Observation) -> Answers:
+    """Answer whether a world wrote outside the step's frame."""
+    by_world = [writes_outside_frame(seen, world) for world in (seen.eager, seen.graph)]
+    return any(bool(changed.any()) for changed in by_world), bool(strayed(seen))
+
+
+def tables_are_wrong(worlds: Sequence[Ownership], sizes: PoolSizes) -> Answers:
+    """Answer whether a table is not as what is held says."""
+    cells = right_cells(worlds[0], sizes)
+    wrong = wrong_cells(worlds, on_device(cells[None], worlds[0].mapping.device))
+    return bool(any_set(wrong)), bool(launches.tables_wrong(worlds, cells))
+
+
+def pairs_differ(lists: Sequence[Pairs]) -> tuple[list[bool], list[bool]]:
+    """Answer, for each of some lists, whether the two tensors of any pair differ."""
+    return [bool(Unequal(pairs)) for pairs in lists], launches.unequal(lists).tolist()
+
+
+def other_reads(seen: Observation, draw: random.Random) -> Observation:
+    """Return a step whose lists or mask differ in one number."""
+    assert seen.keys is not None
+    if seen.keys.mask is not None and draw.random() < 0.3:
+        mask = seen.keys.mask.clone()
+        mask[draw.randrange(len(mask))] ^= True
+        return replace(seen, keys=replace(seen.keys, mask=mask))
+    kind = draw.choice(["full", "swa"])
+    held: Keys = getattr(seen.keys, kind)
+    names = ["begin", "end", "slots", *(["mask_start"] if held.mask_start is not None else [])]
+    name = draw.choice(names)
+    numbers = getattr(held, name).clone()
+    numbers[draw.randrange(len(numbers))] += draw.choice((-1, 1, -500, 500))
+    changed: dict[str, Any] = {name: numbers}
+    lists: dict[str, Any] = {kind: replace(held, **changed)}
+    return replace(seen, keys=replace(seen.keys, **lists))
+
+
+def other_writes(seen: Observation, draw: random.Random) -> Observation:
+    """Return a step after which one element of a world differs: often one that it may write."""
+    name = draw.choice(["eager", "graph"])
+    world: Snapshot = getattr(seen, name)
+    after = world.after.clone()
+    arenas = [arena for _, _, arena in seen.layout.arenas_of(after)]
+    sections = list(seen.layout.sections_of(after).values())
+    if draw.random() < 0.4:
+        places = draw.choice(sections)
+        places[draw.randrange(len(places)), draw.randrange(places.shape[1]), 0] += 1
+    else:
+        held = draw.choice(arenas)
+        slots = [draw.randrange(held.shape[2])]
+        if world.batch is not None and draw.random() < 0.7:
+            full = world.batch.out_cache_loc
+            slots += [*full.tolist(), *world.mapping[full].tolist()]
+        held[draw.randrange(len(held)), draw.randrange(2), slots[-1] % held.shape[2], 0, -1] += 1
+    worlds: dict[str, Any] = {name: replace(world, after=after)}
+    return replace(seen, **worlds)
+
+
+def other_tables(world: Ownership, draw: random.Random) -> Ownership:
+    """Return a world of which one cell of a table is another."""
+    mapping, rows = world.mapping.clone(), world.req_to_token.clone()
+    table, more = draw.choice([(mapping, 1), (mapping, 2**33), (rows.view(-1), 1)])
+    table[draw.randrange(len(table))] += more
+    return replace(world, mapping=mapping, req_to_token=rows)
+
+
+def other_inputs(seen: Observation, draw: random.Random) -> Pairs:
+    """Return the parts of a replay's static inputs, one element of one being another."""
+    pairs = [
+        (part.held, part.right) for part in parts(seen) if part.held.device == seen.compared.device
+    ]
+    if not pairs:
+        return []
+    changed = draw.randrange(len(pairs))
+    held, right = pairs[changed]
+    other = held.clone(memory_format=torch.preserve_format)
+    flat = other.flatten()
+    place = draw.randrange(len(flat))
+    flat[place] = ~flat[place] if other.dtype is torch.bool else flat[place] + 1
+    pairs[changed] = other.copy_(flat.view(other.shape)), right
+    return pairs
+
+
+def in_kernel(pairs: Pairs) -> Pairs:
+    """Return pairs of one dtype each, but for whole numbers."""
+    return [
+        (one, other) if {one.dtype, other.dtype} <= launches.WHOLE else (one, other.to(one.dtype))
+        for one, other in pairs
+    ]
+
+
+def answers(seen: Observation, draw: random.Random) -> Iterator[tuple[str, object, object]]:
+    """Yield questions about a step and about what differs from it, with both answers."""
+    spoilt: list[tuple[str, Callable[[Observation], Answers], Callable[[], Observation]]] = [
+        ("writes", writes_astray, partial(other_writes, seen, draw))
+    ]
+    if seen.keys is not None:
+        spoilt.append(("reads", reads_wrongly, partial(other_reads, seen, draw)))
+    for name, ask, other in spoilt:
+        yield name, *ask(seen)
+        for _ in range(TIMES):
+            yield name, *ask(other())
+    end = seen.end
+    assert end is not None
+    both = [end.graph, end.eager]
+    yield "tables", *tables_are_wrong(both, end.sizes)
+    for _ in range(TIMES):
+        spoiled = [*both]
+        place = draw.randrange(2)
+        spoiled[place] = other_tables(both[place], draw)
+        yield "tables", *tables_are_wrong(spoiled, end.sizes)
+        yield "a table", *tables_are_wrong(spoiled[:1], end.sizes)
+    inputs = [in_kernel(other_inputs(seen, draw)) for _ in range(TIMES)]
+    right = [[(one, one) for one, _ in pairs] for pairs in inputs]
+    lists = [pairs for pairs in (*inputs, *right) if pairs]
+    if lists:
+        for ops, kernel in zip(*pairs_differ(lists), strict=True):
+            yield "inputs", ops, kernel
+
+
+def check_questions(device: str) -> Counter[tuple[str, object]]:
+    """Ask kernels and ops about every step of the schedule; return how often what was answered.
+
+    Raises AssertionError where they do not agree, and for a question with one answer alone.
+    """
+    counts, draw = Counter[tuple[str, object]](), random.Random(0)
+
+    def observe(place: int, step: Step, seen: Observation | None, new: frozenset[str]) -> None:
+        for name, ops, kernel in answers(seen, draw) if seen is not None else ():
+            counts[name, ops] += 1
+            if ops != kernel:
+                raise AssertionError(f"step {place}, {name}: ops say {ops}, the kernel {kernel}")
+
+    for engine in ENGINES:
+        outcome = build(device, engine).play(SCHEDULE, observe)
+        if outcome.error or outcome.violations:
+            raise AssertionError(outcome.error or outcome.violations)
+    for name, _ in counts:
+        if not (counts[name, True] and counts[name, False]):
+            raise AssertionError(f"{name}: every answer is the same")
+    return counts
+
+
+def main() -> None:
+    """Ask about a played schedule on the CPU and print how many answers were compared."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        sys.exit("set TRITON_INTERPRET=1: these questions are for Triton's interpreter")
+    sys.stdout.write(f"{check_questions('cpu').total()}\n")
+
+
+if __name__ == "__main__":
+    main()
