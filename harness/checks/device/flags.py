@@ -1,13 +1,14 @@
 """The flags of checks: raised on the host or on a device, where the host reads them together."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.checks.device.launches import WHOLE, unequal
+from harness.checks.device import launches
+from harness.checks.device.launches import WHOLE, Pairs, Question
 from harness.lockstep.bits import differ, form
 
 
@@ -19,7 +20,7 @@ class Unequal:
     The second one is compared as it is once it was copied into the dtype of the first.
     """
 
-    pairs: Sequence[tuple[Tensor, Tensor]]
+    pairs: Pairs
 
     @property
     def device(self) -> torch.device:
@@ -35,7 +36,7 @@ class Unequal:
         return bool(differ(self.alike()))
 
 
-Flag = Tensor | bool | Unequal
+Flag = Tensor | bool | Unequal | Question
 
 
 def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -53,32 +54,42 @@ def outputs_unequal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> 
 def read_flags(flags: Mapping[str, Flag]) -> dict[str, bool]:
     """Return flags by name, those of one device read together."""
     read: dict[str, bool] = {}
-    by_device = defaultdict[torch.device, dict[str, Tensor]](dict)
-    pairs = defaultdict[torch.device, dict[str, Unequal]](dict)
+    by_device = defaultdict[torch.device, dict[str, Tensor | Unequal | Question]](dict)
     for name, flag in flags.items():
         if isinstance(flag, bool):
             read[name] = flag
-        elif isinstance(flag, Tensor):
-            by_device[flag.device][name] = flag
-        elif flag.device.type == "cuda":
-            pairs[flag.device][name] = flag
         else:
-            by_device[flag.device][name] = differ(flag.alike())
-    for device in {**by_device, **pairs}:
-        raised, of_device = pairs[device], by_device[device]
-        values = [flag.view(1) for flag in of_device.values()]
-        if raised:
-            values.append(unequal([in_kernel(flag) for flag in raised.values()]))
-        joined = values[0] if len(values) == 1 else torch.cat(values)
-        read |= dict(zip([*of_device, *raised], joined.tolist(), strict=True))
+            by_device[flag.device][name] = flag
+    for of_device in by_device.values():
+        read |= read_together(of_device)
     return read
 
 
-def in_kernel(flag: Unequal) -> list[tuple[Tensor, Tensor]]:
-    """Return the pairs of a flag as a kernel compares them: those of whole numbers as they are."""
+def read_together(flags: Mapping[str, Tensor | Unequal | Question]) -> dict[str, bool]:
+    """Return flags of one device by name."""
+    ready = dict[str, Tensor]()
+    questions, unequal = dict[str, Question](), dict[str, Pairs]()
+    for name, flag in flags.items():
+        if isinstance(flag, Question):
+            questions[name] = flag
+        elif isinstance(flag, Tensor):
+            ready[name] = flag
+        elif launches.asks_kernels(flag.device):
+            unequal[name] = in_kernel(flag.pairs)
+        else:
+            ready[name] = differ(flag.alike())
+    values = [flag.view(1) for flag in ready.values()]
+    if questions or unequal:
+        values.append(launches.answers([*questions.values()], [*unequal.values()]))
+    joined = values[0] if len(values) == 1 else torch.cat(values)
+    return dict(zip([*ready, *questions, *unequal], joined.tolist(), strict=True))
+
+
+def in_kernel(pairs: Pairs) -> Pairs:
+    """Return pairs as a kernel compares them: those of whole numbers as they are."""
     return [
         (one, other)
         if one.dtype in WHOLE and other.dtype in WHOLE
         else (one, as_dtype(other, one.dtype))
-        for one, other in flag.pairs
+        for one, other in pairs
     ]

@@ -3,10 +3,11 @@
 from enum import StrEnum
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from harness.checks.device.launches import answer_of, kernels
+from harness.checks.device.launches import ELEMENTS, Question, kernels
 from harness.lockstep.bits import bits
 from harness.lockstep.observation import Observation, Snapshot
 from reference.batch import Mode
@@ -14,8 +15,8 @@ from reference.config import Kind, Role
 from reference.pool import KVLayout
 from reference.state_pool import Section
 
-ELEMENTS = 1024
-"""Elements that one program looks at."""
+NOTHING = np.zeros(0, dtype=np.int32)
+"""What the host counts out for a kernel that looks up all it needs."""
 
 
 class Beside(StrEnum):
@@ -79,32 +80,35 @@ def own_of(world: Snapshot, mode: Mode, nothing: Tensor) -> tuple[Tensor, Tensor
     return nothing if mode.written is None else batch.out_cache_loc, places
 
 
-def strayed(observation: Observation) -> Tensor:
+def strayed(observation: Observation) -> Question:
     """Return whether either world wrote outside the step's frame: see `writes_outside_frame`."""
     layout, mode, compared = observation.layout, observation.mode, observation.compared
-    device, parts = compared.device, parts_of(observation.layout)
-    asked = torch.zeros(1, dtype=torch.int32, device=device)
+    parts = parts_of(layout)
     written = [NONE if mode.written is None else parts[mode.written, kind] for kind in Kind]
-    for world in (observation.eager, observation.graph):
-        locations, places = own_of(world, mode, asked[:0])
-        kernels().strayed_kernel.launch(
-            (-(-layout.elements // ELEMENTS), 1, 1),
-            asked,
-            numbers_of(layout, device),
-            compared,
-            bits(world.before),
-            bits(world.after),
-            locations,
-            world.mapping,
-            places,
-            layout.elements,
-            world.mapping.shape[0],
-            locations.shape[0],
-            places.shape[0],
-            *written,
-            parts[OWN[mode]] if mode in OWN else NONE,
-            FULL_SLOTS=layout.sizes.slots(Kind.FULL),
-            SWA_SLOTS=layout.sizes.slots(Kind.SWA),
-            BLOCK=ELEMENTS,
-        )
-    return answer_of(asked)
+
+    def launch(asked: Tensor, first: int, answer: int) -> None:
+        for world in (observation.eager, observation.graph):
+            locations, places = own_of(world, mode, asked[:0])
+            kernels().strayed_kernel.launch(
+                (-(-layout.elements // ELEMENTS), 1, 1),
+                asked,
+                answer,
+                numbers_of(layout, compared.device),
+                compared,
+                bits(world.before),
+                bits(world.after),
+                locations,
+                world.mapping,
+                places,
+                layout.elements,
+                world.mapping.shape[0],
+                locations.shape[0],
+                places.shape[0],
+                *written,
+                parts[OWN[mode]] if mode in OWN else NONE,
+                FULL_SLOTS=layout.sizes.slots(Kind.FULL),
+                SWA_SLOTS=layout.sizes.slots(Kind.SWA),
+                BLOCK=ELEMENTS,
+            )
+
+    return Question(compared.device, NOTHING, launch)

@@ -1,6 +1,7 @@
 """Kernels that each answer one question of a check, where a GPU would take a dozen launches.
 
-The answer is a number that is 0 beforehand, and 1 once any program has seen what is wrong.
+All of a step are given one tensor int32, `asked`, with what the host counted out for each. There
+the answer is a number that is 0 beforehand, and 1 once any program has seen what is wrong.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -23,7 +24,9 @@ PLACES = tl.constexpr(2**PLACE_BITS - 1)
 
 @Kernel
 def tables_kernel(
-    cells,
+    asked,
+    first,
+    answer,
     mapping,
     rows,
     other_mapping,
@@ -35,21 +38,22 @@ def tables_kernel(
 ):
     """Answer whether a cell of the tables of one world, or of two, is not as it must be.
 
-    `cells` int32 [3 * count + 1] says what it holds, what it may hold instead and if that is
-    known; the answer is its last number. The cells of the mapping come before those of the rows.
+    From `first` on, int32 [3, count] says what it must hold, what it may hold instead and if that
+    is known. The cells of the mapping come before those of the rows.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
-    right = tl.load(cells + place, mask=inside, other=0).to(tl.int64)
-    also = tl.load(cells + count + place, mask=inside, other=0).to(tl.int64)
-    known = tl.load(cells + 2 * count + place, mask=inside, other=0) != 0
+    cells = asked + first + place
+    right = tl.load(cells, mask=inside, other=0).to(tl.int64)
+    also = tl.load(cells + count, mask=inside, other=0).to(tl.int64)
+    known = tl.load(cells + 2 * count, mask=inside, other=0) != 0
     held = _cell(mapping, rows, place, inside, mapped)
     wrong = (held != right) & (held != also)
     if WORLDS == 2:
         held = _cell(other_mapping, other_rows, place, inside, mapped)
         wrong |= (held != right) & (held != also)
     if tl.max((wrong & known).to(tl.int32), 0) > 0:
-        tl.store(cells + 3 * count, 1)
+        tl.store(asked + answer, 1)
 
 
 @jit
@@ -62,17 +66,17 @@ def _cell(mapping, rows, place, inside, mapped):
 
 @Kernel
 def reads_kernel(
-    left,
+    asked,
+    first,
+    answer,
     begin,
     end,
     slots,
     mask_start,
     mask,
-    first_row,
     listed,
     length,
     mask_length,
-    answer,
     MASKED: tl.constexpr,
     WIDTH: tl.constexpr,
     CELLS: tl.constexpr,
@@ -81,17 +85,17 @@ def reads_kernel(
 ):
     """Answer whether a row of a sub-pool reads anything too often or not often enough.
 
-    A program is a row, of which `listed` have a list. `left` int32 [rows, CELLS] says how often
-    each row must read what its cells count, see `counted_reads.counted`; each key takes one away.
-    The rows are those from `first_row` on. The answer is number `answer` of it, behind all rows.
+    A program is a row, of which `listed` have a list. From `first` on, int32 [rows, CELLS] says
+    how often each must read what its cells count, see `counted_reads.counted`: each key that it
+    reads takes one away.
     """
     row = tl.program_id(0)
-    cells = left + (first_row + row).to(tl.int64) * CELLS
+    cells = asked + first + row.to(tl.int64) * CELLS
     if row < listed:
         start = tl.load(begin + row).to(tl.int64)
         stop = tl.load(end + row).to(tl.int64)
-        for first in range(0, MOST + 1, BLOCK):
-            key = first + tl.arange(0, BLOCK)
+        for turn in range(0, MOST + 1, BLOCK):
+            key = turn + tl.arange(0, BLOCK)
             read = (key <= MOST) & (start + key < stop)
             if MASKED:
                 bit = tl.load(mask_start + row).to(tl.int64) + key
@@ -105,16 +109,17 @@ def reads_kernel(
             tl.atomic_add(cells + column + 1, tl.full((BLOCK,), -1, tl.int32), mask=read)
     # What all threads took must be seen before any cell is looked at.
     tl.debug_barrier()
-    for first in range(0, CELLS, BLOCK):
-        cell = first + tl.arange(0, BLOCK)
+    for turn in range(0, CELLS, BLOCK):
+        cell = turn + tl.arange(0, BLOCK)
         # Past the first cache, which what is taken away does not go through.
         number = tl.load(cells + cell, mask=cell < CELLS, other=0, cache_modifier=".cg")
         if tl.max(((number != 0) & (number < ALLOWANCE)).to(tl.int32), 0) > 0:
-            tl.store(left + answer, 1)
+            tl.store(asked + answer, 1)
 
 
 @Kernel
 def strayed_kernel(
+    asked,
     answer,
     numbers,
     compared,
@@ -161,7 +166,7 @@ def strayed_kernel(
             changed &= (part != place_part) | (place != own)
             turn += 1
         if tl.max(changed.to(tl.int32), 0) > 0:
-            tl.store(answer, 1)
+            tl.store(asked + answer, 1)
 
 
 @jit
@@ -171,8 +176,8 @@ def _from_behind(index, count):
 
 
 @Kernel
-def unequal_kernel(entries, pairs, BLOCK: tl.constexpr):
-    """Answer whether two tensors differ in any bit, for each of some pairs: see `launches.unequal`.
+def unequal_kernel(asked, entries, BLOCK: tl.constexpr):
+    """Answer whether two tensors differ in any bit, for each of some pairs: see `pair_rows`.
 
     A second one whose elements are wider than the first's is compared as it is once copied there.
     """
@@ -196,7 +201,7 @@ def unequal_kernel(entries, pairs, BLOCK: tl.constexpr):
         right = _whole_number(other, row * other_stride + column, other_size, inside)
         right = tl.where(size == 4, right.to(tl.int32).to(tl.int64), right)
         if tl.max((left != right).to(tl.int32), 0) > 0:
-            tl.store(entries + pairs * 8 + tl.load(entry + 7), 1)
+            tl.store(asked + tl.load(entry + 7), 1)
         first += tl.num_programs(1) * BLOCK
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from harness.checks.counted_reads import (
     AS_OFTEN,
@@ -22,6 +21,7 @@ from harness.checks.counted_reads import (
     width_of,
 )
 from harness.checks.device import launches
+from harness.checks.device.flags import Flag
 from harness.checks.device.host_arrays import Numbers, on_device
 from harness.checks.property import Description, Property
 from harness.explain.facts import Cause
@@ -187,10 +187,10 @@ def most_listed(observation: Observation, blocks: Iterable[Block]) -> int:
     return observation.layout.configs[Role.TARGET].max_context + SPECULATION.slots
 
 
-def flag(observation: Observation) -> Tensor | bool:
+def flag(observation: Observation) -> Flag:
     """Whether a live row reads other slots than its request's, or a padded one another than 0."""
     keys = observation.keys
-    if keys is not None and keys.full.begin.device.type == "cuda":
+    if keys is not None and launches.asks_kernels(keys.full.begin.device):
         blocks = blocks_of(observation, {kind: len(keys_of(keys, kind).begin) for kind in Kind})
         if all(block.columns.slots is None for block in blocks):
             most = most_listed(observation, blocks)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.checks.device import launches
+from harness.checks.device.flags import Flag
 from harness.checks.device.host_arrays import Numbers, on_device
 from harness.checks.property import Description, EndOfStep, Property
 from harness.explain.facts import Cause, Holding, Situation
@@ -163,20 +164,20 @@ def wrong_cells(worlds: Sequence[Ownership], cells: Tensor) -> Tensor:
     return (held != right).logical_and_(held != also).logical_and_(known)
 
 
-def flag(end: StepEnd) -> Tensor | bool:
+def flag(end: StepEnd) -> Flag:
     """Whether something is held twice, or by nobody and not free, or a table says otherwise."""
     both = [end.graph, end.eager]
     alike = holdings(end.graph) == holdings(end.eager)
     if any(misheld(world) for world in (both[:1] if alike else both)):
         return True
     judged = [both] if alike else [[world] for world in both]
-    flags = []
-    for worlds in judged:
-        cells, device = right_cells(worlds[0], end.sizes), worlds[0].mapping.device
-        if device.type == "cuda":
-            flags.append(launches.tables_wrong(worlds, cells))
-        else:
-            flags.append(any_set(wrong_cells(worlds, on_device(cells[None], device))))
+    by_cells = [(worlds, right_cells(worlds[0], end.sizes)) for worlds in judged]
+    device = end.graph.mapping.device
+    if launches.asks_kernels(device):
+        return launches.tables_wrong(by_cells)
+    flags = [
+        any_set(wrong_cells(worlds, on_device(cells[None], device))) for worlds, cells in by_cells
+    ]
     return flags[0] if alike else torch.stack(flags).any()
 
 
@@ -223,7 +224,7 @@ def _describe_cell(name: str, world: Ownership, cells: Tensor, cell: int) -> Des
     return f"in the {name} world {words}, not {right}", {**where, "held": held, "right": right}
 
 
-def flag_step(observation: Observation) -> Tensor | bool:
+def flag_step(observation: Observation) -> Flag:
     """Judge what a step with a forward left."""
     return observation.end is not None and flag(observation.end)
 

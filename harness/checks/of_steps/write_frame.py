@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from harness.checks.device import launches
+from harness.checks.device.flags import Flag
 from harness.checks.device.frame import strayed
 from harness.checks.differences import PLACE_NAMES, Sections
 from harness.checks.property import Description, Property
@@ -70,14 +72,14 @@ def beside_outside_frame(observation: Observation, twins: Compared, world: str) 
     return changed
 
 
-def flag(observation: Observation) -> Tensor:
+def flag(observation: Observation) -> Flag:
     """Whether either world wrote outside the step's frame."""
     twins = observation.twins
     if twins is not None:
         beside = [beside_outside_frame(observation, twins, world) for world in WORLDS]
         changed = [any_set(places) for sections in beside for places in sections.values()]
         return torch.stack([twins_wrote_outside(twins), *changed]).any()
-    if observation.compared.device.type == "cuda":
+    if launches.asks_kernels(observation.compared.device):
         return strayed(observation)
     graph, eager = (
         _changed_outside(observation, world) for world in (observation.graph, observation.eager)

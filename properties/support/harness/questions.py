@@ -8,24 +8,21 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from harness.checks.counted_reads import keys_of
 from harness.checks.device import launches
-from harness.checks.device.flags import Unequal
+from harness.checks.device.flags import Unequal, in_kernel
 from harness.checks.device.frame import strayed
 from harness.checks.device.host_arrays import on_device
 from harness.checks.of_steps.live_inputs import parts
 from harness.checks.of_steps.read_frame import allowed, blocks_of, most_listed, reads_of
 from harness.checks.of_steps.slot_ownership import right_cells, wrong_cells
 from harness.checks.of_steps.write_frame import writes_outside_frame
-from harness.lockstep.bits import any_set
 from harness.lockstep.observation import Observation, Snapshot
 from harness.schedules.schedule import Step
 from properties.support.harness.planting import SCHEDULE, build
@@ -40,38 +37,34 @@ ENGINES = ("eagle_draft", "frozen_kv_mtp")
 TIMES = 2
 """Differences that are planted for a question in each step."""
 
-Answers = tuple[bool, bool]
-"""What the ops answer, and what the kernel does."""
-
-Pairs = Sequence[tuple[Tensor, Tensor]]
+Asked = tuple[str, bool, launches.Question]
+"""What is asked, what the ops answer, and the question that the kernels do."""
 
 
-def reads_wrongly(seen: Observation) -> Answers:
-    """Answer whether a row reads what it must not."""
+def reads_wrongly(seen: Observation) -> Asked:
+    """Ask whether a row reads what it must not."""
     keys, reads = seen.keys, reads_of(seen)
     assert keys is not None and reads is not None
     blocks = blocks_of(seen, {kind: len(keys_of(keys, kind).begin) for kind in Kind})
     most = most_listed(seen, blocks)
-    answered = launches.reads_wrong(keys, blocks, allowed(seen, blocks), most)
-    return bool(reads.wrong.any()), bool(answered)
+    question = launches.reads_wrong(keys, blocks, allowed(seen, blocks), most)
+    return "reads", bool(reads.wrong.any()), question
 
 
-def writes_astray(seen: Observation) -> Answers:
-    """Answer whether a world wrote outside the step's frame."""
+def writes_astray(seen: Observation) -> Asked:
+    """Ask whether a world wrote outside the step's frame."""
     by_world = [writes_outside_frame(seen, world) for world in (seen.eager, seen.graph)]
-    return any(bool(changed.any()) for changed in by_world), bool(strayed(seen))
+    return "writes", any(bool(changed.any()) for changed in by_world), strayed(seen)
 
 
-def tables_are_wrong(worlds: Sequence[Ownership], sizes: PoolSizes) -> Answers:
-    """Answer whether a table is not as what is held says."""
-    cells = right_cells(worlds[0], sizes)
-    wrong = wrong_cells(worlds, on_device(cells[None], worlds[0].mapping.device))
-    return bool(any_set(wrong)), bool(launches.tables_wrong(worlds, cells))
-
-
-def pairs_differ(lists: Sequence[Pairs]) -> tuple[list[bool], list[bool]]:
-    """Answer, for each of some lists, whether the two tensors of any pair differ."""
-    return [bool(Unequal(pairs)) for pairs in lists], launches.unequal(lists).tolist()
+def tables_are_wrong(sizes: PoolSizes, *judged: Sequence[Ownership]) -> Asked:
+    """Ask whether a table is not as what is held says, of worlds that are alike or are not."""
+    by_cells = [(worlds, right_cells(worlds[0], sizes)) for worlds in judged]
+    wrong = [
+        wrong_cells(worlds, on_device(cells[None], worlds[0].mapping.device)).any()
+        for worlds, cells in by_cells
+    ]
+    return "tables", any(wrong), launches.tables_wrong(by_cells)
 
 
 def other_reads(seen: Observation, draw: random.Random) -> Observation:
@@ -121,7 +114,7 @@ def other_tables(world: Ownership, draw: random.Random) -> Ownership:
     return replace(world, mapping=mapping, req_to_token=rows)
 
 
-def other_inputs(seen: Observation, draw: random.Random) -> Pairs:
+def other_inputs(seen: Observation, draw: random.Random) -> launches.Pairs:
     """Return the parts of a replay's static inputs, one element of one being another."""
     pairs = [
         (part.held, part.right) for part in parts(seen) if part.held.device == seen.compared.device
@@ -138,52 +131,44 @@ def other_inputs(seen: Observation, draw: random.Random) -> Pairs:
     return pairs
 
 
-def in_kernel(pairs: Pairs) -> Pairs:
-    """Return pairs of one dtype each, but for whole numbers."""
-    return [
-        (one, other) if {one.dtype, other.dtype} <= launches.WHOLE else (one, other.to(one.dtype))
-        for one, other in pairs
-    ]
-
-
-def answers(seen: Observation, draw: random.Random) -> Iterator[tuple[str, object, object]]:
-    """Yield questions about a step and about what differs from it, with both answers."""
-    spoilt: list[tuple[str, Callable[[Observation], Answers], Callable[[], Observation]]] = [
-        ("writes", writes_astray, partial(other_writes, seen, draw))
-    ]
+def asked(seen: Observation, draw: random.Random) -> Iterator[Asked]:
+    """Yield questions about a step and about what differs from it."""
+    others = range(TIMES)
+    yield writes_astray(seen)
+    yield from (writes_astray(other_writes(seen, draw)) for _ in others)
     if seen.keys is not None:
-        spoilt.append(("reads", reads_wrongly, partial(other_reads, seen, draw)))
-    for name, ask, other in spoilt:
-        yield name, *ask(seen)
-        for _ in range(TIMES):
-            yield name, *ask(other())
+        yield reads_wrongly(seen)
+        yield from (reads_wrongly(other_reads(seen, draw)) for _ in others)
     end = seen.end
     assert end is not None
-    both = [end.graph, end.eager]
-    yield "tables", *tables_are_wrong(both, end.sizes)
-    for _ in range(TIMES):
-        spoiled = [*both]
-        place = draw.randrange(2)
-        spoiled[place] = other_tables(both[place], draw)
-        yield "tables", *tables_are_wrong(spoiled, end.sizes)
-        yield "a table", *tables_are_wrong(spoiled[:1], end.sizes)
-    inputs = [in_kernel(other_inputs(seen, draw)) for _ in range(TIMES)]
+    yield tables_are_wrong(end.sizes, [end.graph, end.eager])
+    for _ in others:
+        other = other_tables(end.eager, draw)
+        yield tables_are_wrong(end.sizes, [end.graph, other])
+        yield tables_are_wrong(end.sizes, [end.graph], [other])
+
+
+def both_answers(seen: Observation, draw: random.Random) -> Iterator[tuple[str, bool, bool]]:
+    """Yield what was asked about a step, all at once, and both answers."""
+    questions = [*asked(seen, draw)]
+    inputs = [other_inputs(seen, draw) for _ in range(TIMES)]
     right = [[(one, one) for one, _ in pairs] for pairs in inputs]
-    lists = [pairs for pairs in (*inputs, *right) if pairs]
-    if lists:
-        for ops, kernel in zip(*pairs_differ(lists), strict=True):
-            yield "inputs", ops, kernel
+    lists = [in_kernel(pairs) for pairs in (*inputs, *right) if pairs]
+    names = [*(name for name, _, _ in questions), *["inputs"] * len(lists)]
+    ops = [*(answer for _, answer, _ in questions), *(bool(Unequal(pairs)) for pairs in lists)]
+    kernels = launches.answers([question for _, _, question in questions], lists).tolist()
+    yield from zip(names, ops, kernels, strict=True)
 
 
-def check_questions(device: str) -> Counter[tuple[str, object]]:
+def check_questions(device: str) -> Counter[tuple[str, bool]]:
     """Ask kernels and ops about every step of the schedule; return how often what was answered.
 
     Raises AssertionError where they do not agree, and for a question with one answer alone.
     """
-    counts, draw = Counter[tuple[str, object]](), random.Random(0)
+    counts, draw = Counter[tuple[str, bool]](), random.Random(0)
 
     def observe(place: int, step: Step, seen: Observation | None, new: frozenset[str]) -> None:
-        for name, ops, kernel in answers(seen, draw) if seen is not None else ():
+        for name, ops, kernel in both_answers(seen, draw) if seen is not None else ():
             counts[name, ops] += 1
             if ops != kernel:
                 raise AssertionError(f"step {place}, {name}: ops say {ops}, the kernel {kernel}")
@@ -192,7 +177,7 @@ def check_questions(device: str) -> Counter[tuple[str, object]]:
         outcome = build(device, engine).play(SCHEDULE, observe)
         if outcome.error or outcome.violations:
             raise AssertionError(outcome.error or outcome.violations)
-    for name, _ in counts:
+    for name, _ in [*counts]:
         if not (counts[name, True] and counts[name, False]):
             raise AssertionError(f"{name}: every answer is the same")
     return counts
