@@ -60,7 +60,8 @@ class SubjectPool:
 
     def invalidate_loc_cache(self) -> None:
         """Forget the memoised translation (MEMO)."""
-        self.state = LocState(swa_loc=self.state.swa_loc, ragged=self.state.ragged)
+        if self.state.cached_key is not None:
+            self.state = LocState(swa_loc=self.state.swa_loc, ragged=self.state.ragged)
 
     def translate_loc_from_full_to_swa(self, loc: Tensor) -> Tensor:
         """Return the SWA slots, int32, of full slots `loc`; memoised under MEMO.

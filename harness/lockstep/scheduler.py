@@ -175,8 +175,9 @@ def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
 def count_sampled(book: RequestBook, mode: Mode, spans: Sequence[Span]) -> list[int]:
     """Follow on the host what `sample` does, which asks nothing of the device."""
     sampled = True
+    requests = book.requests_by_row()
     for span in spans:
-        request = book.request_of(span.row)
+        request = requests[span.row]
         book.advance(request, span.end)
         if mode is Mode.EXTEND:
             request.prefilled = span.end

@@ -347,7 +347,7 @@ def right_end() -> StepEnd:
 
 def first(world: Ownership, **changes: object) -> tuple[Owner, ...]:
     """Return the holders with the first one changed."""
-    return (replace(world.holders[0], **changes), *world.holders[1:])  # type: ignore[arg-type]
+    return (world.holders[0]._replace(**changes), *world.holders[1:])  # type: ignore[arg-type]
 
 
 WRONG_HOLDINGS: list[tuple[str, Callable[[Ownership], Ownership]]] = [

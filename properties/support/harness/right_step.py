@@ -4,7 +4,6 @@ From the reference's own lists of what a token sees, and from what the tests kno
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ def holders(owners: Sequence[Owner], spans: Sequence[Span]) -> tuple[Owner, ...]
         span = by_row.get(owner.row)
         full, swa = (span.full_slots, span.swa_slots) if span is not None else ((), ())
         pages = (*owner.full_pages, *full), (*owner.swa_pages, *swa)
-        found.append(replace(owner, full_pages=pages[0], swa_pages=pages[1]))
+        found.append(owner._replace(full_pages=pages[0], swa_pages=pages[1]))
     return tuple(found)
 
 
