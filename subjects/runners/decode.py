@@ -74,7 +74,13 @@ class DecodeRunner(GraphRunner):
             found = {"num_token_non_padded": self.scalar(0)}
         else:
             found = self.batch_inputs(batch)
-        return found | {"global_num_tokens": self.scalar(bucket * self.tokens_per_request)}
+        return found | {"global_num_tokens": self.token_counts[bucket]}
+
+    def capture_all(self) -> None:
+        """Capture every bucket, whose count of tokens no batch changes."""
+        counts = {bucket: bucket * self.tokens_per_request for bucket in self.buckets}
+        self.token_counts = {bucket: self.scalar(count) for bucket, count in counts.items()}
+        super().capture_all()
 
     def plan(self, bucket: int) -> None:
         """List the keys of every row."""
