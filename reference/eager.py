@@ -96,12 +96,18 @@ def visible_lists(
 ) -> dict[Hashable, Numbers]:
     """Return what `visible_of` takes, on the host."""
     lists: dict[Hashable, Numbers] = {}
-    for kind, seen_back in ((Kind.FULL, None), (Kind.SWA, config.window)):
-        by_span = [columns_of(batch.mode, span, seen_back, step) for span in batch.spans]
-        first_cells = [span.row * config.max_context for span in batch.spans]
-        rows = np.repeat(first_cells, [len(tokens) for tokens in by_span])
-        for name, numbers in _listed(rows, [one for tokens in by_span for one in tokens]).items():
-            lists[kind, name] = numbers
+    first_cells = [span.row * config.max_context for span in batch.spans]
+    for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
+        if batch.mode.drafts or batch.mode is Mode.TARGET_VERIFY:
+            columns = [columns_of(batch.mode, span, window, step) for span in batch.spans]
+            rows = np.repeat(first_cells, [len(tokens) for tokens in columns])
+            listed = _listed(rows, [one for tokens in columns for one in tokens])
+        else:
+            places = [span.positions(batch.mode) for span in batch.spans]
+            rows = np.repeat(first_cells, [len(tokens) for tokens in places])
+            positions = np.array([place for tokens in places for place in tokens])
+            listed = _listed_past(rows, positions, window)
+        lists.update({(kind, name): numbers for name, numbers in listed.items()})
     return lists
 
 
@@ -124,18 +130,30 @@ def _listed(rows: Numbers, tokens: Sequence[Columns]) -> dict[str, Numbers]:
     That is which keys are seen only where tokens have columns of their own, all of them then. In
     whole arrays: a prompt of thousands of tokens sees millions of columns.
     """
-    counts = np.array([len(token) for token in tokens])
-    bounds = np.concatenate([[0], np.cumsum(counts)])
     firsts = np.array([token.past.start for token in tokens])
-    column = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - firsts, counts)
-    lists = {"bounds": bounds, "cell": column}
+    lists = _runs(rows + firsts, np.array([len(token) for token in tokens]))
     if any(token.own for token in tokens):
-        lists["seen"] = seen = np.ones(bounds[-1], dtype=np.int64)
-        for end, token in zip(bounds[1:].tolist(), tokens, strict=True):
+        cell, bounds = lists["cell"], lists["bounds"][1:].tolist()
+        lists["seen"] = seen = np.ones(len(cell), dtype=np.int64)
+        for end, row, token in zip(bounds, rows, tokens, strict=True):
             own = slice(end - len(token.own), end)
-            column[own], seen[own] = zip(*token.own, strict=True)
-    column += np.repeat(rows, counts)
+            columns, seen[own] = zip(*token.own, strict=True)
+            cell[own] = row + np.array(columns)
     return lists
+
+
+def _listed_past(rows: Numbers, positions: Numbers, window: int | None) -> dict[str, Numbers]:
+    """Return what `_listed` does, of tokens that each see all columns up to their position."""
+    ends = positions + 1
+    firsts = np.maximum(ends - window, 0) if window is not None else np.zeros_like(ends)
+    return _runs(rows + firsts, ends - firsts)
+
+
+def _runs(firsts: Numbers, counts: Numbers) -> dict[str, Numbers]:
+    """Return the cells of tokens that list so many of them, from their first cell on."""
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    cell = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], counts)
+    return {"bounds": bounds, "cell": cell}
 
 
 def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:

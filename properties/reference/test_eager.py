@@ -19,13 +19,14 @@ from properties.support.subjects.trees import SHAPES, parents_of, path_to
 from reference.allocator import Allocator, PageAllocation
 from reference.batch import DraftState, Mode, Span, prepare
 from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from reference.eager import EagerDecoder, frozen_layers
+from reference.eager import EagerDecoder, columns_of, frozen_layers, visible_lists
 from reference.model import Model, Output
 from reference.oracle import dense_draft_logits, dense_logits, visible
 from reference.pool import KVPools
 from reference.speculative import Tree, propose
 from reference.state_pool import Section
 
+CPU = torch.device("cpu")
 PAGE_SIZES = (1, 4)
 REQUESTS = 3
 
@@ -777,3 +778,28 @@ def test_the_first_candidates_of_a_draft_are_those_given(
     assert torch.equal(bits(output["scores"][:, :topk]), bits(caught_up["topk_p"]))
     assert torch.equal(output["tokens"][:, :topk], caught_up["topk_index"])
     assert output["scores"].shape == output["tokens"].shape == (REQUESTS, SPECULATION.candidates)
+
+
+@pytest.mark.parametrize("mode", [Mode.EXTEND, Mode.DECODE, Mode.DRAFT_EXTEND])
+def test_what_is_listed_at_once_is_what_each_token_sees(mode: Mode) -> None:
+    """Of tokens that see the past alone, whose lists are made without a look at each."""
+    config = PRESETS["gpt_oss"].tiny
+    begins = {3: 0, 1: 2, 7: config.window - 1, 5: config.window, 2: config.window + 5}
+    counts = [1] * len(begins) if mode is Mode.DECODE else [3, 1, 2, 4, 1]
+    spans = [
+        Span(row, 0, begin, begin + count, [1] * count, [1] * count, 0, 0, False, 0)
+        for (row, begin), count in zip(begins.items(), counts, strict=True)
+    ]
+    pools = KVPools(config, draft_config(config), TrialConfig().sizes, torch.float32, CPU)
+    tokens = torch.zeros((1, config.max_context), dtype=torch.int64)
+    hidden = torch.zeros((*tokens.shape, config.hidden))
+    lists = visible_lists(prepare(mode, spans, tokens, hidden, pools.tables), config)
+    for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
+        seen = [
+            [span.row * config.max_context + column for column, _ in columns]
+            for span in spans
+            for columns in columns_of(mode, span, window, 0)
+        ]
+        bounds = lists[kind, "bounds"].tolist()
+        assert bounds == [0, *np.cumsum([len(cells) for cells in seen]).tolist()]
+        assert lists[kind, "cell"].tolist() == [cell for cells in seen for cell in cells]
