@@ -36,11 +36,11 @@ def extend_paths(
     has continues none.
     """
     place = torch.arange(token_requests.shape[0], device=token_requests.device)
-    follows = torch.zeros_like(token_requests, dtype=torch.bool)
-    follows[1:] = token_requests[1:] == token_requests[:-1]
+    # The very first token is held against the last one: it has place 0, and no parent either way.
+    follows = token_requests == token_requests.roll(1)
     rows = track_indices[token_requests] * STATE_ROWS
     sources = torch.where(positions > 0, rows, -1)
-    return StatePaths(sources, rows, torch.where(follows, place - 1, -1), longest)
+    return StatePaths(sources, rows, place * follows - 1, longest)
 
 
 def parents_in_tree(custom_mask: Tensor, mask_indptr: Tensor, seq_lens: Tensor) -> Tensor:
