@@ -28,14 +28,13 @@ class Snapshot:
 
     Of pools too large to be copied these are empty: see `Observation.twins`.
 
-    `mapping` and `req_to_token` are as the forward found them. `batch` and `output`, that of
-    live rows, are None for an idle step. `owners` are the running requests.
+    `mapping` is as the forward found it. `batch` and `output`, that of live rows, are None for an
+    idle step. `owners` are the running requests.
     """
 
     before: Tensor
     after: Tensor
     mapping: Tensor
-    req_to_token: Tensor
     owners: tuple[Owner, ...]
     batch: ForwardBatch | None
     output: Output | None

@@ -41,11 +41,10 @@ forward only if that one does not lag.
 
 @dataclass(frozen=True)
 class RanForward:
-    """What the subject's forward gave and found: the tables right before it, and its batch."""
+    """What the subject's forward gave and found: the mapping right before it, and its batch."""
 
     forward: Forward
     mapping: Tensor
-    req_to_token: Tensor
     batch: ForwardBatch | None
 
     @property

@@ -282,11 +282,10 @@ class Pair:
             self.equalize_padding(self.subject, planned)
 
         def run(batch: ForwardBatch | None, staged: ForwardBatch | None) -> RanForward:
-            tables = self.graph_pools.tables
-            mapping, rows = tables.full_to_swa_index_mapping.clone(), tables.req_to_token.clone()
+            mapping = self.graph_pools.tables.full_to_swa_index_mapping.clone()
             forward = self.run_subject(planned.given(batch), recorder)
             self.kept.after_graph(Ran(planned.mode, batch, mapping))
-            return RanForward(forward, mapping, rows, staged)
+            return RanForward(forward, mapping, staged)
 
         if self.overlapped is not None:
             return self.overlapped.run(planned.graph, run, upcoming)
@@ -319,12 +318,11 @@ class Pair:
         graph_owners: tuple[Owner, ...],
     ) -> tuple[Snapshot, Snapshot]:
         """Return what both worlds are right after their forwards."""
-        kept, tables = self.kept, self.eager_pools.tables
+        kept = self.kept
         eager = Snapshot(
             before=kept.eager_before,
             after=kept.eager_after,
-            mapping=tables.full_to_swa_index_mapping.clone(),
-            req_to_token=tables.req_to_token.clone(),
+            mapping=self.eager_pools.tables.full_to_swa_index_mapping.clone(),
             owners=self.eager.owners(),
             batch=planned.eager.batch,
             output=eager_output,
@@ -333,7 +331,6 @@ class Pair:
             before=kept.graph_before,
             after=kept.graph_after,
             mapping=ran.mapping,
-            req_to_token=ran.req_to_token,
             owners=graph_owners,
             batch=ran.batch,
             output=ran.output if ran.batch is not None else None,

@@ -169,6 +169,17 @@ def strayed_kernel(
             tl.store(asked + answer, 1)
 
 
+@Kernel
+def parity_kernel(asked, answer, compared, one, other, elements, BLOCK: tl.constexpr):
+    """Answer whether any element that is compared differs."""
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    judged = tl.load(compared + element, mask=element < elements, other=0) != 0
+    left = tl.load(one + element, mask=judged, other=0)
+    right = tl.load(other + element, mask=judged, other=0)
+    if tl.max((left != right).to(tl.int32), 0) > 0:
+        tl.store(asked + answer, 1)
+
+
 @jit
 def _from_behind(index, count):
     """Return an index of something of so many: one that is negative counts from behind."""

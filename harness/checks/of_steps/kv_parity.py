@@ -1,7 +1,8 @@
 """kv_parity: silent corruption that no logit shows yet."""
 
-from torch import Tensor
-
+from harness.checks.device import launches
+from harness.checks.device.flags import Flag
+from harness.checks.device.storages import storages_differ
 from harness.checks.differences import describe_slot, first_kv_difference, owner_at
 from harness.checks.property import Description, Property
 from harness.checks.twins import first_twin_difference, twins_differ
@@ -11,10 +12,12 @@ from harness.lockstep.observation import Observation
 from subjects.protocol import Offer
 
 
-def flag(observation: Observation) -> Tensor:
+def flag(observation: Observation) -> Flag:
     """Whether any bit that is compared differs between the worlds' KV and other state."""
     if observation.twins is not None:
         return twins_differ(observation.twins)
+    if launches.asks_kernels(observation.compared.device):
+        return storages_differ(observation)
     different = unequal(observation.eager.after, observation.graph.after)
     return any_set(different.logical_and_(observation.compared))
 

@@ -35,14 +35,19 @@ from reference.config import SPECULATION, Kind, Role
 from subjects.protocol import Offer
 
 
-def columns_read(mode: Mode, span: Span, window: int | None) -> Iterator[Slots | slice]:
-    """Yield the columns of its request that each live row reads, forward after forward of a draft.
+def columns_read(mode: Mode, span: Span, window: int | None) -> Iterable[Slots | slice]:
+    """Return the columns of its request that each live row reads, forward after forward of a draft.
 
     `window` counts the keys of a row on the layers in question, None where it reads all.
     """
-    if mode is not Mode.TARGET_VERIFY and mode is not Mode.DRAFT:
-        yield from (_since(place, window, place + 1) for place in span.positions(mode))
-        return
+    if mode is Mode.TARGET_VERIFY or mode is Mode.DRAFT:
+        return _columns_beyond(mode, span, window)
+    reach = span.end if window is None else window
+    return [slice(max(0, end - reach), end) for end in (1 + at for at in span.positions(mode))]
+
+
+def _columns_beyond(mode: Mode, span: Span, window: int | None) -> Iterator[Slots]:
+    """Yield what `columns_read` returns, of rows that read tokens that are not their request's."""
     columns = np.arange(span.end)
     drafted = columns[span.begin :]
     for forward in range(forwards_of(mode)):
@@ -83,6 +88,9 @@ def live_reads(observation: Observation, kind: Kind) -> list[list[Slots]]:
     held = slots_held([owners[span.row] for span in world.spans], kind, layout.sizes.slots(kind))
     for span, slots in zip(world.spans, held, strict=True):
         rows = [slots[read] for read in columns_read(observation.mode, span, window)]
+        if forwards == 1:
+            found[0] += rows
+            continue
         of_forward = len(rows) // forwards
         for forward in range(forwards):
             found[forward] += rows[forward * of_forward : (forward + 1) * of_forward]
@@ -148,16 +156,20 @@ def allowed(observation: Observation, blocks: Sequence[Block]) -> Numbers:
     there are fewer rows than live ones, further ones follow, which somebody should read by.
     """
     rows = sum(block.rows for block in blocks)
-    counts = np.zeros((rows, width_of(blocks)), dtype=np.int32)
+    width = width_of(blocks)
+    counts = np.zeros((rows, width), dtype=np.int32)
+    listed, lengths, numbers = list[Slots](), list[int](), list[int]()
     for block in blocks:
         for forward, reads in enumerate(live_reads(observation, block.kind)):
             first = block.first + forward * block.of_forward
             counts[first + len(reads) : first + block.of_forward, 1] = AS_OFTEN
-            if reads:
-                reading = np.repeat(
-                    np.arange(first, first + len(reads)), [len(read) for read in reads]
-                )
-                counts[reading, block.columns.of(np.concatenate(reads)) + 1] = 1
+            counts_all = block.columns.slots is None
+            listed += reads if counts_all else [block.columns.of(read) for read in reads]
+            lengths += [len(read) for read in reads]
+            numbers += range(first, first + len(reads))
+    if listed:
+        begins = np.repeat(np.array(numbers) * width + 1, lengths)
+        counts.reshape(-1)[begins + np.concatenate(listed)] = 1
     return counts
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from harness.checks.device import launches
 from harness.checks.device.flags import Flag
-from harness.checks.device.frame import strayed
+from harness.checks.device.storages import strayed
 from harness.checks.differences import PLACE_NAMES, Sections
 from harness.checks.property import Description, Property
 from harness.checks.twins import (

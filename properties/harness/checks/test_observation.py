@@ -110,5 +110,5 @@ def tensors_of(found: Observation) -> list[Tensor]:
     return [
         tensor
         for world in (found.eager, found.graph)
-        for tensor in (world.before, world.after, world.mapping, world.req_to_token)
+        for tensor in (world.before, world.after, world.mapping)
     ]

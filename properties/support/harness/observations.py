@@ -95,7 +95,6 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
             before=before.clone(),
             after=after.clone(),
             mapping=tables.full_to_swa_index_mapping.clone(),
-            req_to_token=tables.req_to_token.clone(),
             owners=holders(OWNERS, batch.spans),
             batch=batch,
             output=given,

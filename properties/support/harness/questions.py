@@ -17,12 +17,13 @@ import torch
 from harness.checks.counted_reads import keys_of
 from harness.checks.device import launches
 from harness.checks.device.flags import Unequal, in_kernel
-from harness.checks.device.frame import strayed
 from harness.checks.device.host_arrays import on_device
+from harness.checks.device.storages import storages_differ, strayed
 from harness.checks.of_steps.live_inputs import parts
 from harness.checks.of_steps.read_frame import allowed, blocks_of, most_listed, reads_of
 from harness.checks.of_steps.slot_ownership import right_cells, wrong_cells
 from harness.checks.of_steps.write_frame import writes_outside_frame
+from harness.lockstep.bits import bits
 from harness.lockstep.observation import Observation, Snapshot
 from harness.schedules.schedule import Step
 from properties.support.harness.planting import SCHEDULE, build
@@ -55,6 +56,12 @@ def writes_astray(seen: Observation) -> Asked:
     """Ask whether a world wrote outside the step's frame."""
     by_world = [writes_outside_frame(seen, world) for world in (seen.eager, seen.graph)]
     return "writes", any(bool(changed.any()) for changed in by_world), strayed(seen)
+
+
+def worlds_differ(seen: Observation) -> Asked:
+    """Ask whether the worlds' storages differ where they are compared."""
+    different = bits(seen.eager.after) != bits(seen.graph.after)
+    return "parity", bool((different & seen.compared).any()), storages_differ(seen)
 
 
 def tables_are_wrong(sizes: PoolSizes, *judged: Sequence[Ownership]) -> Asked:
@@ -134,8 +141,10 @@ def other_inputs(seen: Observation, draw: random.Random) -> launches.Pairs:
 def asked(seen: Observation, draw: random.Random) -> Iterator[Asked]:
     """Yield questions about a step and about what differs from it."""
     others = range(TIMES)
-    yield writes_astray(seen)
-    yield from (writes_astray(other_writes(seen, draw)) for _ in others)
+    yield from (writes_astray(seen), worlds_differ(seen))
+    for _ in others:
+        other_step = other_writes(seen, draw)
+        yield from (writes_astray(other_step), worlds_differ(other_step))
     if seen.keys is not None:
         yield reads_wrongly(seen)
         yield from (reads_wrongly(other_reads(seen, draw)) for _ in others)

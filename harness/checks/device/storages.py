@@ -1,4 +1,7 @@
-"""Which elements of a world's storage a step may change, as numbers that a kernel looks up."""
+"""Questions about storages: whether they differ, and whether a step changed what it may not.
+
+Which elements a step may change a kernel looks up by numbers.
+"""
 
 from enum import StrEnum
 from functools import lru_cache
@@ -110,5 +113,24 @@ def strayed(observation: Observation) -> Question:
                 SWA_SLOTS=layout.sizes.slots(Kind.SWA),
                 BLOCK=ELEMENTS,
             )
+
+    return Question(compared.device, NOTHING, launch)
+
+
+def storages_differ(observation: Observation) -> Question:
+    """Return whether any element that is compared differs between the worlds after the step."""
+    compared = observation.compared
+
+    def launch(asked: Tensor, first: int, answer: int) -> None:
+        kernels().parity_kernel.launch(
+            (-(-compared.shape[0] // ELEMENTS), 1, 1),
+            asked,
+            answer,
+            compared,
+            bits(observation.eager.after),
+            bits(observation.graph.after),
+            compared.shape[0],
+            BLOCK=ELEMENTS,
+        )
 
     return Question(compared.device, NOTHING, launch)
