@@ -10,9 +10,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.checks.counted_reads import keys_of
 from harness.checks.device import launches
@@ -30,6 +32,7 @@ from properties.support.harness.planting import SCHEDULE, build
 from reference.allocator import Ownership
 from reference.config import Kind
 from reference.pool import PoolSizes
+from reference.state_pool import Section
 from subjects.protocol import Keys
 
 ENGINES = ("eagle_draft", "frozen_kv_mtp")
@@ -92,25 +95,35 @@ def other_reads(seen: Observation, draw: random.Random) -> Observation:
     return replace(seen, keys=replace(seen.keys, **lists))
 
 
-def other_writes(seen: Observation, draw: random.Random) -> Observation:
-    """Return a step after which one element of a world differs: often one that it may write."""
-    name = draw.choice(["eager", "graph"])
-    world: Snapshot = getattr(seen, name)
-    after = world.after.clone()
-    arenas = [arena for _, _, arena in seen.layout.arenas_of(after)]
-    sections = list(seen.layout.sections_of(after).values())
-    if draw.random() < 0.4:
-        places = draw.choice(sections)
-        places[draw.randrange(len(places)), draw.randrange(places.shape[1]), 0] += 1
-    else:
-        held = draw.choice(arenas)
+def other_writes(seen: Observation, draw: random.Random) -> Iterator[Observation]:
+    """Yield steps after which one element of a world differs, often one that it may write.
+
+    First of KV, then of each kind of state beside it: of a state's first row, which is its
+    request's own, and of the last one, of a node of a tree.
+    """
+    for _ in range(TIMES):
+        step, world, after = other_after(seen, draw)
+        held = draw.choice([arena for _, _, arena in seen.layout.arenas_of(after)])
         slots = [draw.randrange(held.shape[2])]
         if world.batch is not None and draw.random() < 0.7:
             full = world.batch.out_cache_loc
             slots += [*full.tolist(), *world.mapping[full].tolist()]
         held[draw.randrange(len(held)), draw.randrange(2), slots[-1] % held.shape[2], 0, -1] += 1
+        yield step
+    for section, row in product(Section, (0, -1)):
+        step, _, after = other_after(seen, draw)
+        places = seen.layout.section_of(after, section)
+        places[draw.randrange(1, len(places)), row, 0] += 1
+        yield step
+
+
+def other_after(seen: Observation, draw: random.Random) -> tuple[Observation, Snapshot, Tensor]:
+    """Return a step whose one world has a storage of its own after it, that world, and this."""
+    name = draw.choice(["eager", "graph"])
+    world: Snapshot = getattr(seen, name)
+    after = world.after.clone()
     worlds: dict[str, Any] = {name: replace(world, after=after)}
-    return replace(seen, **worlds)
+    return replace(seen, **worlds), world, after
 
 
 def other_tables(world: Ownership, draw: random.Random) -> Ownership:
@@ -142,9 +155,10 @@ def asked(seen: Observation, draw: random.Random) -> Iterator[Asked]:
     """Yield questions about a step and about what differs from it."""
     others = range(TIMES)
     yield from (writes_astray(seen), worlds_differ(seen))
-    for _ in others:
-        other_step = other_writes(seen, draw)
-        yield from (writes_astray(other_step), worlds_differ(other_step))
+    for number, other_step in enumerate(other_writes(seen, draw)):
+        yield writes_astray(other_step)
+        if number < TIMES:
+            yield worlds_differ(other_step)
     if seen.keys is not None:
         yield reads_wrongly(seen)
         yield from (reads_wrongly(other_reads(seen, draw)) for _ in others)
