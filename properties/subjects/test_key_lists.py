@@ -16,7 +16,11 @@ from torch import Tensor
 
 from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from properties.support.subjects.examples import examples
-from properties.support.subjects.listings import check_listings, check_too_many_are_none
+from properties.support.subjects.listings import (
+    check_any_stride,
+    check_listings,
+    check_too_many_are_none,
+)
 from reference.batch import Mode, Span, prepare
 from reference.config import PRESETS
 from reference.pool import HybridKVPool, PoolSizes
@@ -467,6 +471,7 @@ def test_a_gpu_lists_what_a_cpu_lists(device: str) -> None:
         from subjects.listing import device as on_device  # noqa: PLC0415 - not without CUDA
 
         check_listings(on_device, device)
+        check_any_stride(on_device, device)
         check_too_many_are_none(on_device, device)
 
 

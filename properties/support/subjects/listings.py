@@ -66,6 +66,15 @@ def moved(value: Any, device: str) -> Any:
     return value
 
 
+def check_any_stride(module: Any, device: str) -> None:
+    """Check lists of tensors whose elements do not lie side by side, and of part of a table."""
+    table = torch.arange(1, 31, dtype=torch.int32).view(3, 10)[:, :6]
+    rows, by = torch.tensor([2]).expand(2), torch.tensor([[0], [1]])[:, 0]
+    seq_lens = torch.tensor([[4, 0], [3, 0]])[:, 0]
+    same(module, device, "list_rows", rows, seq_lens, (7, 7), WINDOW, table, (seq_lens - 1, by))
+    same(module, device, "list_spans", rows, seq_lens, by, (7, 7), 1, WINDOW, table)
+
+
 def check_too_many_are_none(module: Any, device: str) -> None:
     """Check that what the host counts beyond all keys is listed as no slot of any pool."""
     table = torch.arange(1, 9, dtype=torch.int32, device=device).view(2, 4)

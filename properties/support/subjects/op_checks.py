@@ -19,7 +19,11 @@ from torch import Tensor
 
 from harness.lockstep.scale.comparison import compared_on_device
 from properties.support.harness.comparisons import check_comparisons
-from properties.support.subjects.listings import check_listings, check_too_many_are_none
+from properties.support.subjects.listings import (
+    check_any_stride,
+    check_listings,
+    check_too_many_are_none,
+)
 from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from reference.model import column_major
 from reference.ops import STATE_GAIN, Ops, Reused
@@ -758,6 +762,7 @@ def main() -> None:
     check_comparisons(compared_on_device, "cpu")
     device.TILE = INTERPRETED_TILE
     check_listings(device, "cpu")
+    check_any_stride(device, "cpu")
     check_too_many_are_none(device, "cpu")
     sys.stdout.write(f"{len(FEW)}\n")
 
