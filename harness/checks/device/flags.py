@@ -78,7 +78,7 @@ def read_together(flags: Mapping[str, Tensor | Unequal | Question]) -> dict[str,
             unequal[name] = in_kernel(flag.pairs)
         else:
             ready[name] = differ(flag.alike())
-    values = [flag.view(1) for flag in ready.values()]
+    values = [torch.stack([*ready.values()])] if ready else []
     if questions or unequal:
         values.append(launches.answers([*questions.values()], [*unequal.values()]))
     joined = values[0] if len(values) == 1 else torch.cat(values)
