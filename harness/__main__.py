@@ -5,6 +5,7 @@ What takes long, or may fail, is imported where that can be told.
 
 import argparse
 import errno
+import gc
 import importlib
 import io
 import os
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, TERMINATED
 from harness.errors import (
@@ -28,6 +29,7 @@ from harness.errors import (
     no_verdict,
     refused,
 )
+from harness.machine.forks import serve_from_here
 from harness.machine.mps import private_daemon
 
 STDOUT_IS_BROKEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})
@@ -69,12 +71,15 @@ def listening(stop: Stop) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; an error is reported in one sentence."""
+    """Run one command and return its exit code; an error is reported in one sentence.
+
+    Without arguments it is this process's own, which has done nothing else.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
     stop = Stop()
     with listening(stop):
         try:
-            code = carried_out(words)
+            code = carried_out(words, own=arguments is None)
         except KeyboardInterrupt:
             code = refused("interrupted", INTERRUPTED)
         except SystemExit:
@@ -89,13 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return TERMINATED if stop.received == signal.SIGTERM and code == INTERRUPTED else code
 
 
-def carried_out(words: Sequence[str]) -> int:
+def carried_out(words: Sequence[str], *, own: bool) -> int:
     """Return the exit code of a command line, all that it says written out."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = answered(words)
+        code = answered(words, own=own)
         sys.stdout.flush()
     except OSError as error:
         if error.errno not in STDOUT_IS_BROKEN or error.filename is not None:
@@ -106,15 +111,18 @@ def carried_out(words: Sequence[str]) -> int:
     return code
 
 
-def answered(words: Sequence[str]) -> int:
-    """Run the command of a command line and return its exit code."""
+def answered(words: Sequence[str], *, own: bool) -> int:
+    """Run the command of a command line, which may be this process's own; return its exit code."""
     try:
         options = importlib.import_module("harness.cli.parser").parser().parse_args(words)
         options.typed = words
-        importlib.import_module("harness.cli.names").check_names(options)
+        imported("harness.cli.names").check_names(options)
         module, function = options.run
         with sharing_gpus(options):
-            code: int = getattr(importlib.import_module(module), function)(options)
+            run = getattr(imported(module), function)
+            if own and hasattr(options, "workers"):
+                serve_from_here()
+            code: int = run(options)
     except MalformedError as error:
         return refused(shortened(str(error), words), MALFORMED)
     except OSError as error:
@@ -129,6 +137,17 @@ def answered(words: Sequence[str]) -> int:
         code = FINDING if error.finding else CANNOT_RUN
         return refused(f"the device was lost: {error}", code)
     return code
+
+
+def imported(module: str) -> ModuleType:
+    """Import a module, looking for no garbage meanwhile: what is imported stays."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def sharing_gpus(options: argparse.Namespace) -> AbstractContextManager[None]:

@@ -12,13 +12,14 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, process, resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
 from harness.lockstep.tracebacks import traceback_of
+from harness.machine.forks import KERNELS, Forked, end_with_asker, preload, undisturbed
 from harness.machine.gpus import VISIBLE
 from harness.machine.workers import Workers
 
@@ -47,6 +48,7 @@ class Campaign(Generic[T, R]):
     such as a captured trial: tasks that share it go to one process where possible.
     `seconds` is how long a task may take; one that takes longer is taken to hang. `variables`
     says which variables of the environment its processes are given, by a pattern; None is all.
+    Those that are not given all are started apart, as a fork has memory of what it is not given.
     """
 
     run: Callable[[T], R]
@@ -65,28 +67,26 @@ class Ended(Generic[T, R]):
     error: str | None = None
 
 
-@contextmanager
-def undisturbed(*signals: signal.Signals) -> Iterator[None]:
-    """Hold SIGINT, or other signals, back until the end; a process started in here hears none."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def variables_of(variables: re.Pattern[str] | None, gpu: str | None = None) -> dict[str, str]:
+    """Return of this process's environment what a pattern matches as a whole; None is all.
 
-
-@contextmanager
-def environment(variables: re.Pattern[str] | None, gpu: str | None = None) -> Iterator[None]:
-    """Leave of this process's environment, until the end, what a pattern matches as a whole.
-
-    With `gpu` CUDA sees that one alone, in a process that is started in here.
+    With `gpu` a process that is given it sees that one alone by CUDA.
     """
+    pinned = {} if gpu is None else {VISIBLE: gpu}
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if variables is None or variables.fullmatch(name)
+    }
+    return given | pinned
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Let this process's environment be another, until the end."""
     before = dict(os.environ)
-    for name in before:
-        if variables is not None and not variables.fullmatch(name):
-            del os.environ[name]
-    if gpu is not None:
-        os.environ[VISIBLE] = gpu
+    os.environ.clear()
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -104,27 +104,8 @@ def outcome_of(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
         return None, traceback_of(error)
 
 
-def end_with_parent() -> None:
-    """Let this process end at once when the one that started it is gone, however that ended.
-
-    The parent holds one end of a pipe and nothing ever comes through it: it is closed, by the
-    system if need be, when the parent is no more, even before this is called.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-
-
-def _end_after(parent: process.BaseProcess) -> None:
-    """Wait until a process is gone, and end this one: whatever it does, nobody reads it."""
-    parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
     """Run the tasks that come through a pipe, in a worker process, and send back what they give."""
-    end_with_parent()
-    gc.freeze()  # What was imported is never garbage: the collector passes over it.
     with suppress(EOFError, BrokenPipeError):  # The process that started this one is gone.
         while True:
             task = pipe.recv()
@@ -135,24 +116,50 @@ def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
                 pipe.send((None, traceback_of(unsendable)))
 
 
+def _serve_apart(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
+    """Serve in a process that was not forked."""
+    end_with_asker(pipe)
+    gc.freeze()  # What was imported is never garbage: the collector passes over it.
+    _serve(pipe, run)
+
+
+def _started_apart(
+    run: Callable[[Any], Any], variables: Mapping[str, str]
+) -> tuple[process.BaseProcess, connection.Connection]:
+    """Return a process that has never had any other variable, and the pipe to it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    # No daemon: a task may start processes of its own.
+    started = context.Process(target=_serve_apart, args=(theirs, run))
+    # Starting it, the first process would let SIGINT through again.
+    resource_tracker.ensure_running()
+    with undisturbed(), environment(variables):
+        started.start()
+    theirs.close()
+    return started, ours
+
+
 class _Worker(Generic[T, R]):
     """A process of its own that runs one task at a time and leaves Ctrl-C to this process."""
 
     task: T
 
     def __init__(self, campaign: Campaign[T, R], gpu: str | None) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        # No daemon: a task may start processes of its own.
-        self.process = context.Process(target=_serve, args=(theirs, campaign.run))
-        # Starting it, the first process would let SIGINT through again.
-        resource_tracker.ensure_running()
-        with undisturbed(), environment(campaign.variables, gpu):
-            self.process.start()
-        theirs.close()
+        variables = variables_of(campaign.variables, gpu)
+        self.process: process.BaseProcess | Forked
+        if campaign.variables is None:
+            self.process = Forked(_serve, campaign.run, variables=variables)
+            self.pipe = self.process.pipe
+        else:
+            self.process, self.pipe = _started_apart(campaign.run, variables)
         self.busy = False
         self.usable = True
         self.started = self.deadline = 0.0
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process, which is idle, has ended: it says nothing else meanwhile."""
+        return self.pipe.poll() or not self.process.is_alive()
 
     def give(self, task: T, seconds: float) -> None:
         """Have the process run a task, for so many seconds at most."""
@@ -223,7 +230,7 @@ def _hand_out(
             continue
         running = [other.task for other in workers if other is not None and other.busy]
         task = waiting.take(worker.task if worker is not None else None, running)
-        if worker is None or not worker.process.is_alive():
+        if worker is None or worker.gone:
             worker = workers[place] = _Worker(campaign, pin(place))  # noqa: PLW2901
         worker.give(task, campaign.seconds(task))
 
@@ -325,6 +332,8 @@ def _spread(
             on_end(_run_here(campaign, last))
         return
     workers: list[_Worker[T, R] | None] = [None] * spread_over.processes
+    if campaign.variables is None:
+        preload([campaign.run.__module__, *(KERNELS if spread_over.gpus else ())])
     try:
         while True:
             _hand_out(campaign, workers, waiting, spread_over.pin)

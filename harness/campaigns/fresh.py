@@ -1,38 +1,26 @@
 """Playing a schedule in a fresh process: one that has captured its trial and played nothing.
 
-Such a process is forked from a server that has imported what it needs and has touched no
-device. On a CPU it stays, and each playing is a fork of it; on CUDA, which no fork survives,
-it plays once and ends.
+Such a process is forked from the server that all are forked from, which has touched no device.
+On a CPU it stays, and each playing is a fork of it; on CUDA, which no fork survives, it plays
+once and ends.
 """
 
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import connection, forkserver, resource_tracker
-from pathlib import Path
+from multiprocessing.connection import Connection
 
-from harness.campaigns.executor import end_with_parent, undisturbed
 from harness.campaigns.hunt import PlayingFailedError, time_limit
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import subject_alone
 from harness.lockstep.tracebacks import traceback_of
+from harness.machine.forks import KERNELS, Forked, end_with_asker, preload
 from harness.schedules.schedule import Schedule
 from subjects.protocol import Offer
-
-ROOT = Path(__file__).parents[2]
-
-KERNELS = (
-    "reference.triton_ops",
-    "harness.lockstep.scale.kernel",
-    "reference.kernels.known",
-    "subjects.listing.device",
-)
 
 ON_DEVICE = {"cuda": KERNELS}
 """What the server imports besides, for the processes that play on a device."""
@@ -80,15 +68,12 @@ class _Captured:
     """A process that has captured a trial and plays nothing but in forks of it, if it can."""
 
     def __init__(self, build: Build, trial: TrialConfig, properties: frozenset[str]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        self.pipe, theirs = context.Pipe()
         self.usable = True
         self.lasts = trial.device == "cpu"
-        words = theirs, build, trial, properties, self.lasts
-        _start_server(trial.device)
-        with undisturbed():
-            context.Process(target=_serve, args=words, daemon=True).start()
-        theirs.close()
+        preload([__name__, *ON_DEVICE.get(trial.device, ())])
+        words = build, trial, properties, self.lasts
+        self.process = Forked(_serve, *words, variables=os.environ)
+        self.pipe = self.process.pipe
 
     def play(self, playing: FreshPlaying) -> Outcome:
         """Return the outcome of the last schedule."""
@@ -111,34 +96,14 @@ _captured = lru_cache(maxsize=1)(_Captured)
 """The last trial that was captured so. A process whose pipe is closed here ends by itself."""
 
 
-def _start_server(device: str) -> None:
-    """Start the server that fresh processes are forked from, if it does not run yet.
-
-    It must import this tree, whatever the folder that it is started in holds.
-    """
-    forkserver.set_forkserver_preload([__name__, *ON_DEVICE.get(device, ())])
-    # Starting it, the first process would let SIGINT through again.
-    resource_tracker.ensure_running()
-    before = dict(os.environ)
-    os.environ.update(PYTHONPATH=str(ROOT), PYTHONSAFEPATH="1")
-    try:
-        with undisturbed():
-            forkserver.ensure_running()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def _serve(
-    pipe: connection.Connection,
+    pipe: Connection,
     build: Build,
     trial: TrialConfig,
     properties: frozenset[str],
     lasts: bool,
 ) -> None:
     """Capture a trial, then play what comes through the pipe until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
     with suppress(EOFError, BrokenPipeError):
         try:
             lockstep = build(trial, properties)
@@ -152,7 +117,7 @@ def _serve(
                 return
             child = os.fork()
             if child == 0:
-                end_with_parent()  # No thread of a process is in a fork of it.
+                end_with_asker(pipe)  # No thread of a process is in a fork of it.
                 pipe.send(_outcome(lockstep, playing))
                 os._exit(0)
             _, status = os.waitpid(child, 0)

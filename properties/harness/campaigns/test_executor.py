@@ -88,7 +88,9 @@ def test_a_process_that_died_while_idle_is_replaced_and_costs_no_task() -> None:
     def kill(ended: Ended[Chore, Done]) -> None:
         ends.append(ended)
         os.kill(process_of(ended), signal.SIGKILL)
-        os.waitid(os.P_PID, process_of(ended), os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ProcessLookupError):
+            while True:
+                os.kill(process_of(ended), 0)
 
     execute(CHORES, [Chore("a", 1), Chore("b", 1), Chore("c", 1)], Workers(1), kill)
     assert [ended.error for ended in ends] == [None] * 3
@@ -231,7 +233,8 @@ def busy(*, starting: bool, stderr: int | None = None) -> Iterator[subprocess.Po
         assert process.stdout is not None
         wait_for("starting\n" if starting else "ended\n", process.stdout)
         time.sleep(1.0 if starting else 0.0)
-        assert len(list(running(process.pid))) > 2
+        # As long as their server imports what they need, none of them is there.
+        assert len(list(running(process.pid))) > (1 if starting else 2)
         yield process
 
 

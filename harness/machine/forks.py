@@ -1,0 +1,332 @@
+"""Processes that are forked from one server, which has imported what they need and done no more.
+
+The server touches no device, plays nothing and has one thread. Whoever was forked from it has
+its further processes forked there too, so that what takes seconds to import is imported once.
+It ends with the process that started it, and with all that it has forked.
+"""
+
+import atexit
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[2]
+
+KERNELS = (
+    "reference.triton_ops",
+    "harness.lockstep.scale.kernel",
+    "harness.checks.device.questions",
+    "reference.kernels.known",
+    "subjects.listing.device",
+)
+"""What processes that use a GPU import besides."""
+
+FORK, IMPORT, END = b"f", b"i", b"e"
+"""What the server is asked: a process, to import modules before the next, or to end them all."""
+
+NUMBER = struct.Struct("q")
+LOST = 255
+"""The exit code of a process whose server died before it."""
+
+
+class _Server:
+    """Where this process asks for forks: the socket to its server, once it has one."""
+
+    asked: socket.socket | None = None
+
+
+@contextmanager
+def undisturbed(*signals: signal.Signals) -> Iterator[None]:
+    """Hold SIGINT, or other signals, back until the end; a process started in here hears none."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_asker(pipe: Connection) -> None:
+    """Let this process end at once when the other end of a pipe is closed, whatever it does.
+
+    Whoever asked for this process holds that end, and the system closes it when that is no more,
+    however it ended and even before this is called.
+    """
+    poller = select.poll()
+    poller.register(pipe.fileno(), 0)  # For nothing that is sent: a closed end is told always.
+    threading.Thread(target=_end_after, args=(poller,), daemon=True).start()
+
+
+def _end_after(poller: select.poll) -> None:
+    """Wait until a pipe is closed, and end this process: nobody reads what it does."""
+    poller.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Forked:
+    """A process forked from the server, in which `run` is given an end of a pipe and `words`.
+
+    `run` is a function of a module and `words` can be pickled. The process has `variables` as its
+    environment, hears no SIGINT, and ends when `pipe`, the other end, is closed. It can be
+    waited for and ended as one of `multiprocessing`.
+    """
+
+    def __init__(self, run: Callable[..., None], *words: Any, variables: Mapping[str, str]) -> None:
+        place = dict(variables), str(Path.cwd()), list(sys.path)
+        given = pickle.dumps((place, pickle.dumps((run, words))))
+        self.pipe, theirs = Pipe()
+        self._status, status = os.pipe()
+        self._pid: int | None = None
+        self._exit_code: int | None = None
+        try:
+            _ask(FORK, theirs.fileno(), status)
+        finally:
+            theirs.close()
+            os.close(status)
+        with suppress(OSError):  # It has died already: whoever reads from it is told so.
+            self.pipe.send_bytes(given)
+
+    def __del__(self) -> None:
+        """Close what tells how the process ended."""
+        with suppress(AttributeError, OSError):
+            os.close(self._status)
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, as soon as it is forked; None if its server is gone."""
+        if self._pid is None:
+            self._pid = self._said()
+        return self._pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """How the process ended, as of `multiprocessing`; None as long as it runs."""
+        self.join(0)
+        return self._exit_code
+
+    def is_alive(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self.exitcode is None
+
+    def kill(self) -> None:
+        """End the process at once, whatever it does."""
+        if self.pid is not None and self.exitcode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def join(self, seconds: float) -> None:
+        """Wait so many seconds at most until the process has ended."""
+        if self._exit_code is not None:
+            return
+        if self.pid is None:
+            self._exit_code = LOST
+        elif wait([self._status], seconds):
+            code = self._said()
+            self._exit_code = LOST if code is None else code
+
+    def _said(self) -> int | None:
+        """Return the next number that the server says of the process; None if it is gone."""
+        said = b""
+        while len(said) < NUMBER.size:
+            more = os.read(self._status, NUMBER.size - len(said))
+            if not more:
+                return None
+            said += more
+        number: int = NUMBER.unpack(said)[0]
+        return number
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Have the server import modules, where there are such, before it forks the next process."""
+    names, ours = os.pipe()
+    try:
+        os.write(ours, " ".join(modules).encode())
+        os.close(ours)
+        _ask(IMPORT, names)
+    finally:
+        os.close(names)
+
+
+def serve_from_here() -> None:
+    """Let this process's server be a fork of it: what it has imported is not imported again.
+
+    It must have done nothing else: where it has other threads, the server is started afresh, when
+    it is first asked.
+    """
+    if _Server.asked is not None or threading.active_count() > 1:
+        return
+    ours, theirs = socket.socketpair()
+    with theirs, undisturbed():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _close_all_but(theirs.fileno())
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                serve(theirs)
+            finally:
+                os._exit(1)
+    _keep(ours, pid)
+
+
+def _close_all_but(kept: int) -> None:
+    """Close every file of this process but one and the standard ones: they are another's."""
+    for number in [int(file.name) for file in Path("/dev/fd").iterdir()]:
+        if number > 2 and number != kept:
+            with suppress(OSError):  # The list itself was open.
+                os.close(number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+
+def _ask(kind: bytes, *files: int) -> None:
+    """Ask the server for something, of which files are part; start one if there is none."""
+    for lost in (False, True):
+        if _Server.asked is None or lost:
+            _start()
+            assert _Server.asked is not None
+        with suppress(BrokenPipeError, ConnectionResetError):  # It has died: another is started.
+            asked = _Server.asked
+            mine = [asked.fileno()] if kind == FORK else []
+            socket.send_fds(asked, [kind], [*files, *mine])
+            return
+    raise ConnectionError("the server that processes are forked from died as it started")
+
+
+def _start() -> None:
+    """Start a server afresh, which imports this tree whatever the folder here holds."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.set_inheritable(True)
+        words = f"from harness.machine.forks import main; main({theirs.fileno()})"
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-c", words],
+            {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
+            file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+            setsigmask={signal.SIGINT},
+        )
+    _keep(ours, pid)
+
+
+def _keep(asked: socket.socket, pid: int) -> None:
+    """Ask this server from now on, and wait for its end as this process ends.
+
+    So what its processes have used of the processor is counted as used by this one's children.
+    """
+    _Server.asked = asked
+    atexit.register(_end, asked, pid)
+
+
+def _end(asked: socket.socket, pid: int) -> None:
+    """End a server and wait until it has, with all that it has forked."""
+    with undisturbed(), suppress(OSError):
+        asked.sendall(END)
+        os.waitpid(pid, 0)
+
+
+def main(number: int) -> None:
+    """Serve on the socket of a number, which this process was started with."""
+    asked = socket.socket(fileno=number)
+    asked.set_inheritable(False)
+    serve(asked)
+
+
+def serve(asked: socket.socket) -> None:
+    """Fork a process for each that is asked for; end this one when nobody is left to ask."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    woken, wakes = os.pipe()
+    for end in (woken, wakes):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
+    statuses: dict[int, int] = {}
+    while True:
+        ready = wait([asked, woken])
+        if woken in ready:
+            os.read(woken, 1 << 16)
+            _tell_ends(statuses)
+        if asked not in ready:
+            continue
+        kind, files, _, _ = socket.recv_fds(asked, 1, 3)
+        if kind == IMPORT:
+            _import(files[0])
+        elif kind == FORK:
+            pipe, status, server = files
+            gc.freeze()  # What was imported is never garbage: the collector passes over it.
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for number in (asked.detach(), woken, wakes, status, *statuses.values()):
+                    os.close(number)
+                _become(pipe, server)
+            statuses[pid] = status
+            with suppress(BrokenPipeError):  # Whoever asked is gone.
+                os.write(status, NUMBER.pack(pid))
+            os.close(pipe)
+            os.close(server)
+        else:
+            _end_all(statuses)
+
+
+def _end_all(pids: Iterable[int]) -> NoReturn:
+    """End processes that were forked from this one, and this one."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    os._exit(0)
+
+
+def _tell_ends(statuses: dict[int, int]) -> None:
+    """Tell those who asked for them how processes have ended."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            status = statuses.pop(ended[0])
+            with suppress(BrokenPipeError):
+                os.write(status, NUMBER.pack(os.waitstatus_to_exitcode(ended[1])))
+            os.close(status)
+
+
+def _import(file: int) -> None:
+    """Import the modules that a file names. One that fails here fails where it is needed."""
+    gc.disable()  # What is imported stays.
+    with open(file, encoding="utf-8") as names:
+        for name in names.read().split():
+            with suppress(Exception):
+                importlib.import_module(name)
+    gc.enable()
+
+
+def _become(pipe_file: int, server_file: int) -> None:
+    """Be the process that was asked for, until its function returns."""
+    code = 1
+    try:
+        pipe = Connection(pipe_file)
+        _Server.asked = socket.socket(fileno=server_file)
+        end_with_asker(pipe)
+        (variables, folder, path), called = pickle.loads(pipe.recv_bytes())
+        os.environ.clear()
+        os.environ.update(variables)
+        os.chdir(folder)
+        sys.path[:] = path
+        run, words = pickle.loads(called)
+        run(pipe, *words)
+        code = 0
+    except EOFError:
+        pass  # Whoever asked for it is gone.
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
