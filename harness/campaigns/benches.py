@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
@@ -11,9 +12,11 @@ from harness.checks.explanation import NOT_EXPLAINED, Explained, explained, obse
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES
 from harness.explain.facts import TimelineEntry
+from harness.explain.reach import Reaching
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.shapes import with_small_pools
 from harness.schedules.schedule import Schedule
+from subjects.bugs.catalogue import BUGS
 
 Build = Callable[[TrialConfig], Lockstep]
 
@@ -53,6 +56,36 @@ class Benches:
 
 LARGE = Benches()
 """What a process holds of trials with large pools, from one task to the next."""
+
+
+@lru_cache(maxsize=1)
+def kept_clean(trial: TrialConfig) -> Lockstep:
+    """Return a lockstep of a trial without a bug, built once for all bugs that are held to it."""
+    return Lockstep(trial)
+
+
+@lru_cache(maxsize=1)
+def kept_broken(trial: TrialConfig) -> Lockstep:
+    """Return a lockstep of a trial with a bug, built once for the tasks that follow one another."""
+    return Lockstep(trial)
+
+
+def kept_lockstep(trial: TrialConfig) -> Lockstep:
+    """Return a lockstep of a trial that is kept."""
+    return kept_clean(trial) if trial.bug is None else kept_broken(trial)
+
+
+@lru_cache(maxsize=1)
+def kept_reaching(trial: TrialConfig) -> Reaching:
+    """Return what follows the bug of a trial, with a right engine that is captured once."""
+    assert trial.bug is not None
+    return Reaching(kept_lockstep(trial).pair, BUGS[trial.bug])
+
+
+def forget_kept() -> None:
+    """Keep none of them any longer."""
+    for kept in (kept_clean, kept_broken, kept_reaching):
+        kept.cache_clear()
 
 
 def explained_small(

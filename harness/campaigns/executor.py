@@ -12,6 +12,7 @@ import re
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class Campaign(Generic[T, R]):
     """What is done with every task of a campaign.
 
     `run` carries a task out. `shared` says what a process keeps from one task to the next,
-    such as a captured trial: tasks that share it go to one process where possible.
+    such as a captured trial: tasks that share it go to one process where possible. Of those,
+    `own` says what one keeps for a few alike alone; None is what they share.
     `seconds` is how long a task may take; one that takes longer is taken to hang. `variables`
     says which variables of the environment its processes are given, by a pattern; None is all.
     Those that are not given all are started apart, as a fork has memory of what it is not given.
@@ -55,6 +57,7 @@ class Campaign(Generic[T, R]):
     shared: Callable[[T], Hashable]
     seconds: Callable[[T], float]
     variables: re.Pattern[str] | None = None
+    own: Callable[[T], Hashable] | None = None
 
 
 @dataclass(frozen=True)
@@ -199,23 +202,49 @@ class Waiting(Generic[T, R]):
     """The tasks that no process has been given yet, in order."""
 
     def __init__(self, campaign: Campaign[T, R], tasks: Iterable[T]) -> None:
-        self.shared = campaign.shared
-        self.tasks = [(campaign.shared(task), task) for task in tasks]
+        self.shared, self.own = campaign.shared, campaign.own or campaign.shared
+        self.tasks = [self._keyed(task) for task in tasks]
 
     def __bool__(self) -> bool:
         return bool(self.tasks)
 
     def take(self, last: T | None, running: Sequence[T]) -> T:
-        """Take what shares something with a process's last task, or else with no running one."""
-        kept = {self.shared(last)} if last is not None else set()
-        taken = {self.shared(task) for task in running}
-        same = [place for place, (shared, _) in enumerate(self.tasks) if shared in kept]
-        new = [place for place, (shared, _) in enumerate(self.tasks) if shared not in taken]
-        return self.tasks.pop((same or new or [0])[0])[1]
+        """Take the task for which a process that ran `last` has to make least anew.
+
+        That is one like its last, else one that shares something with that, else with no running
+        one; and of what all share with running ones, one of those that most are left of for each
+        process. What two processes make at once is made twice.
+        """
+        shared = Counter(self.shared(task) for task in running)
+        own = {self.own(task) for task in running}
+        mine = [(self.shared(task), self.own(task)) for task in (last,) if task is not None]
+        place = self._first(lambda group, alone: (group, alone) in mine)
+        if place is None and mine:
+            place = self._first(lambda group, alone: group == mine[0][0] and alone not in own)
+        if place is None:
+            place = self._first(lambda group, _: group not in shared)
+        if place is None:
+            left = Counter(group for group, _, _ in self.tasks)
+
+            def gain(place: int) -> tuple[bool, float]:
+                group, alone, _ = self.tasks[place]
+                return alone not in own, left[group] / shared[group]
+
+            place = max(range(len(self.tasks)), key=gain)
+        return self.tasks.pop(place)[2]
 
     def put_back(self, task: T) -> None:
         """Have a task wait again, before all others."""
-        self.tasks.insert(0, (self.shared(task), task))
+        self.tasks.insert(0, self._keyed(task))
+
+    def _keyed(self, task: T) -> tuple[Hashable, Hashable, T]:
+        """Return what a task shares, what it has of its own, and the task."""
+        return self.shared(task), self.own(task), task
+
+    def _first(self, fits: Callable[[Hashable, Hashable], bool]) -> int | None:
+        """Return the place of the first task of which that fits what it shares and has."""
+        keys = enumerate(self.tasks)
+        return next((place for place, (group, own, _) in keys if fits(group, own)), None)
 
 
 def _hand_out(

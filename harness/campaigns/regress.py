@@ -48,7 +48,12 @@ UNAFFECTED_SHARE = 16
 TRAFFIC_SHARE = 12
 """Pieces of traffic that a trial plays, as the fraction of a hunt's schedules."""
 
-TASKS = Campaign(run_in_turn, shared=attrgetter("clean_trial"), seconds=attrgetter("seconds"))
+TASKS = Campaign(
+    run_in_turn,
+    shared=attrgetter("clean_trial"),
+    own=attrgetter("trial"),
+    seconds=attrgetter("seconds"),
+)
 """How the tasks of a run are run: those of a trial share it with the clean build it is held to."""
 
 

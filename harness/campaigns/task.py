@@ -8,10 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any
 
-from harness.campaigns.benches import LARGE, Benches, explained_small
+from harness.campaigns.benches import (
+    LARGE,
+    Benches,
+    explained_small,
+    forget_kept,
+    kept_lockstep,
+    kept_reaching,
+)
 from harness.campaigns.confirm import Confirmed, confirmed
 from harness.campaigns.executor import Ended
 from harness.campaigns.fresh import PlayFresh, play_fresh
@@ -31,7 +37,7 @@ from harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES, asked_of
 from harness.explain.facts import Explanation, Reach, TimelineEntry
-from harness.explain.reach import AT_CAPTURE, Reaching
+from harness.explain.reach import AT_CAPTURE
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.shapes import with_small_pools
 from harness.lockstep.tracebacks import traceback_of
@@ -73,12 +79,6 @@ class Status(StrEnum):
     DEVICE_LOST = "device lost"
     FAILED = "failed"
 
-
-KEPT = 3
-"""Locksteps that a process keeps: of a trial with two bugs in turn, and of the clean one.
-
-With one less, each bug would drop the clean one before it is held to it.
-"""
 
 LARGE_SLOWER = 4
 """How many times as long a task over large pools may take."""
@@ -199,19 +199,6 @@ def result_of(ended: Ended[Task, Result]) -> Result:
         return ended.result
     hunt_result = HuntResult()
     return Result(ended.task, Status.FAILED, hunt_result, None, 0, ended.seconds, error=ended.error)
-
-
-@lru_cache(maxsize=KEPT)
-def kept_lockstep(trial: TrialConfig) -> Lockstep:
-    """Return a lockstep of a trial, built once for the tasks that follow one another."""
-    return Lockstep(trial)
-
-
-@lru_cache(maxsize=1)
-def kept_reaching(trial: TrialConfig) -> Reaching:
-    """Return what follows the bug of a trial, with a right engine that is captured once."""
-    assert trial.bug is not None
-    return Reaching(kept_lockstep(trial).pair, BUGS[trial.bug])
 
 
 def watched_for(target: str | None) -> frozenset[str]:
@@ -336,8 +323,7 @@ def _reach_small(task: Task, finding: Finding | None) -> Reach | None:
         return _reach(small, lockstep, finding)
     finally:
         del lockstep
-        kept_lockstep.cache_clear()
-        kept_reaching.cache_clear()
+        forget_kept()
         LARGE.clear()
 
 

@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 
-from harness.campaigns.executor import Campaign, Ended, execute
+from harness.campaigns.executor import Campaign, Ended, Waiting, execute
 from harness.errors import headline
 from harness.lockstep.tracebacks import traceback_of, without_absolute_paths
 from harness.machine.gpus import VISIBLE
@@ -102,6 +102,23 @@ def test_processes_begin_with_what_they_do_not_share() -> None:
     ends = ends_of([first, second, third], 2)
     assert process_of(ends[first]) != process_of(ends[third])
     assert process_of(ends[second]) in {process_of(ends[first]), process_of(ends[third])}
+
+
+def test_no_process_makes_what_another_one_keeps() -> None:
+    """Tasks alike go to one; when all share with running ones, to where most are left."""
+    campaign = replace(
+        CHORES, shared=lambda task: str(task.shared)[0], own=lambda task: task.shared
+    )
+    one, again, beside, other = (
+        Chore(does, place) for does, place in zip("abcd", ("gx", "gx", "gy", "hz"), strict=True)
+    )
+    waiting = Waiting(campaign, [one, again, beside, other])
+    assert waiting.take(None, []) == one
+    assert waiting.take(None, [one]) == other
+    assert waiting.take(other, [one]) == beside
+    assert waiting.take(one, [beside]) == again
+    left = Waiting(campaign, [one, beside, other, Chore("e", "gw"), Chore("f", "hv")])
+    assert left.take(None, [again, Chore("g", "hu")]) == beside
 
 
 def test_in_this_process_tasks_that_share_something_follow_one_another() -> None:

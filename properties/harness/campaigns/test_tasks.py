@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.campaigns import benches
 from harness.campaigns import task as tasks
 from harness.campaigns.bisect import Bisection, hunted_case, with_goal
 from harness.campaigns.executor import Ended
@@ -163,17 +164,15 @@ def test_a_process_captures_a_trial_once_for_all_its_bugs(monkeypatch: pytest.Mo
     bugs = ("longest_key_count_baked", "block_table_rebound", "counts_recreated")
     hunts = [Task(TrialConfig().with_bug(bug), source, 0, 3) for bug in bugs for source in Source]
     targets = {task.trial.bug: str(task.target) for task in hunts}
-    monkeypatch.setattr(tasks, "Lockstep", build)
-    monkeypatch.setattr(tasks, "Reaching", following)
+    monkeypatch.setattr(benches, "Lockstep", build)
+    monkeypatch.setattr(benches, "Reaching", following)
     monkeypatch.setattr(tasks, "run_task", lambda task, of: run_task(task, of, showing))
     monkeypatch.setattr(Scripted, "refused", None, raising=False)
-    for kept in (tasks.kept_lockstep, tasks.kept_reaching):
-        kept.cache_clear()
+    benches.forget_kept()
     try:
         assert {tasks.run_in_turn(hunt).status for hunt in hunts} == {Status.CAUGHT}
     finally:
-        for kept in (tasks.kept_lockstep, tasks.kept_reaching):
-            kept.cache_clear()
+        benches.forget_kept()
     assert set(captured.values()) == {1}
     assert len(captured) == 1 + 2 * len(bugs)
 

@@ -1,0 +1,149 @@
+"""The server that processes are forked from: one for all, and none left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.machine.forks import KERNELS, Forked, preload
+from harness.machine.gpus import VISIBLE
+from properties.support.harness.forked import answers, ends, sleeps
+from properties.support.places import ROOT
+
+SOON = 10.0
+
+
+def asked(what: str, variables: Mapping[str, str] | None = None) -> Any:
+    """Return what a forked process answers."""
+    process = Forked(answers, variables=os.environ if variables is None else variables)
+    process.pipe.send(what)
+    return process.pipe.recv()
+
+
+def test_what_is_forked_from_a_forked_process_has_the_same_server() -> None:
+    first, second = asked("server of another")
+    assert first == second != os.getpid()
+
+
+def test_a_process_has_the_variables_that_it_is_given_and_this_one_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it begins CUDA, which it pins to a GPU: the server has begun nothing."""
+    monkeypatch.chdir(tmp_path)
+    assert asked("variables", {VISIBLE: "3"}) == {VISIBLE: "3"}
+    assert asked("folder") == str(tmp_path)
+
+
+def test_what_is_preloaded_is_there_before_it_is_asked_for() -> None:
+    """And what cannot be imported keeps nobody from anything."""
+    preload(["no_such_module", "wave"])
+    assert "wave" in asked("modules")
+
+
+def test_a_process_ends_when_nobody_holds_its_pipe_any_more() -> None:
+    process = Forked(sleeps, variables=os.environ)
+    pid = process.pipe.recv()
+    assert (process.pid, process.is_alive()) == (pid, True)
+    process.pipe.close()
+    process.join(SOON)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_how_a_process_ended_is_told() -> None:
+    one, other = Forked(ends, 7, variables=os.environ), Forked(sleeps, variables=os.environ)
+    one.join(SOON)
+    assert one.exitcode == 7
+    other.kill()
+    other.join(SOON)
+    assert (other.exitcode, other.is_alive()) == (-signal.SIGKILL, False)
+    other.kill()
+
+
+def test_a_server_that_died_is_replaced() -> None:
+    server = asked("parent")
+    process = Forked(sleeps, variables=os.environ)
+    process.pipe.recv()
+    os.kill(server, signal.SIGKILL)
+    assert process.exitcode is None or process.exitcode == 255
+    deadline = time.monotonic() + SOON
+    while (now := Forked(answers, variables=os.environ)).pid is None:
+        assert time.monotonic() < deadline
+    now.pipe.send("parent")
+    assert now.pipe.recv() != server
+
+
+FROM_HERE = """
+import sys
+import harness.machine.forks as forks
+from properties.support.harness.forked import answers, sleeps
+import wave, os
+held = open(os.devnull)
+forks.serve_from_here()
+process = forks.Forked(answers, variables={})
+process.pipe.send("parent")
+server = process.pipe.recv()
+process.pipe.send("modules")
+assert "wave" in process.pipe.recv()
+process.pipe.send("files")
+assert os.devnull not in process.pipe.recv()
+sleeping = forks.Forked(sleeps, variables={})
+print(server, process.pid, sleeping.pipe.recv(), flush=True)
+"""
+"""A process whose server is a fork of it. It ends while one of that server's still sleeps."""
+
+
+def test_a_server_forked_from_here_has_what_is_imported_here_and_none_of_its_files() -> None:
+    """And it ends with it, and all that it has forked: their processor time is then counted."""
+    before = os.times()
+    ran = subprocess.run(
+        [sys.executable, "-c", FROM_HERE],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert os.times().children_user > before.children_user
+    pids = list(map(int, ran.stdout.split()))
+    assert len(pids) == 3
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+COMMAND = """
+import sys
+import threading
+import torch
+from harness import __main__ as command
+kept = command.serve_from_here
+def serve_from_here():
+    kept()
+    print("threads", threading.active_count(), "began CUDA", torch.cuda.is_initialized())
+command.serve_from_here = serve_from_here
+sys.argv = ["paritybit", "regress", "--ray", "nowhere"]
+sys.exit(command.main())
+"""
+"""A command of a process's own, which is refused as soon as it looks at its words."""
+
+
+def test_a_command_serves_forks_before_it_does_anything_else() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", COMMAND],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (2, "threads 1 began CUDA False\n")
+
+
+def test_the_kernels_that_are_preloaded_are_of_this_tree() -> None:
+    assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in KERNELS)

@@ -1,0 +1,59 @@
+"""What the tests of the server of forks run in processes that it forks."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from harness.machine.forks import Forked
+
+FOR_EVER = 3600.0
+
+
+def answers(pipe: Connection) -> None:
+    """Answer questions about this process until no more are asked."""
+    while True:
+        what = pipe.recv()
+        pipe.send(ANSWERS[what]())
+
+
+def sleeps(pipe: Connection) -> None:
+    """Do nothing for ever."""
+    pipe.send(os.getpid())
+    time.sleep(FOR_EVER)
+
+
+def ends(_: Connection, code: int) -> None:
+    """End with a code."""
+    sys.exit(code)
+
+
+def server_of_another() -> tuple[int, int]:
+    """Return the parents of this process and of one that it asks for."""
+    other = Forked(answers, variables=os.environ)
+    other.pipe.send("parent")
+    return os.getppid(), other.pipe.recv()
+
+
+def open_files() -> Sequence[str]:
+    """Return what the files of this process are, but for the standard ones."""
+    found = []
+    for file in Path("/proc/self/fd").iterdir():
+        if int(file.name) > 2:
+            try:
+                found.append(str(file.readlink()))
+            except OSError:  # That of the list itself.
+                continue
+    return found
+
+
+ANSWERS = {
+    "parent": os.getppid,
+    "server of another": server_of_another,
+    "variables": lambda: dict(os.environ),
+    "folder": lambda: str(Path.cwd()),
+    "modules": lambda: sorted(sys.modules),
+    "files": open_files,
+}
