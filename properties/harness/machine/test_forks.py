@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness.machine.forks import KERNELS, Forked, preload
-from harness.machine.gpus import VISIBLE
+from harness.machine.gpus import VISIBLE, listed_gpus
 from properties.support.harness.forked import answers, ends, sleeps
 from properties.support.places import ROOT
 
@@ -38,6 +39,16 @@ def test_a_process_has_the_variables_that_it_is_given_and_this_one_s_folder(
     monkeypatch.chdir(tmp_path)
     assert asked("variables", {VISIBLE: "3"}) == {VISIBLE: "3"}
     assert asked("folder") == str(tmp_path)
+
+
+@pytest.mark.skipif(not torch.version.cuda, reason="this torch is built without CUDA")
+def test_a_process_is_pinned_to_a_gpu_though_torch_was_imported_before() -> None:
+    preload(["torch"])
+    uuids = [uuid for _, uuid in listed_gpus() if uuid]
+    if not uuids:
+        pytest.skip("no GPU is listed here")
+    for uuid in uuids:
+        assert asked("GPUs", {**os.environ, VISIBLE: uuid}) == [uuid]
 
 
 def test_what_is_preloaded_is_there_before_it_is_asked_for() -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -37,6 +38,13 @@ def server_of_another() -> tuple[int, int]:
     return os.getppid(), other.pipe.recv()
 
 
+def gpus() -> list[str]:
+    """Return the UUIDs of the GPUs that CUDA shows this process, which begins it."""
+    torch = import_module("torch")
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [f"GPU-{one.uuid}" for one in properties]
+
+
 def open_files() -> Sequence[str]:
     """Return what the files of this process are, but for the standard ones."""
     found = []
@@ -56,4 +64,5 @@ ANSWERS = {
     "folder": lambda: str(Path.cwd()),
     "modules": lambda: sorted(sys.modules),
     "files": open_files,
+    "GPUs": gpus,
 }
