@@ -179,7 +179,7 @@ def serve_from_here() -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                _close_all_but(theirs.fileno())
+                _let_go_of_all_but(theirs.fileno())
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 serve(theirs)
             finally:
@@ -187,15 +187,16 @@ def serve_from_here() -> None:
     _keep(ours, pid)
 
 
-def _close_all_but(kept: int) -> None:
-    """Close every file of this process but one and the standard ones: they are another's."""
+def _let_go_of_all_but(kept: int) -> None:
+    """Put nothing in the place of each file of this process but one, stdout and stderr.
+
+    They are another's, to close when it likes. What here still knows them by their numbers may
+    write to them and close them.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
     for number in [int(file.name) for file in Path("/dev/fd").iterdir()]:
-        if number > 2 and number != kept:
-            with suppress(OSError):  # The list itself was open.
-                os.close(number)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+        if number not in {1, 2, kept, nothing}:
+            os.dup2(nothing, number, inheritable=number == 0)
 
 
 def _ask(kind: bytes, *files: int) -> None:

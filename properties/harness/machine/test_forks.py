@@ -93,8 +93,8 @@ FROM_HERE = """
 import sys
 import harness.machine.forks as forks
 from properties.support.harness.forked import answers, sleeps
-import wave, os
-held = open(os.devnull)
+import wave
+held = open(wave.__file__)
 forks.serve_from_here()
 process = forks.Forked(answers, variables={})
 process.pipe.send("parent")
@@ -102,7 +102,7 @@ server = process.pipe.recv()
 process.pipe.send("modules")
 assert "wave" in process.pipe.recv()
 process.pipe.send("files")
-assert os.devnull not in process.pipe.recv()
+assert held.name not in process.pipe.recv()
 sleeping = forks.Forked(sleeps, variables={})
 print(server, process.pid, sleeping.pipe.recv(), flush=True)
 """
