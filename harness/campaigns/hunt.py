@@ -134,8 +134,7 @@ class HuntResult:
             return True
 
         if holding:  # The drawn schedule failed at the step after these.
-            steps = self.schedule.steps[: len(holding) + 1]
-            self.schedule = Schedule(steps, self.schedule.seed)
+            self.schedule = self.schedule.up_to(len(holding))
         self.schedule = shrink(self.schedule, fails)
         lockstep.watch(watched)
 

@@ -13,7 +13,7 @@ from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
 from harness.engines import statics
 from harness.engines.explained.counterexample import Counterexample, counterexample
 from harness.engines.faults import Evidence, Finding, faults_shown
-from harness.engines.localise import GivingBack, cut
+from harness.engines.localise import GivingBack
 from harness.engines.padding import RUN, PaddingLedger
 from harness.engines.playlist import TRAFFIC_OF_A_PIECE
 from harness.lockstep.observation import Observation
@@ -92,8 +92,7 @@ class Leg:
             message = f"{places.get(name, 'at the end')}: {violation.message}"
             self.evidence.add(name, message, showing.get(name, ()))
             # What comes after the violation has no part in it.
-            last = violation.step + 1 if name in places else len(schedule.steps)
-            failing = Schedule(schedule.steps[:last], schedule.seed)
+            failing = schedule.up_to(violation.step) if name in places else schedule
             self.failing.setdefault(name, (failing, message))
         self.tell(outcome)
 
@@ -154,7 +153,7 @@ class Leg:
             places = [one.step for one in violations if one.property == target]
             blamed: tuple[str, ...] = ()
             if places and Offer.FRESH_ENGINE not in self.lockstep.pair.subject.missing:
-                failing = cut(smallest, places[0])
+                failing = smallest.up_to(places[0])
                 giving_back = giving.setdefault(
                     (failing, watched), GivingBack(self.lockstep, failing, watched)
                 )

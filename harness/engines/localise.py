@@ -134,8 +134,3 @@ def smallest_set(names: InputSet, mends: Callable[[InputSet], bool]) -> InputSet
     if len(found) == 1:
         return found
     return next(((name,) for name in names if mends((name,))), found)
-
-
-def cut(schedule: Schedule, place: int) -> Schedule:
-    """Return a schedule up to its step at `place`."""
-    return Schedule(schedule.steps[: place + 1], schedule.seed)

@@ -176,6 +176,10 @@ class Schedule:
                 for _ in range(min(step.count, REPEAT_LIMIT)):
                     yield place, last
 
+    def up_to(self, place: int) -> "Schedule":
+        """Return the schedule up to its step at `place`, that one too."""
+        return Schedule(self.steps[: place + 1], self.seed)
+
     def ahead(self) -> Iterator[tuple[int, Step, Iterator[Step]]]:
         """Yield what `flat` does, and with each step those that come after it."""
         steps = list(self.flat())

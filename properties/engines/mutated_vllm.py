@@ -4,25 +4,15 @@ A script: one release per process. `python -m properties.engines.mutated_vllm PA
 where `none` is the release as it is.
 """
 
-import json
 import sys
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.adapters.vllm import VllmEngines
-from harness.engines.faults import Evidence
-from harness.engines.fetch import folder
-from harness.engines.legs import Leg
-from harness.engines.playlist import SHRINKING, VERIFYING, Kind
+from harness.engines.playlist import SHRINKING, VERIFYING
 from harness.schedules.schedule import Admit, Decode, Finish, Schedule
+from properties.engines.planting_vllm import Plant, played, say, shown_by
 from reference.model import Model
 
 LONG = Schedule((Admit(30, 48), Admit(4, 24), Decode((0, 1)), Finish(1), Decode((0,))))
@@ -39,6 +29,10 @@ OTHER_TOKENS = 50
 
 FORWARDS = 60
 """Forwards that shrinking one schedule may take."""
+
+
+def as_it_is(own: Any) -> None:
+    """Plant nothing."""
 
 
 def leave_slots(own: Any) -> None:
@@ -240,7 +234,7 @@ def verify_another_draft(own: Any) -> None:
     own.runner.run = ran
 
 
-MUTATIONS: dict[str, Callable[[Any], None]] = {
+MUTATIONS: dict[str, Plant] = {
     mutation.__name__: mutation
     for mutation in (
         leave_slots,
@@ -253,7 +247,7 @@ MUTATIONS: dict[str, Callable[[Any], None]] = {
 }
 """Public faults of the engine, by name."""
 
-OWN: dict[str, Callable[[Any], None]] = {
+OWN: dict[str, Plant] = {
     mutation.__name__: mutation
     for mutation in (
         leak_a_block,
@@ -269,7 +263,7 @@ OWN: dict[str, Callable[[Any], None]] = {
 }
 """Further faults, which nobody has reported: of blocks, and of static inputs."""
 
-OF_VERIFY: dict[str, Callable[[Any], None]] = {
+OF_VERIFY: dict[str, Plant] = {
     mutation.__name__: mutation for mutation in (forget_rejections, verify_another_draft)
 }
 """Faults of the runner that verifies drafts."""
@@ -277,37 +271,18 @@ OF_VERIFY: dict[str, Callable[[Any], None]] = {
 
 def shown(engine: Any, mutation: str) -> dict[str, Any]:
     """Return what schedules show of the runner that a fault is about, with it planted in it."""
-    adapter = ADAPTERS["vllm"]
-    runner = "target_verify" if mutation in OF_VERIFY else "decode"
-    trial = adapter.trial_of(runner, "gpt_oss", Kind.REPLAYED, "cpu")
-
-    def engines(pair: Any) -> Any:
-        subject, fresh = VllmEngines(engine, set())(pair)
-        if mutation != "none":
-            {**MUTATIONS, **OWN, **OF_VERIFY}[mutation](subject)
-        return subject, fresh
-
-    leg = Leg(Lockstep(trial, engines=engines), Evidence(runner, adapter.faults), "")
-    for schedule in (VERIFYING,) if mutation in OF_VERIFY else (SHRINKING, LONG, BORDER):
-        leg.play(schedule, STEP_PROPERTIES)
+    verifies = mutation in OF_VERIFY
+    runner = "target_verify" if verifies else "decode"
+    plant = {"none": as_it_is, **MUTATIONS, **OWN, **OF_VERIFY}[mutation]
+    schedules = (VERIFYING,) if verifies else (SHRINKING, LONG, BORDER)
+    leg = played(engine, runner, plant, schedules)
     cases = leg.cases(0, FORWARDS) if mutation in {"none", "leave_slots"} else []
     return {
-        "violated": sorted(leg.failing),
-        "faults": {judged.fault: judged.verdict for judged in leg.evidence.judge()},
-        "messages": {name: message for name, (_, message) in leg.failing.items()},
-        "padded": leg.result.padded_replays,
+        **shown_by(leg),
         "shrunk": {str(case.target): len(case.schedule.steps) for case in cases},
         "proofs": [list(one.explanation.proof) for one in leg.shown if one.explanation is not None],
     }
 
 
-def main(package: str, *mutations: str) -> None:
-    """Plant faults one at a time and print what each shows."""
-    warnings.simplefilter("ignore")
-    engine = ADAPTERS["vllm"].load(Path(package), folder() / DEPENDENCIES, "cpu")
-    found = {mutation: shown(engine, mutation) for mutation in mutations}
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    say(sys.argv[1], shown, sys.argv[2:])

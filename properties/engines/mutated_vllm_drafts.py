@@ -4,26 +4,17 @@ A script: one release per process. `python -m properties.engines.mutated_vllm_dr
 MUTATION …`, where `eagle_draft` and `eagle_draft_extend` are those runners as they are.
 """
 
-import json
 import sys
-import warnings
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.adapters.vllm import VllmEngines
-from harness.engines.faults import Evidence
-from harness.engines.fetch import folder
-from harness.engines.legs import Leg
-from harness.engines.playlist import FIRST, Kind
+from harness.engines.playlist import FIRST
 from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Schedule
+from properties.engines.mutated_vllm import as_it_is
+from properties.engines.planting_vllm import Plant, played, say, shown_by
 
 ALONE = Schedule((Admit(5, 24), DraftExtend((0,)), Draft((0,)), Decode((0,)), DraftExtend((0,))))
 """One request, beside which a row of a graph of two is padded."""
@@ -149,9 +140,9 @@ def keep_hidden_states(own: Any) -> None:
     recapture(own)
 
 
-MUTATIONS: dict[str, tuple[str, Callable[[Any], None]]] = {
-    "eagle_draft": ("eagle_draft", lambda own: None),
-    "eagle_draft_extend": ("eagle_draft_extend", lambda own: None),
+MUTATIONS: dict[str, tuple[str, Plant]] = {
+    "eagle_draft": ("eagle_draft", as_it_is),
+    "eagle_draft_extend": ("eagle_draft_extend", as_it_is),
     **{
         one.__name__: ("eagle_draft_extend", one)
         for one in (leave_last_tokens, sample_after_the_rejected)
@@ -172,34 +163,14 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], None]]] = {
 
 def shown(engine: Any, mutation: str) -> dict[str, Any]:
     """Return what two schedules of a runner show with a fault planted in it."""
-    adapter = ADAPTERS["vllm"]
     runner, plant = MUTATIONS[mutation]
 
-    def engines(pair: Any) -> Any:
-        subject, fresh = VllmEngines(engine, set())(pair)
+    def planted(own: Any) -> None:
         with torch.inference_mode():
-            plant(subject)
-        return subject, fresh
+            plant(own)
 
-    trial = adapter.trial_of(runner, "gpt_oss", Kind.REPLAYED, "cpu")
-    leg = Leg(Lockstep(trial, engines=engines), Evidence(runner, adapter.faults), "")
-    for schedule in (FIRST[runner], ALONE):
-        leg.play(schedule, STEP_PROPERTIES)
-    return {
-        "violated": {name: message for name, (_, message) in leg.failing.items()},
-        "faults": {judged.fault: judged.verdict for judged in leg.evidence.judge()},
-        "replays": leg.result.replays,
-        "padded": leg.result.padded_replays,
-    }
-
-
-def main(package: str, *mutations: str) -> None:
-    """Plant faults one at a time and print what each shows."""
-    warnings.simplefilter("ignore")
-    engine = ADAPTERS["vllm"].load(Path(package), folder() / DEPENDENCIES, "cpu")
-    found = {mutation: shown(engine, mutation) for mutation in mutations}
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+    return shown_by(played(engine, runner, planted, (FIRST[runner], ALONE)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    say(sys.argv[1], shown, sys.argv[2:])

@@ -4,33 +4,23 @@ A script: one release per process. `python -m properties.engines.mutated_vllm_pi
 MUTATION …`, where `none` is the release as it is.
 """
 
-import json
 import sys
-import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.adapters.vllm import VllmEngines
-from harness.engines.faults import Evidence
-from harness.engines.fetch import folder
-from harness.engines.legs import Leg
-from harness.engines.playlist import Kind
 from harness.schedules.schedule import Admit, Decode, Extend, Finish, Schedule
 from properties.engines.mutated_vllm import (
     after_inputs,
+    as_it_is,
     keep_old_weights,
     leave_slots,
     narrow_positions,
     unmark_padding,
 )
+from properties.engines.planting_vllm import Plant, played, say, shown_by
 from subjects.engines.shared.missing import RunnerLackingError
 
 CHUNKS = Schedule(
@@ -111,7 +101,7 @@ def read_a_copy_of_attention(own: Any) -> None:
     own.runner.capture()
 
 
-OF_BOTH: dict[str, Callable[[Any], None]] = {
+OF_BOTH: dict[str, Plant] = {
     mutation.__name__: mutation
     for mutation in (
         leave_slots,
@@ -124,46 +114,21 @@ OF_BOTH: dict[str, Callable[[Any], None]] = {
 }
 """Faults of either kind of graphs, by name."""
 
-OF_ONE: dict[str, dict[str, Callable[[Any], None]]] = {
+OF_ONE: dict[str, dict[str, Plant]] = {
     "piecewise": {"read_a_copy_of_attention": read_a_copy_of_attention},
     "breakable": {"attend_in_the_graph": attend_in_the_graph},
 }
 """Those of one kind."""
 
 
-def shown(engine: Any, runner: str, mutation: str) -> dict[str, Any]:
+def shown(engine: Any, mutation: str, *, runner: str) -> dict[str, Any]:
     """Return what a schedule shows of a runner with a fault planted in it."""
-    adapter = ADAPTERS["vllm"]
-    trial = adapter.trial_of(runner, "gpt_oss", Kind.REPLAYED, "cpu")
-
-    def engines(pair: Any) -> Any:
-        subject, fresh = VllmEngines(engine, set())(pair)
-        if mutation != "none":
-            {**OF_BOTH, **OF_ONE[runner]}[mutation](subject)
-        return subject, fresh
-
+    plant = {"none": as_it_is, **OF_BOTH, **OF_ONE[runner]}[mutation]
     try:
-        lockstep = Lockstep(trial, engines=engines)
+        return shown_by(played(engine, runner, plant, (CHUNKS,)))
     except RunnerLackingError as error:
         return {"lacking": str(error)}
-    leg = Leg(lockstep, Evidence(runner, adapter.faults), "")
-    leg.play(CHUNKS, STEP_PROPERTIES)
-    return {
-        "violated": sorted(leg.failing),
-        "faults": {judged.fault: judged.verdict for judged in leg.evidence.judge()},
-        "messages": {name: message for name, (_, message) in leg.failing.items()},
-        "replays": leg.result.replays,
-        "padded": leg.result.padded_replays,
-    }
-
-
-def main(package: str, runner: str, *mutations: str) -> None:
-    """Plant faults one at a time and print what each shows."""
-    warnings.simplefilter("ignore")
-    engine = ADAPTERS["vllm"].load(Path(package), folder() / DEPENDENCIES, "cpu")
-    found = {mutation: shown(engine, runner, mutation) for mutation in mutations}
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    say(sys.argv[1], partial(shown, runner=sys.argv[2]), sys.argv[3:])

@@ -17,7 +17,7 @@ from harness.engines import fetch
 from harness.engines.case import EngineCase
 from harness.engines.faults import Finding
 from harness.engines.fetch import Found
-from harness.engines.localise import GivingBack, InputSet, Leftovers, cut, smallest_set
+from harness.engines.localise import GivingBack, InputSet, Leftovers, smallest_set
 from harness.engines.playlist import SHRINKING
 from harness.engines.trial import Ran
 from harness.engines.worker import LegAnswer, LegTask
@@ -37,7 +37,7 @@ def giving_back(*bugs: str) -> GivingBack:
     trial = TrialConfig(buckets=(2, 4), token_buckets=(4, 24)).with_bug(*bugs)
     lockstep = Lockstep(trial)
     first = lockstep.play(SHRINKING).violations[0]
-    return GivingBack(lockstep, cut(SHRINKING, first.step), STEP_PROPERTIES)
+    return GivingBack(lockstep, SHRINKING.up_to(first.step), STEP_PROPERTIES)
 
 
 @pytest.mark.parametrize(

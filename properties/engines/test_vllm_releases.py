@@ -54,7 +54,7 @@ def newest() -> Any:
 
 def test_the_newest_release_is_clean() -> None:
     shown = newest()["none"]
-    assert shown["violated"] == []
+    assert shown["violated"] == {}
     assert shown["faults"]["slot_tail"] == Verdict.ABSENT
     assert shown["padded"] > 2
 
@@ -87,5 +87,5 @@ def test_with_that_line_mended_the_same_tree_is_clean(tmp_path: Path) -> None:
     assert text.count(PADS_FROM) == 1
     source.write_text(text.replace(PADS_FROM, MENDED))
     shown = told_of(SCRIPT, package, "none")["none"]
-    assert shown["violated"] == []
+    assert shown["violated"] == {}
     assert shown["faults"]["slot_tail"] == Verdict.ABSENT
