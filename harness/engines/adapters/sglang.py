@@ -22,6 +22,7 @@ from subjects.engines.sglang.draft_engine import DraftingEngine
 from subjects.engines.sglang.engine import NO_TRACKING, EagerEngine, ReplayingEngine
 from subjects.engines.sglang.host.host import Host, server_arguments
 from subjects.engines.sglang.host.loading import PACKAGE, load_sglang
+from subjects.engines.sglang.host.settings import DECLARED
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
@@ -37,29 +38,6 @@ from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.loading import Engine, message
 from subjects.protocol import Offer
-
-EMULATED = (
-    "the model: ours, of the shape named with each leg, around the engine's attention layers",
-    "the scheduler's decisions: ours, when a request runs, how much of it, with whom, and when it"
-    " ends or is retracted; the engine's own requests and batches carry them out, with its"
-    " allocator, its request table and its prefix cache, which is off",
-    "sampling and admission: ours; a request of the engine's is told its tokens, chunk by chunk",
-    "the worker of drafts and what accepts them: ours, and so are batches that draft, verify or"
-    " catch up; the slots of drafts are reserved and freed by the engine's own preparation of its"
-    " batches, but for releases whose worker takes and frees them (until 0.5.12.post1): there they"
-    " come from the engine's allocator, and which of them are free again is ours",
-    "eviction beside a draft model: when it happens is ours, for ours lags as the engine's never"
-    " does; what is evicted is the engine's",
-    "states and multimodal positions of requests: from the world's tables, beside the engine's"
-    " batches",
-    "the CPU runner's compiler and attention backend: its function runs uncompiled, over the"
-    " engine's Triton backend",
-    "the compiler that cuts a prefill into pieces: ours cuts it at the engine's attention calls",
-    "the worker of a draft model: a stand-in with the engine's own methods; what it proposed is"
-    " kept in a table of ours",
-    "the model runner and one process rank: stand-ins that hold settings and hand batches over",
-)
-"""What is not the engine's."""
 
 REPLAYING: Mapping[str, type[ReplayingRunner]] = {
     runner.name: runner
@@ -77,17 +55,6 @@ SPECULATING: Mapping[str, type[DraftingRunner]] = {
 """The engine's runners that a pair is played with, by name."""
 
 
-ENVIRONMENT = {
-    # After how many tokens beyond a window it evicts them: 128, longer than ours ever get.
-    "SGLANG_SWA_EVICTION_INTERVAL": "1",
-    # On a GPU: its Triton backend and torch's own ops, for what others compile is not here.
-    "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
-    "SGLANG_FORCE_FUSED_OP_BACKEND": "torch",
-    "SGLANG_FORCE_CONFIDENTIAL_COMPUTE": "false",
-}
-"""What an engine is told by its environment before it is imported."""
-
-
 def load(package: Path, dependencies: Path, device: str) -> Engine:
     """Load an engine into this process, graphs emulated and Triton interpreted without a GPU."""
     if device == "cpu":
@@ -96,7 +63,7 @@ def load(package: Path, dependencies: Path, device: str) -> Engine:
         graphs.implement_on_cpu(PACKAGE)
         interpreter.quicken()
     graphs.count_replays()
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(DECLARED["environment"])
     return load_sglang(package, dependencies, device)
 
 
@@ -288,7 +255,7 @@ class SglangAdapter(PairsByEngines):
     runners: Mapping[str, Runner] = RUNNERS
     undriven: Mapping[str, str] = {}
     faults: Mapping[str, Fault] = FAULTS
-    emulated: tuple[str, ...] = EMULATED
+    emulated: tuple[str, ...] = tuple(DECLARED["emulated"].values())
 
     def load(self, package: Path, dependencies: Path, device: str) -> Engine:
         """Load a release or a source tree into this process."""

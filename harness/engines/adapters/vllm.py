@@ -23,7 +23,7 @@ from subjects.engines.vllm.loading import load_vllm
 from subjects.engines.vllm.pieces import BreakableRunner, PiecewiseRunner
 from subjects.engines.vllm.requests import Known, VllmRequests, World
 from subjects.engines.vllm.runner import Sizes, VllmRunner
-from subjects.engines.vllm.settings import BLOCK
+from subjects.engines.vllm.settings import BLOCK, DECLARED
 
 MODES = {
     "decode": Mode.DECODE,
@@ -43,27 +43,6 @@ DRAFTERS = (Mode.DRAFT, Mode.DRAFT_EXTEND)
 
 PAGES = 24
 """Pages of either sub-pool of the world: those of the longest requests, one a row."""
-
-EMULATED = (
-    "the model: ours, of the shape named with each leg, around the engine's store, its metadata"
-    " and its block tables",
-    "attention's arithmetic: ours, by the engine's metadata, but where its own kernels are named",
-    "the scheduler's decisions: ours, when a request runs, how much of it, with whom, and when it"
-    " ends or is retracted; the engine's KV cache manager gives and takes blocks, its prefix cache"
-    " off: a request of ours shares no block with another",
-    "sampling and the acceptance of drafts: ours; the engine's own update follows them",
-    "where drafts are verified, the drafter: ours, chains of drafts",
-    "where the drafter is tried, its draft model, and the forward of the target that it follows:"
-    " that is answered, by what the target made of those tokens before. When it catches up and when"
-    " it drafts is ours to say; of as many tokens as a verify has, those behind the last accepted"
-    " one are rejected, and the KV that they alone store is undone, for nobody reads it",
-    "the compiler that cuts a model into pieces: ours cuts it at the engine's own attention call,"
-    " and every piece stands in the engine's own wrapper; a batch of ours prefills one request or"
-    " decodes several, never both at once",
-    "each layer's KV: in a tensor of its own, where the engine lets layers of both groups overlap",
-    "one process rank, and the configuration: declared values, in place of the engine's",
-)
-"""What is not the engine's."""
 
 
 @dataclass
@@ -170,14 +149,9 @@ class VllmAdapter(PairsByEngines):
             "prefill_cudagraph_manager", (Kind.REPLAYED, Kind.OWN_EAGER), ("gpt_oss",)
         ),
     }
-    undriven: Mapping[str, str] = {
-        "cpu_graph": "the engine has no graphs of a CPU",
-        "frozen_kv_mtp": "its drafter over the target's KV, Gemma4's, catches up over that KV too,"
-        " where the reference's has KV of its own until it drafts: the two would not start alike."
-        " Its MTP drafter has KV of its own, and runs in the graphs of eagle_draft",
-    }
+    undriven: Mapping[str, str] = DECLARED["undriven"]
     faults: Mapping[str, Fault] = FAULTS
-    emulated: tuple[str, ...] = EMULATED
+    emulated: tuple[str, ...] = tuple(DECLARED["emulated"].values())
 
     def load(self, package: Path, dependencies: Path, device: str) -> Engine:
         """Load a release or a source tree into this process, graphs emulated on a CPU."""

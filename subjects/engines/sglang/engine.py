@@ -13,6 +13,7 @@ from reference.allocator import Ownership
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from reference.model import Output
+from subjects.engines.sglang.host.settings import DECLARED
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.padded import (
     HOLDS,
@@ -32,11 +33,7 @@ from subjects.protocol import (
     ReplayFacts,
 )
 
-NOT_OFFERED = {
-    Offer.NOISE: "noise has no way into the engine's own request table and slot map;"
-    " the tails of its static inputs are overwritten one by one instead",
-    Offer.CROSS_ATTENTION: "the engine's attention backends for windows refuse it",
-}
+NOT_OFFERED = {Offer[name]: why for name, why in DECLARED["missing"].items()}
 """What no runner of this engine offers besides, and why."""
 
 NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs that carry it"}

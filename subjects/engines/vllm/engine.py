@@ -19,17 +19,10 @@ from subjects.engines.vllm.contract import clears_below_windows, promised
 from subjects.engines.vllm.ownership import ownership
 from subjects.engines.vllm.requests import Settling, VllmRequests
 from subjects.engines.vllm.runner import Ran, VllmRunner
-from subjects.engines.vllm.settings import BLOCK, GROUPS
+from subjects.engines.vllm.settings import BLOCK, DECLARED, GROUPS
 from subjects.protocol import Forward, Offer, Reads, Replay
 
-NOT_OFFERED = {
-    Offer.NOISE: "noise has no way into the engine's own block tables; the tails of its static"
-    " inputs are overwritten one by one instead",
-    Offer.CROSS_ATTENTION: "its attention layers for windows are a decoder's",
-    Offer.TRACKED_STATE: "its groups of layers here are those of attention",
-    Offer.SECTIONS: "its decodes advance every section of a position alike",
-    Offer.TREES: "its runner verifies chains of drafts: it has no mask of a tree",
-}
+NOT_OFFERED = {Offer[name]: why for name, why in DECLARED["missing"].items()}
 """What no runner of this engine offers besides, and why."""
 
 SLOTS = [f"slot_mapping.{kind}" for kind in GROUPS]

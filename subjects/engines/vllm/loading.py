@@ -19,61 +19,13 @@ from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.operators import define_operators
 from subjects.engines.shared.stubs import StubFinder
 from subjects.engines.shared.tensors import on_device
+from subjects.engines.vllm.settings import DECLARED
 
 PACKAGE, MARKER = "vllm", "v1"
 """The engine's package, and the folder in it by which it is known."""
 
-STUBS = (
-    "aiohttp",
-    "cpuinfo",
-    "diskcache",
-    "flashinfer",
-    "gguf",
-    "huggingface_hub",
-    "llguidance",
-    "opentelemetry",
-    "prometheus_client",
-    "requests",
-    "safetensors",
-    "transformers",
-    "uvloop",
-    "vllm.compilation.passes",
-    "vllm.env_override",
-    "vllm.model_executor.layers.fused_moe",
-    "vllm.models",
-    "vllm.parser",
-    "vllm.reasoning",
-    "xgrammar",
-)
-"""Modules that are empty stand-ins: tokenizers, grammars, metrics, servers, compiled extras; of the
-engine's own what it compiles by, its mixtures of experts and its models, which take long to import.
-"""
-
-COMPILED = ("vllm._C", "vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
-"""What its branches for a GPU import of what the engine compiles: nothing of it is here."""
-
-QUESTIONS = (
-    "cutlass_group_gemm_supported",
-    "cutlass_scaled_mm_supports_block_fp8",
-    "cutlass_scaled_mm_supports_fp8",
-)
-"""Compiled operators that an import asks what else is compiled, by a device's capability."""
-
-WITHOUT_GPU = {
-    "TRITON_INTERPRET": "1",
-    # Set and empty: without it the engine turns Triton off where there is no driver.
-    "CUDA_VISIBLE_DEVICES": "",
-}
-"""What the engine and Triton are told on a CPU besides."""
-
-ENVIRONMENT = {
-    "VLLM_USE_V2_MODEL_RUNNER": "1",
-    "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",
-    "VLLM_KV_CACHE_LAYOUT": "NHD",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-"""What the engine and Triton are told before either is imported."""
+STUBS, COMPILED = tuple(DECLARED["stubs"]), tuple(DECLARED["compiled"])
+"""Modules that are empty stand-ins, and of a GPU's branches what the engine compiles."""
 
 GROUPS = ("get_pp_group", "get_tp_group", "get_dcp_group", "get_pcp_group")
 """How the engine asks for its process groups."""
@@ -102,8 +54,9 @@ ANSWERS_ON_CPU = {"PIN_MEMORY": False, "is_uva_available": lambda: True}
 def load_vllm(package: Path, dependencies: Sequence[Path], ops: Any, device: str) -> Engine:
     """Return the engine whose package lies in a folder; on a CPU graphs are emulated by our ops."""
     on_cpu = device == "cpu"
-    os.environ.update({**ENVIRONMENT, **(WITHOUT_GPU if on_cpu else {})})
+    os.environ.update(DECLARED["environment"])
     if on_cpu:
+        os.environ.update(DECLARED["environment_without_gpu"])
         _emulate(ops)
     else:
         define_compiled()
@@ -134,7 +87,9 @@ def _emulate(ops: Any) -> None:
 
 def define_compiled() -> None:
     """Let the operators exist that ask what is compiled: nothing is."""
-    define_operators("_C", QUESTIONS, "(int capability) -> bool", lambda capability: False)
+    define_operators(
+        "_C", DECLARED["questions"], "(int capability) -> bool", lambda capability: False
+    )
 
 
 def _stand_in_for_platform(platform: Any) -> None:

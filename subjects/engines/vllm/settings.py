@@ -3,15 +3,16 @@
 Every other name that the engine asks for is refused and noted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from reference.config import Kind, ModelConfig
-from subjects.engines.shared.bags import Bag
+from subjects.engines.shared.bags import Bag, declared_in
 from subjects.engines.shared.loading import Engine
 
 BLOCK = 16
@@ -24,55 +25,8 @@ TOKENS = 64
 """The most tokens of a forward, at least a request's longest."""
 
 
-def all_of(value: Any, names: str) -> dict[str, Any]:
-    """Return one value for every one of some names, which stand in one text."""
-    return dict.fromkeys(names.split(), value)
-
-
-OFF: Mapping[str, Mapping[str, Any]] = {
-    "model": {
-        **all_of(False, "enable_prompt_embeds is_attention_free is_encoder_decoder is_hybrid"),
-        **all_of(False, "is_moe is_multimodal_model supports_multimodal_inputs uses_mrope"),
-        "architectures": (),
-        "hf_config": SimpleNamespace(model_type="decoder"),
-        "logprobs_mode": "raw_logprobs",
-        "rswa_window": None,
-        "use_fp64_gumbel": False,
-        "uses_xdrope_dim": 0,
-    },
-    "cache": all_of(False, "kv_sharing_fast_prefill use_kda_recoverssm use_replayssm"),
-    "compilation": {
-        # The capture sizes are whole numbers of requests already.
-        "adjust_cudagraph_sizes_for_spec_decode": lambda *rest: None,
-        **all_of(False, "fast_moe_cold_start ir_enable_torch_wrap"),
-    },
-    "parallel": {
-        **all_of(1, "cp_kv_cache_interleave_size data_parallel_size pipeline_parallel_size"),
-        **all_of(1, "decode_context_parallel_size prefill_context_parallel_size"),
-        "tensor_parallel_size": 1,
-        "data_parallel_rank": 0,
-        **all_of(False, "use_sequence_parallel_moe use_ubatching"),
-    },
-    "scheduler": {"async_scheduling": False},
-    "engine": {
-        **all_of(None, "kv_transfer_config load_config lora_config mamba_config watermark_config"),
-        **all_of(False, "is_encoder_only use_cumem_cudagraph_pool"),
-        "attention_config": SimpleNamespace(hisparse_config=None),
-        "aux_output_config": SimpleNamespace(enabled=False),
-        "kernel_config": SimpleNamespace(ir_op_priority=SimpleNamespace(set_priority=nullcontext)),
-        "observability_config": SimpleNamespace(cudagraph_metrics=False),
-        "offload_config": SimpleNamespace(offload_backend="none", uva=None, prefetch=None),
-    },
-    "speculative": {
-        **all_of(False, "enable_adaptive_verification parallel_drafting"),
-        "use_local_argmax_reduction": False,
-        "draft_sample_method": "greedy",
-        **all_of(lambda: False, "use_dspark use_multi_module_mtp use_ngram"),
-        "rejection_sample_method": "strict",
-        "uses_dynamic_speculative_decoding": lambda: False,
-    },
-}
-"""What is off, or of one rank, by the part of the configuration that is asked for it."""
+DECLARED = declared_in(Path(__file__).with_name("declared.toml"))
+"""What is declared of the engine: stubs, what is off, and words."""
 
 
 def graph_mode(engine: Engine, sizes: Sequence[int], *, pieces: bool) -> Any:
@@ -115,16 +69,13 @@ def configuration(
     decoding = graph_mode(engine, sizes, pieces=pieces)
 
     def bag(label: str, **values: Any) -> Bag:
-        return Bag({**OFF.get(label, {}), **values}, asked, label)
+        return Bag({**DECLARED["off"][label], **values}, asked, label)
 
     query = max(drafts, 1)
     parts = {
-        "model_config": bag(
-            "model", dtype=torch.float32, runner_type="generate", **sizes_of(config)
-        ),
+        "model_config": bag("model", dtype=torch.float32, **sizes_of(config)),
         "cache_config": bag(
             "cache",
-            cache_dtype="auto",
             get_resolved_kv_cache_layout=lambda: (
                 engine.part("v1.kv_cache_layout:KVCacheLayout").LBNHC
             ),
@@ -141,13 +92,12 @@ def configuration(
         "parallel_config": bag("parallel"),
         "scheduler_config": bag("scheduler", max_num_seqs=rows, max_num_batched_tokens=TOKENS),
     }
-    drafter = {"method": "ours", "draft_model_config": parts["model_config"]}
-    speculative = bag("speculative", num_speculative_tokens=query - 1, **drafter)
+    draft = parts["model_config"]
+    speculative = bag("speculative", num_speculative_tokens=query - 1, draft_model_config=draft)
     return bag(
         "engine",
         **parts,
         speculative_config=speculative if drafts else None,
-        max_concurrent_batches=1,
         num_speculative_tokens=query - 1,
-        num_prefill_lookahead_tokens=0,
+        kernel_config=SimpleNamespace(ir_op_priority=SimpleNamespace(set_priority=nullcontext)),
     )

@@ -5,7 +5,7 @@ is refused and noted, so that a report can say what was left at the engine's own
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -167,12 +167,10 @@ class Host:
 
     def _without_compiled(self) -> None:
         """Let the engine use what it has in torch for what it compiles on a GPU."""
-        for compiled, in_torch in IN_TORCH.items():
-            module, _, name = compiled.partition(":")
-            try:
-                self.engine.fill(module, {name: self.engine.part(in_torch)})
-            except PartMissingError:
-                continue
+        for module, functions in IN_TORCH.items():
+            for name, in_torch in functions.items():
+                with suppress(PartMissingError):
+                    self.engine.fill(module, {name: self.engine.part(in_torch)})
         pools = self.engine.module("srt.mem_cache.memory_pool")
         if hasattr(pools, "can_use_store_cache"):  # It would try to compile one, and warn.
             vars(pools)["can_use_store_cache"] = lambda *sizes: False

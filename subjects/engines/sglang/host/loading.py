@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from subjects.engines.sglang.host.settings import DECLARED
 from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.operators import define_operators
 from subjects.engines.shared.stubs import StubFinder
@@ -14,32 +15,8 @@ from subjects.engines.shared.stubs import StubFinder
 PACKAGE, MARKER = "sglang", "srt"
 """The engine's package, and the folder in it by which it is known."""
 
-OPERATORS_ON_CUDA = ("moe_fused_gate",)
-"""Operators of `sgl_kernel` that an engine's import wants to exist; they never run."""
-
-STUBS = (
-    "IPython",
-    "compressed_tensors",
-    "flashinfer",
-    "gguf",
-    "huggingface_hub",
-    "openai",
-    "partial_json_parser",
-    "safetensors",
-    "sgl_kernel",
-    "sglang.srt.configs",
-    "sglang.srt.managers.scheduler",
-    "sglang.srt.managers.tp_worker",
-    "sglang.srt.model_executor.model_runner",
-    "sglang.srt.server_args",
-    "torchvision",
-    "transformers",
-    "tvm_ffi",
-)
-"""Modules that are empty stand-ins: models, tokenizers, the command line, compiled extras."""
-
-ABSENT = ("tvm_ffi.cpp",)
-"""What must not be found below a stub: a compiler, without which an engine takes torch's way."""
+STUBS, ABSENT = tuple(DECLARED["stubs"]), tuple(DECLARED["absent"])
+"""Modules that are empty stand-ins, and what must not be found below one."""
 
 
 class AttentionArch(StrEnum):
@@ -79,4 +56,4 @@ def load_sglang(package: Path, dependencies: Path, device: str = "cpu") -> Engin
 
 def define_compiled() -> None:
     """Let the operators exist that an import on a GPU wants to."""
-    define_operators("sgl_kernel", OPERATORS_ON_CUDA, "(Tensor values) -> Tensor")
+    define_operators("sgl_kernel", DECLARED["operators"], "(Tensor values) -> Tensor")
