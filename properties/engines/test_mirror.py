@@ -35,6 +35,7 @@ from reference.pool import KVPools, PoolSizes, fill_with_garbage
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.memory.scheduling import Asked
 from subjects.engines.shared.paired import inverse, pair_slots
+from subjects.engines.shared.world import World
 from subjects.protocol import Offer
 
 CONFIG = PRESETS["gpt_oss"].tiny
@@ -312,7 +313,9 @@ class MirroredWorld:
         pool: Any = self.lists
         kind = ReservingScheduling if ahead else ListScheduling
         self.scheduling = kind(self.lists, longer, own=own)
-        self.mirror = Mirror(pool, self.pools, self.owners, self.scheduling, self.retracted)
+        nothing: Any = dict
+        world = World(self.pools, self.owners, nothing, self.retracted, nothing)
+        self.mirror = Mirror(pool, world, self.scheduling)
         self.world = Scheduler(CONFIG, self.pools, 8, modes, self.follow, [Offer.IDLE_REPLAY])
 
     def owners(self) -> Sequence[Owner]:

@@ -25,11 +25,11 @@ from reference.model import Model, Output
 from reference.pool import KVPools, PoolSizes
 from reference.speculative import chain_of, keep_candidates, propose, tree_of
 from reference.torch_ops import TorchOps
+from subjects.engines.paged.drafting import joined
+from subjects.engines.paged.pages import PairedPages
 from subjects.engines.shared.loading import attribute
 from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.paged import PairedPages
 from subjects.engines.shared.tensors import given_back
-from subjects.engines.vllm.drafting import joined
 from subjects.protocol import Forward, Offer
 
 SCRIPT = "properties.engines.mutated_vllm_drafts"

@@ -28,11 +28,12 @@ from properties.support.harness.observations import FREE, arena_of, observation
 from reference.batch import Mode, Span
 from reference.config import PRESETS, Kind, Role, draft_config
 from reference.pool import HybridKVPool, KVPools, PoolSizes
+from subjects.engines.paged.keys import listed_keys
+from subjects.engines.paged.pages import PairedPages
 from subjects.engines.shared.bags import Bag
 from subjects.engines.shared.missing import UndeclaredError
-from subjects.engines.shared.padded import padding_of
-from subjects.engines.shared.paged import PairedPages, listed_keys
-from subjects.engines.vllm.contract import CONTRACT, promised
+from subjects.engines.shared.padded import PaddingRow, padding_of
+from subjects.engines.vllm.contract import CONTRACT
 from subjects.engines.vllm.ownership import ownership
 from subjects.protocol import Offer
 from subjects.runners import RUNNERS
@@ -228,9 +229,12 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
         def gather_block_tables(self, idx_mapping: Any) -> None:
             """Do nothing."""
 
-    runner: Any = SimpleNamespace(
-        runner=SimpleNamespace(block_tables=Clearing()), pads_requests=True
-    )
+    runner: Any = SimpleNamespace(runner=SimpleNamespace(block_tables=Clearing()), pieces=False)
+
+    def promised() -> list[PaddingRow]:
+        """Return what the release of the runner promises."""
+        return [row for row in CONTRACT if row.promised(runner)]
+
     given = {
         "slot_mapping.full": torch.zeros(3),
         "slot_mapping.swa": torch.zeros(3),
@@ -240,9 +244,7 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
     batch: Any = SimpleNamespace(live_requests=3, live_tokens=3)
     found = {
         name: (at, right.tolist())
-        for name, (at, right) in padding_of(
-            promised(runner), statics_held, given, batch, 4, 1
-        ).items()
+        for name, (at, right) in padding_of(promised(), statics_held, given, batch, 4, 1).items()
     }
     assert found == {
         "slot_mapping.full": (3, [-1, -1, -1]),
@@ -251,11 +253,11 @@ def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
         "query_start_loc": (4, [3]),
         "block_table.full": (3, [[0, 0]]),
     }
-    runner.pads_requests = False
-    assert "block_table.full" not in {row.name for row in promised(runner)}
-    runner.pads_requests = True
+    runner.pieces = True
+    assert "block_table.full" not in {row.name for row in promised()}
+    runner.pieces = False
     runner.runner.block_tables = Keeping()
-    assert "block_table.full" not in {row.name for row in promised(runner)}
+    assert "block_table.full" not in {row.name for row in promised()}
     assert {row.name for row in CONTRACT} > found.keys()
 
 
@@ -276,7 +278,8 @@ def test_blocks_and_rows_are_held_once_or_free_once_and_a_leak_or_a_double_free_
         finished={"request-9"},
         preempted=set(),
         reached={4: 20},
-        plan=SimpleNamespace(num_blocks=6),
+        blocks=6,
+        pages=SimpleNamespace(size=16),
         blocks_of=lambda serial, kind: held[kind],
     )
     tables = [

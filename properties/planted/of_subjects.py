@@ -473,8 +473,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="piecewise-without-mrope",
         file="subjects/runners/piecewise.py",
-        old="self.target.rotary(self.ops, positions, mrope)",
-        new="self.target.rotary(self.ops, positions, positions.expand_as(mrope))",
+        old='mrope_positions=self.view("mrope_positions", bucket),',
+        new='mrope_positions=self.view("positions", bucket).expand(3, -1),',
         tests=(
             "properties/harness/checks/test_planted_faults.py::test_the_schedule_is_clean_without_a_fault[decode]",
         ),

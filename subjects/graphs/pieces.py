@@ -1,6 +1,6 @@
-"""What stands for an engine's compiler of a model that is captured in pieces.
+"""A model in pieces: cut at attention, and what stands for an engine's compiler of one.
 
-The compiler splits a forward at the engine's own attention call. Here that call splits it
+An engine's compiler splits a forward at the engine's own attention call. Here that call splits it
 while it runs: a graph ends, the call runs, and the next graph begins. A replay runs the graphs
 and makes the same calls between them, which find the forward that is under way by themselves.
 """
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from reference.config import Kind
-from reference.model import Heads
+from reference.model import Heads, Model, TokenInputs
+from reference.ops import Ops
 
 Rotary = dict[Kind, Tensor]
 
@@ -27,6 +28,33 @@ class PieceOutput:
     rotary: Rotary
     heads: Heads
     mixed: Tensor
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """A model cut at attention; `room` gives room for what the heads of a layer attend to."""
+
+    model: Model
+    ops: Ops
+    room: Callable[[int, Heads], Tensor]
+
+    def first(self, tokens: TokenInputs) -> PieceOutput:
+        """Run all that comes before the first attention."""
+        hidden = self.model.embed(self.ops, tokens.input_ids, tokens.payload)
+        rotary = self.model.rotary(self.ops, tokens.positions, tokens.mrope_positions)
+        return self._before(0, hidden, rotary)
+
+    def between(self, layer: int, left: PieceOutput, live_tokens: Tensor) -> PieceOutput:
+        """Run all between the attention of `layer` and the next one."""
+        return self._before(layer + 1, self.after(layer, left, live_tokens), left.rotary)
+
+    def after(self, layer: int, left: PieceOutput, live_tokens: Tensor) -> Tensor:
+        """Run all of a layer that comes after its attention."""
+        return self.model.after_attention(self.ops, layer, left.hidden, left.mixed, live_tokens)
+
+    def _before(self, layer: int, hidden: Tensor, rotary: Rotary) -> PieceOutput:
+        heads = self.model.before_attention(self.ops, layer, hidden, rotary)
+        return PieceOutput(hidden, rotary, heads, self.room(layer, heads))
 
 
 class Pieces:

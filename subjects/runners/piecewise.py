@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-from torch import Tensor
-
-from reference.model import Output
+from reference.model import Output, TokenInputs
 from subjects.graphs.capture import Capture
-from subjects.graphs.pieces import PieceOutput, Rotary
+from subjects.graphs.pieces import CutModel, PieceOutput
 from subjects.runners.prefill import PrefillRunner
 
 
@@ -50,26 +48,27 @@ class PiecewiseRunner(PrefillRunner):
     def _attention(self, layer: int, left: PieceOutput) -> Callable[[], None]:
         return lambda: self.attend(layer, left.heads, left.mixed)
 
+    @property
+    def _cut(self) -> CutModel:
+        """The model cut at attention, whose output is one of this runner's buffers."""
+        return CutModel(self.target, self.ops, lambda layer, heads: self.output_buffer(heads.query))
+
     def _first(self, bucket: int) -> PieceOutput:
         """Run all that comes before the first attention."""
-        positions, mrope = self.view("positions", bucket), self.view("mrope_positions", bucket)
-        embeds = self.view("input_embeds", bucket)
-        hidden = self.target.embed(self.ops, self.view("input_ids", bucket), embeds)
-        return self._before(0, hidden, self.target.rotary(self.ops, positions, mrope))
+        tokens = TokenInputs(
+            input_ids=self.view("input_ids", bucket),
+            payload=self.view("input_embeds", bucket),
+            positions=self.view("positions", bucket),
+            mrope_positions=self.view("mrope_positions", bucket),
+            live_tokens=self.scalar(bucket),
+        )
+        return self._cut.first(tokens)
 
     def _middle(self, bucket: int, layer: int, left: PieceOutput) -> PieceOutput:
         """Run all between the attention of `layer` and the next one."""
-        return self._before(layer + 1, self._after(bucket, layer, left), left.rotary)
+        return self._cut.between(layer, left, self.scalar(bucket))
 
     def _last(self, bucket: int, left: PieceOutput) -> Output:
         """Run all that comes after the last attention."""
-        return {"hidden": self._after(bucket, len(self.target.layers) - 1, left)}
-
-    def _before(self, layer: int, hidden: Tensor, rotary: Rotary) -> PieceOutput:
-        heads = self.target.before_attention(self.ops, layer, hidden, rotary)
-        return PieceOutput(hidden, rotary, heads, self.output_buffer(heads.query))
-
-    def _after(self, bucket: int, layer: int, left: PieceOutput) -> Tensor:
-        return self.target.after_attention(
-            self.ops, layer, left.hidden, left.mixed, self.scalar(bucket)
-        )
+        last = len(self.target.layers) - 1
+        return {"hidden": self._cut.after(last, left, self.scalar(bucket))}

@@ -1,6 +1,6 @@
 """What an adapter offers of an engine: all that a trial knows of which engine it tries."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -8,7 +8,11 @@ from harness.checks.play import Lockstep
 from harness.engines.faults import Fault
 from harness.engines.playlist import Kind, Runner
 from harness.lockstep.config import DEVICES, TrialConfig
+from harness.lockstep.pair import Pair
+from reference.allocator import Owner
+from reference.config import SPECULATION
 from subjects.engines.shared.loading import Engine
+from subjects.engines.shared.world import Known, World
 
 
 class Adapter(Protocol):
@@ -78,3 +82,34 @@ class PairsByEngines:
     def own_kernels(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
         """Return a pair with the runner, which keeps the engine's own kernels."""
         return Lockstep(trial, engines=self.builds(engine, asked=asked, own_kernels=True))
+
+
+def world_of(pair: Pair, *, lags: bool = False) -> World:
+    """Return what an engine asks of a pair's graph world, which is made after the engine.
+
+    With `lags` a draft model catches up when the schedule says so, as none of an engine's lags:
+    blocks that it is yet to read stay, and those of tokens that it may run once more.
+    """
+
+    def owners() -> Sequence[Owner]:
+        return pair.graph.owners()
+
+    def running() -> dict[int, Known]:
+        graph = pair.graph
+        return {
+            request.serial: Known(
+                graph.owner(request),
+                tuple(graph.tokens[request.token_row, : request.known].tolist()),
+                max(request.drafted - SPECULATION.draft_tokens, 0) if lags else None,
+            )
+            for request in graph.running
+            if request.allocation is not None
+        }
+
+    return World(
+        pair.graph_pools,
+        owners,
+        running,
+        lambda: {request.serial for request in pair.graph.retracted},
+        lambda: pair.graph.hidden_states,
+    )

@@ -1,25 +1,24 @@
 """sglang on trial: loaded once into this process, its runners built for each pair."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from harness.checks.play import Lockstep
-from harness.engines.adapters.adapter import PairsByEngines
+from harness.engines.adapters.adapter import PairsByEngines, world_of
 from harness.engines.faults import FAULTS, Fault
 from harness.engines.playlist import RUNNERS, Kind, Runner, trial_of
 from harness.lockstep.config import DTYPES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
-from reference.allocator import Owner
 from reference.batch import Mode
 from reference.config import PRESETS, SPECULATION, full_draft_config
 from reference.model import Model
 from reference.state_pool import StatePool
 from subjects.engines.sglang.draft_engine import DraftingEngine
-from subjects.engines.sglang.engine import NO_TRACKING, EagerEngine, ReplayingEngine
+from subjects.engines.sglang.engine import NO_TRACKING, ReplayingEngine
 from subjects.engines.sglang.host.host import Host, server_arguments
 from subjects.engines.sglang.host.loading import PACKAGE, load_sglang
 from subjects.engines.sglang.host.settings import DECLARED
@@ -37,7 +36,6 @@ from subjects.engines.shared import graphs, interpreter
 from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.loading import Engine, message
-from subjects.protocol import Offer
 
 REPLAYING: Mapping[str, type[ReplayingRunner]] = {
     runner.name: runner
@@ -93,15 +91,8 @@ def mirror_of(pair: Pair, host: Host, pool: SglangPool, *, lagging: bool = False
 
     With `lagging`, the windows of a draft model that lags reach further back than the target's.
     """
-
-    def owners() -> Sequence[Owner]:
-        return pair.graph.owners()
-
-    def retracted() -> Collection[int]:
-        return {request.serial for request in pair.graph.retracted}
-
     batches = SglangBatches(host, pool, pair.model, lagging=lagging)
-    return Mirror(pool, pair.graph_pools, owners, batches, retracted)
+    return Mirror(pool, world_of(pair), batches)
 
 
 @dataclass
@@ -144,10 +135,8 @@ class RunnerEngines:
                 host, pair.model, mirror.pool, pair.trial.ops(), own_kernels=self.own_kernels
             )
         graphs = graphs_of_a_replay(before, pair.trial, kind)
-        if self.eagerly:
-            return EagerEngine(runner, mirror, stored, graphs, OWN_EAGER)
-        missing: dict[Offer, str] = dict(OWN_KERNELS) if self.own_kernels else {}
-        if not runner.carries_states:
+        missing = dict(OWN_EAGER if self.eagerly else OWN_KERNELS if self.own_kernels else {})
+        if not (self.eagerly or runner.carries_states):
             missing |= NO_TRACKING
         return ReplayingEngine(runner, mirror, stored, graphs, missing)
 

@@ -1,11 +1,11 @@
 """vLLM on trial: loaded once into this process, its model runner built for each pair."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.checks.play import Lockstep
-from harness.engines.adapters.adapter import PairsByEngines
+from harness.engines.adapters.adapter import PairsByEngines, world_of
 from harness.engines.adapters.packages import VLLM
 from harness.engines.adapters.vllm_faults import FAULTS
 from harness.engines.faults import Fault
@@ -13,36 +13,39 @@ from harness.engines.playlist import Kind, Runner
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.batch import Mode
-from reference.config import SPECULATION, Role
+from reference.config import Role
 from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.loading import Engine
 from subjects.engines.vllm.drafter import DraftingRunner
-from subjects.engines.vllm.drafting import UNSEEN, DraftingEngine, EagerDraftingEngine
-from subjects.engines.vllm.engine import EagerVllmEngine, PiecewiseEngine, VllmEngine
+from subjects.engines.vllm.engine import DraftingEngine, VllmEngine
 from subjects.engines.vllm.loading import load_vllm
 from subjects.engines.vllm.pieces import BreakableRunner, PiecewiseRunner
-from subjects.engines.vllm.requests import Known, VllmRequests, World
+from subjects.engines.vllm.requests import VllmRequests
 from subjects.engines.vllm.runner import Sizes, VllmRunner
 from subjects.engines.vllm.settings import BLOCK, DECLARED
 
-MODES = {
-    "decode": Mode.DECODE,
-    "target_verify": Mode.TARGET_VERIFY,
-    "piecewise": Mode.EXTEND,
-    "breakable": Mode.EXTEND,
-    "eagle_draft": Mode.DRAFT,
-    "eagle_draft_extend": Mode.DRAFT_EXTEND,
-}
-"""The mode of the batches that each runner replays."""
-
-PIECES = {"piecewise": PiecewiseRunner, "breakable": BreakableRunner}
-"""The runners whose graphs are in pieces."""
-
-DRAFTERS = (Mode.DRAFT, Mode.DRAFT_EXTEND)
-"""The modes of those that the engine's drafter runs."""
-
 PAGES = 24
 """Pages of either sub-pool of the world: those of the longest requests, one a row."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """How a runner is built: the mode of its batches, our classes of it, and of its engine."""
+
+    mode: Mode
+    runner: type[VllmRunner] = VllmRunner
+    engine: type[VllmEngine] = VllmEngine
+
+
+BUILT = {
+    "decode": Built(Mode.DECODE),
+    "target_verify": Built(Mode.TARGET_VERIFY),
+    "piecewise": Built(Mode.EXTEND, PiecewiseRunner),
+    "breakable": Built(Mode.EXTEND, BreakableRunner),
+    "eagle_draft": Built(Mode.DRAFT, DraftingRunner, DraftingEngine),
+    "eagle_draft_extend": Built(Mode.DRAFT_EXTEND, DraftingRunner, DraftingEngine),
+}
+"""How each runner is built, by name."""
 
 
 @dataclass
@@ -59,73 +62,21 @@ class VllmEngines:
 
     def __call__(self, pair: Pair) -> Engines:
         """Build both over the graph world of a pair."""
-        trial, mode = pair.trial, MODES[pair.trial.runner]
-        drafts = 0 if mode in {Mode.DECODE, Mode.EXTEND} else SPECULATION.draft_tokens
+        trial, built = pair.trial, BUILT[pair.trial.runner]
+        buckets = trial.token_buckets if built.runner.pieces else trial.buckets
         # The world's pages are counted by sub-pool; the engine has one pool of blocks for both.
-        buckets, singly = () if self.eagerly else trial.buckets, mode is Mode.DRAFT
-        sizes = Sizes(buckets, trial.rows, 1 + 2 * PAGES, drafts, singly=singly)
-        if mode is Mode.EXTEND:
-            return self._in_pieces(pair, replace(sizes, buckets=trial.token_buckets, pieces=True))
-        if mode in DRAFTERS:
-            return self._drafters(pair, sizes, mode)
-        runner = VllmRunner(
-            self.engine, pair.model, trial.ops(), sizes, self.asked, own_kernels=self.own_kernels
-        )
-        requests = VllmRequests(self.engine, world_of(pair), runner.plan, runner.layers)
-        if self.eagerly:
-            alone = EagerVllmEngine(trial.runner, mode, runner, requests, OWN_EAGER)
-            return alone, alone
-        missing = OWN_KERNELS if self.own_kernels else {}
-        subject = VllmEngine(trial.runner, mode, runner, requests, missing)
-        if self.own_kernels:
+        sizes = Sizes(() if self.eagerly else buckets, trial.rows, 1 + 2 * PAGES)
+        made_of = pair.models, built.mode, trial.ops(), sizes, self.asked
+        runner = built.runner(self.engine, *made_of, own_kernels=self.own_kernels)
+        world = world_of(pair, lags=Role.DRAFT in runner.roles)
+        plan, layers, roles = runner.plan, runner.layers, runner.roles
+        requests = VllmRequests(self.engine, world, plan, layers, roles)
+        missing = OWN_EAGER if self.eagerly else OWN_KERNELS if self.own_kernels else {}
+        subject = built.engine(trial.runner, built.mode, runner, requests, missing)
+        if missing:
             return subject, subject
-        return subject, VllmEngine(trial.runner, mode, runner.fresh(), requests, missing)
-
-    def _in_pieces(self, pair: Pair, sizes: Sizes) -> Engines:
-        """Build those with graphs in pieces."""
-        name, ops = pair.trial.runner, pair.trial.ops()
-        runner = PIECES[name](self.engine, pair.model, ops, sizes, self.asked)
-        requests = VllmRequests(self.engine, world_of(pair), runner.plan, runner.layers)
-        subject = PiecewiseEngine(name, Mode.EXTEND, runner, requests, {})
-        return subject, PiecewiseEngine(name, Mode.EXTEND, runner.fresh(), requests, {})
-
-    def _drafters(self, pair: Pair, sizes: Sizes, mode: Mode) -> Engines:
-        ops, name = pair.trial.ops(), pair.trial.runner
-        runner = DraftingRunner(self.engine, pair.models, mode, ops, sizes, self.asked)
-        world = world_of(pair, lags=True)
-        requests = VllmRequests(self.engine, world, runner.plan, runner.layers, tuple(Role))
-        if self.eagerly:
-            alone = EagerDraftingEngine(name, mode, runner, requests, OWN_EAGER)
-            return alone, alone
-        subject = DraftingEngine(name, mode, runner, requests, UNSEEN)
-        return subject, DraftingEngine(name, mode, runner.fresh(), requests, UNSEEN)
-
-
-def world_of(pair: Pair, *, lags: bool = False) -> World:
-    """Return what the engine asks of a pair's graph world, which is made after the engine.
-
-    With `lags` a draft model catches up when the schedule says so, as none of the engine's lags:
-    blocks that it is yet to read stay, and those of tokens that it may run once more.
-    """
-
-    def running() -> dict[int, Known]:
-        graph = pair.graph
-        return {
-            request.serial: Known(
-                graph.owner(request),
-                tuple(graph.tokens[request.token_row, : request.known].tolist()),
-                max(request.drafted - SPECULATION.draft_tokens, 0) if lags else None,
-            )
-            for request in graph.running
-            if request.allocation is not None
-        }
-
-    return World(
-        pair.graph_pools,
-        running,
-        lambda: {request.serial for request in pair.graph.retracted},
-        lambda: pair.graph.hidden_states,
-    )
+        fresh = built.engine(trial.runner, built.mode, runner.fresh(), requests, missing)
+        return subject, fresh
 
 
 class VllmAdapter(PairsByEngines):

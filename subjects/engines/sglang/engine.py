@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from subjects.engines.sglang.padded import (
     padded_inputs,
 )
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner, RowSlots
-from subjects.engines.shared.engine import Given, NeverReplays, OthersEngine
+from subjects.engines.shared.engine import Given, OthersEngine
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.protocol import (
     Forward,
@@ -32,9 +32,6 @@ from subjects.protocol import (
     Replay,
     ReplayFacts,
 )
-
-NOT_OFFERED = {Offer[name]: why for name, why in DECLARED["missing"].items()}
-"""What no runner of this engine offers besides, and why."""
 
 NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs that carry it"}
 
@@ -47,6 +44,10 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
     `stored` are the dtypes of SWA locations that the store was given during capture, `graphs` is
     how many graphs a replay is of.
     """
+
+    lacks: ClassVar[Mapping[Offer, str]] = {
+        Offer[name]: why for name, why in DECLARED["missing"].items()
+    }
 
     def __init__(
         self,
@@ -61,8 +62,7 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
         self.pool = mirror.pool
         self.stored = frozenset(stored)
         self._preset = self.pool.preset_locations
-        offers = {**NOT_OFFERED, **missing}
-        super().__init__(runner.name, runner.mode, runner.statics, mirror, offers, graphs)
+        super().__init__(runner.name, runner.mode, runner.statics, mirror, missing, graphs)
 
     @abstractmethod
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
@@ -161,7 +161,7 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
         """Run one forward, by replay where it can. RuntimeError is raised for an idle one."""
         given, _ = self.placed(batch, mode)
         assert batch is not None
-        if mode is not self.mode or not self.runner.can_run(given):
+        if self.runner_name(mode) is None or not self.runner.can_run(given):
             return Forward(self._eager(given), None)
         output = self.counted(partial(self.runner.replay, given))
         bucket, live = self.runner.bucket, self.runner.live_size(given)
@@ -191,12 +191,3 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""
         return padded_inputs(self.runner.statics(), self.mode, self.runner.tokens_per_request)
-
-
-class EagerEngine(NeverReplays, ReplayingEngine):
-    """A runner whose batches all run eagerly, by the engine's own code."""
-
-    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
-        """Run one forward. RuntimeError is raised for an idle one."""
-        given, _ = self.placed(batch, mode)
-        return Forward(self._eager(given), None)

@@ -1,7 +1,7 @@
 """What adapters of engines have in common as engines under test: what none of them can be asked."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -51,11 +51,14 @@ class OthersEngine:
     """A runner of an engine that others wrote, which nobody can look into or do otherwise.
 
     `statics` gives its static buffers, `graphs` is how many graphs a replay is of. `missing` says
-    what it does not offer, and why.
+    what it does not offer besides what no runner of this engine does, `lacks`, and why. In the
+    engine's own eager mode its batches run eagerly, and those of `modes_without_graphs`.
     """
 
     arithmetic: OwnArithmetic | None = None
     eager_modes: frozenset[Mode] = frozenset()
+    modes_without_graphs: frozenset[Mode] = frozenset()
+    lacks: ClassVar[Mapping[Offer, str]] = {}
 
     def __init__(
         self,
@@ -70,16 +73,21 @@ class OthersEngine:
         self.mode = mode
         self.statics = statics
         self.kv = kv
-        self.missing: Mapping[Offer, str] = {**NOT_OFFERED, **missing}
+        self.missing: Mapping[Offer, str] = {**NOT_OFFERED, **self.lacks, **missing}
         self.graphs = graphs
+        if Offer.GRAPHS in self.missing:
+            self.eager_modes = self.modes_without_graphs | {mode}
         self._captured = {name: buffer.clone() for name, buffer in statics().items()}
         self._captured_facts = facts_of(statics())
         self._captured_state = self.state()
         self._replays = self._allocated = 0
 
     def runner_name(self, mode: Mode) -> str | None:
-        """Return the runner's name for batches of its mode, None for others."""
-        return self.name if mode is self.mode else None
+        """Return the runner's name for batches of its mode, None for others.
+
+        None too in the engine's own eager mode, in which no batch is expected to be replayed.
+        """
+        return self.name if mode is self.mode and Offer.GRAPHS not in self.missing else None
 
     def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
         """Return the static buffers of the one runner."""
@@ -167,11 +175,3 @@ class OthersEngine:
     def notes(self) -> list[str]:
         """Return, in words, what was seen of the engine that no property judges: nothing."""
         return []
-
-
-class NeverReplays:
-    """What makes an engine under test one in its own eager mode."""
-
-    def runner_name(self, mode: Mode) -> str | None:
-        """Return None: no batch is expected to be replayed."""
-        return None

@@ -4,31 +4,36 @@ Most of its padded rows run no query, so that a wrong value in them changes no o
 judged by what the buffers hold.
 """
 
-import inspect
+from inspect import signature
+from typing import Any
 
+from reference.batch import Mode
+from reference.config import SPECULATION
+from subjects.engines.paged.engine import SLOTS
 from subjects.engines.shared.padded import PaddingRow
-from subjects.engines.vllm.runner import VllmRunner
 
 
-def gathers_by(runner: VllmRunner, name: str) -> bool:
+def gathers_by(tables: Any, name: str) -> bool:
     """Whether the engine gathers its block tables by an argument of this name."""
-    gather = type(runner.runner.block_tables).gather_block_tables
-    return name in inspect.signature(gather).parameters
+    return name in signature(type(tables).gather_block_tables).parameters
 
 
-def zeroes_block_tables(runner: VllmRunner) -> bool:
+def zeroes_block_tables(runner: Any) -> bool:
     """Whether the engine is told how many rows of its block tables are padded: it clears them."""
-    return runner.pads_requests and gathers_by(runner, "num_reqs_padded")
+    return not runner.pieces and gathers_by(runner.runner.block_tables, "num_reqs_padded")
 
 
-def clears_below_windows(runner: VllmRunner) -> bool:
-    """Whether the engine is told where windows begin: it clears the blocks below them."""
-    return gathers_by(runner, "num_computed_tokens")
+def marks_rows(runner: Any) -> bool:
+    """Whether rows that are nobody's are -1 in the drafter's map of requests: their slots are too.
+
+    It is so since batches of no request at all are told apart.
+    """
+    copied = getattr(runner.runner.speculator, "_copy_request_inputs", None)
+    return copied is not None and "dummy_run" in signature(copied).parameters
 
 
 CONTRACT = (
-    PaddingRow("slot_mapping.full", lambda tokens: -1),
-    PaddingRow("slot_mapping.swa", lambda tokens: -1),
+    *(PaddingRow(name, lambda tokens: -1) for name in SLOTS),
     PaddingRow("seq_lens", lambda tokens: 0, of_requests=True),
     PaddingRow("query_start_loc", lambda tokens: tokens, of_requests=True),
     PaddingRow("is_padding", lambda tokens: 1, in_bucket=True),
@@ -37,7 +42,26 @@ CONTRACT = (
 )
 """The engine's contract; input ids and positions of padded tokens are stale, and it holds so."""
 
+OF_DRAFTERS = (
+    PaddingRow("drafter.query_start_loc", lambda tokens: tokens, of_requests=True),
+    PaddingRow("drafter.idx_mapping", lambda tokens: -1, False, marks_rows, True),
+)
+"""The contract of the drafter's own static buffers, whatever it does."""
 
-def promised(runner: VllmRunner) -> list[PaddingRow]:
-    """Return what the release of a runner promises."""
-    return [row for row in CONTRACT if row.promised(runner)]
+OF_DRAFTS = {
+    Mode.DRAFT_EXTEND: (
+        *OF_DRAFTERS,
+        PaddingRow("drafter.seq_lens", lambda tokens: 0, of_requests=True),
+        PaddingRow("drafter.last_token_indices", lambda tokens: 0, of_requests=True),
+        *CONTRACT,
+    ),
+    Mode.DRAFT: (
+        *OF_DRAFTERS,
+        *(PaddingRow(name, lambda tokens: -1) for name in SLOTS),
+        PaddingRow(
+            "drafter.seq_lens", lambda tokens: SPECULATION.forwards - 1, True, of_requests=True
+        ),
+    ),
+}
+"""The contract where it catches up, the target's too, and where it proposes: a padded row, of no
+tokens, grows with each forward but the first."""

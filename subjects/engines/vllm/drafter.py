@@ -4,10 +4,9 @@ It runs behind a forward of the target: with what that gave it catches up, the t
 rejected among the others, then it proposes a chain of drafts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -16,21 +15,22 @@ import torch
 from torch import Tensor
 
 from reference.batch import Mode
-from reference.config import SPECULATION, ModelConfig, Role
+from reference.config import SPECULATION, Role
 from reference.eager import draft_inputs
 from reference.model import Model
 from reference.ops import Ops
+from subjects.engines.paged.drafting import Verified
+from subjects.engines.paged.requests import name_of
 from subjects.engines.shared.loading import Engine, attribute, named
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.tensors import given_back
 from subjects.engines.vllm.model import Decoder, layer_name
-from subjects.engines.vllm.requests import name_of
-from subjects.engines.vllm.runner import VllmRunner
+from subjects.engines.vllm.runner import GPU, VllmRunner
 
-DRAFTER = "v1.worker.gpu.spec_decode.eagle.speculator"
+DRAFTER = f"{GPU}.spec_decode.eagle.speculator"
 """Where the engine's drafter is."""
 
-EVERY_DRAFTER = "v1.worker.gpu.spec_decode.speculator"
+EVERY_DRAFTER = f"{GPU}.spec_decode.speculator"
 """Where what all its drafters have in common is, in later releases."""
 
 MANAGERS = {
@@ -44,27 +44,6 @@ BUFFERS = (
     *("idx_mapping", "last_token_indices", "sample_src_positions"),
 )
 """The drafter's own static buffers, those that a release has."""
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What the target made of a request: its tokens from `begin` on, and the one that is next.
-
-    `tokens` are accepted + 1, `hidden` is [accepted, H]; `rejected` more of its tokens ran. The
-    target's KV is there for `length` tokens.
-    """
-
-    serial: int
-    begin: int
-    length: int
-    tokens: Sequence[int]
-    hidden: Tensor
-    rejected: int
-
-    @property
-    def end(self) -> int:
-        """Up to which of its tokens it was accepted."""
-        return self.begin + len(self.hidden)
 
 
 class DraftDecoder(Decoder):
@@ -106,18 +85,12 @@ class DraftingRunner(VllmRunner):
     many of them a batch takes.
     """
 
-    def __init__(
-        self, engine: Engine, models: Mapping[Role, Model], mode: Mode, *rest: Any
-    ) -> None:
-        self.engine, self.models, self.mode = engine, models, mode
-        self.replayed = list[int]()
-        super().__init__(engine, models[Role.TARGET], *rest)
+    roles = tuple(Role)
 
-    @property
-    def cached(self) -> ModelConfig:
-        """The configuration of all layers that have KV, the draft model's last."""
-        layers = [layer for role in Role for layer in self.models[role].config.layers]
-        return replace(self.model.config, layers=tuple(layers))
+    def prepare(self) -> None:
+        """Bring about what the engine's runner needs to be built."""
+        super().prepare()
+        self.replayed = list[int]()
 
     @property
     def layers(self) -> list[Any]:
@@ -144,7 +117,8 @@ class DraftingRunner(VllmRunner):
 
     def capture(self) -> Any:
         """Let the engine capture the target's graphs, then the drafter's."""
-        states, drafter, self.draft.ran = super().capture(), self.runner.speculator, 0
+        states, drafter = super().capture(), self.runner.speculator
+        self.draft.ran = 0
         named(attribute(drafter, "capture", "capture_model"), attn_states=states)()
         watched = attribute(drafter, *MANAGERS[self.mode])
         watched.run_fullgraph = partial(self._replay, watched.run_fullgraph)
@@ -182,10 +156,9 @@ class DraftingRunner(VllmRunner):
     def propose(
         self, told: Any, targets: Sequence[Verified], steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Let the drafter follow the target and draft: tokens, what they are from, and its logits.
+        """Let the drafter follow the target and draft: see `PagedDrafter`.
 
-        They are int64 [requests, steps], [steps, requests, H] and [steps, requests, vocab]. The
-        target's own forward is answered: what it gave is known.
+        The target's own forward is answered: what it gave is known.
         """
         runner, states, drafter = self.runner, self.runner.req_states, self.runner.speculator
         computed, sampled = states.num_computed_tokens.gpu, states.last_sampled_tokens
@@ -205,8 +178,7 @@ class DraftingRunner(VllmRunner):
             )
             with model, graphs:
                 runner.execute_model(told)
-            parts = self.kept()
-            batch = next(one for one in parts if hasattr(one, "logits_indices"))
+            batch, parts = self.kept()
             by_layer = [one for one in parts if isinstance(one, dict) and layer_name(0) in one]
             hidden, first = nothing(batch.num_tokens_after_padding), 0
             for row, one in zip(rows, targets, strict=True):

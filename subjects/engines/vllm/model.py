@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference.config import SPECULATION, Kind, ModelConfig
-from reference.model import Model, TokenInputs, most_keys
+from reference.config import Kind, ModelConfig
+from reference.model import Model
 from reference.ops import Ops
+from subjects.engines.paged.model import PagedDecoder
+from subjects.engines.paged.pages import Cache
 from subjects.engines.shared.loading import Engine
-from subjects.engines.shared.paged import listed_keys
 from subjects.engines.vllm.settings import BLOCK
 
 
@@ -77,7 +78,7 @@ def attention_layer(engine: Engine, model: Model, index: int) -> Any:
     return Layer()
 
 
-def keys_and_values(layer: Any) -> tuple[Tensor, Tensor]:
+def keys_and_values(layer: Any) -> Cache:
     """Return views of K and V of a layer, each [blocks, slots of a block, kv_heads, head_dim].
 
     Some releases pack both into the last axis, others have an axis for them.
@@ -90,44 +91,22 @@ def keys_and_values(layer: Any) -> tuple[Tensor, Tensor]:
     return key, value
 
 
-class Decoder(torch.nn.Module):
-    """The engine calls `forward` as it does any model's; logits are computed outside of it.
+class Decoder(PagedDecoder):
+    """Our decoder, whose K and V the engine stores where its own metadata says.
 
-    With `own_kernels` its layers attend by the engine's Triton kernel. `masked` says whether a
-    forward is to verify drafts: keys are then listed as the reference lists them for a tree.
-    `offset` is the engine's number of its first layer.
+    With `own_kernels` its layers attend by the engine's Triton kernel. `offset` is the engine's
+    number of its first layer.
     """
 
-    masked = False
     offset = 0
 
     def __init__(self, engine: Engine, model: Model, ops: Ops, *, own_kernels: bool) -> None:
-        super().__init__()
-        self.weights = model
-        self.ops = ops
+        super().__init__(model, ops)
         self.own_kernels = own_kernels
         self.attention = [
             attention_layer(engine, model, index) for index in range(len(model.config.layers))
         ]
         self.context = engine.part("forward_context:get_forward_context")
-
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, *rest: Any, **named_inputs: Any
-    ) -> Tensor:
-        """Return the hidden states of every token, padded ones included."""
-        return self.weights.run_layers(self.ops, self.tokens(input_ids, positions), self)
-
-    def tokens(self, input_ids: Tensor, positions: Tensor) -> TokenInputs:
-        """Return what the engine gives of tokens as our model takes it."""
-        model, tokens = self.weights, input_ids.to(torch.int64)
-        nothing = torch.zeros_like(positions)
-        return TokenInputs(
-            input_ids=tokens,
-            payload=model.payload(self.ops, model.embedding[nothing], nothing.bool(), nothing),
-            positions=positions,
-            mrope_positions=positions.expand(3, -1),
-            live_tokens=torch.full_like(tokens[:1], tokens.shape[0], dtype=torch.int32),
-        )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Let the engine store key and value, then attend by what its metadata says."""
@@ -140,25 +119,9 @@ class Decoder(torch.nn.Module):
             output = torch.zeros_like(query)
             held.impl.forward(held, query, key, value, held.cache, metadata, output)
             return output
-        return self._attended(layer, query, metadata)
+        return self.attended_by(layer, query, metadata)
 
-    def _attended(self, layer: int, query: Tensor, metadata: Any) -> Tensor:
-        config = self.weights.config
-        kind = config.layers[layer]
-        keys, values = keys_and_values(self.attention[layer])
-        cache = torch.stack((keys.flatten(0, 1), values.flatten(0, 1)))
-        most = most_keys(config, kind, masked=self.masked)
-        slots, begin, end, seen = listed_keys(
-            query.shape[0],
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.block_table,
-            most,
-            config.window if kind is Kind.SWA else None,
-            SPECULATION.draft_tokens if self.masked else 1,
-            BLOCK,
-        )
-        sinks = self.weights.layers[layer].sinks
-        if not self.masked:
-            return self.ops.attention(query, cache, begin, end, slots, sinks, most)
-        return self.ops.attention(query, cache, begin, end, slots, sinks, most, seen, begin)
+    def attended_by(self, layer: int, query: Tensor, metadata: Any) -> Tensor:
+        """Return what tokens attend to by our arithmetic and the engine's metadata."""
+        listed = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+        return self.attended(layer, query, keys_and_values(self.attention[layer]), *listed)

@@ -18,8 +18,8 @@ from reference.ops import Ops
 from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
 from subjects.engines.vllm.model import Decoder, layer_name
-from subjects.engines.vllm.runner import Sizes, VllmRunner
-from subjects.graphs.pieces import PieceOutput, Rotary
+from subjects.engines.vllm.runner import VllmRunner
+from subjects.graphs.pieces import CutModel, PieceOutput
 
 ATTENTION = "model_executor.layers.attention.attention"
 """The engine's module of the calls that store KV and attend."""
@@ -69,7 +69,7 @@ class BreakingDecoder(Decoder):
             output.zero_()
             return
         live = metadata.num_actual_tokens
-        output[:live] = self._attended(index, query[:live], metadata)
+        output[:live] = self.attended_by(index, query[:live], metadata)
 
 
 class CutDecoder(BreakingDecoder):
@@ -92,36 +92,29 @@ class CutDecoder(BreakingDecoder):
         ]
         return other
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, *rest: Any, **named_inputs: Any
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, *rest: Any, **named: Any) -> Any:
         """Return the hidden states of every token, padded ones included."""
         left = self.pieces[0](input_ids, positions)
         for layer, piece in enumerate(self.pieces[1:]):
             heads = left.heads
             self.mix(heads.query, heads.key, heads.value, left.mixed, layer_name(layer))
             left = piece(left)
-        hidden: Tensor = left
-        return hidden
+        return left
 
     def first(self, input_ids: Tensor, positions: Tensor) -> PieceOutput:
         """Run what comes before the first attention."""
-        tokens = self.tokens(input_ids, positions)
-        hidden = self.weights.embed(self.ops, tokens.input_ids, tokens.payload)
-        rotary = self.weights.rotary(self.ops, tokens.positions, tokens.mrope_positions)
-        return self._before(0, hidden, rotary)
+        return self.in_pieces.first(self.inputs(input_ids, positions))
 
     def middle(self, layer: int, left: PieceOutput) -> PieceOutput | Tensor:
         """Run what lies between a layer's attention and the next one, or the end."""
+        run = self.in_pieces.after if layer + 1 == len(self.attention) else self.in_pieces.between
         count = torch.full_like(left.hidden[:1, 0], len(left.hidden), dtype=torch.int32)
-        hidden = self.weights.after_attention(self.ops, layer, left.hidden, left.mixed, count)
-        if layer + 1 == len(self.attention):
-            return hidden
-        return self._before(layer + 1, hidden, left.rotary)
+        return run(layer, left, count)
 
-    def _before(self, layer: int, hidden: Tensor, rotary: Rotary) -> PieceOutput:
-        heads = self.weights.before_attention(self.ops, layer, hidden, rotary)
-        return PieceOutput(hidden, rotary, heads, self.stored(layer, heads))
+    @property
+    def in_pieces(self) -> CutModel:
+        """Our model cut at attention, K and V stored before it."""
+        return CutModel(self.weights, self.ops, self.stored)
 
 
 class PiecewiseRunner(VllmRunner):
@@ -129,21 +122,17 @@ class PiecewiseRunner(VllmRunner):
 
     decodes: type[Decoder] = CutDecoder
     breaks = False
-    pads_requests = False
+    pieces = True
 
-    def __init__(
-        self, engine: Engine, model: Model, ops: Ops, sizes: Sizes, asked: set[str]
-    ) -> None:
-        self.engine = engine
-        engine.fill(
-            MANAGER,
-            {
-                "is_breakable_cudagraph_enabled": lambda: self.breaks,
-                "has_compiled_submodule": lambda model: True,
-            },
-        )
-        self.graphs = len(model.config.layers) + 1
-        super().__init__(engine, model, ops, sizes, asked)
+    def prepare(self) -> None:
+        """Let the engine take our model for one that it compiled."""
+        super().prepare()
+        self.graphs = len(self.model.config.layers) + 1
+        answers = {
+            "is_breakable_cudagraph_enabled": lambda: self.breaks,
+            "has_compiled_submodule": lambda model: True,
+        }
+        self.engine.fill(MANAGER, answers)
 
     def capture(self) -> None:
         """Let the engine capture its graphs, of pieces that nothing captured before."""

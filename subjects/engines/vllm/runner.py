@@ -1,8 +1,8 @@
 """The engine's model runner, built and captured by its own code over our decoder."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from types import SimpleNamespace
@@ -11,14 +11,20 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from reference.config import ModelConfig
-from reference.model import Model, Output
+from reference.batch import Mode
+from reference.config import SPECULATION, Kind, ModelConfig, Role
+from reference.model import Model
 from reference.ops import Ops
+from subjects.engines.paged.requests import Ran
 from subjects.engines.shared.loading import Engine, named
 from subjects.engines.shared.tensors import tensors_in
+from subjects.engines.vllm.contract import gathers_by
 from subjects.engines.vllm.loading import PACKAGE
 from subjects.engines.vllm.model import Decoder, layer_name, spec_of
-from subjects.engines.vllm.settings import GROUPS, configuration
+from subjects.engines.vllm.settings import configuration
+
+GPU = "v1.worker.gpu"
+"""The engine's package of its runner."""
 
 NO_SAMPLER = SimpleNamespace(
     penalties_state=SimpleNamespace(output_bin_counts=None), apply_staged_writes=lambda: None
@@ -28,97 +34,78 @@ NO_SAMPLER = SimpleNamespace(
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a runner is: requests of a bucket, at all, blocks of KV, tokens to verify.
+    """How large a runner is: requests or tokens of a bucket, requests at all, blocks of KV.
 
-    One without buckets captures nothing. Those of graphs in `pieces` count tokens. With `singly`,
-    buckets of a token of each request are captured too.
+    One without buckets captures nothing.
     """
 
     buckets: tuple[int, ...]
     rows: int
     blocks: int
-    drafts: int = 0
-    pieces: bool = False
-    singly: bool = False
-
-    @property
-    def captured(self) -> list[int]:
-        """The tokens of each graph."""
-        widths = {max(self.drafts, 1)} | ({1} if self.singly else set())
-        return sorted({bucket * width for bucket in self.buckets for width in widths})
 
 
 def cache_config(engine: Engine, config: ModelConfig, blocks: int) -> Any:
     """Return the engine's plan of its KV: a tensor a layer, a group of layers a kind."""
     module = engine.module("v1.kv_cache_interface")
-    specs = {kind: spec_of(engine, config, kind) for kind in GROUPS}
+    specs = {kind: spec_of(engine, config, kind) for kind in Kind}
     pages = [specs[kind].page_size_bytes * blocks for kind in config.layers]
-    tensors = []
-    for index, kind in enumerate(config.layers):
-        names, size = [layer_name(index)], pages[index]
-        if "shared_by" in signature(module.KVCacheTensor).parameters:
-            tensors.append(module.KVCacheTensor(size=size, shared_by=names))
-            continue
+    tensors, each_own = [], "shared_by" in signature(module.KVCacheTensor).parameters
+    for index, (kind, size) in enumerate(zip(config.layers, pages, strict=True)):
+        names = [layer_name(index)]
         # Later releases lay all layers out in one allocation.
         page, offset = specs[kind].page_size_bytes, sum(pages[:index])
-        tensors.append(module.KVCacheTensor(sum(pages), names, size, page, offset))
+        places = (size, names) if each_own else (sum(pages), names, size, page, offset)
+        tensors.append(module.KVCacheTensor(*places))
     groups = [
         module.KVCacheGroupSpec([layer_name(i) for i in config.layers_of(kind)], specs[kind])
-        for kind in GROUPS
+        for kind in Kind
     ]
     return module.KVCacheConfig(blocks, tensors, groups)
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a forward gave: the engine's own batch, and the output of its live rows."""
-
-    batch: Any
-    output: Output
-
-
 class VllmRunner:
-    """The engine's runner for `buckets` of requests, `drafts` tokens of each if it verifies.
+    """The engine's runner of batches of `mode`; of each request it verifies drafts in a verify.
 
-    `rows` requests at most are known to it; its KV has so many `blocks`. A replay is of so many
-    `graphs`; a bucket is of requests where it `pads_requests`.
+    A replay is of so many `graphs`; a bucket is of requests, of tokens for graphs in `pieces`. With
+    drafts, `models` has the draft model too, and `roles` names both.
     """
 
     decodes: type[Decoder] = Decoder
-    pads_requests = True
+    roles: tuple[Role, ...] = (Role.TARGET,)
+    pieces = False
     graphs = 1
 
     def __init__(
         self,
         engine: Engine,
-        model: Model,
+        models: Mapping[Role, Model],
+        mode: Mode,
         ops: Ops,
-        trial: Sizes,
+        sizes: Sizes,
         asked: set[str],
         *,
         own_kernels: bool = False,
     ) -> None:
-        self.model = model
-        self.ops = ops
-        self.tokens_per_request = max(trial.drafts, 1)
-        self.inputs = engine.module("v1.worker.gpu.input_batch")
-        settings = engine.module("envs")
-        self.marks_padding = bool(getattr(settings, "VLLM_MOE_SKIP_PADDING", False))
+        self.engine, self.models, self.mode, self.ops = engine, models, mode, ops
+        self.model = model = models[Role.TARGET]
+        drafts = 0 if mode in {Mode.DECODE, Mode.EXTEND} else SPECULATION.draft_tokens
+        self.tokens_per_request = max(drafts, 1)
+        # What proposes runs one token of each request after the first.
+        widths = {self.tokens_per_request} | ({1} if mode is Mode.DRAFT else set())
+        captured = sorted({bucket * width for bucket in sizes.buckets for width in widths})
         self.device = device = model.embedding.device
-        config = configuration(
-            *(engine, model.config, trial.captured, trial.rows, trial.drafts, asked),
-            pieces=trial.pieces,
-        )
-        self.plan = cache_config(engine, self.cached, trial.blocks)
-        engine.fill("v1.worker.gpu.model_runner", {"init_speculator": self.speculator})
-        self.runner = engine.part("v1.worker.gpu.model_runner:GPUModelRunner")(config, device)
+        limits = captured, sizes.rows, drafts
+        config = configuration(engine, model.config, *limits, asked, pieces=self.pieces)
+        self.plan = cache_config(engine, self.cached, sizes.blocks)
+        self.prepare()
+        self.runner = self._part("model_runner:GPUModelRunner")(config, device)
         self.decoder = self.decodes(engine, model, ops, own_kernels=own_kernels)
         layers = config.compilation_config.static_forward_context
         for index, layer in enumerate(self.decoder.attention):
             layers[layer_name(index)] = layer
-        made = engine.part("v1.worker.gpu.model_states:init_model_state")
         runner = self.runner
         runner.model = self.decoder
+        made = self._part("model_states:init_model_state")
         runner.model_state = made(config, self.decoder, None, device)
         runner.decode_query_len = self.tokens_per_request
         if getattr(runner, "sampler", None) is None:
@@ -126,18 +113,32 @@ class VllmRunner:
         runner.initialize_kv_cache(self.plan)
         self._tables = [(held, held.clone()) for held in tensors_in(self._shared(), PACKAGE)]
         self.rows = list(runner.req_states.free_indices)
-        if trial.buckets:
+        if sizes.buckets:
             self.capture()
+
+    def _part(self, place: str) -> Any:
+        """Return a part of what the engine's runner is made of."""
+        return self.engine.part(f"{GPU}.{place}")
+
+    def prepare(self) -> None:
+        """Bring about what the engine's runner needs to be built."""
+        self.engine.fill(f"{GPU}.model_runner", {"init_speculator": self.speculator})
 
     @property
     def cached(self) -> ModelConfig:
-        """The configuration of all layers that have KV."""
-        return self.model.config
+        """The configuration of all layers that have KV, the draft model's last."""
+        layers = [layer for role in self.roles for layer in self.models[role].config.layers]
+        return replace(self.model.config, layers=tuple(layers))
 
     @property
     def layers(self) -> list[Any]:
-        """The engine's layers that have KV."""
+        """The engine's layers that have KV, in the same order."""
         return self.decoder.attention
+
+    @property
+    def clears_below_windows(self) -> bool:
+        """Whether the engine is told where windows begin: it clears the blocks below them."""
+        return gathers_by(self.runner.block_tables, "num_computed_tokens")
 
     def speculator(self, config: Any, device: torch.device, *rest: Any) -> Any:
         """Return what the engine drafts with: nothing."""
@@ -149,17 +150,9 @@ class VllmRunner:
 
     def capture(self) -> Any:
         """Let the engine capture its graphs; return what it keeps of that, if anything."""
-        runner, self.decoder.masked = self.runner, self.tokens_per_request > 1
-        return named(
-            runner.cudagraph_manager.capture,
-            model=runner.model,
-            model_state=runner.model_state,
-            input_buffers=runner.input_buffers,
-            intermediate_tensors=None,
-            block_tables=runner.block_tables,
-            attn_groups=runner.attn_groups,
-            kv_cache_config=runner.kv_cache_config,
-        )()
+        self.decoder.masked = self.tokens_per_request > 1
+        held = {"intermediate_tensors": None, **vars(self.runner)}
+        return named(self.runner.cudagraph_manager.capture, **held)()
 
     def fresh(self) -> Self:
         """Return another runner just captured, over the same KV and tables of requests."""
@@ -203,33 +196,30 @@ class VllmRunner:
             row[: len(drafts)] = torch.tensor(drafts)
         self.decoder.masked = verifies
         self.runner.execute_model(told)
-        parts = self.kept()
-        batch = next(one for one in parts if hasattr(one, "logits_indices"))
+        batch, parts = self.kept()
         hidden = next(one for one in parts if isinstance(one, Tensor))
-        rows = hidden[batch.logits_indices]
-        logits = self.model.logits(self.ops, rows)
+        logits = self.model.logits(self.ops, hidden[batch.logits_indices])
         torch.cuda.synchronize()  # The engine's memory on the host has room for two batches.
-        return Ran(batch, {"logits": logits, "hidden": hidden[: batch.num_tokens]})
+        output = {"logits": logits, "hidden": hidden[: batch.num_tokens]}
+        return Ran(batch, output, batch.num_tokens_after_padding, batch.query_start_loc.clone())
 
-    def kept(self) -> tuple[Any, ...]:
-        """Return what the engine keeps of the forward that just ran."""
+    def kept(self) -> tuple[Any, Collection[Any]]:
+        """Return the engine's batch of the forward that just ran, and all that it keeps of it."""
         state = self.runner.execute_model_state
-        return state if isinstance(state, tuple) else tuple(vars(state).values())
+        parts = state if isinstance(state, tuple) else tuple(vars(state).values())
+        return next(one for one in parts if hasattr(one, "logits_indices")), parts
 
     def settle(
         self, batch: Any, starts: Tensor, sampled: Sequence[Sequence[int]], rejected: list[int]
     ) -> None:
-        """Let the engine follow a forward: what each request sampled, and how much it rejected.
-
-        `starts` are the batch's, which the engine's own buffer may hold no more.
-        """
+        """Let the engine follow a forward: what each request sampled, and how much it rejected."""
         width = max(1, *(len(tokens) for tokens in sampled))
         padded = [[*one, *[0] * (width - len(one))] for one in sampled]
         whole = partial(torch.tensor, dtype=torch.int32, device=self.device)
         states = self.runner.req_states
         counted = self.runner.sampler.penalties_state.output_bin_counts
         named(
-            self.inputs.post_update,
+            self._part("input_batch:post_update"),
             idx_mapping=batch.idx_mapping,
             num_computed_tokens=states.num_computed_tokens.gpu,
             last_sampled_tokens=states.last_sampled_tokens,
@@ -250,9 +240,9 @@ class VllmRunner:
         buffers, tables = self.runner.input_buffers, self.runner.block_tables
         names = ("input_ids", "positions", "seq_lens", "query_start_loc")
         found = {name: getattr(buffers, name) for name in names}
-        if self.marks_padding:
+        if getattr(self.engine.module("envs"), "VLLM_MOE_SKIP_PADDING", False):
             found["is_padding"] = buffers.is_padding
-        for group, kind in enumerate(GROUPS):
+        for group, kind in enumerate(Kind):
             found[f"slot_mapping.{kind}"] = tables.slot_mappings[group]
             found[f"block_table.{kind}"] = tables.input_block_tables[group]
         return found

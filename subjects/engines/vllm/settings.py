@@ -11,15 +11,12 @@ from typing import Any
 
 import torch
 
-from reference.config import Kind, ModelConfig
+from reference.config import ModelConfig
 from subjects.engines.shared.bags import Bag, declared_in
 from subjects.engines.shared.loading import Engine
 
 BLOCK = 16
 """Slots of a block: the smallest that the engine's attention backend takes."""
-
-GROUPS = (Kind.FULL, Kind.SWA)
-"""The engine's groups of layers, each with a block table of its own, in their order."""
 
 TOKENS = 64
 """The most tokens of a forward, at least a request's longest."""

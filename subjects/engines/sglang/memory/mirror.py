@@ -5,7 +5,7 @@ Between both lies a bijection of slots, through which all KV can be read in the
 world's layout and slot numbers, and written.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -16,10 +16,10 @@ from torch import Tensor
 from reference.allocator import Numbers, Owner, Ownership
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
-from reference.pool import KVPools
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.memory.scheduling import Asked, Scheduling
 from subjects.engines.shared.paired import PairedKV, inverse, pair_slots
+from subjects.engines.shared.world import World
 
 
 @dataclass
@@ -42,23 +42,19 @@ class Held:
 class Mirror(PairedKV):
     """The engine's side of a world's requests, by its own host code, `scheduling`.
 
-    `owners` returns the running ones, `retracted` the serials of those that may come again.
     `scheduled` is the engine's own batch of what was last placed, None of one with drafts.
     """
 
     def __init__(
         self,
         pool: SglangPool,
-        pools: KVPools,
-        owners: Callable[[], Sequence[Owner]],
+        world: World,
         scheduling: Scheduling,
-        retracted: Callable[[], Collection[int]],
     ) -> None:
         self.pool = pool
-        self.pools = pools
-        self.owners = owners
+        self.world = world
+        self.pools = world.pools
         self.scheduling = scheduling
-        self.retracted = retracted
         self.held: dict[int, Held] = {}
         self._forget()
         self._pair_slots(())
@@ -83,7 +79,7 @@ class Mirror(PairedKV):
         A batch that has its slots keeps them. Raises RuntimeError if the engine gave up a SWA slot
         that a window still needs.
         """
-        owners, moved = self.owners(), self._freed
+        owners, moved = self.world.owners(), self._freed
         self._freed = False
         asked = self._asked(batch, {owner.row: owner.serial for owner in owners})
         if batch.mode not in KNOWN or self._placed != (batch.mode, asked):
@@ -109,7 +105,7 @@ class Mirror(PairedKV):
         world's: the engine manages none here.
         """
         pool, size = self.pool, self.pool.sizes.page_size
-        states = {owner.serial: owner.state_slot for owner in self.owners()}
+        states = {owner.serial: owner.state_slot for owner in self.world.owners()}
         holders = []
         for serial, held in self.held.items():
             tokens = max(held.tokens, self.scheduling.reserved(serial))
@@ -196,7 +192,7 @@ class Mirror(PairedKV):
         """
         if not self.held:
             return
-        running = {owner.serial: owner for owner in self.owners()}
+        running = {owner.serial: owner for owner in self.world.owners()}
         for serial, held in list(self.held.items()):
             owner = running.get(serial)
             if owner is not None:
@@ -204,7 +200,7 @@ class Mirror(PairedKV):
                 continue
             del self.held[serial]
             self._freed = True
-            if serial in self.retracted():
+            if serial in self.world.retracted():
                 self.scheduling.retract(serial)
             else:
                 self.scheduling.finish(serial)

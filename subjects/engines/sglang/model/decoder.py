@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from reference.config import Kind
-from reference.model import Heads, Model, TokenInputs
+from reference.model import Heads, Model
 from reference.ops import Ops
 from reference.state_pool import StatePool
+from subjects.engines.shared.inputs import no_payload, token_inputs
 from subjects.engines.shared.loading import Engine
 from subjects.states import decode_paths, extend_paths
 
@@ -50,15 +51,8 @@ class Body(torch.nn.Module):
         input_embeds: Tensor | None = None,
     ) -> Tensor:
         """Return the hidden states of every token. `input_embeds` are added to the embeddings."""
-        if input_embeds is None:
-            input_embeds = no_payload(self.weights, self.ops, positions)
-        tokens = TokenInputs(
-            input_ids=input_ids,
-            payload=input_embeds,
-            positions=positions,
-            mrope_positions=forward_batch.mrope_positions,
-            live_tokens=torch.full_like(input_ids[:1], input_ids.shape[0], dtype=torch.int32),
-        )
+        mrope = forward_batch.mrope_positions
+        tokens = token_inputs(self.weights, self.ops, input_ids, positions, mrope, input_embeds)
         return self.weights.run_layers(self.ops, tokens, Access(self, forward_batch))
 
 
@@ -169,9 +163,3 @@ class Access:
         )
         found: Tensor = mixed.view(heads.query.shape)
         return found
-
-
-def no_payload(model: Model, ops: Ops, positions: Tensor) -> Tensor:
-    """Return the payload of tokens without a recurrent state."""
-    nothing = torch.zeros_like(positions)
-    return model.payload(ops, model.embedding[nothing], nothing.bool(), nothing)

@@ -1,75 +1,87 @@
-"""The engine's drafter as the harness takes it: batches that catch up, and those that propose."""
+"""A drafter over KV in blocks: batches in which it catches up, and those in which it proposes.
+
+It runs behind a forward of the target, which verifies as many tokens of each request: with what
+that gave it catches up, the tokens that were rejected among the others, then it proposes a chain.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Role
+from reference.model import Model
 from reference.speculative import chain_of, keep_candidates, likeliest
-from subjects.engines.shared.engine import NeverReplays
-from subjects.engines.shared.padded import PaddedInput, PaddingRow, padding_of
+from subjects.engines.paged.engine import SLOTS, PagedEngine, PagedRunner
+from subjects.engines.shared.padded import PaddedInput, PaddingRow
 from subjects.engines.shared.tensors import given_back
-from subjects.engines.vllm.contract import promised
-from subjects.engines.vllm.drafter import DraftingRunner, Verified
-from subjects.engines.vllm.engine import SLOTS, VllmEngine
-from subjects.engines.vllm.settings import BLOCK
 from subjects.protocol import Forward, Offer, Replay, ReplayFacts
 
 WIDTH = SPECULATION.draft_tokens
 """Tokens of a request that the target verifies, of which the drafter catches up at once."""
 
-UNSEEN = {
-    Offer.READS: "lengths advance from forward to forward in its graph, and rejected tokens stand"
-    " among the others: what each row reads is judged by what it gives"
-}
-"""What drafters do not offer besides, and why."""
 
+@dataclass(frozen=True)
+class Verified:
+    """What the target made of a request: its tokens from `begin` on, and the one that is next.
 
-def marks_rows(runner: DraftingRunner) -> bool:
-    """Whether rows that are nobody's are -1 in the drafter's map of requests: their slots are too.
-
-    It is so since batches of no request at all are told apart.
+    `tokens` are accepted + 1, `hidden` is [accepted, H]; `rejected` more of its tokens ran. The
+    target's KV is there for `length` tokens.
     """
-    copied = getattr(runner.runner.speculator, "_copy_request_inputs", None)
-    return copied is not None and "dummy_run" in signature(copied).parameters
+
+    serial: int
+    begin: int
+    length: int
+    tokens: Sequence[int]
+    hidden: Tensor
+    rejected: int
+
+    @property
+    def end(self) -> int:
+        """Up to which of its tokens it was accepted."""
+        return self.begin + len(self.hidden)
 
 
-BOTH = (
-    PaddingRow("drafter.query_start_loc", lambda tokens: tokens, of_requests=True),
-    PaddingRow("drafter.idx_mapping", lambda tokens: -1, False, marks_rows, True),
-)
+class PagedDrafter(PagedRunner, Protocol):
+    """An engine's runner with its drafter.
 
-CATCHES_UP = (
-    *BOTH,
-    PaddingRow("drafter.seq_lens", lambda tokens: 0, of_requests=True),
-    PaddingRow("drafter.last_token_indices", lambda tokens: 0, of_requests=True),
-)
-"""The contract of the drafter's own static buffers where it catches up, beside the target's."""
+    Of its graphs, those of so many tokens were `replayed` since a batch began.
+    """
 
-DRAFTS = (
-    *BOTH,
-    *(PaddingRow(name, lambda tokens: -1) for name in SLOTS),
-    PaddingRow("drafter.seq_lens", lambda tokens: SPECULATION.forwards - 1, True, of_requests=True),
-)
-"""The same where it proposes: a padded row, of no tokens, grows with each forward but the first."""
+    models: Mapping[Role, Model]
+    replayed: list[int]
+
+    def rows_of(self, targets: Sequence[Verified]) -> list[int]:
+        """Return the rows of requests in the engine's tables."""
+        ...
+
+    def propose(
+        self, told: Any, targets: Sequence[Verified], steps: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Let the drafter follow the target and draft: tokens, what they are from, and its logits.
+
+        They are int64 [requests, steps], [steps, requests, H] and [steps, requests, vocab].
+        """
+        ...
 
 
-class DraftingEngine(VllmEngine):
-    """The engine's drafter. Prefills and decodes of the target run beside it, by its own code.
+class PagedDraftingEngine(PagedEngine):
+    """An engine's drafter. Prefills and decodes of the target run beside it, by its own code.
 
     So does what catches up where what proposes is on trial. A draft begins with the last token
     that was accepted, which the drafter runs once more: no target's forward stands before it.
+    `contracts` is what padding holds, the drafter's own inputs' too, by what a batch does.
     """
 
-    runner: DraftingRunner
+    runner: PagedDrafter
     eager_modes = frozenset({Mode.DRAFT_EXTEND})
+    modes_without_graphs = frozenset({Mode.DRAFT, Mode.DRAFT_EXTEND})
+    contracts: ClassVar[Mapping[Mode, Sequence[PaddingRow]]] = {}
 
     def facts(self, replay: Replay) -> ReplayFacts:
         """Return what the replay that just ran relied on: of graphs, those on trial are counted."""
@@ -96,7 +108,7 @@ class DraftingEngine(VllmEngine):
 
     def _drafted(self, batch: ForwardBatch) -> Forward:
         drafts, verified = batch.mode is Mode.DRAFT, self._verified_for(batch)
-        told = self.requests.place(verified, self._settle)
+        told = self.requests.place(verified, self.settle)
         targets = list(self._targets(batch, verified))
         run = partial(self.runner.propose, told, targets, SPECULATION.steps if drafts else 1)
         stored = SPECULATION.forwards if drafts else 0
@@ -114,9 +126,7 @@ class DraftingEngine(VllmEngine):
             return self.eagerly(output, verified.live_tokens)
         live, query = (batch, 1) if drafts else (verified, WIDTH)
         bucket, given = self.runner.replayed[-1] // query, self._brought(batch, verified, targets)
-        rows = DRAFTS if drafts else (*CATCHES_UP, *promised(self.runner))
-        kept = [row for row in rows if row.promised(self.runner)]
-        padding = padding_of(kept, self.statics(), given, live, bucket, query)
+        padding = self.padding(self.contracts[batch.mode], given, live, bucket, query)
         sizes = bucket, batch.live_requests, batch.live_requests
         return Forward(output, self.replay_of(*sizes, output, given=given, padding=padding))
 
@@ -137,7 +147,7 @@ class DraftingEngine(VllmEngine):
             if end - begin > WIDTH:
                 spans.append(span)
                 continue
-            begin = min(begin, self.requests.max_context - WIDTH)
+            begin = min(begin, self.requests.config.max_context - WIDTH)
             spans.append(replace(span, begin=begin, end=begin + WIDTH, tree=((0, -1),) * WIDTH))
         places = [place for span in spans for place in range(span.begin, span.end)]
         return replace(batch, spans=tuple(spans), positions=batch.positions.new_tensor(places))
@@ -145,39 +155,37 @@ class DraftingEngine(VllmEngine):
     def _targets(self, batch: ForwardBatch, verified: ForwardBatch) -> Iterator[Verified]:
         """Yield what the target made of each request, by the world's tables."""
         running, states = self.requests.world.running(), self.requests.world.hidden_states()
-        of_requests = zip(batch.spans, self._accepted(batch), self._asked(verified), strict=True)
-        for span, end, (serial, begin, last) in of_requests:
-            known, hidden = running[serial], states[span.token_row, begin:end]
-            tokens = known.tokens[begin : end + 1]
-            yield Verified(serial, begin, known.owner.length, tokens, hidden, last - end)
+        ends, asked = self._accepted(batch), self.requests.asked(verified)
+        for span, end, one in zip(batch.spans, ends, asked, strict=True):
+            known, hidden = running[one.serial], states[span.token_row, one.begin : end]
+            tokens, length = known.tokens[one.begin : end + 1], known.owner.length
+            yield Verified(one.serial, one.begin, length, tokens, hidden, one.end - end)
 
     def _nobodys(self, targets: Sequence[Verified], stored: int) -> Iterator[tuple[Tensor, Any]]:
         """Yield K and V of each draft layer, with the places that rejected tokens alone store at.
 
         That is behind those of so many drafts. Nobody reads them before they are written anew.
         """
-        kinds = self.runner.models[Role.DRAFT].config.layers
-        for one, (kind, cache) in product(
-            targets, zip(kinds, self.requests.pages.caches[-len(kinds) :], strict=True)
-        ):
+        kinds, pages = self.runner.models[Role.DRAFT].config.layers, self.requests.pages
+        layers = zip(kinds, pages.caches[-len(kinds) :], strict=True)
+        for one, (kind, cache) in product(targets, layers):
             ends = one.end + stored, one.end + one.rejected
-            places = torch.tensor(
-                self.requests.slots_of(one.serial, kind, *ends), dtype=torch.int64
-            )
-            yield from ((plane, (places // BLOCK, places % BLOCK)) for plane in cache)
+            slots = self.requests.slots_of(one.serial, kind, *ends)
+            places = torch.tensor(slots, dtype=torch.int64)
+            yield from ((plane, (places // pages.size, places % pages.size)) for plane in cache)
 
     def _brought(
         self, batch: ForwardBatch, verified: ForwardBatch, targets: Sequence[Verified]
     ) -> dict[str, Tensor]:
         """Return what static inputs hold once a batch has run: of drafts, the last forward's."""
-        held, statics, ends = self._given(verified), self.statics(), [one.end for one in targets]
+        held, statics, ends = self.given(verified), self.statics(), [one.end for one in targets]
         del held["input_ids"]  # The engine's own are of a target that ran; ours did before.
         own, values = held, {"idx_mapping": self.runner.rows_of(targets)}
         if batch.mode is Mode.DRAFT:
             ends = [end + SPECULATION.forwards for end in ends]
             pairs = zip(batch.spans, ends, strict=True)
             last = tuple(replace(span, begin=end - 1, end=end) for span, end in pairs)
-            own = self._given(replace(batch, spans=last))
+            own = self.given(replace(batch, spans=last))
             tables = {name: held[name] for name in held if name.startswith("block_table")}
             held = {**tables, **{name: own[name] for name in SLOTS}}
         else:
@@ -195,12 +203,6 @@ class DraftingEngine(VllmEngine):
             f"drafter.{name}": PaddedInput(statics[f"drafter.{name}"], name, width)
             for name in ("input_ids", "positions")
         }
-
-
-class EagerDraftingEngine(NeverReplays, DraftingEngine):
-    """The drafter in the engine's own eager mode: its runner has captured nothing."""
-
-    eager_modes = frozenset({Mode.DRAFT, Mode.DRAFT_EXTEND})
 
 
 def joined(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:

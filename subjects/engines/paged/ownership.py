@@ -1,40 +1,57 @@
 """Who holds which blocks of one pool that serves the full layers and those of windows alike.
 
-Knows no engine. A page of either kind is a block; block 0 is nobody's.
+A page of either kind is a block; block 0 is nobody's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from reference.allocator import Numbers, Owner, Ownership
 from reference.config import Kind
+from subjects.engines.paged.requests import PagedRequests, name_of
+
+NO_ROW = -1
+"""The row of a request that the engine's table of requests has lost."""
 
 
 def ownership_of(
-    holders: Sequence[Owner],
-    blocks: int,
-    size: int,
+    requests: PagedRequests,
     free: tuple[int, ...],
-    rows: tuple[int, ...],
+    rows: Mapping[str, int],
+    all_rows: tuple[int, ...],
     free_rows: tuple[int, ...],
-    tables: dict[Kind, Tensor],
+    tables: Sequence[Tensor],
 ) -> Ownership:
-    """Return who holds what of a pool of so many blocks of `size` slots, of `rows`, and of `free`.
+    """Return who holds what: of the engine's blocks, some `free`, and of its rows of requests.
 
-    Of each kind those blocks may be held that the other does not hold. `tables` [rows, blocks of
-    a request] are the engine's blocks of each row.
+    `rows` are those that requests have by name. Of each kind those blocks may be held that the
+    other does not hold. `tables` [rows, blocks of a request] are the engine's blocks of each row,
+    a table a kind.
     """
+    blocks, size = requests.blocks, requests.pages.size
+    holders = [
+        Owner(
+            serial=serial,
+            row=rows.get(name_of(serial), NO_ROW),
+            state_slot=0,
+            length=tokens,
+            page_size=size,
+            full_pages=tuple(requests.blocks_of(serial, Kind.FULL)),
+            swa_pages=tuple(block or None for block in requests.blocks_of(serial, Kind.SWA)),
+        )
+        for serial, tokens in requests.reached.items()
+    ]
     full = {page for one in holders for page in one.full_pages}
     swa = {page for one in holders for page in one.swa_pages}
-    mapping, table = _tables(holders, blocks, size, tables)
+    mapping, table = _tables(holders, blocks, size, dict(zip(Kind, tables, strict=True)))
     return Ownership(
         holders=tuple(holders),
         all=Numbers(
             full_pages=tuple(block for block in range(1, blocks) if block not in swa),
             swa_pages=tuple(block for block in range(1, blocks) if block not in full),
-            rows=rows,
+            rows=all_rows,
             states=tuple(one.state_slot for one in holders),
         ),
         free_full=free,
