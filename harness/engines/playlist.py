@@ -26,6 +26,10 @@ class Kind(StrEnum):
     BISECTED = "bisected"
 
 
+EAGERLY_TOO = (Kind.REPLAYED, Kind.OWN_EAGER)
+EVERY_WAY = (*EAGERLY_TOO, Kind.OWN_KERNELS)
+"""The kinds of legs in which a runner may be tried, beside replays."""
+
 PAGE_SIZES = {"gemma3": 4}
 """Slots of a page by model, where they are not 1: two kinds of allocation are tried."""
 
@@ -39,24 +43,20 @@ class Runner:
     """
 
     word: str
-    kinds: tuple[Kind, ...]
-    presets: tuple[str, ...]
+    presets: tuple[str, ...] = ("gpt_oss",)
+    kinds: tuple[Kind, ...] = (Kind.REPLAYED,)
     captures: bool = True
 
 
 RUNNERS = {
-    "decode": Runner(
-        "CudaGraphRunner",
-        (Kind.REPLAYED, Kind.OWN_EAGER, Kind.OWN_KERNELS),
-        ("gpt_oss", "gemma3"),
-    ),
-    "target_verify": Runner("TARGET_VERIFY", (Kind.REPLAYED,), ("gpt_oss", "gemma3")),
-    "cpu_graph": Runner("CPUGraphRunner", (Kind.REPLAYED,), ("mimo",), captures=False),
-    "eagle_draft": Runner("EAGLEDraftCudaGraphRunner", (Kind.REPLAYED,), ("gpt_oss",)),
-    "eagle_draft_extend": Runner("EAGLEDraftExtendCudaGraphRunner", (Kind.REPLAYED,), ("gpt_oss",)),
-    "frozen_kv_mtp": Runner("FrozenKVMTPCudaGraphRunner", (Kind.REPLAYED,), ("gpt_oss",)),
-    "piecewise": Runner("piecewise", (Kind.REPLAYED,), ("mimo",)),
-    "breakable": Runner("breakable", (Kind.REPLAYED,), ("mimo",)),
+    "decode": Runner("CudaGraphRunner", ("gpt_oss", "gemma3"), EVERY_WAY),
+    "target_verify": Runner("TARGET_VERIFY", ("gpt_oss", "gemma3")),
+    "cpu_graph": Runner("CPUGraphRunner", ("mimo",), captures=False),
+    "eagle_draft": Runner("EAGLEDraftCudaGraphRunner"),
+    "eagle_draft_extend": Runner("EAGLEDraftExtendCudaGraphRunner"),
+    "frozen_kv_mtp": Runner("FrozenKVMTPCudaGraphRunner"),
+    "piecewise": Runner("piecewise", ("mimo",)),
+    "breakable": Runner("breakable", ("mimo",)),
 }
 """Every runner of an engine, in the order in which they are tried."""
 

@@ -34,7 +34,7 @@ from subjects.engines.shared.bags import Bag
 from subjects.engines.shared.missing import UndeclaredError
 from subjects.engines.shared.padded import PaddingRow, padding_of
 from subjects.engines.vllm.contract import CONTRACT
-from subjects.engines.vllm.ownership import ownership
+from subjects.engines.vllm.engine import ownership
 from subjects.protocol import Offer
 from subjects.runners import RUNNERS
 

@@ -651,7 +651,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="live-row-shows-stale-padding",
-        file="harness/engines/faults.py",
+        file="harness/engines/evidence.py",
         old="rows[replay.live_rows :] != right[kind][replay.live_rows :]",
         new="rows != right[kind]",
         tests=(

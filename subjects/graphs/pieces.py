@@ -32,7 +32,10 @@ class PieceOutput:
 
 @dataclass(frozen=True)
 class CutModel:
-    """A model cut at attention; `room` gives room for what the heads of a layer attend to."""
+    """A model cut at attention; `room` gives room for what the heads of a layer attend to.
+
+    All tokens of a piece are live unless `live_tokens` says how many are.
+    """
 
     model: Model
     ops: Ops
@@ -44,12 +47,17 @@ class CutModel:
         rotary = self.model.rotary(self.ops, tokens.positions, tokens.mrope_positions)
         return self._before(0, hidden, rotary)
 
-    def between(self, layer: int, left: PieceOutput, live_tokens: Tensor) -> PieceOutput:
+    def between(
+        self, layer: int, left: PieceOutput, live_tokens: Tensor | None = None
+    ) -> PieceOutput:
         """Run all between the attention of `layer` and the next one."""
         return self._before(layer + 1, self.after(layer, left, live_tokens), left.rotary)
 
-    def after(self, layer: int, left: PieceOutput, live_tokens: Tensor) -> Tensor:
+    def after(self, layer: int, left: PieceOutput, live_tokens: Tensor | None = None) -> Tensor:
         """Run all of a layer that comes after its attention."""
+        if live_tokens is None:
+            every = len(left.hidden)
+            live_tokens = torch.full_like(left.hidden[:1, 0], every, dtype=torch.int32)
         return self.model.after_attention(self.ops, layer, left.hidden, left.mixed, live_tokens)
 
     def _before(self, layer: int, hidden: Tensor, rotary: Rotary) -> PieceOutput:

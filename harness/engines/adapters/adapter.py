@@ -68,12 +68,28 @@ class Adapter(Protocol):
 class PairsByEngines:
     """What adapters do alike whose engines under test are built by one class, on every device.
 
+    Without a word of its own, an adapter's runners share no static buffers, and are of decoders.
+
     `builds` is made of an engine, of how its runner runs (`eagerly`, with its `own_kernels`), and
     of what collects the settings that were asked for in vain.
     """
 
     builds: ClassVar[Any]
     devices: frozenset[str] = frozenset(DEVICES)
+
+    def lockstep(
+        self, engine: Engine, trial: TrialConfig, asked: set[str]
+    ) -> tuple[Lockstep, str | None]:
+        """Return a pair with the runner, of which there is nothing to note."""
+        return Lockstep(trial, engines=self.builds(engine, asked=asked)), None
+
+    def sharing(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep | None:
+        """Return None: a runner shares its static buffers with no other."""
+        return None
+
+    def without_encoder(self, engine: Engine, trial: TrialConfig) -> str | None:
+        """Return why there are no encoder lengths: the engine's runners are of decoders."""
+        return "a runner of decoders has none"
 
     def own_eager(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep:
         """Return a pair with the runner, whose engine replays nothing."""

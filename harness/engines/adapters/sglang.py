@@ -259,7 +259,7 @@ class SglangAdapter(PairsByEngines):
     ) -> tuple[Lockstep, str | None]:
         """Return a pair with the runner, whose static buffers are its own, and what is to note."""
         if trial.runner not in SPECULATING:
-            return Lockstep(trial, engines=RunnerEngines(engine, asked=asked)), None
+            return super().lockstep(engine, trial, asked)
         lockstep, refused = drafting_lockstep(engine, trial, asked)
         note = f"its draft model has no windows: with them, {refused}" if refused else None
         return lockstep, note

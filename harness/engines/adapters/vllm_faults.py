@@ -2,55 +2,18 @@
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
-from harness.engines.faults import (
-    OF_CONTENTS,
-    Fault,
+from harness.engines.evidence import (
+    SLOTS,
+    catches_up,
     has_input,
+    in_pieces,
+    is_slot,
     padded,
-    tail_is_used,
+    replays_one_graph,
+    stores_by_stale_slots,
     tail_was_used,
-    writes_foreign_slots,
 )
-from harness.lockstep.observation import Observation
-from reference.batch import Mode
-
-SLOTS = ("slot_mapping.full", "slot_mapping.swa")
-"""The static inputs that say where tokens store their KV; a negative slot stores nowhere."""
-
-
-def is_slot(held: Tensor) -> Tensor:
-    """Say of each value of a slot mapping whether it names a slot."""
-    return held >= 0
-
-
-def stores_by_stale_slots(observation: Observation) -> bool:
-    """Whether padded tokens hold slots, and slots that are nobody's to write were written.
-
-    A release may pad a prefill that it runs eagerly too, to the size of a graph.
-    """
-    eagerly = any(bool(is_slot(slots).any()) for slots in observation.padding.values())
-    replayed = padded(observation) and tail_is_used(observation, SLOTS, is_slot)
-    return (eagerly or replayed) and writes_foreign_slots(observation)
-
-
-def in_pieces(observation: Observation) -> bool:
-    """Whether a replay was to be of several graphs: of pieces, with attention between them."""
-    facts = observation.facts
-    return facts is not None and (facts.graphs_expected or 0) > 1
-
-
-def replays_one_graph(observation: Observation) -> bool:
-    """Whether it was of one instead, which attention is in."""
-    facts = observation.facts
-    return in_pieces(observation) and facts is not None and facts.graphs_replayed == 1
-
-
-def catches_up(observation: Observation) -> bool:
-    """Whether a drafter is to catch up by a graph that was captured for it."""
-    return observation.mode is Mode.DRAFT_EXTEND and observation.expected_graph
-
+from harness.engines.faults import OF_CONTENTS, Fault
 
 FAULTS: Mapping[str, Fault] = {
     "slot_tail": Fault(

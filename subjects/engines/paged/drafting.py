@@ -5,69 +5,25 @@ that gave it catches up, the tokens that were rejected among the others, then it
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Role
-from reference.model import Model
 from reference.speculative import chain_of, keep_candidates, likeliest
-from subjects.engines.paged.engine import SLOTS, PagedEngine, PagedRunner
+from subjects.engines.paged.engine import SLOTS, PagedEngine
+from subjects.engines.paged.runner import PagedDrafter, Verified
 from subjects.engines.shared.padded import PaddedInput, PaddingRow
 from subjects.engines.shared.tensors import given_back
 from subjects.protocol import Forward, Offer, Replay, ReplayFacts
 
 WIDTH = SPECULATION.draft_tokens
 """Tokens of a request that the target verifies, of which the drafter catches up at once."""
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What the target made of a request: its tokens from `begin` on, and the one that is next.
-
-    `tokens` are accepted + 1, `hidden` is [accepted, H]; `rejected` more of its tokens ran. The
-    target's KV is there for `length` tokens.
-    """
-
-    serial: int
-    begin: int
-    length: int
-    tokens: Sequence[int]
-    hidden: Tensor
-    rejected: int
-
-    @property
-    def end(self) -> int:
-        """Up to which of its tokens it was accepted."""
-        return self.begin + len(self.hidden)
-
-
-class PagedDrafter(PagedRunner, Protocol):
-    """An engine's runner with its drafter.
-
-    Of its graphs, those of so many tokens were `replayed` since a batch began.
-    """
-
-    models: Mapping[Role, Model]
-    replayed: list[int]
-
-    def rows_of(self, targets: Sequence[Verified]) -> list[int]:
-        """Return the rows of requests in the engine's tables."""
-        ...
-
-    def propose(
-        self, told: Any, targets: Sequence[Verified], steps: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Let the drafter follow the target and draft: tokens, what they are from, and its logits.
-
-        They are int64 [requests, steps], [steps, requests, H] and [steps, requests, vocab].
-        """
-        ...
 
 
 class PagedDraftingEngine(PagedEngine):

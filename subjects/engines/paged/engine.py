@@ -8,60 +8,22 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
-from reference.model import Model, Output
-from reference.ops import Ops
+from reference.model import Output
 from subjects.engines.paged.keys import listed_slots
-from subjects.engines.paged.requests import PagedRequests, Ran, Settling
+from subjects.engines.paged.requests import PagedRequests, Settling
+from subjects.engines.paged.runner import PagedRunner, Ran
 from subjects.engines.shared.engine import OthersEngine
 from subjects.engines.shared.padded import PaddedInput, PaddedTokens, PaddingRow, padding_of
 from subjects.protocol import Forward, Offer, Reads
 
 SLOTS = [f"slot_mapping.{kind}" for kind in Kind]
 """The static inputs that say where tokens store their KV."""
-
-
-class PagedRunner(Protocol):
-    """An engine's runner as the engines here drive it.
-
-    A replay is of so many `graphs`, a bucket of requests, each of so many tokens, or with `pieces`
-    of tokens.
-    """
-
-    model: Model
-    ops: Ops
-    graphs: int
-    pieces: bool
-    tokens_per_request: int
-
-    @property
-    def clears_below_windows(self) -> bool:
-        """Whether rows of a block table are 0 below a window."""
-        ...
-
-    def run(self, told: Any, *, verifies: bool) -> Ran:
-        """Run what the engine is told to, by replay where it can; return what it gave."""
-        ...
-
-    def settle(
-        self, batch: Any, starts: Tensor, sampled: Sequence[Sequence[int]], rejected: list[int]
-    ) -> None:
-        """Let the engine follow a forward: what each request sampled, and how much it rejected."""
-        ...
-
-    def statics(self) -> dict[str, Tensor]:
-        """Return every static buffer that a replay reads, by name."""
-        ...
-
-    def clear(self) -> None:
-        """Let the engine's tables know no request, as they were just made."""
-        ...
 
 
 class PagedEngine(OthersEngine, ABC):

@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from reference.allocator import Owner
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind, Role
-from reference.model import Output
 from subjects.engines.paged.pages import Cache, PairedPages
+from subjects.engines.paged.runner import Ran
 from subjects.engines.shared.world import Known, World
 
 
@@ -27,20 +25,6 @@ class Asked:
     serial: int
     begin: int
     end: int
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a forward gave: the engine's own batch, the output of its live rows, its padded tokens.
-
-    `starts` is where the tokens of each request begin in it, which the engine's own buffer may
-    hold no more when it is told what they sampled.
-    """
-
-    batch: Any
-    output: Output
-    tokens: int
-    starts: Tensor
 
 
 @dataclass(frozen=True)

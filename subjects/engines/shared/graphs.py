@@ -5,6 +5,7 @@ calls are kept with the tensors they were given. A replay runs both in order: Py
 the engine does not run again.
 """
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -230,3 +231,16 @@ def unpinned(made: Callable[..., Any]) -> Callable[..., Any]:
         return made(*arguments, **named)
 
     return making
+
+
+def emulate_device(ops: Ops) -> None:
+    """Emulate graphs, streams, pinned memory and what else a CUDA device is asked for.
+
+    Graphs keep the launches of Triton's interpreter whole.
+    """
+    emulate(ops)
+    emulate_streams()
+    unpin_memory()
+    torch.cuda.get_device_capability = lambda *device: (9, 0)
+    launches = importlib.import_module("triton.runtime.interpreter").GridExecutor
+    launches.__call__ = whole(launches.__call__)

@@ -19,8 +19,8 @@ from reference.config import SPECULATION, Role
 from reference.eager import draft_inputs
 from reference.model import Model
 from reference.ops import Ops
-from subjects.engines.paged.drafting import Verified
 from subjects.engines.paged.requests import name_of
+from subjects.engines.paged.runner import PagedDrafter, Verified, accepted
 from subjects.engines.shared.loading import Engine, attribute, named
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.tensors import given_back
@@ -78,19 +78,12 @@ class DraftDecoder(Decoder):
         return logits
 
 
-class DraftingRunner(VllmRunner):
+class DraftingRunner(PagedDrafter, VllmRunner):
     """The engine's runner with its drafter, whose graphs for batches of `mode` are on trial.
 
     `replayed` are the tokens of those that were replayed since a batch began, `graphs` is how
     many of them a batch takes.
     """
-
-    roles = tuple(Role)
-
-    def prepare(self) -> None:
-        """Bring about what the engine's runner needs to be built."""
-        super().prepare()
-        self.replayed = list[int]()
 
     @property
     def layers(self) -> list[Any]:
@@ -99,6 +92,7 @@ class DraftingRunner(VllmRunner):
 
     def speculator(self, config: Any, device: torch.device, *rest: Any) -> Any:
         """Return the engine's drafter over our draft model, in place of one of its registry."""
+        self.replayed = list[int]()
         first, rows = len(self.model.config.layers), config.scheduler_config.max_num_seqs
         self.draft = DraftDecoder(self.engine, self.models[Role.DRAFT], self.ops, first, rows)
         known = config.compilation_config.static_forward_context
@@ -180,12 +174,12 @@ class DraftingRunner(VllmRunner):
                 runner.execute_model(told)
             batch, parts = self.kept()
             by_layer = [one for one in parts if isinstance(one, dict) and layer_name(0) in one]
-            hidden, first = nothing(batch.num_tokens_after_padding), 0
+            hidden = nothing(batch.num_tokens_after_padding)
+            places, tokens, states_of = accepted(targets)
+            hidden[places] = states_of
+            batch.input_ids[places] = integers(tokens)
             for row, one in zip(rows, targets, strict=True):
-                accepted = slice(first, first + len(one.hidden))
-                batch.input_ids[accepted], hidden[accepted] = integers(one.tokens[:-1]), one.hidden
                 sampled[row] = one.tokens[-1]
-                first = accepted.stop + one.rejected
             self.replayed.clear()
             proposing = named(
                 drafter.propose,
@@ -203,10 +197,10 @@ class DraftingRunner(VllmRunner):
                 draft_logits_out=None,
             )
             with patch.object(drafter, "num_speculative_steps", steps):
-                tokens = proposing()
+                drafts = proposing()
             torch.cuda.synchronize()
         said, width = self.draft.said[-steps:, : len(targets)].clone(), self.model.config.hidden
-        return tokens[:, :steps].clone(), said[..., :width], said[..., width:]
+        return drafts[:, :steps].clone(), said[..., :width], said[..., width:]
 
     def statics(self) -> dict[str, Tensor]:
         """Return every static buffer that a replay reads: the target's, then the drafter's."""

@@ -1,14 +1,15 @@
 """The engine's runners and its drafter as the harness takes them, over its own blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, ClassVar
 
 from reference.allocator import Ownership
 from subjects.engines.paged.drafting import PagedDraftingEngine
 from subjects.engines.paged.engine import PagedEngine
+from subjects.engines.paged.ownership import ownership_of
 from subjects.engines.vllm.contract import CONTRACT, OF_DRAFTS
 from subjects.engines.vllm.drafter import DraftingRunner
-from subjects.engines.vllm.ownership import ownership
 from subjects.engines.vllm.requests import VllmRequests
 from subjects.engines.vllm.runner import VllmRunner
 from subjects.engines.vllm.settings import DECLARED
@@ -48,3 +49,24 @@ class DraftingEngine(PagedDraftingEngine, VllmEngine):
         **VllmEngine.lacks,
         Offer.READS: DECLARED["missing_of_drafters"]["READS"],
     }
+
+
+def ownership(requests: VllmRequests, runner: VllmRunner) -> Ownership:
+    """Return who holds what.
+
+    A row of a request that has left is free: the engine hears of it with the next batch.
+    """
+    states, left = runner.runner.req_states, requests.finished | requests.preempted
+    rows, tables = states.req_id_to_index, runner.runner.block_tables.block_tables
+    free = islice(_free(requests.manager.block_pool), 2 * requests.blocks)
+    free_rows = *states.free_indices, *(rows[name] for name in rows if name in left)
+    on_gpu = [one.gpu for one in tables]
+    return ownership_of(requests, tuple(free), rows, tuple(runner.rows), free_rows, on_gpu)
+
+
+def _free(pool: Any) -> Iterator[int]:
+    """Yield the blocks of the list of free ones, without an end where a block is in it twice."""
+    block = pool.free_block_queue.fake_free_list_head.next_free_block
+    while block.next_free_block is not None:
+        yield block.block_id
+        block = block.next_free_block

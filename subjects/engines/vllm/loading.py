@@ -3,7 +3,6 @@
 Its package is entered by its own front end, which imports its parts as they are asked for.
 """
 
-import importlib
 import logging
 import os
 import sys
@@ -11,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import torch
 
 from subjects.engines.shared import graphs, interpreter
 from subjects.engines.shared.loading import Engine
@@ -57,7 +54,8 @@ def load_vllm(package: Path, dependencies: Sequence[Path], ops: Any, device: str
     os.environ.update(DECLARED["environment"])
     if on_cpu:
         os.environ.update(DECLARED["environment_without_gpu"])
-        _emulate(ops)
+        graphs.emulate_device(ops)
+        interpreter.quicken()
     else:
         define_compiled()
     graphs.count_replays()
@@ -72,17 +70,6 @@ def load_vllm(package: Path, dependencies: Sequence[Path], ops: Any, device: str
             held, answers = vars(module), ANSWERS_ON_CPU if on_cpu else {}
             held.update({k: v for k, v in {**ANSWERS, **answers}.items() if k in held})
     return engine
-
-
-def _emulate(ops: Any) -> None:
-    """Let graphs be tapes that keep the launches of Triton's interpreter, and memory unpinned."""
-    graphs.emulate(ops)
-    interpreter.quicken()
-    graphs.emulate_streams()
-    graphs.unpin_memory()
-    torch.cuda.get_device_capability = lambda *device: (9, 0)
-    launches = importlib.import_module("triton.runtime.interpreter").GridExecutor
-    launches.__call__ = graphs.whole(launches.__call__)
 
 
 def define_compiled() -> None:

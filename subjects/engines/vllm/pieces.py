@@ -85,7 +85,13 @@ class CutDecoder(BreakingDecoder):
             for name in ("CUDAGraphWrapper", "CUDAGraphOptions")
         )
         mode = engine.part("config.compilation:CUDAGraphMode").PIECEWISE
-        pieces = [other.first, *(partial(other.middle, layer) for layer in range(count))]
+        model = CutModel(self.weights, self.ops, self.stored)
+
+        def first(input_ids: Tensor, positions: Tensor) -> PieceOutput:
+            return model.first(self.inputs(input_ids, positions))
+
+        between = [partial(model.between, layer) for layer in range(count - 1)]
+        pieces = [first, *between, partial(model.after, count - 1)]
         other.pieces = [
             wrapper(piece, config, mode, options(place == 0, place > 0, place == count))
             for place, piece in enumerate(pieces)
@@ -100,21 +106,6 @@ class CutDecoder(BreakingDecoder):
             self.mix(heads.query, heads.key, heads.value, left.mixed, layer_name(layer))
             left = piece(left)
         return left
-
-    def first(self, input_ids: Tensor, positions: Tensor) -> PieceOutput:
-        """Run what comes before the first attention."""
-        return self.in_pieces.first(self.inputs(input_ids, positions))
-
-    def middle(self, layer: int, left: PieceOutput) -> PieceOutput | Tensor:
-        """Run what lies between a layer's attention and the next one, or the end."""
-        run = self.in_pieces.after if layer + 1 == len(self.attention) else self.in_pieces.between
-        count = torch.full_like(left.hidden[:1, 0], len(left.hidden), dtype=torch.int32)
-        return run(layer, left, count)
-
-    @property
-    def in_pieces(self) -> CutModel:
-        """Our model cut at attention, K and V stored before it."""
-        return CutModel(self.weights, self.ops, self.stored)
 
 
 class PiecewiseRunner(VllmRunner):

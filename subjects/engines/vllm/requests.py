@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from reference.batch import ForwardBatch
-from reference.config import Kind, Role
+from reference.config import Kind
 from subjects.engines.paged.requests import Asked, PagedRequests, name_of
 from subjects.engines.shared.loading import Engine, named
 from subjects.engines.shared.world import Known, World
 from subjects.engines.vllm.model import keys_and_values
+from subjects.engines.vllm.runner import VllmRunner
 from subjects.engines.vllm.settings import BLOCK
 
 OUTPUT = "v1.core.sched.output"
@@ -16,16 +17,13 @@ OUTPUT = "v1.core.sched.output"
 
 
 class VllmRequests(PagedRequests):
-    """The engine's requests, whose blocks its manager gives by its own `plan` of KV."""
+    """The engine's requests, whose blocks its manager gives by a runner's plan of KV."""
 
-    def __init__(
-        self, engine: Engine, world: World, plan: Any, layers: Sequence[Any], roles: Sequence[Role]
-    ) -> None:
+    def __init__(self, engine: Engine, world: World, runner: VllmRunner) -> None:
         self.engine = engine
-        self.plan = plan
-        super().__init__(
-            world, [keys_and_values(layer) for layer in layers], plan.num_blocks, roles
-        )
+        self.plan = runner.plan
+        caches = [keys_and_values(layer) for layer in runner.layers]
+        super().__init__(world, caches, self.plan.num_blocks, runner.roles)
 
     def clear(self) -> None:
         """Know no request; every block is free."""

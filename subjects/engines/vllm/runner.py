@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from types import SimpleNamespace
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 
 from reference.batch import Mode
-from reference.config import SPECULATION, Kind, ModelConfig, Role
+from reference.config import Kind, ModelConfig, Role
 from reference.model import Model
 from reference.ops import Ops
-from subjects.engines.paged.requests import Ran
+from subjects.engines.paged.runner import PagedRunner, Ran
 from subjects.engines.shared.loading import Engine, named
 from subjects.engines.shared.tensors import tensors_in
 from subjects.engines.vllm.contract import gathers_by
@@ -30,18 +29,6 @@ NO_SAMPLER = SimpleNamespace(
     penalties_state=SimpleNamespace(output_bin_counts=None), apply_staged_writes=lambda: None
 )
 """What stands for the engine's sampler where it has none yet: sampling is ours."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large a runner is: requests or tokens of a bucket, requests at all, blocks of KV.
-
-    One without buckets captures nothing.
-    """
-
-    buckets: tuple[int, ...]
-    rows: int
-    blocks: int
 
 
 def cache_config(engine: Engine, config: ModelConfig, blocks: int) -> Any:
@@ -63,17 +50,13 @@ def cache_config(engine: Engine, config: ModelConfig, blocks: int) -> Any:
     return module.KVCacheConfig(blocks, tensors, groups)
 
 
-class VllmRunner:
-    """The engine's runner of batches of `mode`; of each request it verifies drafts in a verify.
+class VllmRunner(PagedRunner):
+    """The engine's runner, of so many blocks of KV and requests at most: see `PagedRunner`.
 
-    A replay is of so many `graphs`; a bucket is of requests, of tokens for graphs in `pieces`. With
-    drafts, `models` has the draft model too, and `roles` names both.
+    One without buckets captures nothing.
     """
 
     decodes: type[Decoder] = Decoder
-    roles: tuple[Role, ...] = (Role.TARGET,)
-    pieces = False
-    graphs = 1
 
     def __init__(
         self,
@@ -81,22 +64,20 @@ class VllmRunner:
         models: Mapping[Role, Model],
         mode: Mode,
         ops: Ops,
-        sizes: Sizes,
+        buckets: Sequence[int],
+        rows: int,
+        blocks: int,
         asked: set[str],
         *,
         own_kernels: bool = False,
     ) -> None:
-        self.engine, self.models, self.mode, self.ops = engine, models, mode, ops
-        self.model = model = models[Role.TARGET]
-        drafts = 0 if mode in {Mode.DECODE, Mode.EXTEND} else SPECULATION.draft_tokens
-        self.tokens_per_request = max(drafts, 1)
-        # What proposes runs one token of each request after the first.
-        widths = {self.tokens_per_request} | ({1} if mode is Mode.DRAFT else set())
-        captured = sorted({bucket * width for bucket in sizes.buckets for width in widths})
-        self.device = device = model.embedding.device
-        limits = captured, sizes.rows, drafts
+        super().__init__(models, mode, ops)
+        self.engine = engine
+        self.marks_padding = getattr(engine.module("envs"), "VLLM_MOE_SKIP_PADDING", False)
+        captured, model, device = self.captured(buckets), self.model, self.device
+        limits = captured, rows, self.drafts
         config = configuration(engine, model.config, *limits, asked, pieces=self.pieces)
-        self.plan = cache_config(engine, self.cached, sizes.blocks)
+        self.plan = cache_config(engine, self.cached, blocks)
         self.prepare()
         self.runner = self._part("model_runner:GPUModelRunner")(config, device)
         self.decoder = self.decodes(engine, model, ops, own_kernels=own_kernels)
@@ -111,9 +92,11 @@ class VllmRunner:
         if getattr(runner, "sampler", None) is None:
             runner.sampler = NO_SAMPLER
         runner.initialize_kv_cache(self.plan)
-        self._tables = [(held, held.clone()) for held in tensors_in(self._shared(), PACKAGE)]
+        # Its own tables of requests, which a fresh runner reads too.
+        held = runner.req_states, *runner.block_tables.block_tables, runner.block_tables.num_blocks
+        self._tables = [(one, one.clone()) for one in tensors_in(held, PACKAGE)]
         self.rows = list(runner.req_states.free_indices)
-        if sizes.buckets:
+        if buckets:
             self.capture()
 
     def _part(self, place: str) -> Any:
@@ -123,12 +106,6 @@ class VllmRunner:
     def prepare(self) -> None:
         """Bring about what the engine's runner needs to be built."""
         self.engine.fill(f"{GPU}.model_runner", {"init_speculator": self.speculator})
-
-    @property
-    def cached(self) -> ModelConfig:
-        """The configuration of all layers that have KV, the draft model's last."""
-        layers = [layer for role in self.roles for layer in self.models[role].config.layers]
-        return replace(self.model.config, layers=tuple(layers))
 
     @property
     def layers(self) -> list[Any]:
@@ -142,11 +119,6 @@ class VllmRunner:
 
     def speculator(self, config: Any, device: torch.device, *rest: Any) -> Any:
         """Return what the engine drafts with: nothing."""
-
-    def _shared(self) -> list[Any]:
-        """Return the engine's own tables of requests, which a fresh runner reads too."""
-        tables = self.runner.block_tables
-        return [self.runner.req_states, *tables.block_tables, tables.num_blocks]
 
     def capture(self) -> Any:
         """Let the engine capture its graphs; return what it keeps of that, if anything."""
@@ -217,13 +189,12 @@ class VllmRunner:
         padded = [[*one, *[0] * (width - len(one))] for one in sampled]
         whole = partial(torch.tensor, dtype=torch.int32, device=self.device)
         states = self.runner.req_states
-        counted = self.runner.sampler.penalties_state.output_bin_counts
         named(
             self._part("input_batch:post_update"),
             idx_mapping=batch.idx_mapping,
             num_computed_tokens=states.num_computed_tokens.gpu,
             last_sampled_tokens=states.last_sampled_tokens,
-            output_bin_counts=counted,
+            output_bin_counts=self.runner.sampler.penalties_state.output_bin_counts,
             sampled_tokens=torch.tensor(padded, device=self.device),
             num_sampled=whole([len(one) for one in sampled]),
             num_rejected=whole(rejected),
@@ -240,7 +211,7 @@ class VllmRunner:
         buffers, tables = self.runner.input_buffers, self.runner.block_tables
         names = ("input_ids", "positions", "seq_lens", "query_start_loc")
         found = {name: getattr(buffers, name) for name in names}
-        if getattr(self.engine.module("envs"), "VLLM_MOE_SKIP_PADDING", False):
+        if self.marks_padding:
             found["is_padding"] = buffers.is_padding
         for group, kind in enumerate(Kind):
             found[f"slot_mapping.{kind}"] = tables.slot_mappings[group]

@@ -26,14 +26,6 @@ DECLARED = declared_in(Path(__file__).with_name("declared.toml"))
 """What is declared of the engine: stubs, what is off, and words."""
 
 
-def graph_mode(engine: Engine, sizes: Sequence[int], *, pieces: bool) -> Any:
-    """Return what the engine is told to replay: decodes, all in pieces, nothing without sizes."""
-    modes = engine.part("config.compilation:CUDAGraphMode")
-    if not sizes:
-        return modes.NONE
-    return modes.PIECEWISE if pieces else modes.FULL_DECODE_ONLY
-
-
 def sizes_of(config: ModelConfig) -> dict[str, Any]:
     """Return what the engine asks of a model's sizes; a draft model has the target's."""
     return {
@@ -63,7 +55,8 @@ def configuration(
     names that are asked for in vain.
     """
     modes = engine.module("config.compilation")
-    decoding = graph_mode(engine, sizes, pieces=pieces)
+    graphs = ("PIECEWISE" if pieces else "FULL_DECODE_ONLY") if sizes else "NONE"
+    replaying = modes.CUDAGraphMode[graphs]
 
     def bag(label: str, **values: Any) -> Bag:
         return Bag({**DECLARED["off"][label], **values}, asked, label)
@@ -81,8 +74,8 @@ def configuration(
             "compilation",
             static_forward_context={},
             mode=modes.CompilationMode.NONE,
-            cudagraph_mode=decoding,
-            resolve_cudagraph_mode_and_sizes=lambda *rest, **named: decoding,
+            cudagraph_mode=replaying,
+            resolve_cudagraph_mode_and_sizes=lambda *rest, **named: replaying,
             cudagraph_capture_sizes=list(sizes),
             max_cudagraph_capture_size=max(sizes, default=0),
         ),
