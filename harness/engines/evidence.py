@@ -140,3 +140,13 @@ def replays_one_graph(observation: Observation) -> bool:
 def catches_up(observation: Observation) -> bool:
     """Whether a drafter is to catch up by a graph that was captured for it."""
     return observation.mode is Mode.DRAFT_EXTEND and observation.expected_graph
+
+
+def catches_up_padded(observation: Observation) -> bool:
+    """Whether it does so by a padded replay."""
+    return catches_up(observation) and padded(observation)
+
+
+def catches_up_eagerly(observation: Observation) -> bool:
+    """Whether it does so without a replay."""
+    return catches_up(observation) and observation.replay is None

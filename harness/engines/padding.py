@@ -23,8 +23,8 @@ from harness.lockstep.requests import PlannedStep
 from reference.batch import Mode
 from reference.config import SPECULATION
 from reference.model import Output
+from subjects.engines.shared.engine import TriedEngine
 from subjects.engines.shared.padded import KEPT, RESET
-from subjects.engines.shared.tried import TriedEngine
 
 RUN = "padding"
 """What the further run is called in an observation."""

@@ -41,9 +41,9 @@ from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
 from harness.lockstep.tracebacks import traceback_of
 from harness.records.case import Case
+from subjects.engines.shared.engine import TriedEngine
 from subjects.engines.shared.loading import Engine, message
 from subjects.engines.shared.missing import RunnerLackingError
-from subjects.engines.shared.tried import TriedEngine
 from subjects.protocol import OwnArithmetic
 
 

@@ -1,18 +1,22 @@
 """What an adapter offers of an engine: all that a trial knows of which engine it tries."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from harness.checks.play import Lockstep
 from harness.engines.faults import Fault
 from harness.engines.playlist import Kind, Runner
 from harness.lockstep.config import DEVICES, TrialConfig
-from harness.lockstep.pair import Pair
+from harness.lockstep.pair import Engines, Pair
 from reference.allocator import Owner
 from reference.config import SPECULATION
+from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.world import Known, World
+from subjects.protocol import Offer
 
 
 class Adapter(Protocol):
@@ -65,16 +69,37 @@ class Adapter(Protocol):
         ...
 
 
+@dataclass
+class EnginesOf(ABC):
+    """What builds an engine under test, and a fresh one beside it, for each pair.
+
+    With `own_kernels` the engine keeps its own attention, with `eagerly` it replays nothing: it is
+    its own fresh engine in both. `asked` collects the settings that the engine asked for and
+    nobody declared.
+    """
+
+    engine: Engine
+    asked: set[str] = field(default_factory=set)
+    own_kernels: bool = False
+    eagerly: bool = False
+
+    @property
+    def missing(self) -> dict[Offer, str]:
+        """What is not offered because of that, and why."""
+        return dict(OWN_EAGER if self.eagerly else OWN_KERNELS if self.own_kernels else {})
+
+    @abstractmethod
+    def __call__(self, pair: Pair) -> Engines:
+        """Build both over the graph world of a pair."""
+
+
 class PairsByEngines:
     """What adapters do alike whose engines under test are built by one class, on every device.
 
     Without a word of its own, an adapter's runners share no static buffers, and are of decoders.
-
-    `builds` is made of an engine, of how its runner runs (`eagerly`, with its `own_kernels`), and
-    of what collects the settings that were asked for in vain.
     """
 
-    builds: ClassVar[Any]
+    builds: ClassVar[type[EnginesOf]]
     devices: frozenset[str] = frozenset(DEVICES)
 
     def lockstep(

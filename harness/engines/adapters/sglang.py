@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from harness.checks.play import Lockstep
-from harness.engines.adapters.adapter import PairsByEngines, world_of
+from harness.engines.adapters.adapter import EnginesOf, PairsByEngines, world_of
 from harness.engines.faults import FAULTS, Fault
 from harness.engines.playlist import RUNNERS, Kind, Runner, trial_of
 from harness.lockstep.config import DTYPES, TrialConfig
@@ -33,7 +33,6 @@ from subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRu
 from subjects.engines.sglang.runners.verify import TargetVerifyRunner
 from subjects.engines.sglang.scheduling.batches import SglangBatches, reserves_for_drafts
 from subjects.engines.shared import graphs, interpreter
-from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.loading import Engine, message
 
@@ -96,19 +95,13 @@ def mirror_of(pair: Pair, host: Host, pool: SglangPool, *, lagging: bool = False
 
 
 @dataclass
-class RunnerEngines:
+class RunnerEngines(EnginesOf):
     """Builds a runner and a fresh one beside it, over one pool of the engine.
 
-    With `own_kernels` the engine keeps its Triton attention, with `eagerly` it replays nothing:
-    it is its own fresh engine in both. With `shares`, the runner shares static buffers with those
-    built before it; AssertionError is raised where the engine does not allow that. `asked`
-    collects the settings that the engine asked for and nobody declared.
+    With `shares`, the runner shares static buffers with those built before it; AssertionError is
+    raised where the engine does not allow that.
     """
 
-    engine: Engine
-    own_kernels: bool = False
-    eagerly: bool = False
-    asked: set[str] = field(default_factory=set)
     shares: bool = False
 
     def __call__(self, pair: Pair) -> Engines:
@@ -121,7 +114,7 @@ class RunnerEngines:
         if not self.shares:
             host.forget_shared_buffers()
         subject = self._build(pair, mirror, host)
-        if self.own_kernels or self.eagerly:
+        if self.missing:
             return subject, subject
         other = host_of(self.engine, pair.trial, self.asked)
         other.forget_shared_buffers()
@@ -135,21 +128,14 @@ class RunnerEngines:
                 host, pair.model, mirror.pool, pair.trial.ops(), own_kernels=self.own_kernels
             )
         graphs = graphs_of_a_replay(before, pair.trial, kind)
-        missing = dict(OWN_EAGER if self.eagerly else OWN_KERNELS if self.own_kernels else {})
+        missing = self.missing
         if not (self.eagerly or runner.carries_states):
             missing |= NO_TRACKING
         return ReplayingEngine(runner, mirror, stored, graphs, missing)
 
 
-@dataclass
-class DraftingEngines:
-    """Builds a speculative runner and a fresh one beside it, over one pool of the engine.
-
-    `asked` collects the settings that the engine asked for and nobody declared.
-    """
-
-    engine: Engine
-    asked: set[str] = field(default_factory=set)
+class DraftingEngines(EnginesOf):
+    """Builds a speculative runner and a fresh one beside it, over one pool of the engine."""
 
     def __call__(self, pair: Pair) -> Engines:
         """Build both over the graph world of a pair."""

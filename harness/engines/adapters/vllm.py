@@ -1,10 +1,9 @@
 """vLLM on trial: loaded once into this process, its model runner built for each pair."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from harness.engines.adapters.adapter import PairsByEngines, world_of
+from harness.engines.adapters.adapter import EnginesOf, PairsByEngines, world_of
 from harness.engines.adapters.packages import VLLM
 from harness.engines.adapters.vllm_faults import FAULTS
 from harness.engines.faults import Fault
@@ -12,7 +11,6 @@ from harness.engines.playlist import EAGERLY_TOO, EVERY_WAY, Kind, Runner
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.config import Role
-from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
 from subjects.engines.shared.loading import Engine
 from subjects.engines.vllm.drafter import DraftingRunner
 from subjects.engines.vllm.engine import DraftingEngine, VllmEngine
@@ -38,17 +36,8 @@ BUILT: Mapping[str, tuple[type[VllmRunner], type[VllmEngine]]] = {
 """What each runner is built by, and its engine."""
 
 
-@dataclass
-class VllmEngines:
-    """Builds the engine's runner and a fresh one beside it, over the same KV and requests.
-
-    With `eagerly` or `own_kernels` it is its own fresh one.
-    """
-
-    engine: Engine
-    asked: set[str]
-    own_kernels: bool = False
-    eagerly: bool = False
+class VllmEngines(EnginesOf):
+    """Builds the engine's runner and a fresh one beside it, over the same KV and requests."""
 
     def __call__(self, pair: Pair) -> Engines:
         """Build both over the graph world of a pair."""
@@ -61,11 +50,10 @@ class VllmEngines:
         runner = kind(self.engine, *built, own_kernels=self.own_kernels)
         world = world_of(pair, lags=Role.DRAFT in runner.roles)
         requests = VllmRequests(self.engine, world, runner)
-        missing = OWN_EAGER if self.eagerly else OWN_KERNELS if self.own_kernels else {}
-        subject = made(trial.runner, mode, runner, requests, missing)
-        if missing:
+        subject = made(trial.runner, mode, runner, requests, self.missing)
+        if self.missing:
             return subject, subject
-        return subject, made(trial.runner, mode, runner.fresh(), requests, missing)
+        return subject, made(trial.runner, mode, runner.fresh(), requests, {})
 
 
 class VllmAdapter(PairsByEngines):

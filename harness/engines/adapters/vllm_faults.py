@@ -2,17 +2,7 @@
 
 from collections.abc import Mapping
 
-from harness.engines.evidence import (
-    SLOTS,
-    catches_up,
-    has_input,
-    in_pieces,
-    is_slot,
-    padded,
-    replays_one_graph,
-    stores_by_stale_slots,
-    tail_was_used,
-)
+from harness.engines import evidence
 from harness.engines.faults import OF_CONTENTS, Fault
 
 FAULTS: Mapping[str, Fault] = {
@@ -20,18 +10,18 @@ FAULTS: Mapping[str, Fault] = {
         statement="padded tokens keep an earlier batch's slots, and store there (pull request"
         " 36580: the tail was filled from the padded count of tokens on)",
         properties=frozenset({"write_frame"}),
-        lives=has_input(SLOTS),
-        exposed=tail_was_used(SLOTS, is_slot),
-        shows=stores_by_stale_slots,
+        lives=evidence.has_input(evidence.SLOTS),
+        exposed=evidence.tail_was_used(evidence.SLOTS, evidence.is_slot),
+        shows=evidence.stores_by_stale_slots,
         nowhere="no batch brings it a static slot mapping",
         follows=OF_CONTENTS | {"live_inputs"},
     ),
     "attention_captured": Fault(
         statement="graphs that are to break at attention hold it, by what its metadata was then",
         properties=frozenset({"captured_path"}),
-        lives=in_pieces,
-        exposed=in_pieces,
-        shows=replays_one_graph,
+        lives=evidence.in_pieces,
+        exposed=evidence.in_pieces,
+        shows=evidence.replays_one_graph,
         nowhere="its replays are of one graph, attention with the rest",
         follows=OF_CONTENTS,
     ),
@@ -39,9 +29,9 @@ FAULTS: Mapping[str, Fault] = {
         statement="a drafter catches up eagerly where its batch is padded, though graphs are"
         " captured for their sizes: whether a batch is uniform is asked with its padding counted",
         properties=frozenset({"captured_path"}),
-        lives=catches_up,
-        exposed=lambda observation: catches_up(observation) and padded(observation),
-        shows=lambda observation: catches_up(observation) and observation.replay is None,
+        lives=evidence.catches_up,
+        exposed=evidence.catches_up_padded,
+        shows=evidence.catches_up_eagerly,
         nowhere="no drafter catches up in it by a graph",
     ),
 }

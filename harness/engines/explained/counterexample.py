@@ -27,7 +27,7 @@ from harness.records.case import Case
 from harness.schedules.schedule import Step
 from reference.batch import Mode
 from reference.config import Role
-from subjects.engines.shared.tried import TriedEngine
+from subjects.engines.shared.engine import TriedEngine
 from subjects.runners import RUNNERS
 
 

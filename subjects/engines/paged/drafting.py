@@ -16,7 +16,7 @@ from torch import Tensor
 from reference.batch import ForwardBatch, Mode
 from reference.config import SPECULATION, Role
 from reference.speculative import chain_of, keep_candidates, likeliest
-from subjects.engines.paged.engine import SLOTS, PagedEngine
+from subjects.engines.paged.engine import SLOTS, TABLES, PagedEngine
 from subjects.engines.paged.runner import PagedDrafter, Verified
 from subjects.engines.shared.padded import PaddedInput, PaddingRow
 from subjects.engines.shared.tensors import given_back
@@ -142,8 +142,7 @@ class PagedDraftingEngine(PagedEngine):
             pairs = zip(batch.spans, ends, strict=True)
             last = tuple(replace(span, begin=end - 1, end=end) for span, end in pairs)
             own = self.given(replace(batch, spans=last))
-            tables = {name: held[name] for name in held if name.startswith("block_table")}
-            held = {**tables, **{name: own[name] for name in SLOTS}}
+            held = {name: held[name] for name in TABLES} | {name: own[name] for name in SLOTS}
         else:
             lasts = [row * WIDTH + len(one.hidden) - 1 for row, one in enumerate(targets)]
             values["last_token_indices"] = lasts

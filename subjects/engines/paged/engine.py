@@ -23,7 +23,8 @@ from subjects.engines.shared.padded import PaddedInput, PaddedTokens, PaddingRow
 from subjects.protocol import Forward, Offer, Reads
 
 SLOTS = [f"slot_mapping.{kind}" for kind in Kind]
-"""The static inputs that say where tokens store their KV."""
+TABLES = [f"block_table.{kind}" for kind in Kind]
+"""The static inputs that say where tokens store their KV, and which blocks requests have."""
 
 
 class PagedEngine(OthersEngine, ABC):

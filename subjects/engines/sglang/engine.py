@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from subjects.engines.sglang.padded import (
     padded_inputs,
 )
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner, RowSlots
-from subjects.engines.shared.engine import Given, OthersEngine
+from subjects.engines.shared.engine import Given, OthersEngine, offers
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.protocol import (
     Forward,
@@ -45,9 +45,7 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
     how many graphs a replay is of.
     """
 
-    lacks: ClassVar[Mapping[Offer, str]] = {
-        Offer[name]: why for name, why in DECLARED["missing"].items()
-    }
+    lacks = offers(DECLARED["missing"])
 
     def __init__(
         self,

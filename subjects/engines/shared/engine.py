@@ -6,11 +6,12 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
+from reference.config import Kind
 from reference.model import Output
 from subjects.captured import facts_of
 from subjects.engines.shared.graphs import Replays
-from subjects.engines.shared.padded import DeclaredPadding
-from subjects.protocol import Offer, Overrides, OwnArithmetic, Replay, ReplayFacts
+from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
+from subjects.protocol import EngineUnderTest, Offer, Overrides, OwnArithmetic, Replay, ReplayFacts
 
 NOT_OFFERED = {
     Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",
@@ -32,6 +33,12 @@ OWN_EAGER = dict.fromkeys(
 )
 """What an engine in its own eager mode does not offer."""
 
+
+def offers(declared: Mapping[str, str]) -> dict[Offer, str]:
+    """Return offers with what is declared of them by their names."""
+    return {Offer[name]: why for name, why in declared.items()}
+
+
 Given = TypeVar("Given")
 
 
@@ -44,6 +51,29 @@ class OthersKV(Protocol):
 
     def write_kv(self) -> None:
         """Take the engine's KV from the world's storage."""
+        ...
+
+
+class TriedEngine(EngineUnderTest, Protocol):
+    """One of an engine's runners, which runs batches of `mode`: what a trial asks of it besides."""
+
+    mode: Mode
+    arithmetic: OwnArithmetic | None
+
+    def notes(self) -> list[str]:
+        """Return, in words, what was seen of the engine that no property judges."""
+        ...
+
+    def slot_named(self, name: str, value: int) -> tuple[Kind, int] | None:
+        """Return the world's slot that a value of a static input names; None if it names none."""
+        ...
+
+    def padded_inputs(self) -> Mapping[str, PaddedInput]:
+        """Return the static inputs that have a padded tail, by name."""
+        ...
+
+    def declared_padding(self) -> Mapping[str, DeclaredPadding]:
+        """Return the padding policies that the engine itself declares, where it does."""
         ...
 
 

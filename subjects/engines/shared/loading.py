@@ -78,6 +78,13 @@ class Engine:
         for name, value in values.items():
             setattr(loaded, name, value)
 
+    def answer(self, values: Mapping[str, Any]) -> None:
+        """Set names in every module of the engine that is loaded and has them."""
+        for name, module in list(sys.modules.items()):
+            if name.startswith(f"{self.name}."):
+                held = vars(module)
+                held.update({key: value for key, value in values.items() if key in held})
+
 
 def attribute(holder: Any, *names: str) -> Any:
     """Return the first attribute that an engine's object has of `names`, by release."""

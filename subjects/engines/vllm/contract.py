@@ -9,7 +9,7 @@ from typing import Any
 
 from reference.batch import Mode
 from reference.config import SPECULATION
-from subjects.engines.paged.engine import SLOTS
+from subjects.engines.paged.engine import SLOTS, TABLES
 from subjects.engines.shared.padded import PaddingRow
 
 
@@ -37,8 +37,7 @@ CONTRACT = (
     PaddingRow("seq_lens", lambda tokens: 0, of_requests=True),
     PaddingRow("query_start_loc", lambda tokens: tokens, of_requests=True),
     PaddingRow("is_padding", lambda tokens: 1, in_bucket=True),
-    PaddingRow("block_table.full", lambda tokens: 0, True, zeroes_block_tables, True),
-    PaddingRow("block_table.swa", lambda tokens: 0, True, zeroes_block_tables, True),
+    *(PaddingRow(name, lambda tokens: 0, True, zeroes_block_tables, True) for name in TABLES),
 )
 """The engine's contract; input ids and positions of padded tokens are stale, and it holds so."""
 

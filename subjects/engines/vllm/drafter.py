@@ -56,8 +56,7 @@ class DraftDecoder(Decoder):
     ran = 0
 
     def __init__(self, engine: Engine, model: Model, ops: Ops, first: int, rows: int) -> None:
-        super().__init__(engine, model, ops, own_kernels=False)
-        self.offset = first
+        super().__init__(engine, model, ops, first=first)
         width = model.config.hidden + model.config.vocab
         self.said = torch.zeros(SPECULATION.steps, rows, width, device=model.device)
 
@@ -98,7 +97,7 @@ class DraftingRunner(PagedDrafter, VllmRunner):
         known = config.compilation_config.static_forward_context
 
         def load(*rest: Any) -> DraftDecoder:
-            known.update({layer_name(first + i): one for i, one in enumerate(self.draft.attention)})
+            known.update(zip(self.draft.names, self.draft.attention, strict=True))
             return self.draft
 
         self.engine.fill(DRAFTER, {"load_eagle_model": load})

@@ -1,19 +1,19 @@
 """The engine's runners and its drafter as the harness takes them, over its own blocks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 from reference.allocator import Ownership
 from subjects.engines.paged.drafting import PagedDraftingEngine
 from subjects.engines.paged.engine import PagedEngine
 from subjects.engines.paged.ownership import ownership_of
+from subjects.engines.shared.engine import offers
 from subjects.engines.vllm.contract import CONTRACT, OF_DRAFTS
 from subjects.engines.vllm.drafter import DraftingRunner
 from subjects.engines.vllm.requests import VllmRequests
 from subjects.engines.vllm.runner import VllmRunner
 from subjects.engines.vllm.settings import DECLARED
-from subjects.protocol import Offer
 
 
 class VllmEngine(PagedEngine):
@@ -21,9 +21,7 @@ class VllmEngine(PagedEngine):
 
     runner: VllmRunner
     requests: VllmRequests
-    lacks: ClassVar[Mapping[Offer, str]] = {
-        Offer[name]: why for name, why in DECLARED["missing"].items()
-    }
+    lacks = offers(DECLARED["missing"])
     contract = CONTRACT
 
     def state(self) -> Any:
@@ -45,10 +43,7 @@ class DraftingEngine(PagedDraftingEngine, VllmEngine):
 
     runner: DraftingRunner
     contracts = OF_DRAFTS
-    lacks: ClassVar[Mapping[Offer, str]] = {
-        **VllmEngine.lacks,
-        Offer.READS: DECLARED["missing_of_drafters"]["READS"],
-    }
+    lacks = VllmEngine.lacks | offers(DECLARED["missing_of_drafters"])
 
 
 def ownership(requests: VllmRequests, runner: VllmRunner) -> Ownership:

@@ -5,15 +5,14 @@ Its package is entered by its own front end, which imports its parts as they are
 
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from subjects.engines.shared import graphs, interpreter
 from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.operators import define_operators
+from subjects.engines.shared.ranks import OneRank
 from subjects.engines.shared.stubs import StubFinder
 from subjects.engines.shared.tensors import on_device
 from subjects.engines.vllm.settings import DECLARED
@@ -27,14 +26,8 @@ STUBS, COMPILED = tuple(DECLARED["stubs"]), tuple(DECLARED["compiled"])
 GROUPS = ("get_pp_group", "get_tp_group", "get_dcp_group", "get_pcp_group")
 """How the engine asks for its process groups."""
 
-ONE_RANK = SimpleNamespace(
-    world_size=1, rank=0, rank_in_group=0, ranks=[0], is_first_rank=True, is_last_rank=True
-)
-"""A process group of one process."""
-
-
 ANSWERS: Mapping[str, Any] = {
-    **dict.fromkeys(GROUPS, lambda *arguments: ONE_RANK),
+    **dict.fromkeys(GROUPS, lambda *arguments: OneRank()),
     "graph_capture": graphs.on_own_stream,
     "is_global_first_rank": lambda: False,
     "get_accelerator_view_from_cpu_tensor": on_device,
@@ -65,10 +58,7 @@ def load_vllm(package: Path, dependencies: Sequence[Path], ops: Any, device: str
     if on_cpu:
         _stand_in_for_platform(type(engine.part("platforms:current_platform")))
     engine.module("v1.worker.gpu.model_runner")
-    for name, module in list(sys.modules.items()):
-        if name.startswith(f"{PACKAGE}."):
-            held, answers = vars(module), ANSWERS_ON_CPU if on_cpu else {}
-            held.update({k: v for k, v in {**ANSWERS, **answers}.items() if k in held})
+    engine.answer({**ANSWERS, **(ANSWERS_ON_CPU if on_cpu else {})})
     return engine
 
 

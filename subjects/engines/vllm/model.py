@@ -94,23 +94,23 @@ def keys_and_values(layer: Any) -> Cache:
 class Decoder(PagedDecoder):
     """Our decoder, whose K and V the engine stores where its own metadata says.
 
-    With `own_kernels` its layers attend by the engine's Triton kernel. `offset` is the engine's
-    number of its first layer.
+    With `own_kernels` its layers attend by the engine's Triton kernel. `first` is the engine's
+    number of its first layer, `names` what the engine calls them.
     """
 
-    offset = 0
-
-    def __init__(self, engine: Engine, model: Model, ops: Ops, *, own_kernels: bool) -> None:
+    def __init__(
+        self, engine: Engine, model: Model, ops: Ops, *, own_kernels: bool = False, first: int = 0
+    ) -> None:
         super().__init__(model, ops)
         self.own_kernels = own_kernels
-        self.attention = [
-            attention_layer(engine, model, index) for index in range(len(model.config.layers))
-        ]
+        layers = range(len(model.config.layers))
+        self.attention = [attention_layer(engine, model, layer) for layer in layers]
+        self.names = [layer_name(first + layer) for layer in layers]
         self.context = engine.part("forward_context:get_forward_context")
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Let the engine store key and value, then attend by what its metadata says."""
-        name, held = layer_name(self.offset + layer), self.attention[layer]
+        name, held = self.names[layer], self.attention[layer]
         context = self.context()
         metadata = context.attn_metadata[name]
         slots = context.slot_mapping[name]

@@ -17,7 +17,7 @@ from reference.model import Heads, Model
 from reference.ops import Ops
 from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
-from subjects.engines.vllm.model import Decoder, layer_name
+from subjects.engines.vllm.model import Decoder
 from subjects.engines.vllm.runner import VllmRunner
 from subjects.graphs.pieces import CutModel, PieceOutput
 
@@ -44,12 +44,12 @@ class BreakingDecoder(Decoder):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Let the engine store key and value, then attend where it breaks its graph."""
         mixed = self.stored(layer, Heads(query, key, value))
-        self.mix(query, key, value, mixed, layer_name(layer))
+        self.mix(query, key, value, mixed, self.names[layer])
         return mixed
 
     def stored(self, layer: int, heads: Heads) -> Tensor:
         """Let the engine store a layer's K and V; return room for what attention gives."""
-        self.store(heads.key, heads.value, layer_name(layer))
+        self.store(heads.key, heads.value, self.names[layer])
         return torch.zeros_like(heads.query)
 
     def _mixed(
@@ -103,7 +103,7 @@ class CutDecoder(BreakingDecoder):
         left = self.pieces[0](input_ids, positions)
         for layer, piece in enumerate(self.pieces[1:]):
             heads = left.heads
-            self.mix(heads.query, heads.key, heads.value, left.mixed, layer_name(layer))
+            self.mix(heads.query, heads.key, heads.value, left.mixed, self.names[layer])
             left = piece(left)
         return left
 

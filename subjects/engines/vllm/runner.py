@@ -74,20 +74,17 @@ class VllmRunner(PagedRunner):
         super().__init__(models, mode, ops)
         self.engine = engine
         self.marks_padding = getattr(engine.module("envs"), "VLLM_MOE_SKIP_PADDING", False)
-        captured, model, device = self.captured(buckets), self.model, self.device
-        limits = captured, rows, self.drafts
-        config = configuration(engine, model.config, *limits, asked, pieces=self.pieces)
+        config = configuration(engine, self, self.captured(buckets), rows, asked)
         self.plan = cache_config(engine, self.cached, blocks)
         self.prepare()
-        self.runner = self._part("model_runner:GPUModelRunner")(config, device)
-        self.decoder = self.decodes(engine, model, ops, own_kernels=own_kernels)
-        layers = config.compilation_config.static_forward_context
-        for index, layer in enumerate(self.decoder.attention):
-            layers[layer_name(index)] = layer
+        self.runner = engine.part(f"{GPU}.model_runner:GPUModelRunner")(config, self.device)
+        self.decoder = self.decodes(engine, self.model, ops, own_kernels=own_kernels)
+        known = config.compilation_config.static_forward_context
+        known.update(zip(self.decoder.names, self.decoder.attention, strict=True))
         runner = self.runner
         runner.model = self.decoder
-        made = self._part("model_states:init_model_state")
-        runner.model_state = made(config, self.decoder, None, device)
+        made = engine.part(f"{GPU}.model_states:init_model_state")
+        runner.model_state = made(config, self.decoder, None, self.device)
         runner.decode_query_len = self.tokens_per_request
         if getattr(runner, "sampler", None) is None:
             runner.sampler = NO_SAMPLER
@@ -98,10 +95,6 @@ class VllmRunner(PagedRunner):
         self.rows = list(runner.req_states.free_indices)
         if buckets:
             self.capture()
-
-    def _part(self, place: str) -> Any:
-        """Return a part of what the engine's runner is made of."""
-        return self.engine.part(f"{GPU}.{place}")
 
     def prepare(self) -> None:
         """Bring about what the engine's runner needs to be built."""
@@ -190,7 +183,7 @@ class VllmRunner(PagedRunner):
         whole = partial(torch.tensor, dtype=torch.int32, device=self.device)
         states = self.runner.req_states
         named(
-            self._part("input_batch:post_update"),
+            self.engine.part(f"{GPU}.input_batch:post_update"),
             idx_mapping=batch.idx_mapping,
             num_computed_tokens=states.num_computed_tokens.gpu,
             last_sampled_tokens=states.last_sampled_tokens,

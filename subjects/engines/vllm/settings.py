@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from reference.config import ModelConfig
+from subjects.engines.paged.runner import PagedRunner
 from subjects.engines.shared.bags import Bag, declared_in
 from subjects.engines.shared.loading import Engine
 
@@ -40,30 +41,22 @@ def sizes_of(config: ModelConfig) -> dict[str, Any]:
 
 
 def configuration(
-    engine: Engine,
-    config: ModelConfig,
-    sizes: Sequence[int],
-    rows: int,
-    drafts: int,
-    asked: set[str],
-    *,
-    pieces: bool,
+    engine: Engine, runner: PagedRunner, sizes: Sequence[int], rows: int, asked: set[str]
 ) -> Bag:
-    """Return the engine's configuration for a model, graphs of so many tokens, requests at most.
+    """Return the engine's configuration for a runner, graphs of so many tokens, requests at most.
 
-    `drafts` tokens of every request are verified at once, none if it is 0; `asked` collects the
-    names that are asked for in vain.
+    `asked` collects the names that are asked for in vain.
     """
     modes = engine.module("config.compilation")
-    graphs = ("PIECEWISE" if pieces else "FULL_DECODE_ONLY") if sizes else "NONE"
+    graphs = ("PIECEWISE" if runner.pieces else "FULL_DECODE_ONLY") if sizes else "NONE"
     replaying = modes.CUDAGraphMode[graphs]
 
     def bag(label: str, **values: Any) -> Bag:
         return Bag({**DECLARED["off"][label], **values}, asked, label)
 
-    query = max(drafts, 1)
+    proposed = runner.tokens_per_request - 1
     parts = {
-        "model_config": bag("model", dtype=torch.float32, **sizes_of(config)),
+        "model_config": bag("model", dtype=torch.float32, **sizes_of(runner.model.config)),
         "cache_config": bag(
             "cache",
             get_resolved_kv_cache_layout=lambda: (
@@ -83,11 +76,11 @@ def configuration(
         "scheduler_config": bag("scheduler", max_num_seqs=rows, max_num_batched_tokens=TOKENS),
     }
     draft = parts["model_config"]
-    speculative = bag("speculative", num_speculative_tokens=query - 1, draft_model_config=draft)
+    speculative = bag("speculative", num_speculative_tokens=proposed, draft_model_config=draft)
     return bag(
         "engine",
         **parts,
-        speculative_config=speculative if drafts else None,
-        num_speculative_tokens=query - 1,
+        speculative_config=speculative if runner.drafts else None,
+        num_speculative_tokens=proposed,
         kernel_config=SimpleNamespace(ir_op_priority=SimpleNamespace(set_priority=nullcontext)),
     )

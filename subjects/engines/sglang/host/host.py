@@ -13,11 +13,11 @@ import torch
 from reference.config import Kind
 from reference.model import Model
 from subjects.engines.sglang.host.loading import AttentionArch
-from subjects.engines.sglang.host.ranks import OneRank
 from subjects.engines.sglang.host.settings import ATTENTION, GROUPS, IN_TORCH, OFF, SIZES, SUBGROUPS
 from subjects.engines.shared.bags import Bag
 from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.missing import PartMissingError
+from subjects.engines.shared.ranks import OneRank
 
 
 class StubConfig(Bag):

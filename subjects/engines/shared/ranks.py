@@ -20,7 +20,7 @@ class OneRank:
     is_first_rank = True
     is_last_rank = True
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         self.device = device
         self.ranks = [0]
 
