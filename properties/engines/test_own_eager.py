@@ -9,6 +9,8 @@ import pytest
 from harness.engines.faults import Finding
 from harness.engines.worker import LegAnswer, LegTask, _Session
 from properties.support.releases import package_of, told_of
+from reference.batch import Mode
+from subjects.engines.shared.engine import OWN_EAGER, OthersEngine
 
 TRIED = (
     ("sglang", "0.5.11", "decode"),
@@ -98,3 +100,31 @@ def test_an_eager_leg_is_called_so() -> None:
     task: Any = object.__new__(LegTask)
     vars(task).update(runner="decode", preset="gpt_oss", kind="own eager mode", seed=0)
     assert task.label == "decode gpt_oss, its own eager mode"
+
+
+class NoKV:
+    """Stands for KV that nobody reads or writes."""
+
+    def read_kv(self) -> None:
+        """Do nothing."""
+
+    def write_kv(self) -> None:
+        """Do nothing."""
+
+
+class AnyEngine(OthersEngine):
+    """An engine without static buffers, whose drafts run eagerly beside what is on trial."""
+
+    modes_without_graphs = frozenset({Mode.DRAFT})
+
+
+@pytest.mark.parametrize("mode", [Mode.TARGET_VERIFY, Mode.DRAFT_EXTEND])
+def test_batches_of_a_runner_run_in_the_own_eager_mode_and_none_is_to_be_replayed(
+    mode: Mode,
+) -> None:
+    replaying = AnyEngine("runner", mode, dict, NoKV(), {})
+    assert replaying.runner_name(mode) == "runner"
+    assert replaying.eager_modes == set()
+    eager = AnyEngine("runner", mode, dict, NoKV(), OWN_EAGER)
+    assert eager.runner_name(mode) is None
+    assert eager.eager_modes == {mode, Mode.DRAFT}

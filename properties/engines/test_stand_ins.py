@@ -16,6 +16,7 @@ from reference.model import Model
 from subjects.engines.sglang.host.host import Host, StubConfig, StubGroups, server_arguments
 from subjects.engines.sglang.host.loading import ABSENT, ANSWERS, STUBS
 from subjects.engines.sglang.host.settings import OFF
+from subjects.engines.shared.bags import declared_in, settings
 from subjects.engines.shared.loading import message
 from subjects.engines.shared.missing import PartMissingError, StandInUsedError, UndeclaredError
 from subjects.engines.shared.stubs import StubFinder
@@ -69,6 +70,29 @@ def test_what_was_set_later_is_declared() -> None:
     made, _ = bag()
     made.set("attention_sinks", 2)
     assert made.attention_sinks == 2
+
+
+def test_what_a_file_declares_is_read_by_its_words(tmp_path: Path) -> None:
+    file = tmp_path / "declared.toml"
+    file.write_text(
+        """
+        stubs = ["module"]
+        [off.part]
+        None = ["nothing"]
+        False = ["no", "never"]
+        1 = ["one"]
+        "False()" = ["asked"]
+        word = "auto"
+        inner.0 = ["zero"]
+        """
+    )
+    found = declared_in(file)
+    part = found["off"]["part"]
+    assert found["stubs"] == ["module"]
+    assert (part.pop("inner").zero, part.pop("asked")("anything")) == (0, False)
+    assert part == {"nothing": None, "no": False, "never": False, "one": 1, "word": "auto"}
+    with pytest.raises(ValueError, match="declared twice: no"):
+        settings({"None": ["no"], "False": ["no"]})
 
 
 def test_groups_of_settings_are_one_bag_and_hold_others_within_a_scope() -> None:

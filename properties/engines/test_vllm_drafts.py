@@ -27,6 +27,7 @@ from reference.speculative import chain_of, keep_candidates, propose, tree_of
 from reference.torch_ops import TorchOps
 from subjects.engines.paged.drafting import joined
 from subjects.engines.paged.pages import PairedPages
+from subjects.engines.paged.runner import Verified, accepted
 from subjects.engines.shared.loading import attribute
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.tensors import given_back
@@ -212,3 +213,12 @@ def test_what_an_engine_s_object_has_under_no_name_is_named() -> None:
 def test_what_batches_of_one_request_gave_is_joined_by_name_whichever_has_it() -> None:
     parts: list[dict[str, Tensor]] = [{}, {"a": torch.tensor([1])}, {"a": torch.tensor([2, 3])}]
     assert {name: held.tolist() for name, held in joined(parts).items()} == {"a": [1, 2, 3]}
+
+
+def test_what_was_accepted_lies_before_what_was_rejected_of_each_request() -> None:
+    hidden = torch.arange(3.0)[:, None]
+    first = Verified(4, 7, 9, [1, 2, 3], hidden[:2], rejected=2)
+    second = Verified(5, 0, 1, [6, 7], hidden[2:], rejected=3)
+    places, tokens, states = accepted((first, second))
+    assert (places, tokens, first.end, second.end) == ([0, 1, 4], [1, 2, 6], 9, 1)
+    assert states.tolist() == hidden.tolist()

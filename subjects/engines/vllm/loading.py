@@ -26,8 +26,10 @@ STUBS, COMPILED = tuple(DECLARED["stubs"]), tuple(DECLARED["compiled"])
 GROUPS = ("get_pp_group", "get_tp_group", "get_dcp_group", "get_pcp_group")
 """How the engine asks for its process groups."""
 
+ONE_RANK = OneRank()
+
 ANSWERS: Mapping[str, Any] = {
-    **dict.fromkeys(GROUPS, lambda *arguments: OneRank()),
+    **dict.fromkeys(GROUPS, lambda *arguments: ONE_RANK),
     "graph_capture": graphs.on_own_stream,
     "is_global_first_rank": lambda: False,
     "get_accelerator_view_from_cpu_tensor": on_device,
