@@ -1,1 +1,1 @@
-"""What an engine finds around it: how it is loaded, settings, stand-ins, one rank."""
+"""What an engine finds around it: how it is loaded, settings, stand-ins."""

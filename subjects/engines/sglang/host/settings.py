@@ -23,7 +23,8 @@ SIZES = settings(DECLARED["sizes"])
 IN_TORCH: Mapping[str, Mapping[str, str]] = DECLARED["in_torch"]
 """By module, functions that an engine compiles on a GPU, with those in torch that it also has."""
 
-SERVER = {**DECLARED["off"]["parallel"], **DECLARED["off"].pop("server")}
+SERVER = {**DECLARED["off"]["parallel"], **settings(DECLARED["server"])}
+"""What is off of a server's settings."""
 
 OFF: Mapping[str, Mapping[str, Any]] = {
     **DECLARED["off"],
