@@ -133,7 +133,7 @@ STOPPED = """
 import os, sys
 import harness.__main__
 
-def run(words):
+def run(words, own):
     try:
         os.kill(os.getpid(), {number})
     except KeyboardInterrupt:
