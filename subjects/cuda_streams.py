@@ -139,7 +139,9 @@ class CudaStream:
     def _pass_open_gate(self) -> torch.cuda.Event:
         """Return an event behind a gate of the current stream that stands open: ticket 0's."""
         gate_kernel[(1,)](self._opened, 0, MOST_SPINS)
-        return torch.cuda.current_stream().record_event()
+        passed = torch.cuda.Event()
+        passed.record()
+        return passed
 
     def _close(self, ticket: int) -> None:
         with torch.cuda.stream(self.stream):
