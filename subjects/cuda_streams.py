@@ -31,11 +31,7 @@ TRIES, PROBE_SECONDS = 32, 0.2
 """How many pairs of streams are tried, and how long work may take to pass the other's gate."""
 
 PASSING_SECONDS = 0.0005
-"""How long the other stream is given to go on, each time that a piece of the one that lags ran.
-
-It is given twice as long, and each time only once this process has the device: processes that
-share a GPU without MPS have it in turn, for longer than this.
-"""
+"""How long the other stream is given to go on, each time that a piece of the one that lags ran."""
 
 
 class CudaEvent:
@@ -111,9 +107,7 @@ class CudaStream:
         for ticket in range(int(self._opened[0]) + 1, last + 1):
             self._opened[0] = ticket
             self._behind.pop(ticket).synchronize()
-            for _ in range(2):
-                self._pass_open_gate().synchronize()
-                time.sleep(PASSING_SECONDS)
+            time.sleep(PASSING_SECONDS)
 
     def open_all(self) -> None:
         """Open every gate there is, without waiting."""
@@ -127,20 +121,14 @@ class CudaStream:
         ends = []
         for other in others:
             with torch.cuda.stream(other):
-                ends.append(self._pass_open_gate())
+                gate_kernel[(1,)](self._opened, 0, MOST_SPINS)  # Ticket 0's gate stands open.
+                ends.append(other.record_event())
         limit = time.monotonic() + PROBE_SECONDS
         while time.monotonic() < limit and not all(end.query() for end in ends):
             time.sleep(PASSING_SECONDS)
         passed = all(end.query() for end in ends)
         self.open_all()
         self.stream.synchronize()
-        return passed
-
-    def _pass_open_gate(self) -> torch.cuda.Event:
-        """Return an event behind a gate of the current stream that stands open: ticket 0's."""
-        gate_kernel[(1,)](self._opened, 0, MOST_SPINS)
-        passed = torch.cuda.Event()
-        passed.record()
         return passed
 
     def _close(self, ticket: int) -> None:
