@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from harness.checks.device.launches import by_ops
 from harness.checks.property import Playback, Playing, Property, Violation, judge, judge_end
 from harness.checks.table import (
     NOT_OF_LARGE_POOLS,
@@ -215,8 +216,19 @@ class Lockstep:
         with self.pair.overlapped.overlap.streams.rehearsal() as needed:
             if needed:
                 # What it finds does not count: what races may go wrong in any way, or fail.
+                observer = self._judge_by_ops
                 with suppress(SubjectFailedError):
-                    self._play(schedule, Outcome(), Judged(), unobserved, ending, extra_runs)
+                    self._play(schedule, Outcome(), Judged(), observer, ending, extra_runs)
+
+    def _judge_by_ops(
+        self, place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        """Judge a step once more by what a violation is described with, so that it is loaded."""
+        with by_ops():
+            if observation is None:
+                judge_end(self._rules, self.pair.end(place))
+            else:
+                judge(self._rules, observation)
 
     def _play(
         self,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor
 from harness.campaigns.hunt import HuntResult, draw
 from harness.campaigns.regress import OVERLAPPING, RunConfig, all_hunts, clean_tasks
 from harness.campaigns.task import Source, Status, Task, judge_task
+from harness.checks import play
+from harness.checks.device.launches import asks_kernels
 from harness.checks.explanation import explained, observe
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
@@ -187,6 +190,22 @@ def test_extra_runs_run_before_forwards_that_lag(device: str) -> None:
             runs = {"seen": lambda _, planned: ran.append(planned.forwards)}
             pair.step(step, place, runs, upcoming=upcoming)
     assert ran == [*range(FORWARDS_LAG), TURN]
+
+
+def test_a_rehearsal_judges_by_kernels_and_by_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What either uses for the first time is loaded then: a driver waits for closed gates."""
+    lockstep, by_kernels = Lockstep(replace(SMALL, device="cpu", overlap=True)), list[bool]()
+    assert lockstep.pair.overlapped is not None
+    streams = lockstep.pair.overlapped.overlap.streams
+    monkeypatch.setattr(streams, "rehearsal", lambda: nullcontext(True))
+
+    def judged(*_: object) -> tuple[()]:
+        by_kernels.append(asks_kernels(torch.device("cuda")))
+        return ()
+
+    monkeypatch.setattr(play, "judge", judged)
+    assert lockstep.play(Schedule((Admit(2, 2), Decode((0,))))).steps == 2
+    assert by_kernels == [True, False] * 2 + [True] * 2
 
 
 def test_a_case_says_whether_steps_overlap_and_an_older_one_that_they_do_not(device: str) -> None:
