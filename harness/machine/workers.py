@@ -8,8 +8,8 @@ from pathlib import Path
 from harness.machine import mps
 from harness.machine.gpus import visible_gpus
 
-PLAIN: Mapping[int, float] = {1: 158, 4: 329, 8: 377, 15: 380}
-UNDER_MPS: Mapping[int, float] = {1: 146, 4: 616, 8: 1255, 15: 2086}
+PLAIN: Mapping[int, float] = {1: 186, 4: 407, 8: 468, 15: 501}
+UNDER_MPS: Mapping[int, float] = {1: 185, 4: 637, 8: 1170, 15: 1951}
 """Differential steps per second of all processes together, by how many share one GPU.
 
 Measured with lockstep (decode, gemma3, 8 rows, every per-step check on) on one NVIDIA H200 with
