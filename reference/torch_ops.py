@@ -2,12 +2,13 @@
 
 Rows are kept independent by construction: a product is a batch of products, one for each row
 and of one shape whatever the batch. `F.linear` changes bits with the batch size, so it is not
-used. Fused activations change bits with an element's position, unless rows are whole vectors.
+used. Products and fused activations change bits with an element's position, unless rows are
+whole vectors.
 """
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, pad, silu
 
 from reference.ops import STATE_GAIN, Ops, Reused
 
@@ -90,10 +91,10 @@ class TorchOps(Ops):
         return _as(torch.cat(turned, dim=-1), heads)
 
     def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        rows = _wide(hidden).unsqueeze(1)
+        rows, weight = _whole(_wide(hidden)).unsqueeze(1), _whole(weight)
         # The mean of squares of each row, and epsilon, as the product of the row with itself.
-        mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=1 / rows.shape[2])
-        normed = rows * torch.rsqrt(mean) * _wide(norm)
+        mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=1 / hidden.shape[1])
+        normed = rows * torch.rsqrt(mean) * _whole(_wide(norm))
         return _as(torch.bmm(normed, _factor(weight, normed)).squeeze(1), hidden)
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
@@ -214,6 +215,15 @@ def _as(values: Tensor, like: Tensor) -> Tensor:
     return values if values.dtype is like.dtype else values.to(like.dtype)
 
 
+def _whole(values: Tensor) -> Tensor:
+    """Return values [..., I] with zeros behind each row, up to a multiple of LANES.
+
+    Then all rows lie alike to the vectors of a CPU, on which the bits of a product may depend.
+    """
+    beyond = -values.shape[-1] % LANES
+    return pad(values, (0, beyond)) if beyond else values
+
+
 def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
     """Return weight [O, I] as what each row of `inputs` [T, ...] is multiplied by: [T, I, O]."""
     wide = _wide(weight)
@@ -224,5 +234,6 @@ def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
 
 def _added(residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
     """Return residual [T, O] + inputs [T, I] times weight [O, I] transposed, all in float32."""
+    inputs, weight = _whole(inputs), _whole(weight)
     factor = _factor(weight, inputs)
     return torch.baddbmm(residual.unsqueeze(1), inputs.unsqueeze(1), factor).squeeze(1)
