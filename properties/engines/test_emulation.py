@@ -1,14 +1,11 @@
 """What stands around an engine's code on a CPU: graphs, stubs, and calls by name."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from properties.support.places import ROOT
+from properties.support.interpreting import run_interpreted
 from reference.torch_ops import TorchOps
 from subjects.engines.sglang.host.loading import STUBS
 from subjects.engines.shared.graphs import (
@@ -88,14 +85,7 @@ def test_graphs_of_a_cpu_are_captured_on_the_stream_that_stands_for_all(
 
 
 def test_kernels_give_the_same_bits_by_a_quickened_interpreter_which_patches_once() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "properties.engines.quickened"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_interpreted("properties.engines.quickened")
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert any(abs(bits) > 1 << 30 for bits in found["before"]["wrapped"])

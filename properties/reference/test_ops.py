@@ -4,15 +4,13 @@ Knows which op set runs where: torch on the CPU; Triton compiled on CUDA, or els
 interpreted in a process of its own. Does not know what is checked: see `op_checks`.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from properties.support.interpreting import run_interpreted
 from properties.support.subjects.op_checks import (
     ALL,
     CHECKS,
@@ -366,14 +364,7 @@ def test_triton_ops_keep_every_contract(device: str) -> None:
 
         run_checks(TritonOps(), device)
         return
-    process = subprocess.run(
-        [sys.executable, "-m", "properties.support.subjects.op_checks"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = run_interpreted("properties.support.subjects.op_checks")
     assert process.returncode == 0, process.stderr
     assert int(process.stdout) == len(FEW) > 0
 
