@@ -2,15 +2,24 @@
 
 A gate stands in front of each piece of work of the stream that lags: a kernel that spins until
 the host opens it, or until MOST_SPINS. The host opens gates only as it waits for what lies
-behind them. Imported on CUDA alone: importing Triton decides whether its interpreter is used.
+behind them.
+
+What overtakes is no matter of time. Before it opens a gate the host waits for all that the other
+stream was given and no closed gate holds back: it knows of each piece of work which gates stand
+before it, its own stream's and, through the events that were waited for, the other's. So whatever
+no wait forbids has run when the piece behind the gate begins, also where other processes have the
+GPU meanwhile. This holds as long as no gate opens by itself: `STALLS` counts those.
 
 Two things would open a gate too late, and hide a race. Streams may share a connection to the
 device, where what one is given waits for the other: those taken here were seen not to. And a
 kernel that is used for the first time is loaded by a driver that may wait for the device: so a
-schedule is rehearsed with all gates left out.
+schedule is rehearsed with all gates left out, and gates are opened before anything else is done.
+
+Imported on CUDA alone: importing Triton decides whether its interpreter is used.
 """
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,20 +27,23 @@ import torch
 from torch import Tensor
 
 from reference.kernels.gate import gate_kernel
-from subjects.streams import Event, Work
+from subjects.streams import STALLS, Event, Work
 
 MOST_SPINS = 1_000_000
 """Reads of host memory, each of some 4 microseconds, after which a gate opens by itself.
 
 Nothing of ours waits for what a closed gate holds back, but a driver may: it then loses this
-time, and no more.
+time, and no more, since with that gate all open that were given.
 """
+
+OPENED, GIVEN, GAVE_UP = range(3)
+"""What host and gates share: the last tickets that were opened and given, how many gave up."""
 
 TRIES, PROBE_SECONDS = 32, 0.2
 """How many pairs of streams are tried, and how long work may take to pass the other's gate."""
 
-PASSING_SECONDS = 0.0005
-"""How long the other stream is given to go on, each time that a piece of the one that lags ran."""
+POLL_SECONDS = 0.0005
+"""How often it is looked whether it passed."""
 
 
 class CudaEvent:
@@ -48,6 +60,11 @@ class CudaEvent:
         """Whether all work before it has run."""
         return bool(self.event.query())
 
+    @property
+    def held_back(self) -> bool:
+        """Whether a gate before it is closed."""
+        return any(ticket > stream.opened for stream, ticket in self.gates.items())
+
     def synchronise(self) -> None:
         """Open the gates before it, and let the host wait until all work before it has run."""
         self.open()
@@ -60,33 +77,47 @@ class CudaEvent:
 
 
 class CudaStream:
-    """A CUDA stream with gates. `lags` says whether the work given from now on gets one."""
+    """A CUDA stream with gates. `lags` says whether the work given from now on gets one.
+
+    `beside` is the stream that goes on meanwhile. `opened` is the last ticket whose gate was
+    opened. With `in_order` the host waits for each piece of work as it gives it.
+    """
 
     def __init__(self, priority: int) -> None:
         self.stream = torch.cuda.Stream(priority=priority)
-        self.lags = False
+        self.lags = self.in_order = False
+        self.beside: CudaStream | None = None
+        self.opened = 0
         self.gates: dict[CudaStream, int] = {self: 0}
-        self._opened: Tensor = torch.zeros(1, dtype=torch.int32).pin_memory()
-        self._behind: dict[int, torch.cuda.Event] = {}
+        self._cells: Tensor = torch.zeros(3, dtype=torch.int32).pin_memory()
+        self._behind: dict[int, CudaEvent] = {}
+        self._ungated: deque[CudaEvent] = deque()
+        with torch.cuda.stream(self.stream):
+            self._copied = torch.zeros(3, dtype=torch.int32, device="cuda")
         self._close(0)
         self.stream.synchronize()
 
-    def run(self, work: Work, *, asks: bool = False) -> None:
+    def run(self, work: Work, *, asks: bool = False, reads: bool = False) -> None:
         """Give the stream a piece of work, behind a gate if it lags.
 
         Where the host asks the device in it, there is none, and those before it are opened.
         """
         if asks:
             self.record().open()
-        gated = self.lags and not asks
+        gated = self.lags and not (asks or reads or self.in_order)
         if gated:
-            self.gates[self] += 1
-            self._close(self.gates[self])
+            self._close_next()
         with torch.cuda.stream(self.stream):
             work()
+        behind = self.record()
         if gated:
-            behind = self._behind[self.gates[self]] = torch.cuda.Event()
-            behind.record(self.stream)
+            self._behind[self.gates[self]] = behind
+        else:
+            if self._ungated and self._ungated[-1].gates == behind.gates:
+                self._ungated.pop()
+            self._ungated.append(behind)
+        if self.in_order:
+            self.stream.synchronize()
 
     def record(self) -> CudaEvent:
         """Return an event behind all work given so far."""
@@ -102,38 +133,71 @@ class CudaStream:
     def open(self, last: int) -> None:
         """Open every gate up to the one of ticket `last`, one after the other.
 
-        What stands before a gate waits for other streams of itself.
+        Each is opened once the other stream has gone on as far as it can, and what is behind it
+        waits for nothing but its gate.
         """
-        for ticket in range(int(self._opened[0]) + 1, last + 1):
-            self._opened[0] = ticket
-            self._behind.pop(ticket).synchronize()
-            time.sleep(PASSING_SECONDS)
+        for ticket in range(self.opened + 1, last + 1):
+            behind = self._behind.pop(ticket)
+            for stream, before in behind.gates.items():
+                if stream is not self:
+                    stream.open(before)
+            if self.beside is not None:
+                self.beside.go_on()
+            self._cells[OPENED] = self.opened = ticket
+            behind.event.synchronize()
+
+    def go_on(self) -> None:
+        """Wait for all that was given without a gate and that no closed gate holds back."""
+        last = None
+        while self._ungated and not self._ungated[0].held_back:
+            last = self._ungated.popleft()
+        if last is not None:
+            last.event.synchronize()
 
     def open_all(self) -> None:
-        """Open every gate there is, without waiting."""
-        self._opened[0] = self.gates[self]
+        """Open every gate there is, without waiting, and count those that gave up."""
+        self._cells[OPENED] = self.opened = self.gates[self]
         self._behind.clear()
+        STALLS.gates += int(self._cells[GAVE_UP])
+        self._cells[GAVE_UP] = 0
+
+    def clear(self) -> None:
+        """Open every gate, and forget what was given."""
+        self.open_all()
+        self._ungated.clear()
 
     def passed_by(self, others: Sequence[torch.cuda.Stream]) -> bool:
-        """Whether work that is given to the others runs while a gate of this one is closed."""
-        self.gates[self] += 1
-        self._close(self.gates[self])
+        """Whether what is given to the others runs while a gate of this one is closed.
+
+        Copies from pinned memory have connections of their own.
+        """
+        self._close_next()
+        with torch.cuda.stream(self.stream):
+            self._copied.copy_(self._cells, non_blocking=True)
         ends = []
         for other in others:
             with torch.cuda.stream(other):
-                gate_kernel[(1,)](self._opened, 0, MOST_SPINS)  # Ticket 0's gate stands open.
+                self._copied.copy_(self._cells, non_blocking=True)
+                gate_kernel[(1,)](self._cells, 0, MOST_SPINS)  # Ticket 0's gate stands open.
                 ends.append(other.record_event())
         limit = time.monotonic() + PROBE_SECONDS
         while time.monotonic() < limit and not all(end.query() for end in ends):
-            time.sleep(PASSING_SECONDS)
+            time.sleep(POLL_SECONDS)
         passed = all(end.query() for end in ends)
         self.open_all()
         self.stream.synchronize()
+        for end in ends:
+            end.synchronize()
         return passed
 
+    def _close_next(self) -> None:
+        self.gates[self] += 1
+        self._close(self.gates[self])
+
     def _close(self, ticket: int) -> None:
+        self._cells[GIVEN] = ticket
         with torch.cuda.stream(self.stream):
-            gate_kernel[(1,)](self._opened, ticket, MOST_SPINS)
+            gate_kernel[(1,)](self._cells, ticket, MOST_SPINS)
 
 
 class CudaStreams:
@@ -152,21 +216,25 @@ class CudaStreams:
                 " while the other waits"
             )
         self.forward, self.schedule = found
-        self._rehearses = False
+        self.forward.beside, self.schedule.beside = self.schedule, self.forward
 
     def lag(self, *, forward: bool) -> None:
         """Let the stream of the forwards lag from now on, or else the other one."""
-        self.forward.lags = forward and not self._rehearses
-        self.schedule.lags = not forward and not self._rehearses
+        self.forward.lags, self.schedule.lags = forward, not forward
 
     @contextmanager
     def rehearsal(self) -> Iterator[bool]:
-        """Let neither stream lag while entered: kernels are loaded, and memory is allocated."""
-        self._rehearses = True
+        """Run all in order while entered: kernels are loaded, and memory is allocated."""
+        self.forward.in_order = self.schedule.in_order = True
         try:
             yield True
         finally:
-            self._rehearses = False
+            self.forward.in_order = self.schedule.in_order = False
+
+    def open(self) -> None:
+        """Open all gates, without waiting."""
+        for stream in (self.forward, self.schedule):
+            stream.open_all()
 
     def follow_host(self) -> None:
         """Let the host wait for its own device work, which is on neither stream."""
@@ -175,7 +243,7 @@ class CudaStreams:
     def clear(self) -> None:
         """Open all gates and wait for all work: none that was launched can be taken back."""
         for stream in (self.forward, self.schedule):
-            stream.open_all()
+            stream.clear()
         torch.cuda.synchronize()
 
 

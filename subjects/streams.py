@@ -16,6 +16,19 @@ from typing import Protocol
 Work = Callable[[], None]
 
 
+@dataclass
+class Stalls:
+    """How many gates of this process's real streams opened by themselves, some 4 seconds late.
+
+    The host then waited for something behind them, and they held back no longer what they should.
+    """
+
+    gates: int = 0
+
+
+STALLS = Stalls()
+
+
 class Event(Protocol):
     """A point between the pieces of work of one stream."""
 
@@ -32,10 +45,11 @@ class Event(Protocol):
 class Stream(Protocol):
     """Device work in the order it is given."""
 
-    def run(self, work: Work, *, asks: bool = False) -> None:
+    def run(self, work: Work, *, asks: bool = False, reads: bool = False) -> None:
         """Give the stream a piece of work, which reads and writes when it runs, not now.
 
         `asks` says whether the host waits for the device in it: a real stream cannot lag then.
+        `reads` says that it only keeps what is there: nobody sees it run late.
         """
         ...
 
@@ -55,10 +69,15 @@ class Streams(Protocol):
     """
 
     def rehearsal(self) -> AbstractContextManager[bool]:
-        """Let neither stream lag while entered; say whether a schedule must be played so first.
+        """Run all work in the order it is given; say whether a schedule must be played so first.
 
         It must where a device does for the first time what it cannot do behind work that lags.
+        Nothing overtakes then, so that a race ends no rehearsal before it was all played.
         """
+        ...
+
+    def open(self) -> None:
+        """Hold back nothing that was given so far: what follows may make a device wait for it."""
         ...
 
     @property
@@ -111,7 +130,7 @@ class LateStream:
         self.changed = changed
         self.queue: deque[Work | LateEvent | Wait] = deque()
 
-    def run(self, work: Work, *, asks: bool = False) -> None:
+    def run(self, work: Work, *, asks: bool = False, reads: bool = False) -> None:
         """Give the stream a piece of work. It lags even if it asks: all of it runs late."""
         self.queue.append(work)
         self.changed()
@@ -163,6 +182,9 @@ class LateStreams:
     def rehearsal(self) -> AbstractContextManager[bool]:
         """Do nothing: emulated work can always run late."""
         return nullcontext(False)
+
+    def open(self) -> None:
+        """Do nothing: no device waits for emulated work."""
 
     def follow_host(self) -> None:
         """Do nothing: on a CPU the host's own work has run."""

@@ -41,13 +41,14 @@ from harness.explain.reach import AT_CAPTURE
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.shapes import with_small_pools
 from harness.lockstep.tracebacks import traceback_of
-from harness.schedules.coverage import OVERLAPPED
+from harness.schedules.coverage import OVERLAPPED, STALLED
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
 from reference.config import Shape
 from subjects.bugs.bug import Bug
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
+from subjects.streams import STALLS
 
 
 class Source(StrEnum):
@@ -231,7 +232,7 @@ def run_task(
 
     What it finds is played again by `play`, in a fresh process.
     """
-    started = time.monotonic()
+    started, stalled = time.monotonic(), STALLS.gates
     benches = lockstep_of if isinstance(lockstep_of, Benches) else Benches(lockstep_of)
     watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
     benches(task.trial).watch(watched)
@@ -254,6 +255,8 @@ def run_task(
         status = Status.DEVICE_LOST
     except PlayingFailedError as failure:
         status, error = Status.FAILED, str(failure)
+    if STALLS.gates > stalled:
+        hunt_result.events[STALLED] += STALLS.gates - stalled
     return Result(
         task=task,
         status=status,

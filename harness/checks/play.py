@@ -7,13 +7,11 @@ goes on.
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from harness.checks.device.launches import by_ops
 from harness.checks.property import Playback, Playing, Property, Violation, judge, judge_end
 from harness.checks.table import (
     NOT_OF_LARGE_POOLS,
@@ -201,6 +199,7 @@ class Lockstep:
             except Exception as error:  # Not the subject's: whoever reads it needs all of it.
                 outcome.error = traceback_of(error)
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
+        self._hold_nothing_back()
         outcome.violations = tuple(judged.violations)
         outcome.events.update(self.pair.graph.events)
         if outcome.device_lost:
@@ -211,24 +210,14 @@ class Lockstep:
         self, schedule: Schedule, ending: Collection[str], extra_runs: Mapping[str, ExtraRun]
     ) -> None:
         """Play a schedule of overlapping steps beforehand, if the streams of its device need it."""
-        if self.pair.overlapped is None:
-            return
-        with self.pair.overlapped.overlap.streams.rehearsal() as needed:
-            if needed:
-                # What it finds does not count: what races may go wrong in any way, or fail.
-                observer = self._judge_by_ops
-                with suppress(SubjectFailedError):
-                    self._play(schedule, Outcome(), Judged(), observer, ending, extra_runs)
+        if self.pair.overlapped is not None:
+            words = schedule, Outcome(), Judged(), unobserved, ending, extra_runs
+            self.pair.overlapped.rehearse(lambda: self._play(*words))
 
-    def _judge_by_ops(
-        self, place: int, step: Step, observation: Observation | None, violated: frozenset[str]
-    ) -> None:
-        """Judge a step once more by what a violation is described with, so that it is loaded."""
-        with by_ops():
-            if observation is None:
-                judge_end(self._rules, self.pair.end(place))
-            else:
-                judge(self._rules, observation)
+    def _hold_nothing_back(self) -> None:
+        """Let all go on that overlapping steps hold back: what follows was never rehearsed."""
+        if self.pair.overlapped is not None:
+            self.pair.overlapped.overlap.streams.open()
 
     def _play(
         self,
@@ -245,6 +234,7 @@ class Lockstep:
         sampling = any(rule.samples for rule in self._rules)
         keeps_outputs = any(rule.plays_again for rule in self._rules)
         asked_for = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
+        held = self._hold_nothing_back
         self.pair.reset(schedule.seed)
         for place, step, upcoming in schedule.ahead():
             judged.place = place
@@ -257,7 +247,7 @@ class Lockstep:
                 recorder=recorder,
             )
             if observation is None:
-                new = judged.add(judge_end(self._rules, self.pair.end(place)))
+                new = judged.add(judge_end(self._rules, self.pair.end(place), held))
                 observer(place, step, None, new)
                 if judged.violated.intersection(ending):
                     break
@@ -265,7 +255,7 @@ class Lockstep:
             outcome.count(observation)
             if observation.replay is not None:
                 coverage.see(observation.replay, len(observation.graph.spans))
-            new = judged.add(judge(self._rules, observation))
+            new = judged.add(judge(self._rules, observation, held))
             observer(place, step, observation, new)
             if keeps_outputs:
                 judged.outputs += live_outputs(observation)
@@ -288,6 +278,7 @@ class Lockstep:
         rules: list[Property] = [rule for rule in self._rules if rule.at_end is not None]
         if not rules:
             return []
+        self._hold_nothing_back()
         pair = self.pair
         events = pair.graph.events
         tokens = pair.eager.tokens.clone(), pair.graph.observed_tokens.clone()
@@ -321,6 +312,7 @@ class Lockstep:
             if observation is not None:
                 steps -= 1
                 outputs += live_outputs(observation)
+        self._hold_nothing_back()
         return self._playback(outputs)
 
     def _playback(self, outputs: list[Tensor]) -> Playback:

@@ -123,10 +123,20 @@ class Property:
         return next((missing[offer] for offer in sorted(self.needs) if offer in missing), None)
 
 
-def judge(properties: Iterable[Property], observation: Observation) -> tuple[Violation, ...]:
-    """Return the violations of one step, reading the device once."""
+def do_nothing() -> None:
+    """Do nothing before a violation is described."""
+
+
+def judge(
+    properties: Iterable[Property],
+    observation: Observation,
+    before_describing: Callable[[], None] = do_nothing,
+) -> tuple[Violation, ...]:
+    """Return the violations of one step, reading the device once unless there are any."""
     rules = {rule.id: rule for rule in properties if rule.flag is not None}
     raised = read_flags({name: rule.flag(observation) for name, rule in rules.items() if rule.flag})
+    if any(raised.values()):
+        before_describing()
     found = []
     for name, rule in rules.items():
         if raised[name] and rule.describe is not None:
@@ -134,10 +144,16 @@ def judge(properties: Iterable[Property], observation: Observation) -> tuple[Vio
     return tuple(found)
 
 
-def judge_end(properties: Iterable[Property], end: StepEnd) -> tuple[Violation, ...]:
-    """Return the violations of a step that ran no forward, reading the device once."""
+def judge_end(
+    properties: Iterable[Property],
+    end: StepEnd,
+    before_describing: Callable[[], None] = do_nothing,
+) -> tuple[Violation, ...]:
+    """Return the violations of a step that ran no forward, as `judge` does."""
     rules = {rule.id: rule.end_of_step for rule in properties if rule.end_of_step is not None}
     raised = read_flags({name: rule.flag(end) for name, rule in rules.items()})
+    if any(raised.values()):
+        before_describing()
     return tuple(
         Violation(name, end.place, *rule.describe(end))
         for name, rule in rules.items()

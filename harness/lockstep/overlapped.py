@@ -5,6 +5,7 @@ The device work of its decisions runs in the engine's own order, see `subjects/o
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -95,6 +96,16 @@ class OverlappedScheduler(Scheduler):
         self.overlap.clear()
         self.overlap = self.order = self.allocator.order = overlap
 
+    def rehearse(self, play: Callable[[], object]) -> None:
+        """Play what is to be played beforehand, if the streams of the device need it.
+
+        What it finds does not count, and what goes wrong in it goes wrong again.
+        """
+        with self.overlap.streams.rehearsal() as needed:
+            if needed:
+                with suppress(Exception):
+                    play()
+
     def reset(self, seed: int) -> None:
         """Start again with nothing in flight and nothing planned."""
         self.overlap.clear()
@@ -150,7 +161,8 @@ class OverlappedScheduler(Scheduler):
         schedule.run(
             lambda: found.append(
                 (tables.full_to_swa_index_mapping.clone(), tables.req_to_token.clone())
-            )
+            ),
+            reads=True,
         )
         event = schedule.record()
 

@@ -1,9 +1,7 @@
 """Launching the kernels of `questions`: those of a step share one copy of what the host counted."""
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,22 +34,9 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 """Pairs of tensors, the two of one shape and one dtype, or of dtypes that are both in WHOLE."""
 
 
-_BY_OPS = ContextVar("questions are answered by ops", default=False)
-
-
-@contextmanager
-def by_ops() -> Iterator[None]:
-    """Let ops answer all questions meanwhile, as they do where a violation is described."""
-    before = _BY_OPS.set(True)
-    try:
-        yield
-    finally:
-        _BY_OPS.reset(before)
-
-
 def asks_kernels(device: torch.device) -> bool:
     """Whether questions to a device are answered by kernels, and not by ops."""
-    return device.type == "cuda" and not _BY_OPS.get()
+    return device.type == "cuda"
 
 
 @cache

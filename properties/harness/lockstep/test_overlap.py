@@ -1,22 +1,24 @@
 """Steps that overlap: the same bits as in order, and each wait is needed."""
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from harness.campaigns.hunt import HuntResult, draw
 from harness.campaigns.regress import OVERLAPPING, RunConfig, all_hunts, clean_tasks
 from harness.campaigns.task import Source, Status, Task, judge_task
-from harness.checks import play
-from harness.checks.device.launches import asks_kernels
 from harness.checks.explanation import explained, observe
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from harness.explain.reach import Reaching
 from harness.lockstep.config import TrialConfig, trial_from_json
 from harness.lockstep.overlapped import FORWARDS_LAG, TURN
 from harness.lockstep.pair import Pair
@@ -25,6 +27,7 @@ from harness.schedules.schedule import Admit, Decode, Evict, Finish, Idle, Sched
 from subjects.bugs.catalogue import BUGS
 from subjects.overlap import Overlap
 from subjects.parts import Part
+from subjects.streams import STALLS, LateEvent, LateStreams, Wait
 
 RACES = [name for name, bug in BUGS.items() if bug.overlap]
 
@@ -68,6 +71,10 @@ class DoneBeforeSampling(Overlap):
         """Record the event first."""
         self.in_flight = self.streams.forward.record()
         self.streams.forward.run(follow)
+
+
+class Whole(Overlap):
+    """Every wait is there."""
 
 
 def played(pair: Pair, schedule: Schedule) -> list[Tensor]:
@@ -192,20 +199,93 @@ def test_extra_runs_run_before_forwards_that_lag(device: str) -> None:
     assert ran == [*range(FORWARDS_LAG), TURN]
 
 
-def test_a_rehearsal_judges_by_kernels_and_by_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What either uses for the first time is loaded then: a driver waits for closed gates."""
-    lockstep, by_kernels = Lockstep(replace(SMALL, device="cpu", overlap=True)), list[bool]()
-    assert lockstep.pair.overlapped is not None
-    streams = lockstep.pair.overlapped.overlap.streams
-    monkeypatch.setattr(streams, "rehearsal", lambda: nullcontext(True))
+class Loading(LateStreams):
+    """Emulated streams of a device that does nothing new behind work that is held back."""
 
-    def judged(*_: object) -> tuple[()]:
-        by_kernels.append(asks_kernels(torch.device("cuda")))
-        return ()
+    in_order = False
 
-    monkeypatch.setattr(play, "judge", judged)
-    assert lockstep.play(Schedule((Admit(2, 2), Decode((0,))))).steps == 2
-    assert by_kernels == [True, False] * 2 + [True] * 2
+    @contextmanager
+    def rehearsal(self) -> Iterator[bool]:
+        """Run everything at once."""
+        self.in_order = True
+        try:
+            yield True
+        finally:
+            self.in_order = False
+
+    def open(self) -> None:
+        """Run what is held back."""
+        self.run_all()
+
+    def run_all(self) -> None:
+        """Run what is there, on both streams."""
+        for stream in (self.schedule, self.forward):
+            while stream.queue:
+                stream.advance()
+
+    @property
+    def held_back(self) -> bool:
+        """Whether work waits."""
+        items = (*self.forward.queue, *self.schedule.queue)
+        return not all(isinstance(item, LateEvent | Wait) for item in items)
+
+    def _advance(self) -> None:
+        if self.in_order:
+            self.run_all()
+        else:
+            super()._advance()
+
+
+class Loads(TorchDispatchMode):
+    """Notes the ops, by their dtypes, that are used for the first time while work is held back."""
+
+    def __init__(self, streams: Loading) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.streams, self.loaded, self.late = streams, set[str](), list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op."""
+        dtypes = [leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        name = f"{func} {dtypes}"
+        if name not in self.loaded and self.streams.held_back:
+            self.late.append(name)
+        self.loaded.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("before", [UnawaitedTables, DoneBeforeSampling, Whole])
+def test_nothing_is_used_for_the_first_time_behind_work_that_is_held_back(
+    before: type[Overlap],
+) -> None:
+    """It was rehearsed, or comes once nothing is held back, as what describes a violation does.
+
+    A driver that loads a kernel waits for the device, and so for gates that are closed.
+    """
+    lockstep = broken(before, "cpu")
+    lockstep.watch(PROPERTIES)
+    overlapped, streams = lockstep.pair.overlapped, Loading()
+    assert overlapped is not None
+    overlapped.order_by(type(overlapped.overlap)(streams, torch.device("cpu")))
+    steps = (Admit(2, 2), Finish(0), Admit(9, 9), *[Decode((0,))] * TURN)
+    with Loads(streams) as loads:
+        outcome = lockstep.play(Schedule(steps))
+    assert outcome.error is None
+    assert bool(outcome.violations) is (before is not Whole)
+    assert loads.late == []
+    assert not streams.held_back
+
+
+@pytest.mark.parametrize("bug", RACES)
+def test_no_gate_opens_by_itself(bug: str, device: str) -> None:
+    """While a race is found, explained and followed; on a CPU there are none."""
+    stalled = STALLS.gates
+    lockstep, schedule = Lockstep(replace(SMALL, device=device).with_bug(bug)), SHOWN_BY[bug]
+    longer = Schedule((*schedule.steps, *[Admit(2, 2), Decode((0,)), Finish(0)] * TURN))
+    for one in (longer, schedule):
+        outcome, timeline = observe(lockstep, one)
+        assert explained(lockstep, one, outcome, timeline, None).explanation is not None
+    Reaching(lockstep.pair, BUGS[bug]).count([longer])
+    assert STALLS.gates == stalled
 
 
 def test_a_case_says_whether_steps_overlap_and_an_older_one_that_they_do_not(device: str) -> None:

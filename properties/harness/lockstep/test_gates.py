@@ -1,0 +1,313 @@
+"""The gates of real streams: what no wait forbids overtakes, however late a device runs it.
+
+On a CPU a device stands in that runs no more than the host waits for, as a GPU does whose time
+another process has.
+"""
+
+import importlib.util
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import subjects
+from properties.support.interpreting import run_interpreted
+from subjects.streams import STALLS, Work
+
+
+class LazyEvent:
+    """An event, done once its stream was run up to it."""
+
+    def __init__(self) -> None:
+        self.done = True
+        self.stream: LazyStream | None = None
+
+    def record(self, stream: "LazyStream") -> None:
+        """Stand behind all work of a stream."""
+        self.done, self.stream = False, stream
+        stream.queue.append(self)
+
+    def query(self) -> bool:
+        """Whether it is done."""
+        return self.done
+
+    def synchronize(self) -> None:
+        """Run its stream up to it."""
+        while not self.done:
+            assert self.stream is not None
+            self.stream.advance()
+
+
+class Gate:
+    """A gate before work of a stream: `cells` are what it shares with the host."""
+
+    def __init__(self, cells: "Cells", ticket: int) -> None:
+        self.cells, self.ticket = cells, ticket
+
+    def pass_or_give_up(self) -> None:
+        """Do what the kernel does."""
+        if self.cells.numbers[0] < self.ticket:
+            self.cells.numbers[0] = self.cells.numbers[1]
+            self.cells.numbers[2] += 1
+
+
+class LazyStream:
+    """A stream of a device that runs what the host waits for, and nothing else."""
+
+    def __init__(self, priority: int = 0) -> None:
+        self.queue = deque[Work | LazyEvent | Gate | tuple[str, LazyEvent]]()
+
+    def advance(self) -> None:
+        """Run what comes next."""
+        head = self.queue.popleft()
+        if isinstance(head, LazyEvent):
+            head.done = True
+        elif isinstance(head, Gate):
+            head.pass_or_give_up()
+        elif isinstance(head, tuple):
+            head[1].synchronize()
+        else:
+            head()
+
+    def synchronize(self) -> None:
+        """Run all."""
+        while self.queue:
+            self.advance()
+
+    def wait_event(self, event: LazyEvent) -> None:
+        """Run nothing more before an event is done."""
+        self.queue.append(("wait", event))
+
+    def record_event(self) -> LazyEvent:
+        """Return an event behind all work."""
+        event = LazyEvent()
+        event.record(self)
+        return event
+
+
+class Cells:
+    """What stands in for a few numbers in pinned memory."""
+
+    def __init__(self, count: int, **_: Any) -> None:
+        self.numbers = [0] * count
+
+    def pin_memory(self) -> "Cells":
+        """Return itself."""
+        return self
+
+    def copy_(self, other: "Cells", **_: Any) -> None:
+        """Copy nothing: nobody reads it."""
+
+    def __getitem__(self, place: int) -> int:
+        return self.numbers[place]
+
+    def __setitem__(self, place: int, number: int) -> None:
+        self.numbers[place] = number
+
+
+class Device:
+    """What stands in for torch and its device. `shares` has all probes fail but the last ones."""
+
+    int32 = None
+
+    def __init__(self) -> None:
+        self.current = LazyStream()
+        self.streams = [self.current]
+        self.ran: list[str] = []
+        self.cuda = SimpleNamespace(
+            Stream=self.new_stream,
+            Event=LazyEvent,
+            stream=self.on,
+            current_stream=lambda: self.current,
+            synchronize=self.synchronize,
+        )
+        self.zeros = Cells
+
+    def new_stream(self, priority: int) -> LazyStream:
+        """Return a stream of this device."""
+        self.streams.append(LazyStream())
+        return self.streams[-1]
+
+    @contextmanager
+    def on(self, stream: LazyStream) -> Iterator[None]:
+        """Let a stream be the current one."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def synchronize(self) -> None:
+        """Run all there is."""
+        for stream in self.streams:
+            stream.synchronize()
+
+    def gate(self, cells: Cells, ticket: int, most_spins: int) -> None:
+        """Put a gate on the current stream."""
+        self.current.queue.append(Gate(cells, ticket))
+
+    def work(self, name: str) -> Work:
+        """Return what launches a piece of work, which is logged when it runs."""
+        return lambda: self.current.queue.append(lambda: self.ran.append(name))
+
+
+class Launched:
+    """A kernel as Triton launches it, over a grid."""
+
+    def __init__(self, launch: Callable[..., None]) -> None:
+        self.launch = launch
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self.launch
+
+
+@pytest.fixture
+def lazy() -> Device:
+    """A device that runs no more than the host waits for."""
+    return Device()
+
+
+@pytest.fixture
+def streams(lazy: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The streams of CUDA on that device, whose forwards lag."""
+    kernels = ModuleType("reference.kernels.gate")
+    vars(kernels)["gate_kernel"] = Launched(lazy.gate)
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    path = Path(subjects.__path__[0], "cuda_streams.py")
+    spec = importlib.util.spec_from_file_location("subjects.lazy_streams", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "torch", lazy)
+    monkeypatch.setattr(module, "run_beside", lambda *_: True)
+    monkeypatch.setattr(STALLS, "gates", 0)
+    found = module.CudaStreams()
+    found.clear()
+    found.lag(forward=True)
+    return found
+
+
+def test_what_waits_for_nothing_runs_before_all_that_is_held_back(
+    streams: Any, lazy: Device
+) -> None:
+    streams.forward.run(lazy.work("copy"))
+    streams.forward.run(lazy.work("forward"))
+    done = streams.forward.record()
+    streams.schedule.run(lazy.work("write"))
+    done.synchronise()
+    assert lazy.ran == ["write", "copy", "forward"]
+
+
+def test_what_waits_for_a_piece_runs_before_the_next_one_that_is_held_back(
+    streams: Any, lazy: Device
+) -> None:
+    """An event that is recorded too early lets it overtake."""
+    streams.forward.run(lazy.work("copy"))
+    early = streams.forward.record()
+    streams.forward.run(lazy.work("forward"))
+    done = streams.forward.record()
+    streams.schedule.wait(early)
+    streams.schedule.run(lazy.work("write"))
+    done.synchronise()
+    assert lazy.ran == ["copy", "write", "forward"]
+
+
+def test_what_waits_for_the_last_piece_overtakes_nothing(streams: Any, lazy: Device) -> None:
+    """And the host does not wait for it, which would take until the gates give up."""
+    streams.forward.run(lazy.work("copy"))
+    streams.forward.run(lazy.work("forward"))
+    done = streams.forward.record()
+    streams.schedule.wait(done)
+    streams.schedule.run(lazy.work("write"))
+    written = streams.schedule.record()
+    done.synchronise()
+    assert lazy.ran == ["copy", "forward"]
+    written.synchronise()
+    assert lazy.ran == ["copy", "forward", "write"]
+    streams.clear()
+    assert STALLS.gates == 0
+
+
+def test_a_forward_that_does_not_wait_for_writes_that_lag_runs_before_them(
+    streams: Any, lazy: Device
+) -> None:
+    streams.lag(forward=False)
+    streams.schedule.run(lazy.work("write"))
+    written = streams.schedule.record()
+    streams.forward.run(lazy.work("forward"))
+    written.synchronise()
+    assert lazy.ran == ["forward", "write"]
+
+
+def test_gates_of_both_streams_open_in_the_order_of_their_waits(streams: Any, lazy: Device) -> None:
+    """Where what lags takes turns: nobody waits for what is behind a gate that is still closed."""
+    streams.lag(forward=False)
+    streams.schedule.run(lazy.work("write"))
+    written = streams.schedule.record()
+    streams.lag(forward=True)
+    streams.forward.wait(written)
+    streams.forward.run(lazy.work("forward"))
+    streams.schedule.run(lazy.work("free"))
+    streams.schedule.wait(streams.forward.record())
+    streams.schedule.run(lazy.work("rewrite"))
+    streams.schedule.record().synchronise()
+    assert lazy.ran == ["write", "free", "forward", "rewrite"]
+    streams.clear()
+    assert STALLS.gates == 0
+
+
+def test_what_only_reads_has_no_gate_of_its_own(streams: Any, lazy: Device) -> None:
+    streams.forward.run(lazy.work("forward"))
+    streams.forward.run(lazy.work("look"), reads=True)
+    streams.forward.record().synchronise()
+    assert lazy.ran == ["forward", "look"]
+    assert streams.forward.opened == 1
+
+
+def test_one_gate_that_gives_up_opens_all_that_were_given_and_is_counted(
+    streams: Any, lazy: Device
+) -> None:
+    """A driver that waits for the device loses the time of one gate."""
+    for name in ("copy", "forward", "sample"):
+        streams.forward.run(lazy.work(name))
+    lazy.synchronize()
+    assert lazy.ran == ["copy", "forward", "sample"]
+    streams.clear()
+    assert STALLS.gates == 1
+    streams.forward.run(lazy.work("next"))
+    streams.forward.record().synchronise()
+    streams.clear()
+    assert STALLS.gates == 1
+
+
+def test_nothing_is_held_back_once_gates_were_opened(streams: Any, lazy: Device) -> None:
+    streams.forward.run(lazy.work("forward"))
+    streams.open()
+    lazy.synchronize()
+    streams.clear()
+    assert (lazy.ran, STALLS.gates) == (["forward"], 0)
+
+
+def test_in_a_rehearsal_all_runs_in_the_order_it_is_given(streams: Any, lazy: Device) -> None:
+    """No race ends it early: all that is played later is loaded then."""
+    with streams.rehearsal() as needed:
+        assert needed
+        streams.forward.run(lazy.work("forward"))
+        assert lazy.ran == ["forward"]
+        streams.schedule.run(lazy.work("write"))
+    assert lazy.ran == ["forward", "write"]
+    streams.clear()
+    assert STALLS.gates == 0
+
+
+def test_a_gate_that_gives_up_opens_what_was_given_and_one_that_was_opened_does_not() -> None:
+    """The kernel itself, interpreted."""
+    done = run_interpreted("properties.support.subjects.gate_gives_up")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["[3, 3, 1]", "[2, 3, 0]"]
