@@ -23,6 +23,7 @@ from reports.cards import Card, Filter, bug_cards, clean_cards, filters, setting
 from reports.causes import Failed, failed
 from reports.drawings import detection_plot
 from reports.drawings.detection_plot import Plot
+from reports.hitches import hitches
 from reports.skipped import skipped
 from reports.texts import Fact, Piece, duration, words
 from reports.verdicts import (
@@ -182,7 +183,7 @@ def review(record: Record) -> Review:
         figures=tuple(_figures(record)),
         failed=tuple(failed(record, clean, bugs)),
         attention=tuple(_attention(record, (*clean, *bugs), events)),
-        environment=tuple(_environment(record.environment)),
+        environment=(*_environment(record.environment), *hitches(record)),
         matrix=tuple(_matrix(record, _by_bug(record, bugs))),
         matrix_by_runner=tuple(_matrix(record, _by_bug_and_runner(record, bugs))),
         legend=tuple(Mark(kind, *shown) for kind, shown in MARKS.items()),

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, process, resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
+from harness.errors import headline
 from harness.lockstep.tracebacks import traceback_of
 from harness.machine.forks import KERNELS, Forked, end_with_asker, preload, undisturbed
 from harness.machine.gpus import VISIBLE
@@ -51,6 +52,7 @@ class Campaign(Generic[T, R]):
     `seconds` is how long a task may take; one that takes longer is taken to hang. `variables`
     says which variables of the environment its processes are given, by a pattern; None is all.
     Those that are not given all are started apart, as a fork has memory of what it is not given.
+    `label` says what a task is called.
     """
 
     run: Callable[[T], R]
@@ -58,6 +60,7 @@ class Campaign(Generic[T, R]):
     seconds: Callable[[T], float]
     variables: re.Pattern[str] | None = None
     own: Callable[[T], Hashable] | None = None
+    label: Callable[[T], str] = str
 
 
 @dataclass(frozen=True)
@@ -332,18 +335,28 @@ def again_under_mps(
     workers: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task by `spread`; under MPS, what spoiled its process a second time and alone."""
+    """Run every task by `spread`; under MPS, what spoiled its process a second time and alone.
+
+    The workers take note of these.
+    """
     again: list[T] = []
 
     def on_first_end(ended: Ended[T, R]) -> None:
         if workers.mps and (ended.result is None or ended.result.spoiled):
             again.append(ended.task)
+            workers.again.append((campaign.label(ended.task), why_spoiled(ended)))
         else:
             on_end(ended)
 
     spread(campaign, tasks, workers, on_first_end)
     for task in again:
         spread(campaign, [task], workers.at_most(1), on_end)
+
+
+def why_spoiled(ended: Ended[T, R]) -> str:
+    """Return in one line what spoiled the process of a task that has ended."""
+    error = ended.error or getattr(ended.result, "error", None)
+    return headline(error) if error else "its process lost the device"
 
 
 def _spread(

@@ -7,6 +7,7 @@ build's properties are red where the reports say that something was wrong, and n
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from rich.progress import Progress
@@ -176,7 +177,9 @@ def play_history(
         point.trial(runner, device) for point in history for runner in point.runners
     )
     seen: dict[TrialConfig, HuntResult] = {}
-    campaign = Campaign(watch, shared=lambda trial: trial, seconds=lambda _: SECONDS)
+    campaign = Campaign(
+        watch, shared=lambda trial: trial, seconds=lambda _: SECONDS, label=attrgetter("runner")
+    )
     with Progress(transient=True) as progress:
         bar = progress.add_task("runners at the points of the history", total=len(trials))
 

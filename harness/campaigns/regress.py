@@ -53,6 +53,7 @@ TASKS = Campaign(
     shared=attrgetter("clean_trial"),
     own=attrgetter("trial"),
     seconds=attrgetter("seconds"),
+    label=attrgetter("label"),
 )
 """How the tasks of a run are run: those of a trial share it with the clean build it is held to."""
 

@@ -147,5 +147,6 @@ REPLAYS = Campaign(
     replay,
     shared=lambda named: named.case.trial,
     seconds=lambda named: time_limit(1 + len(named.case.schedule.steps) + len(named.case.history)),
+    label=lambda named: named.name,
 )
 """How many cases are replayed: those of a trial by one process, if possible."""

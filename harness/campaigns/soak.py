@@ -382,10 +382,12 @@ CLEAN = Campaign(
     clean_steps,
     shared=lambda chunk: chunk.trial,
     seconds=lambda _: time_limit(MOST_SCHEDULES),
+    label=lambda chunk: chunk.label,
 )
 HUNTS = Campaign(
     hunt_by_seed,
     shared=lambda hunts: hunts,
     seconds=lambda hunts: time_limit(HUNT_EXAMPLES * len(hunts.seeds)),
+    label=lambda hunts: hunts.label,
 )
 """How the two kinds of work are run."""

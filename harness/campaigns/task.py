@@ -41,7 +41,8 @@ from harness.explain.reach import AT_CAPTURE
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.shapes import with_small_pools
 from harness.lockstep.tracebacks import traceback_of
-from harness.schedules.coverage import OVERLAPPED, STALLED
+from harness.records.schema import STALLED
+from harness.schedules.coverage import OVERLAPPED
 from harness.schedules.schedule import Schedule, idle_modes
 from harness.schedules.traffic import traffic_schedules
 from reference.config import Shape

@@ -19,6 +19,7 @@ from harness.cli.engines.soak import soak_engine
 from harness.cli.exit_codes import INTERRUPTED, code_of
 from harness.cli.spreading import (
     fitting,
+    print_run_again,
     require_this_machine,
     require_tiny,
     workers_asked_for,
@@ -61,6 +62,7 @@ def run_soak(options: argparse.Namespace) -> int:
     workers = fitting(workers_asked_for(options, device), trials(device, shape))
     figures = soak(device, steps, range(seeds), options.first_seed, workers, shape)
     print(figures["message"])
+    print_run_again(workers)
     print_errors(failure["error"] for failure in figures["errors"])
     run_record.write_evidence("soak", device, figures, options.record, workers)
     if options.table is not None:
@@ -93,6 +95,7 @@ def run_timeline(options: argparse.Namespace) -> int:
         for odd in point["odd"]:
             print(f"{point['name']}: {odd}")
     print(f"{figures['message']}; {figures['seconds']:.0f} s")
+    print_run_again(workers)
     print_errors(failure["error"] for failure in figures["errors"])
     if options.record is not None:
         run_record.write_evidence("timeline", device, figures, options.record, workers)
@@ -131,6 +134,7 @@ def run_mutants(options: argparse.Namespace) -> int:
     found = mutant_figures(ends, len(hunts), time.monotonic() - clock, settings)
     console.print(score_table(found["rows"]))
     console.print(f"{found['message']}; {found['seconds']:.0f} s", soft_wrap=True, markup=False)
+    print_run_again(workers)
     print_errors(failure["error"] for failure in found["errors"])
     if options.record is not None:
         run_record.write_evidence("mutants", device, found, options.record, workers)

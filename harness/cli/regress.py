@@ -33,6 +33,7 @@ from harness.records import record as run_record
 from harness.records.case import write_case
 from harness.records.files import write_whole
 from reference.config import PRESETS, Shape
+from reports.hitches import hitches
 from reports.page import render
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
@@ -150,6 +151,8 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     print_previous(console, previous)
     print_failures(console, data if here == shown(here, keep=3) else record(run, here))
     console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
+    for fact in hitches(data):
+        console.print(f"{fact.name}: {fact.value}", soft_wrap=True, markup=False)
     console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)

@@ -8,7 +8,9 @@ from harness.errors import MalformedError
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.memory import most_processes, needs_of
 from harness.machine.workers import LOCAL, Workers, workers_for
+from harness.records.schema import RunAgain
 from reference.config import Shape
+from reports.hitches import run_again
 
 
 def workers_asked_for(options: argparse.Namespace, device: str) -> Workers:
@@ -34,6 +36,12 @@ def fitting(workers: Workers, trials: Sequence[TrialConfig]) -> Workers:
         return workers
     fit = most_processes(largest)
     return workers if workers.processes <= fit else replace(workers, processes=fit)
+
+
+def print_run_again(workers: Workers) -> None:
+    """Print which tasks were run again, if any were."""
+    if workers.again:
+        print(f"run again: {run_again([RunAgain(*told) for told in workers.again])}")
 
 
 def require_tiny(options: argparse.Namespace) -> None:

@@ -282,7 +282,11 @@ def run_legs(
         follower.on_leg(result)
 
     campaign = Campaign(
-        run_leg, shared=lambda task: task.runner, seconds=seconds_of, variables=VARIABLES
+        run_leg,
+        shared=lambda task: task.runner,
+        seconds=seconds_of,
+        variables=VARIABLES,
+        label=lambda task: task.label,
     )
     started, progress = time.perf_counter(), log.with_suffix(".progress")
     follower.begin([task.label for task in tasks])

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.machine import mps
@@ -42,7 +42,8 @@ class Workers:
     `mps` says whether an MPS daemon answers: then one process that loses its device may take
     others on its GPU along. `cluster` is the address of a Ray cluster that the processes belong
     to, or LOCAL; None is this machine without Ray. `journal` is the file that keeps what has
-    ended, and has what had before.
+    ended, and has what had before. `again` takes note of what was run again, by what it is called
+    and how it ended at first, for all workers that are made from these.
     """
 
     processes: int
@@ -50,6 +51,7 @@ class Workers:
     mps: bool = False
     cluster: str | None = None
     journal: Path | None = None
+    again: list[tuple[str, str]] = field(default_factory=list, compare=False, repr=False)
 
     def pin(self, place: int) -> str | None:
         """Return the GPU of the process at a place, or None if it is not pinned."""

@@ -17,7 +17,7 @@ from harness.machine.gpus import first_name
 from harness.machine.workers import Workers
 from harness.records.case import dump_json, of_format, read_json
 from harness.records.files import write_whole
-from harness.records.schema import FORMAT, VERSION, Environment, Record
+from harness.records.schema import FORMAT, VERSION, Environment, Record, RunAgain
 from harness.records.typed_json import from_json, to_json
 
 COMMIT_VARIABLE = "PARITYBIT_COMMIT"
@@ -59,6 +59,7 @@ def environment(
         mps=workers.mps if workers is not None else None,
         ray=workers.cluster is not None if workers is not None else None,
         repository=repository(),
+        again=tuple(RunAgain(*told) for told in workers.again) if workers is not None else (),
     )
 
 

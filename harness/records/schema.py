@@ -34,6 +34,18 @@ HuntStatus = Literal[
 """How a hunt of a bug ended."""
 
 
+STALLED = "gate that opened by itself"
+"""An event that is no state: what held a stream back gave up; see `subjects/streams.py`."""
+
+
+@dataclass(frozen=True)
+class RunAgain:
+    """A task that was run again: what it is called, and how its first run ended."""
+
+    task: str
+    error: str
+
+
 @dataclass(frozen=True)
 class Environment:
     """What the figures of a record depend on: device, versions, commit; None where unknown.
@@ -42,6 +54,7 @@ class Environment:
     people find the commit. The work was spread over so many `processes`, or done in the one
     process if 0, which took so many `gpus` in turn; `mps` says whether they shared them by
     NVIDIA's MPS, `ray` whether they were a Ray cluster's. These are None of what is not spread.
+    Under MPS a task that spoils its process may be another's victim: those were run `again`.
     """
 
     device: str
@@ -59,6 +72,7 @@ class Environment:
     mps: bool | None = field(default=None, metadata=LATER)
     ray: bool | None = field(default=None, metadata=LATER)
     repository: str | None = field(default=None, metadata=LATER)
+    again: tuple[RunAgain, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,6 @@ SPECULATION_REQUIRED = (
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
 
-STALLED = "gate that opened by itself"
-"""No state: what held a stream back gave up, some 4 seconds late; see `subjects/streams.py`."""
-
 OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT)
 """What they must reach besides, where steps overlap."""
 

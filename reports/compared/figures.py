@@ -6,8 +6,9 @@ Knows the record. Does not know what became of findings.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from harness.records.schema import Record, TrialRow
+from harness.records.schema import Environment, Record, TrialRow
 from reports.texts import duration, or_dash
 
 
@@ -27,11 +28,16 @@ def environment(before: Record, after: Record) -> Iterator[Figure]:
         "seed": (before.seed, after.seed),
         "examples": (before.examples, after.examples),
     }
-    versions = asdict(before.environment), asdict(after.environment)
+    versions = facts_of(before.environment), facts_of(after.environment)
     both = settings | {name: (versions[0][name], versions[1][name]) for name in versions[0]}
     for name, (old, new) in both.items():
         if old != new:
             yield Figure(name.replace("_", " "), or_dash(old), or_dash(new))
+
+
+def facts_of(environment: Environment) -> dict[str, Any]:
+    """Return an environment as values to compare: of what was run again, how many."""
+    return asdict(environment) | {"again": len(environment.again)}
 
 
 def coverage(before: Record, after: Record) -> Iterator[Figure]:

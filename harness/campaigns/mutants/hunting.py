@@ -175,5 +175,6 @@ MUTANTS = Campaign(
     hunt_mutant,
     shared=lambda hunt: (hunt.mutant.runner, hunt.mutant.scheme),
     seconds=lambda hunt: time_limit(hunt.examples * len(hunt.seeds)),
+    label=lambda hunt: hunt.mutant.name,
 )
 """How mutants are hunted."""

@@ -24,6 +24,7 @@ from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.folders import new_folder, shown, swap_link
 from harness.cli.pages import previous_of, print_previous
 from harness.cli.parser import EVERY, NEWEST
+from harness.cli.spreading import print_run_again
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.adapters.packages import PACKAGES, SGLANG, Package
@@ -64,6 +65,7 @@ def try_engine(options: argparse.Namespace) -> int:
     for name in cases:
         command = replay_of(folder / "cases" / name, options.engine)
         console.print(f"replay with: {command}", soft_wrap=True, highlight=False)
+    print_run_again(settings.workers)
     console.print(f"page: {folder / 'index.html'}", soft_wrap=True, highlight=False)
     console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
     for name, case in cases.items():

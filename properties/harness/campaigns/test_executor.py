@@ -20,6 +20,7 @@ from harness.errors import headline
 from harness.lockstep.tracebacks import traceback_of, without_absolute_paths
 from harness.machine.gpus import VISIBLE
 from harness.machine.workers import HERE, Workers
+from harness.records.record import environment
 from properties.support.harness import executor_tasks
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run, shared
 from properties.support.places import ROOT
@@ -194,11 +195,27 @@ def test_under_mps_what_ended_badly_is_run_again_alone(tmp_path: Path) -> None:
     lost, alone = tmp_path / "lost", Chore("lose the device", 2)
     victim = Chore(f"lose the device the first time {lost}", 1)
     ends: list[Ended[Chore, Done]] = []
-    execute(CHORES, [victim, alone, Chore("go well", 3)], Workers(2, mps=True), ends.append)
+    workers = Workers(2, mps=True)
+    execute(CHORES, [victim, alone, Chore("go well", 3)], workers, ends.append)
     assert lost.exists()
     spoiled = {ended.task: ended.result.spoiled for ended in ends if ended.result}
     assert spoiled == {victim: False, alone: True, Chore("go well", 3): False}
     assert len(ends) == len(spoiled)
+    noted = {(str(task), "its process lost the device") for task in (victim, alone)}
+    assert set(workers.again) == noted
+    assert len(workers.again) == len(noted)
+
+
+def test_what_was_run_again_is_noted_with_the_error_of_its_first_run() -> None:
+    """In one line, by those whom its campaign spreads its work over and by their like."""
+    workers = Workers(2, mps=True)
+    campaign = replace(CHORES, label=lambda chore: f"to {chore.does}")
+    execute(campaign, [Chore("raise"), Chore("die")], workers.at_most(2), lambda _: None)
+    assert sorted(workers.again) == [
+        ("to die", "its process died with exit code 3"),
+        ("to raise", "LookupError: first line"),
+    ]
+    assert [(one.task, one.error) for one in environment("cpu", workers).again] == workers.again
 
 
 def test_without_mps_what_ended_badly_is_told_as_it_ended(tmp_path: Path) -> None:

@@ -32,9 +32,11 @@ from harness.errors import headline
 from harness.lockstep.config import TrialConfig
 from harness.machine.workers import Workers
 from harness.records.case import Case
+from harness.records.schema import STALLED
 from harness.schedules.schedule import Admit, Decode, Idle, Schedule
 from properties.support.harness.scripted import ERROR, Scripted, clean, violating
 from subjects.bugs.bug import Bug
+from subjects.streams import STALLS
 
 TRIAL = TrialConfig("cpu_graph")
 BROKEN = TRIAL.with_bug("req_pool_pad")
@@ -82,6 +84,21 @@ def test_a_bug_that_is_seen_alone_is_caught() -> None:
     assert (result.status, result.error, result.spoiled) == (Status.CAUGHT, None, False)
     assert result.finding is not None
     assert result.finding.schedule.steps == ()
+
+
+def test_gates_that_opened_by_themselves_are_counted_with_their_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In whichever of its playings, and none of another task."""
+    monkeypatch.setattr(STALLS, "gates", 5)
+
+    def script(*_: object) -> Outcome:
+        STALLS.gates += 1
+        return violating(TARGET)
+
+    result = ended(script, of_clean=clean())
+    assert result.hunt_result.events[STALLED] == STALLS.gates - 5 > 1
+    assert STALLED not in ended(lambda *_: violating(TARGET)).hunt_result.events
 
 
 def seen_then_failing(count: int) -> Callable[[Scripted, Schedule], Outcome]:

@@ -1,8 +1,10 @@
 """The main job from the command line: what it leaves behind, whole, interrupted or failed."""
 
+import html
 import json
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from harness.campaigns.regress import RunConfig, plan
 from harness.campaigns.spreading.database import known
 from harness.campaigns.task import Result, Status, Task
 from harness.cli.regress import hunts_of
+from harness.machine.workers import Workers
 from harness.records.case import load_case
+from harness.records.schema import STALLED
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -182,3 +186,30 @@ def test_a_run_without_a_verdict_is_neither_green_nor_a_finding(
     assert [row["error"] for row in record["clean"]] == [ERROR, None]
     ends["second"] = Status.VACUOUS
     assert main(words) == FINDING
+
+
+def test_a_run_says_what_was_run_again_and_which_gates_opened_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its record, at the end of what it prints, and on its page."""
+
+    def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: OnResult) -> None:
+        workers.again.append((tasks[0].label, "its process lost the device"))
+        for task in tasks:
+            status = Status.GREEN if task.bug is None else Status.UNAFFECTED
+            hunt_result = HuntResult(events=Counter({STALLED: 2}))
+            on_result(Result(task, status, hunt_result, None, 0, 1.0))
+
+    monkeypatch.setattr("harness.cli.regress.run_tasks", run_tasks)
+    main([*RUN, "--bug", PAIR, "--out", str(tmp_path)])
+    record = record_of(tmp_path)
+    (again,) = record["environment"]["again"]
+    assert again["error"] == "its process lost the device"
+    rows = [*record["clean"], *record["bugs"]]
+    assert all(row["events"] == {STALLED: 2} for row in rows)
+    shown = " ".join(capsys.readouterr().out.split())
+    page = (tmp_path / "latest" / "index.html").read_text()
+    for text in (shown, html.unescape(page)):
+        assert "1 task was run again, alone, for under MPS another process" in text
+        assert f"{again['task']} ({again['error']})" in text
+        assert f"{2 * len(rows)}: where steps overlap" in text
