@@ -38,6 +38,14 @@ OF_MACHINE: tuple[Fault, ...] = (
         why="Under MPS a task that lost its device by another one's fault is told as a finding.",
     ),
     Fault(
+        name="second-run-is-not-noted",
+        file="harness/campaigns/executor.py",
+        old="            workers.again.append((campaign.label(ended.task), why_spoiled(ended)))\n",
+        new="",
+        tests=("properties/harness/campaigns/test_executor.py", "-k", "run_again"),
+        why="A run that repeats many of its tasks only looks slow.",
+    ),
+    Fault(
         name="spoiled-end-is-kept",
         file="harness/campaigns/spreading/journal.py",
         old="if ended.result is None or ended.result.spoiled:",

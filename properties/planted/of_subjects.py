@@ -504,4 +504,20 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         ),
         why="A token of an engine may have a slot of the reserved page.",
     ),
+    Fault(
+        name="other-stream-has-to-be-quick",
+        file="subjects/cuda_streams.py",
+        old="            if self.beside is not None:\n                self.beside.go_on()\n",
+        new="",
+        tests=("properties/harness/lockstep/test_gates.py", "-k", "runs_before"),
+        why="A gate opens though the other stream, on a busy GPU, has not yet done what it could.",
+    ),
+    Fault(
+        name="one-gate-gives-up-alone",
+        file="reference/kernels/gate.py",
+        old="tl.store(cells, tl.load(cells + 1, volatile=True))",
+        new="tl.store(cells, ticket)",
+        tests=("properties/harness/lockstep/test_gates.py", "-k", "gives_up_opens"),
+        why="A driver that waits for the device loses the time of every gate in its way.",
+    ),
 )

@@ -14,10 +14,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy, booleans, integers, lists, sampled_from, tuples
 
 import subjects
 from properties.support.interpreting import run_interpreted
-from subjects.streams import STALLS, Work
+from subjects.streams import STALLS, LateStreams, Work
 
 
 class LazyEvent:
@@ -172,9 +174,8 @@ def lazy() -> Device:
     return Device()
 
 
-@pytest.fixture
-def streams(lazy: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The streams of CUDA on that device, whose forwards lag."""
+def streams_on(lazy: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the streams of CUDA on a device that is lazy."""
     kernels = ModuleType("reference.kernels.gate")
     vars(kernels)["gate_kernel"] = Launched(lazy.gate)
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
@@ -189,6 +190,13 @@ def streams(lazy: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(STALLS, "gates", 0)
     found = module.CudaStreams()
     found.clear()
+    return found
+
+
+@pytest.fixture
+def streams(lazy: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The streams of CUDA on that device, whose forwards lag."""
+    found = streams_on(lazy, monkeypatch)
     found.lag(forward=True)
     return found
 
@@ -304,6 +312,81 @@ def test_in_a_rehearsal_all_runs_in_the_order_it_is_given(streams: Any, lazy: De
     assert lazy.ran == ["forward", "write"]
     streams.clear()
     assert STALLS.gates == 0
+
+
+Program = list[tuple[str, str, int]]
+Pair = tuple[str, str]
+
+
+def order_of(
+    found: Any, program: Program, work: Callable[[str], Work], ran: list[str]
+) -> set[Pair]:
+    """Return which pieces of the forwards run before which of the schedule's, in a program.
+
+    A piece of work is called by its stream and its place. At the end all is waited for.
+    """
+    on = {"forward": found.forward, "schedule": found.schedule}
+    events = [found.forward.record()]
+    for place, (name, does, which) in enumerate(program):
+        if does == "run":
+            on[name].run(work(f"{name} {place}"))
+        elif does == "record":
+            events.append(on[name].record())
+        elif does == "wait":
+            on[name].wait(events[which % len(events)])
+        elif does == "lag":
+            found.lag(forward=name == "forward")
+        else:
+            events[which % len(events)].synchronise()
+    for name in ("schedule", "forward"):
+        on[name].record().synchronise()
+    assert len(ran) == sum(does == "run" for _, does, _ in program)
+    return {
+        (one, other)
+        for place, one in enumerate(ran)
+        for other in ran[place:]
+        if one.split()[0] != other.split()[0]
+    }
+
+
+def programs(*does: str) -> SearchStrategy[Program]:
+    """Return programs of some kinds of steps: of a stream each, and of an event."""
+    streams = sampled_from(("forward", "schedule"))
+    return lists(tuples(streams, sampled_from(does), integers(0, 9)), max_size=14)
+
+
+STEPS = ("run", "run", "record", "wait", "synchronise")
+
+
+@given(program=programs(*STEPS), forward=booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_real_streams_run_in_the_order_of_the_emulated_ones(
+    program: Program, forward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lags and waits: however late a device runs it, the same overtakes the same."""
+    emulated, log, lazy = LateStreams(), list[str](), Device()
+    with monkeypatch.context() as patch:
+        real = streams_on(lazy, patch)
+        for found in (emulated, real):
+            found.lag(forward=forward)
+        right = order_of(emulated, program, lambda name: lambda: log.append(name), log)
+        assert order_of(real, program, lazy.work, lazy.ran) == right
+        real.clear()
+        assert STALLS.gates == 0
+
+
+@given(program=programs(*STEPS, "lag"))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_gate_gives_up_whichever_streams_lag_in_turn(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for what is behind a gate that is closed."""
+    lazy = Device()
+    with monkeypatch.context() as patch:
+        real = streams_on(lazy, patch)
+        order_of(real, program, lazy.work, lazy.ran)
+        real.clear()
+        assert STALLS.gates == 0
 
 
 def test_a_gate_that_gives_up_opens_what_was_given_and_one_that_was_opened_does_not() -> None:
