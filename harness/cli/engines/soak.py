@@ -13,6 +13,7 @@ from harness.cli.engines.display import Telling
 from harness.cli.engines.trial import EXIT_CODES, replay_of
 from harness.cli.exit_codes import INTERRUPTED
 from harness.cli.folders import shown
+from harness.cli.spreading import print_run_again
 from harness.engines import fetch as engines
 from harness.engines.campaigns.soak import cases_of, figures, soak
 from harness.engines.trial import Settings
@@ -58,6 +59,7 @@ def soak_engine(options: argparse.Namespace) -> int:
     show(console, found, options.record, folder, options.engine)
     for name, case in cases.items():
         case.write(folder / name)
+    print_run_again(settings.workers)
     run_record.write_evidence(
         "engine-soak", device, without_paths(found), options.record, settings.workers
     )
