@@ -1,9 +1,18 @@
 """Importing this lets Triton read all of itself, a library of hundreds of MB: no device is begun.
 
-A process that loads a kernel must know Triton by its bytes. One that is forked from a process
-that has read them reads them no more.
+A process that loads a kernel must know Triton by its bytes, and imports what kernels may be given.
+One that is forked from a process that has done both does them no more.
 """
+
+import importlib
+from contextlib import suppress
 
 from triton.runtime.cache import triton_key
 
+GIVEN = "triton.tools.tensor_descriptor", "triton.experimental.gluon.nvidia.hopper"
+"""What Triton imports when it is first asked for a kernel; not every release has all of it."""
+
+for name in GIVEN:
+    with suppress(ImportError):
+        importlib.import_module(name)
 triton_key()

@@ -51,7 +51,14 @@ class Kernel:
 
     def launch(self, grid: tuple[int, int, int], *values: Any, **constants: Any) -> None:
         """Run the kernel over `grid`, compiling it if it is new."""
-        dtypes = [value.dtype for value in values if type(value) is Tensor]
+        dtypes, handed = [], []
+        for value in values:
+            # Of a tensor Triton's launcher would ask the driver, each time, where it is.
+            if type(value) is Tensor:
+                dtypes.append(value.dtype)
+                handed.append(value.data_ptr())
+            else:
+                handed.append(value)
         key = (*dtypes, *constants.values())
         compiled = self.compiled.get(key)
         if compiled is None:
@@ -60,13 +67,13 @@ class Kernel:
         # What follows the metadata are launch hooks, of which there are none.
         compiled.run(
             *grid,
-            driver.active.get_current_stream(values[0].device.index),
+            driver.active.get_current_stream(values[0].get_device()),
             compiled.function,
             compiled.metadata,
             None,
             None,
             None,
-            *values,
+            *handed,
             *compiled.constants,
         )
 
