@@ -183,8 +183,7 @@ class Ops(ABC):
     @operation
     def limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor:
         """Return `rows` [T, O] with the rows at or beyond `row_limit` (int32 [1]) zero."""
-        index = torch.arange(rows.shape[0], device=rows.device)
-        return rows.masked_fill(index[:, None] >= row_limit, 0.0)
+        return self._limit_rows(rows, row_limit)
 
     @operation
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -200,19 +199,7 @@ class Ops(ABC):
         0 .. N-1 and distinct whatever the values; beyond N of them the last repeats. `count`
         is positive.
         """
-        ranked = values.masked_fill(values.isnan(), -torch.inf)
-        index = torch.arange(values.shape[1], device=values.device)
-        gone = torch.zeros_like(ranked, dtype=torch.bool)
-        found = []
-        for _ in range(count):
-            best = ranked.masked_fill(gone, -torch.inf).amax(-1, keepdim=True)
-            trailing = (ranked != best).logical_or(gone)
-            place = index.expand_as(ranked).masked_fill(trailing, values.shape[1] - 1)
-            place = place.amin(-1, keepdim=True)
-            gone = gone.logical_or(index == place)
-            found.append(place)
-        places = torch.cat(found, dim=-1)
-        return ranked.gather(-1, places), places
+        return self._largest(values, count)
 
     @operation
     def store_kv(
@@ -313,7 +300,13 @@ class Ops(ABC):
     ) -> Tensor: ...
 
     @abstractmethod
+    def _limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor: ...
+
+    @abstractmethod
     def _probabilities(self, logits: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]: ...
 
     @abstractmethod
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None: ...

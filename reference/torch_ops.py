@@ -122,8 +122,27 @@ class TorchOps(Ops):
             exponent = gate * (self.gelu_scale + self.gelu_cube * (gate * gate))
         return gate / (torch.exp(exponent) + self.one)
 
+    def _limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor:
+        index = torch.arange(rows.shape[0], device=rows.device)
+        return rows.masked_fill(index[:, None] >= row_limit, 0.0)
+
     def _probabilities(self, logits: Tensor) -> Tensor:
         return torch.softmax(_wide(logits), dim=-1)
+
+    def _largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        ranked = values.masked_fill(values.isnan(), -torch.inf)
+        index = torch.arange(values.shape[1], device=values.device)
+        gone = torch.zeros_like(ranked, dtype=torch.bool)
+        found = []
+        for _ in range(count):
+            best = ranked.masked_fill(gone, -torch.inf).amax(-1, keepdim=True)
+            trailing = (ranked != best).logical_or(gone)
+            place = index.expand_as(ranked).masked_fill(trailing, values.shape[1] - 1)
+            place = place.amin(-1, keepdim=True)
+            gone = gone.logical_or(index == place)
+            found.append(place)
+        places = torch.cat(found, dim=-1)
+        return ranked.gather(-1, places), places
 
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
         # On one thread values are copied in order: of several for one slot the last one stays.

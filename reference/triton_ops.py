@@ -11,6 +11,7 @@ from torch import Tensor
 
 from reference.kernels.elementwise import (
     embed_kernel,
+    limit_rows_kernel,
     payload_kernel,
     rope_kernel,
     rotary_kernel,
@@ -22,11 +23,13 @@ from reference.kernels.products import (
     linear_add_kernel,
     norm_linear_kernel,
 )
+from reference.kernels.ranking import largest_kernel
 from reference.ops import Ops, Reused
 
 TILE_AREA = 4096  # elements of a two-axis tile: 32 registers a thread
 INPUT_TILE = 128  # input features that one step of a product reads
 STATE_TILE = 256  # elements of the states that one program scans
+RANKED_TILE = 1024  # elements of a row that one step of a search reads
 KEY_TILE = 32  # listed keys that one step of attention reads, fewer if heads are wide
 
 
@@ -193,9 +196,40 @@ class TritonOps(Ops):
         )
         return output
 
+    def _limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor:
+        count, width = rows.shape
+        output = rows.new_empty(count, width)
+        tile = _tile(width, TILE_AREA)
+        limit_rows_kernel.launch(
+            (count, _pieces(width, tile), 1),
+            output,
+            rows,
+            rows.stride(0),
+            row_limit,
+            WIDTH=width,
+            TILE=tile,
+        )
+        return output
+
     def _probabilities(self, logits: Tensor) -> Tensor:
         # As engines do, whose draft runners have this in their graphs: the bits are theirs.
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
+
+    def _largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        rows, width = values.shape
+        found = values.new_empty(rows, count)
+        places = values.new_empty(rows, count, dtype=torch.int64)
+        largest_kernel.launch(
+            (rows, 1, 1),
+            found,
+            places,
+            values,
+            values.stride(0),
+            width,
+            count,
+            TILE=RANKED_TILE,
+        )
+        return found, places
 
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
         rows, kv_heads, dim = key.shape

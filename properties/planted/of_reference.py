@@ -79,7 +79,7 @@ OF_REFERENCE: tuple[Fault, ...] = (
     ),
     Fault(
         name="nan-is-the-largest",
-        file="reference/ops.py",
+        file="reference/torch_ops.py",
         old="ranked = values.masked_fill(values.isnan(), -torch.inf)",
         new="ranked = values",
         tests=(

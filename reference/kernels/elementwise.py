@@ -1,4 +1,4 @@
-"""Kernels that work element by element: states, payload, embedding and rotary positions."""
+"""Kernels that work element by element: states, payload, embedding, rotary positions, limits."""
 
 # mypy: disable-error-code="no-untyped-def"
 # The line above is for the kernels: Triton's values have no Python types.
@@ -137,3 +137,20 @@ def rope_kernel(
     dtype = output.dtype.element_ty
     tl.store(target, (first * cosine - second * sine).to(dtype), mask=inside)
     tl.store(target + PAIRS, (second * cosine + first * sine).to(dtype), mask=inside)
+
+
+@Kernel
+def limit_rows_kernel(
+    output,
+    rows,
+    rows_stride,
+    row_limit,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = column < WIDTH
+    kept = inside & (row < tl.load(row_limit))
+    value = tl.load(rows + row * rows_stride + column, mask=kept, other=0.0)
+    tl.store(output + row * WIDTH + column, value, mask=inside)

@@ -1,0 +1,60 @@
+"""The kernel that finds the largest values of a row."""
+
+# mypy: disable-error-code="no-untyped-def"
+# The line above is for the kernel: Triton's values have no Python types.
+
+import triton.language as tl
+
+from reference.kernels.launch import Kernel, jit
+
+NO_PLACE = tl.constexpr(2**31 - 1)
+"""More than any place of a row."""
+
+
+@jit
+def _ranked(value):
+    """Return a value, a NaN as -inf: it alone is not at most inf."""
+    return tl.where(value <= float("inf"), value, float("-inf"))
+
+
+@Kernel
+def largest_kernel(
+    found,
+    places,
+    values,
+    values_stride,
+    width,
+    count,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    source = values + row * values_stride
+    # What is found comes after what was found before it: is less, or as large and further on.
+    before = tl.full((), float("inf"), tl.float32)
+    last = tl.full((), -1, tl.int32)
+    turn = 0
+    while turn < count:
+        best = tl.full((), float("-inf"), tl.float32)
+        place = tl.full((), NO_PLACE, tl.int32)
+        start = 0
+        while start < width:
+            column = start + tl.arange(0, TILE)
+            value = tl.load(source + column, mask=column < width, other=0.0)
+            value = _ranked(value)
+            after = (value < before) | ((value == before) & (column > last))
+            after = after & (column < width)
+            peak = tl.max(tl.where(after, value, float("-inf")), 0)
+            first = tl.min(tl.where(after & (value == peak), column, NO_PLACE), 0)
+            better = (first != NO_PLACE) & ((peak > best) | (place == NO_PLACE))
+            best = tl.where(better, peak, best)
+            place = tl.where(better, first, place)
+            start += TILE
+        is_left = place != NO_PLACE
+        before = tl.where(is_left, best, before)
+        last = tl.where(is_left, place, last)
+        place = tl.where(is_left, place, width - 1)
+        value = tl.load(source + place)
+        target = row * count + turn
+        tl.store(found + target, _ranked(value))
+        tl.store(places + target, place.to(tl.int64))
+        turn += 1
