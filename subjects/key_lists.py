@@ -7,6 +7,7 @@ fresh.
 
 import importlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -234,8 +235,9 @@ def verify_keys(
     """
     begin, end = lists["window_key_begin"][:tokens], lists["window_key_end"][:tokens]
     mask_indptr = lists["mask_indptr"][:tokens]
-    request = torch.arange(tokens, device=begin.device) // SPECULATION.draft_tokens
-    skipped = begin - request * page_table_width(window) + lists["window_kv_offsets"][request]
+    page_table, offsets = lists["swa_page_table"], lists["window_kv_offsets"]
+    made = _drafts_on_cuda().tree_keys if begin.is_cuda else tree_keys
+    slots, mask_start = made(page_table, offsets, begin, mask_indptr, page_table_width(window))
     return KeyLists(
         Keys(
             lists["key_begin"][:tokens],
@@ -243,9 +245,21 @@ def verify_keys(
             lists["kv_indices"],
             mask_indptr,
         ),
-        Keys(begin, end, lists["swa_page_table"].to(torch.int64), mask_indptr + skipped),
+        Keys(begin, end, slots, mask_start),
         custom_mask,
     )
+
+
+def tree_keys(
+    page_table: Tensor, offsets: Tensor, begin: Tensor, mask_indptr: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """Return the slots of page tables of `width` columns, and where the tokens' mask bits begin.
+
+    Both are int64. The other tensors are those of `verify_lists` for some tokens.
+    """
+    request = torch.arange(begin.shape[0], device=begin.device) // SPECULATION.draft_tokens
+    skipped = begin - request * width + offsets[request]
+    return page_table.to(torch.int64), mask_indptr + skipped
 
 
 def verify_lists(
@@ -264,38 +278,53 @@ def verify_lists(
     all of its request's from where its window begins; the tree's mask picks among them.
     `positions` are the tokens', int64 [B draft_tokens].
     """
+    table, drafts = pool.pool.req_to_token, SPECULATION.draft_tokens
+    total = sum(seq_lens_cpu.tolist()) + drafts * seq_lens_cpu.shape[0]
+    list_rows = listing(seq_lens.device).list_rows
+    full = list_rows(req_pool_indices, seq_lens + drafts, (total, 0), window, table, None)
+    made = _drafts_on_cuda().tree_lists if positions.is_cuda else tree_lists
+    lists: Lists = made(req_pool_indices, seq_lens, positions, window, table)
+    if toggles.translate_page_table:
+        page_table = translate_window(lists["swa_page_table"], pool, toggles.memo_resets)
+        lists["swa_page_table"] = page_table
+    return {"kv_indices": full["kv_indices"], **lists}
+
+
+def tree_lists(
+    req_pool_indices: Tensor, seq_lens: Tensor, positions: Tensor, window: int, table: Tensor
+) -> Lists:
+    """Return `verify_lists`, but for its full slots and the page table's translation."""
     drafts = SPECULATION.draft_tokens
     ends = seq_lens + drafts
     place = torch.arange(positions.shape[0], device=positions.device)
     request, node = place // drafts, place % drafts
-    mask_rows = torch.cumsum(ends * drafts, 0) - ends * drafts
+    begins = torch.cumsum(ends, 0) - ends
+    mask_rows = begins * drafts
     mask_indptr = mask_rows[request] + node * ends[request]
     offsets = (seq_lens - window + 1).clamp(min=0)
     width = page_table_width(window)
     columns = offsets[:, None] + torch.arange(width, device=positions.device)
-    table = pool.pool.req_to_token
     slots = table[req_pool_indices[:, None], columns.clamp(max=table.shape[1] - 1)]
-    page_table = torch.where(columns < ends[:, None], slots, 0).flatten()
-    if toggles.translate_page_table:
-        page_table = translate_window(page_table, pool, toggles.memo_resets)
     first = (positions - window + 1).clamp(min=0)
     row_start = request * width - offsets[request]
-    total = sum(seq_lens_cpu.tolist()) + drafts * seq_lens_cpu.shape[0]
-    list_rows = listing(seq_lens.device).list_rows
-    lists = list_rows(req_pool_indices, ends, (total, 0), window, table, None)
-    indptr = lists["kv_indptr"]
     return {
-        "kv_indices": lists["kv_indices"],
-        "swa_page_table": page_table,
+        "swa_page_table": torch.where(columns < ends[:, None], slots, 0).flatten(),
         "window_kv_offsets": offsets.to(torch.int64),
-        "key_begin": indptr[request],
-        "key_end": indptr[request + 1],
+        "key_begin": begins[request].to(torch.int32),
+        "key_end": (begins + ends)[request].to(torch.int32),
         "window_key_begin": (row_start + first).to(torch.int32),
         "window_key_end": (row_start + ends[request]).to(torch.int32),
         "mask_indptr": mask_indptr,
     }
 
 
+@cache
+def _drafts_on_cuda() -> Any:
+    """Return the module that lists the drafts to verify on CUDA."""
+    return importlib.import_module("subjects.listing.drafts")  # Imported late, as `listing` does.
+
+
+@cache
 def listing(device: torch.device) -> Any:
     """Return the module that lists slots on a device."""
     # Imported late: importing Triton decides whether its interpreter is used.

@@ -1,4 +1,11 @@
-"""Where a subject's forward finds and leaves recurrent states, from its own index inputs."""
+"""Where a subject's forward finds and leaves recurrent states, from its own index inputs.
+
+On CUDA by one launch each, of torch's ops on a CPU, where a tape records them.
+"""
+
+import importlib
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +16,9 @@ from reference.state_pool import STATE_ROWS, StatePaths
 
 def decode_paths(track_indices: Tensor) -> StatePaths:
     """Return the paths of one token of each request, of the state slots int64 [B]."""
+    if track_indices.is_cuda:
+        paths: StatePaths = _on_cuda().decode_paths(track_indices)
+        return paths
     rows = track_indices * STATE_ROWS
     return StatePaths(rows, rows, torch.full_like(rows, -1), 1)
 
@@ -18,6 +28,9 @@ def verify_paths(track_indices: Tensor, tree_parents: Tensor) -> StatePaths:
 
     `tree_parents` int64 [B draft_tokens] is `parents_in_tree`'s. Every node has a row of its own.
     """
+    if track_indices.is_cuda:
+        paths: StatePaths = _on_cuda().verify_paths(track_indices, tree_parents)
+        return paths
     drafts = SPECULATION.draft_tokens
     place = torch.arange(tree_parents.shape[0], device=tree_parents.device)
     request, node = place // drafts, place % drafts
@@ -35,6 +48,11 @@ def extend_paths(
     at most. A token continues the one before it of its request. The first token a request ever
     has continues none.
     """
+    if track_indices.is_cuda:
+        paths: StatePaths = _on_cuda().extend_paths(
+            track_indices, token_requests, positions, longest
+        )
+        return paths
     place = torch.arange(token_requests.shape[0], device=token_requests.device)
     # The very first token is held against the last one: it has place 0, and no parent either way.
     follows = token_requests == token_requests.roll(1)
@@ -49,6 +67,9 @@ def parents_in_tree(custom_mask: Tensor, mask_indptr: Tensor, seq_lens: Tensor) 
     That is the last token before it that it sees. `mask_indptr` int64 [T] says where its bits
     of `custom_mask` begin, `seq_lens` [B] how many of them are of what is not drafted.
     """
+    if custom_mask.is_cuda:
+        found: Tensor = _on_cuda().parents_in_tree(custom_mask, mask_indptr, seq_lens)
+        return found
     drafts = SPECULATION.draft_tokens
     place = torch.arange(mask_indptr.shape[0], device=mask_indptr.device)
     node = torch.arange(drafts, device=mask_indptr.device)
@@ -56,3 +77,10 @@ def parents_in_tree(custom_mask: Tensor, mask_indptr: Tensor, seq_lens: Tensor) 
     bits = (first[:, None] + node).clamp(max=custom_mask.shape[0] - 1)
     above = custom_mask[bits] & (node < (place % drafts)[:, None])
     return torch.where(above, node, -1).amax(-1)
+
+
+@cache
+def _on_cuda() -> Any:
+    """Return the module of the same functions for CUDA."""
+    # Imported late: importing Triton decides whether its interpreter is used.
+    return importlib.import_module("subjects.listing.paths")

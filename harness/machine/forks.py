@@ -30,6 +30,8 @@ KERNELS = (
     "harness.checks.device.questions",
     "reference.kernels.known",
     "subjects.listing.device",
+    "subjects.listing.drafts",
+    "subjects.listing.paths",
 )
 """What processes that use a GPU import besides."""
 

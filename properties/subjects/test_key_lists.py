@@ -18,7 +18,9 @@ from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from properties.support.subjects.examples import examples
 from properties.support.subjects.listings import (
     check_any_stride,
+    check_drafts,
     check_listings,
+    check_paths,
     check_too_many_are_none,
 )
 from reference.batch import Mode, Span, prepare
@@ -469,10 +471,13 @@ def test_a_gpu_lists_what_a_cpu_lists(device: str) -> None:
     """By its kernel; without a GPU that is interpreted in `test_ops`."""
     if device == "cuda":
         from subjects.listing import device as on_device  # noqa: PLC0415 - not without CUDA
+        from subjects.listing import drafts, paths  # noqa: PLC0415 - likewise
 
         check_listings(on_device, device)
         check_any_stride(on_device, device)
         check_too_many_are_none(on_device, device)
+        check_drafts(drafts, device)
+        check_paths(paths, device)
 
 
 def test_more_keys_than_there_are_cannot_be_listed() -> None:

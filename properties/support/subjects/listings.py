@@ -1,4 +1,4 @@
-"""What lists slots on CUDA must list, as a check that raises `AssertionError`: what a CPU lists.
+"""What CUDA lists, as checks that raise `AssertionError`: what a CPU does, bit by bit.
 
 Run on CUDA where it is, else under Triton's interpreter, by a process that imports Triton so.
 """
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference.config import SPECULATION
+from subjects import key_lists, states
 from subjects.listing import host
 
 WINDOW = 6
@@ -51,6 +53,11 @@ def same(module: Any, device: str, name: str, *given: Any) -> None:
     """Check that a module's function gives what the host's does."""
     expected = getattr(host, name)(*given)
     found = getattr(module, name)(*(moved(value, device) for value in given))
+    alike(name, expected, found)
+
+
+def alike(name: str, expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    """Check that tensors are what they must be, by their names."""
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         if found[key].dtype != values.dtype or not torch.equal(found[key].cpu(), values):
@@ -83,3 +90,73 @@ def check_too_many_are_none(module: Any, device: str) -> None:
     none = 2**31 - 1
     assert lists["kv_indices"].tolist() == [1, 2, 3, 5, 6, none, none]
     assert lists["window_kv_indices"].tolist() == [3, 6, none]
+
+
+def check_drafts(module: Any, device: str) -> None:
+    """Check what a module lists of trees to verify, of more requests than one step lists."""
+    generator = torch.Generator().manual_seed(0)
+    drafts = SPECULATION.draft_tokens
+    width = key_lists.page_table_width(WINDOW)
+    table = torch.randint(1, 2**20, (TABLE_ROWS, 40), generator=generator, dtype=torch.int32)
+    for requests in (1, 3, module.TILE + 2):
+        for dtype in (torch.int32, torch.int64):
+            rows = torch.randint(TABLE_ROWS, (requests,), generator=generator)
+            # As long as a row, so that the last drafts lie beyond it.
+            seq_lens = torch.randint(41, (requests,), generator=generator, dtype=dtype)
+            depths = torch.randint(drafts, (requests, drafts), generator=generator)
+            positions = (seq_lens[:, None] + depths).flatten()
+            positions[:drafts] = 0
+            given = rows, seq_lens, positions, WINDOW, table
+            lists = key_lists.tree_lists(*given)
+            alike(
+                "lists of trees", lists, module.tree_lists(*(moved(one, device) for one in given))
+            )
+            # A page table is a part of a buffer that may be larger.
+            page_table = torch.cat([lists["swa_page_table"], torch.arange(5, dtype=torch.int32)])
+            tokens = lists["window_key_begin"], lists["mask_indptr"]
+            keys = page_table, lists["window_kv_offsets"], *tokens, width
+            made = module.tree_keys(*(moved(one, device) for one in keys))
+            alike("keys of trees", named(key_lists.tree_keys(*keys)), named(made))
+
+
+def check_paths(module: Any, device: str) -> None:
+    """Check the paths of recurrent states that a module makes, and the parents in drawn trees."""
+    generator = torch.Generator().manual_seed(0)
+    drafts = SPECULATION.draft_tokens
+
+    def drawn(low: int, high: int, count: int) -> Tensor:
+        return torch.randint(low, high, (count,), generator=generator)
+
+    for requests in (1, 3, module.TILE + 2):
+        slots, tokens = drawn(0, 9, requests), requests * drafts
+        seq_lens, parents = drawn(0, 5, requests).int(), drawn(-1, drafts, tokens)
+        token_requests = drawn(0, requests, tokens).sort().values
+        lengths = drafts * (seq_lens.long() + drafts)
+        begins = lengths.cumsum(0) - lengths
+        node = torch.arange(drafts)
+        mask_indptr = (begins[:, None] + node * (seq_lens[:, None] + drafts)).flatten()
+        # Two bits are missing: those of the last node's own and of the one before it.
+        custom_mask = drawn(0, 2, int(lengths.sum()) - 2).bool()
+        positions = drawn(0, 3, tokens)
+        calls: dict[str, tuple[Any, ...]] = {
+            "decode_paths": (slots,),
+            "verify_paths": (slots, parents),
+            "extend_paths": (slots, token_requests, positions, 4),
+            "parents_in_tree": (custom_mask, mask_indptr, seq_lens),
+        }
+        for name, given in calls.items():
+            expected = getattr(states, name)(*given)
+            found = getattr(module, name)(*(moved(one, device) for one in given))
+            if name == "parents_in_tree":
+                alike(name, {name: expected}, {name: found})
+            else:
+                assert found.longest == expected.longest
+                kept = "sources", "targets", "parents"
+                alike(
+                    name, *({key: getattr(one, key) for key in kept} for one in (expected, found))
+                )
+
+
+def named(tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Return tensors by their places."""
+    return {str(place): tensor for place, tensor in enumerate(tensors)}

@@ -21,7 +21,9 @@ from harness.lockstep.scale.comparison import compared_on_device
 from properties.support.harness.comparisons import check_comparisons
 from properties.support.subjects.listings import (
     check_any_stride,
+    check_drafts,
     check_listings,
+    check_paths,
     check_too_many_are_none,
 )
 from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
@@ -770,16 +772,18 @@ def main() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         sys.exit("set TRITON_INTERPRET=1: these checks are for Triton's interpreter")
     from reference import triton_ops  # noqa: PLC0415 - slow, and wanted here alone
-    from subjects.listing import device  # noqa: PLC0415 - likewise
+    from subjects.listing import device, drafts, paths  # noqa: PLC0415 - likewise
 
     torch.set_num_threads(1)
     triton_ops.RANKED_TILE = INTERPRETED_TILE
     run_checks(triton_ops.TritonOps(), "cpu", FEW, interpreted=True)
     check_comparisons(compared_on_device, "cpu")
-    device.TILE = INTERPRETED_TILE
+    device.TILE = drafts.TILE = paths.TILE = INTERPRETED_TILE
     check_listings(device, "cpu")
     check_any_stride(device, "cpu")
     check_too_many_are_none(device, "cpu")
+    check_drafts(drafts, "cpu")
+    check_paths(paths, "cpu")
     sys.stdout.write(f"{len(FEW)}\n")
 
 
