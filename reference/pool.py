@@ -4,11 +4,13 @@ Knows storage and the full-to-SWA mapping. Does not know who owns a slot (the
 allocator does) nor how a write location is found (each world does, its own way).
 """
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -69,6 +71,11 @@ class Tables:
 
     def write(self, rows: Tensor, columns: Tensor, full: Tensor, swa: Tensor) -> None:
         """Map (row, column) to its full slot and the full slot to its SWA slot; all int64 [N]."""
+        if rows.is_cuda:
+            _on_cuda().write(
+                self.req_to_token, self.full_to_swa_index_mapping, rows, columns, full, swa
+            )
+            return
         self.req_to_token[rows, columns] = full.to(torch.int32)
         self.full_to_swa_index_mapping[full] = swa
 
@@ -294,6 +301,13 @@ def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size
 def storage_elements(config: ModelConfig, sizes: PoolSizes) -> int:
     """Return how many elements a model's pool holds."""
     return sum(shape.numel() for shape in arena_shapes(config, sizes).values())
+
+
+@cache
+def _on_cuda() -> Any:
+    """Return the module that writes tables on CUDA."""
+    # Imported late: importing Triton decides whether its interpreter is used.
+    return importlib.import_module("reference.kernels.tables")
 
 
 DRAWN_IN_PLACE = 2**24

@@ -343,7 +343,7 @@ def translate_window(
     """Translate a window's full slots (int32) to SWA slots (int32), between PR 26152's sites."""
     if memo_resets.before_window:
         pool.invalidate_loc_cache()
-    translated = pool.translate_loc_from_full_to_swa(window_kv_indices.to(torch.int64))
+    translated = pool.translate_loc_from_full_to_swa(window_kv_indices)
     if memo_resets.after_window:
         pool.invalidate_loc_cache()
     return translated

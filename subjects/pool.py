@@ -4,8 +4,11 @@ Storage and mapping are the pool's; what is kept here is the Python state that t
 historical changes were about: the sticky `swa_loc` and the one-entry memo.
 """
 
+import importlib
 import logging
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,4 +104,16 @@ class SubjectPool:
 
     def _gather(self, loc: Tensor) -> Tensor:
         self.ops.record(TRANSLATE)
-        return self.pool.full_to_swa_index_mapping[loc].to(torch.int32)
+        mapping = self.pool.full_to_swa_index_mapping
+        if loc.is_cuda:
+            found: Tensor = _on_cuda().translate(mapping, loc)
+            return found
+        # To take costs less than to index.
+        return mapping.take(loc.to(torch.int64)).to(torch.int32)
+
+
+@cache
+def _on_cuda() -> Any:
+    """Return the module that translates locations on CUDA."""
+    # Imported late: importing Triton decides whether its interpreter is used.
+    return importlib.import_module("subjects.listing.device")

@@ -29,6 +29,7 @@ KERNELS = (
     "harness.lockstep.scale.kernel",
     "harness.checks.device.questions",
     "reference.kernels.known",
+    "reference.kernels.tables",
     "subjects.listing.device",
     "subjects.listing.drafts",
     "subjects.listing.paths",

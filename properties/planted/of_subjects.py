@@ -299,8 +299,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="minus-one-is-translated",
         file="subjects/pool.py",
-        old="self.pool.full_to_swa_index_mapping[loc].to(torch.int32)",
-        new="self.pool.full_to_swa_index_mapping[loc.clamp(min=0)].to(torch.int32)",
+        old="mapping.take(loc.to(torch.int64))",
+        new="mapping.take(loc.to(torch.int64).clamp(min=0))",
         tests=(
             "properties/subjects/test_locations.py",
             "-k",

@@ -22,6 +22,8 @@ from properties.support.subjects.listings import (
     check_listings,
     check_paths,
     check_too_many_are_none,
+    check_translations,
+    check_written_tables,
 )
 from reference.batch import Mode, Span, prepare
 from reference.config import PRESETS
@@ -470,12 +472,15 @@ def test_the_longest_lists_fit_their_buffers(device: str, page_size: int) -> Non
 def test_a_gpu_lists_what_a_cpu_lists(device: str) -> None:
     """By its kernel; without a GPU that is interpreted in `test_ops`."""
     if device == "cuda":
-        from subjects.listing import device as on_device  # noqa: PLC0415 - not without CUDA
+        from reference.kernels import tables  # noqa: PLC0415 - not without CUDA
+        from subjects.listing import device as on_device  # noqa: PLC0415 - likewise
         from subjects.listing import drafts, paths  # noqa: PLC0415 - likewise
 
         check_listings(on_device, device)
         check_any_stride(on_device, device)
         check_too_many_are_none(on_device, device)
+        check_translations(on_device, device)
+        check_written_tables(tables, device)
         check_drafts(drafts, device)
         check_paths(paths, device)
 

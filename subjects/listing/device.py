@@ -22,6 +22,9 @@ NO_SLOT = tl.constexpr(2**31 - 1)
 ALL = tl.constexpr(2**30)
 """More keys than any request has."""
 
+NOWHERE = tl.constexpr(2**59)
+"""An element so far from any tensor that it has no address."""
+
 KINDS = 2
 """Full lists and the window's."""
 
@@ -168,6 +171,41 @@ def key_lists_kernel(
         until = tl.where(last, tokens, tl.minimum(token + ran, tokens))
         back = tl.where(windowed, window - 1, ALL)
         _list_tokens(target, tokens, token, ran, until, length - ran, begin - first, back, TILE)
+
+
+@Kernel
+def translate_kernel(
+    translated,
+    mapping,
+    size,
+    loc,
+    count,
+    TILE: tl.constexpr,
+):
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = place < count
+    slot = tl.load(loc + place, mask=inside, other=0).to(tl.int64)
+    slot += tl.where(slot < 0, size, 0)
+    # What is no slot of the pool fails, as an index beyond a tensor does.
+    slot = tl.where((slot >= 0) & (slot < size), slot, NOWHERE)
+    found = tl.load(mapping + slot, mask=inside, other=0)
+    tl.store(translated + place, found.to(tl.int32), mask=inside)
+
+
+def translate(mapping: Tensor, loc: Tensor) -> Tensor:
+    """Return the elements `loc` of `mapping` [N] as int32, on CUDA; -1 is the last one."""
+    translated = loc.new_empty(loc.shape, dtype=torch.int32)
+    count = loc.numel()
+    translate_kernel.launch(
+        (-(-count // TILE), 1, 1),
+        translated,
+        mapping,
+        mapping.shape[0],
+        loc.contiguous(),
+        count,
+        TILE=TILE,
+    )
+    return translated
 
 
 def list_rows(

@@ -92,6 +92,29 @@ def check_too_many_are_none(module: Any, device: str) -> None:
     assert lists["window_kv_indices"].tolist() == [3, 6, none]
 
 
+def check_translations(module: Any, device: str) -> None:
+    """Check that locations of any width and shape are translated as a CPU does, -1 too."""
+    mapping = torch.tensor([0, 7, 0, 5, 9, -1])
+    for dtype in (torch.int32, torch.int64):
+        loc = torch.tensor([[3, 0, -1], [4, 1, 1]] * module.TILE, dtype=dtype)
+        for given in (loc, loc[:, 1], loc[0]):
+            expected = mapping.take(given.long()).to(torch.int32)
+            found = module.translate(mapping.to(device), given.to(device))
+            alike("translated", {"slots": expected}, {"slots": found})
+
+
+def check_written_tables(module: Any, device: str) -> None:
+    """Check that tables hold what is written, of more slots than one step writes, and no more."""
+    count = module.TILE + 3
+    rows, columns = torch.arange(count) % 7, torch.arange(count) // 7
+    full = torch.arange(count).flip(0) + 2
+    table, mapping = torch.zeros((7, count), dtype=torch.int32), torch.zeros(count + 3).long()
+    given = table.to(device), mapping.to(device)
+    module.write(*given, *(one.to(device) for one in (rows, columns, full, full * 3)))
+    table[rows, columns], mapping[full] = full.int(), full * 3
+    alike("tables", named((table, mapping)), named(given))
+
+
 def check_drafts(module: Any, device: str) -> None:
     """Check what a module lists of trees to verify, of more requests than one step lists."""
     generator = torch.Generator().manual_seed(0)

@@ -25,6 +25,8 @@ from properties.support.subjects.listings import (
     check_listings,
     check_paths,
     check_too_many_are_none,
+    check_translations,
+    check_written_tables,
 )
 from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from reference.model import column_major
@@ -772,16 +774,19 @@ def main() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         sys.exit("set TRITON_INTERPRET=1: these checks are for Triton's interpreter")
     from reference import triton_ops  # noqa: PLC0415 - slow, and wanted here alone
+    from reference.kernels import tables  # noqa: PLC0415 - likewise
     from subjects.listing import device, drafts, paths  # noqa: PLC0415 - likewise
 
     torch.set_num_threads(1)
     triton_ops.RANKED_TILE = INTERPRETED_TILE
     run_checks(triton_ops.TritonOps(), "cpu", FEW, interpreted=True)
     check_comparisons(compared_on_device, "cpu")
-    device.TILE = drafts.TILE = paths.TILE = INTERPRETED_TILE
+    device.TILE = drafts.TILE = paths.TILE = tables.TILE = INTERPRETED_TILE
     check_listings(device, "cpu")
     check_any_stride(device, "cpu")
     check_too_many_are_none(device, "cpu")
+    check_translations(device, "cpu")
+    check_written_tables(tables, "cpu")
     check_drafts(drafts, "cpu")
     check_paths(paths, "cpu")
     sys.stdout.write(f"{len(FEW)}\n")
