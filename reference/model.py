@@ -201,11 +201,11 @@ class Model:
         """Return a layer's Q, K and V: its input [T, H] after norm, projection and RoPE."""
         kind, weights = self.config.layers[layer], self.layers[layer]
         shape = self.config.shape(kind)
-        qkv = ops.norm_linear(hidden, weights.input_norm, weights.qkv)
         heads, groups = self.config.heads, shape.kv_heads
-        rows = qkv.view(qkv.shape[0], -1, shape.head_dim)
-        unturned, value = rows.split_with_sizes((heads + groups, groups), dim=1)
-        query, key = ops.rope(unturned, rotary[kind]).split_with_sizes((heads, groups), dim=1)
+        turned, value = ops.project_heads(
+            hidden, weights.input_norm, weights.qkv, rotary[kind], heads + groups
+        )
+        query, key = turned.split_with_sizes((heads, groups), dim=1)
         return Heads(query, key, value)
 
     def after_attention(

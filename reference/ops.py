@@ -150,14 +150,20 @@ class Ops(ABC):
         return self._rotary(positions, section, frequency)
 
     @operation
-    def rope(self, heads: Tensor, rotary: Tensor) -> Tensor:
-        """Rotate `heads` [T, Q+G, D], first half against second, by `rotary` [2, T, D/2]."""
-        return self._rope(heads, rotary)
-
-    @operation
     def norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
         """Return RMSNorm(hidden [T, H]; norm [H]) times weight [O, H] transposed: [T, O]."""
         return self._norm_linear(hidden, norm, weight)
+
+    @operation
+    def project_heads(
+        self, hidden: Tensor, norm: Tensor, weight: Tensor, rotary: Tensor, turned: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the heads that RMSNorm(hidden) times weight [A D, H] transposed is made of.
+
+        The first `turned` of the A heads, [T, turned, D], are rotated, first half against second,
+        by `rotary` [2, T, D/2]; the others, [T, A - turned, D], are as they are.
+        """
+        return self._project_heads(hidden, norm, weight, rotary, turned)
 
     @operation
     def linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
@@ -281,10 +287,12 @@ class Ops(ABC):
     def _rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _rope(self, heads: Tensor, rotary: Tensor) -> Tensor: ...
+    def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor: ...
+    def _project_heads(
+        self, hidden: Tensor, norm: Tensor, weight: Tensor, rotary: Tensor, turned: int
+    ) -> tuple[Tensor, Tensor]: ...
 
     @abstractmethod
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor: ...

@@ -82,20 +82,27 @@ class TorchOps(Ops):
         angle = positions.index_select(0, section).to(torch.float32).T * frequency
         return torch.stack([angle.cos(), angle.sin()])
 
-    def _rope(self, heads: Tensor, rotary: Tensor) -> Tensor:
-        rows, count, dim = heads.shape
-        halves = _wide(heads).view(rows, count, 2, dim // 2)
-        cosine, sine = (rotary.view(2, rows, 1, 1, dim // 2) * halves).unbind()
-        (first_cosine, second_cosine), (first_sine, second_sine) = cosine.unbind(2), sine.unbind(2)
-        turned = [first_cosine - second_sine, second_cosine + first_sine]
-        return _as(torch.cat(turned, dim=-1), heads)
-
     def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+        return _as(self._projected(hidden, norm, weight), hidden)
+
+    def _project_heads(
+        self, hidden: Tensor, norm: Tensor, weight: Tensor, rotary: Tensor, turned: int
+    ) -> tuple[Tensor, Tensor]:
+        rows, pairs = hidden.shape[0], rotary.shape[2]
+        heads = self._projected(hidden, norm, weight).view(rows, -1, 2, pairs)
+        halves, others = heads.split_with_sizes((turned, heads.shape[1] - turned), dim=1)
+        cosine, sine = (rotary.view(2, rows, 1, 1, pairs) * halves).unbind()
+        (first_cosine, second_cosine), (first_sine, second_sine) = cosine.unbind(2), sine.unbind(2)
+        found = torch.cat([first_cosine - second_sine, second_cosine + first_sine], dim=-1)
+        return _as(found, hidden), _as(others.flatten(2), hidden)
+
+    def _projected(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+        """Return RMSNorm(hidden) times a weight [O, I] transposed, float32 [T, O]."""
         rows, weight = _whole(_wide(hidden)).unsqueeze(1), _whole(weight)
         # The mean of squares of each row, and epsilon, as the product of the row with itself.
         mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=1 / hidden.shape[1])
         normed = rows * torch.rsqrt(mean) * _whole(_wide(norm))
-        return _as(torch.bmm(normed, _factor(weight, normed)).squeeze(1), hidden)
+        return torch.bmm(normed, _factor(weight, normed)).squeeze(1)
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         return _as(_added(_wide(residual), _wide(inputs), weight), residual)

@@ -13,7 +13,6 @@ from reference.kernels.elementwise import (
     embed_kernel,
     limit_rows_kernel,
     payload_kernel,
-    rope_kernel,
     rotary_kernel,
     scan_states_kernel,
 )
@@ -22,6 +21,7 @@ from reference.kernels.products import (
     gated_linear_add_kernel,
     linear_add_kernel,
     norm_linear_kernel,
+    project_heads_kernel,
 )
 from reference.kernels.ranking import largest_kernel
 from reference.ops import Ops, Reused
@@ -134,28 +134,35 @@ class TritonOps(Ops):
         )
         return output
 
-    def _rope(self, heads: Tensor, rotary: Tensor) -> Tensor:
-        rows, count, dim = heads.shape
-        output = heads.new_empty(rows, count, dim)
-        pieces, constants = _rope_tiles(count, dim)
-        rope_kernel.launch(
-            (rows, pieces, 1),
-            output,
-            heads,
-            heads.stride(0),
-            rotary,
-            rotary.stride(0),
-            rotary.stride(1),
-            **constants,
-        )
-        return output
-
     def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
         rows, outputs = hidden.shape[0], weight.shape[0]
         output = hidden.new_empty(rows, outputs)
         grid, constants = _product(rows, weight)
         norm_linear_kernel.launch(grid, output, hidden, hidden.stride(0), norm, weight, **constants)
         return output
+
+    def _project_heads(
+        self, hidden: Tensor, norm: Tensor, weight: Tensor, rotary: Tensor, turned: int
+    ) -> tuple[Tensor, Tensor]:
+        rows, dim = hidden.shape[0], 2 * rotary.shape[2]
+        heads = weight.shape[0] // dim
+        output = hidden.new_empty(rows, heads, dim)
+        pieces, constants = _head_tiles(*weight.shape, dim // 2)
+        project_heads_kernel.launch(
+            (rows, pieces, 1),
+            output,
+            hidden,
+            hidden.stride(0),
+            norm,
+            weight,
+            rotary,
+            rotary.stride(0),
+            rotary.stride(1),
+            turned,
+            **constants,
+        )
+        found, others = output.split_with_sizes((turned, heads - turned), dim=1)
+        return found, others
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         output = residual.new_empty(residual.shape)
@@ -306,15 +313,6 @@ def _attention_tiles(heads: int, kv_heads: int, dim: int) -> dict[str, float]:
     }
 
 
-@cache
-def _rope_tiles(heads: int, dim: int) -> tuple[int, dict[str, int]]:
-    """Return how many tiles cover the heads of a row, and the constants of their rotation."""
-    pair_tile = _tile(dim // 2, TILE_AREA)
-    head_tile = _tile(heads, TILE_AREA // pair_tile)
-    constants = {"HEADS": heads, "PAIRS": dim // 2, "HEAD_TILE": head_tile, "PAIR_TILE": pair_tile}
-    return _pieces(heads, head_tile), constants
-
-
 def _power_of_2(width: int) -> int:
     """Return the smallest power of two that is at least `width`."""
     return 1 << (width - 1).bit_length()
@@ -343,3 +341,19 @@ def _product_tiles(outputs: int, inputs: int) -> tuple[int, dict[str, int]]:
     output_tile = _tile(outputs, TILE_AREA // tile)
     constants = {"OUTPUTS": outputs, "INPUTS": inputs, "OUTPUT_TILE": output_tile, "TILE": tile}
     return _pieces(outputs, output_tile), constants
+
+
+@cache
+def _head_tiles(outputs: int, inputs: int, pairs: int) -> tuple[int, dict[str, int]]:
+    """Return how many tiles cover the pairs of a product of heads, and its constants."""
+    tile = _tile(inputs, INPUT_TILE)
+    # Each pair has two sums.
+    pair_tile = _tile(outputs // 2, TILE_AREA // 2 // tile)
+    constants = {
+        "OUTPUTS": outputs,
+        "INPUTS": inputs,
+        "PAIRS": pairs,
+        "PAIR_TILE": pair_tile,
+        "TILE": tile,
+    }
+    return _pieces(outputs // 2, pair_tile), constants

@@ -110,36 +110,6 @@ def rotary_kernel(
 
 
 @Kernel
-def rope_kernel(
-    output,
-    inputs,
-    input_stride,
-    rotary,
-    rotary_plane,
-    rotary_stride,
-    HEADS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    HEAD_TILE: tl.constexpr,
-    PAIR_TILE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE))[:, None]
-    pair = tl.arange(0, PAIR_TILE)[None, :]
-    inside = (head < HEADS) & (pair < PAIRS)
-    angle = rotary + row * rotary_stride + pair
-    cosine = tl.load(angle, mask=pair < PAIRS, other=0.0)
-    sine = tl.load(angle + rotary_plane, mask=pair < PAIRS, other=0.0)
-    element = head * (2 * PAIRS) + pair
-    source = inputs + row * input_stride + element
-    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + PAIRS, mask=inside, other=0.0).to(tl.float32)
-    target = output + row * (HEADS * 2 * PAIRS) + element
-    dtype = output.dtype.element_ty
-    tl.store(target, (first * cosine - second * sine).to(dtype), mask=inside)
-    tl.store(target + PAIRS, (second * cosine + first * sine).to(dtype), mask=inside)
-
-
-@Kernel
 def limit_rows_kernel(
     output,
     rows,

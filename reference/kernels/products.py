@@ -26,6 +26,16 @@ def _weight_tile(
     return tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
 
 
+@jit
+def _norm_scale(source, INPUTS: tl.constexpr, TILE: tl.constexpr):
+    square = tl.full((TILE,), 0.0, tl.float32)
+    for start in range(0, INPUTS, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+        square += value * value
+    return tl.rsqrt(tl.sum(square, 0) / INPUTS + EPSILON)
+
+
 @Kernel
 def norm_linear_kernel(
     output,
@@ -41,12 +51,7 @@ def norm_linear_kernel(
     row = tl.program_id(0).to(tl.int64)
     feature = tl.program_id(1) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)
     source = hidden + row * hidden_stride
-    square = tl.full((TILE,), 0.0, tl.float32)
-    for start in range(0, INPUTS, TILE):
-        column = start + tl.arange(0, TILE)
-        value = tl.load(source + column, mask=column < INPUTS, other=0.0).to(tl.float32)
-        square += value * value
-    scale = tl.rsqrt(tl.sum(square, 0) / INPUTS + EPSILON)
+    scale = _norm_scale(source, INPUTS, TILE)
     total = tl.full((OUTPUT_TILE, TILE), 0.0, tl.float32)
     for start in range(0, INPUTS, TILE):
         column = start + tl.arange(0, TILE)
@@ -56,6 +61,55 @@ def norm_linear_kernel(
         total += _weight_tile(weight, feature, column, OUTPUTS, INPUTS) * product
     result = tl.sum(total, 1).to(output.dtype.element_ty)
     tl.store(output + row * OUTPUTS + feature, result, mask=feature < OUTPUTS)
+
+
+@Kernel
+def project_heads_kernel(
+    output,
+    hidden,
+    hidden_stride,
+    norm,
+    weight,
+    rotary,
+    rotary_plane,
+    rotary_stride,
+    turned,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PAIR_TILE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    # A pair are two features of one head, half of its width apart.
+    pair = tl.program_id(1) * PAIR_TILE + tl.arange(0, PAIR_TILE)
+    head = pair // PAIRS
+    within = pair - head * PAIRS
+    first = head * (2 * PAIRS) + within
+    second = first + PAIRS
+    source = hidden + row * hidden_stride
+    scale = _norm_scale(source, INPUTS, TILE)
+    firsts = tl.full((PAIR_TILE, TILE), 0.0, tl.float32)
+    seconds = tl.full((PAIR_TILE, TILE), 0.0, tl.float32)
+    for start in range(0, INPUTS, TILE):
+        column = start + tl.arange(0, TILE)
+        value = tl.load(source + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+        gain = tl.load(norm + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+        product = (value * scale * gain)[None, :]
+        firsts += _weight_tile(weight, first, column, OUTPUTS, INPUTS) * product
+        seconds += _weight_tile(weight, second, column, OUTPUTS, INPUTS) * product
+    left, right = tl.sum(firsts, 1), tl.sum(seconds, 1)
+    turns = head < turned
+    angle = rotary + row * rotary_stride + within
+    cosine = tl.load(angle, mask=turns, other=1.0)
+    sine = tl.load(angle + rotary_plane, mask=turns, other=0.0)
+    target = output + row * OUTPUTS + first
+    dtype = output.dtype.element_ty
+    inside = first < OUTPUTS
+    found = tl.where(turns, left * cosine - right * sine, left)
+    tl.store(target, found.to(dtype), mask=inside)
+    found = tl.where(turns, right * cosine + left * sine, right)
+    tl.store(target + PAIRS, found.to(dtype), mask=inside)
 
 
 @Kernel

@@ -187,26 +187,6 @@ def rotary_case(trial: OpTrial, kind: Kind) -> Case:
     return Case(run, expected, 1 + angle.abs().expand_as(expected) * 2**-24 / ARITHMETIC_BOUND)
 
 
-def rope_case(trial: OpTrial, kind: Kind) -> Case:
-    """Return the rotation of heads that are a view into wider rows."""
-    shape = trial.config.shape(kind)
-    count, pairs = trial.config.heads + shape.kv_heads, shape.head_dim // 2
-    wide = trial.random(trial.rows, count + shape.kv_heads, shape.head_dim)
-    heads = wide[:, :count]
-    angle = trial.random(trial.rows, pairs, seed=1).float()
-    rotary = torch.stack([angle.cos(), angle.sin()])
-
-    def run(part: slice) -> Tensor:
-        return trial.ops.rope(heads[part], rotary[:, part])
-
-    rotated = torch.view_as_complex(
-        torch.stack([heads[..., :pairs], heads[..., pairs:]], dim=-1).double()
-    ) * torch.complex(rotary[0].double(), rotary[1].double()).unsqueeze(1)
-    expected = torch.cat([rotated.real, rotated.imag], dim=-1)
-    magnitude = rotated.abs().repeat(1, 1, 2)
-    return Case(run, expected, magnitude)
-
-
 def norm_linear_case(trial: OpTrial) -> Case:
     """Return a normed product whose rows differ in scale."""
     config = trial.config
@@ -221,6 +201,34 @@ def norm_linear_case(trial: OpTrial) -> Case:
         normed @ weight.double().T,
         normed.abs() @ weight.double().abs().T,
     )
+
+
+def project_heads_case(trial: OpTrial, kind: Kind) -> Case:
+    """Return heads of rows that differ in scale: the last ones are not turned."""
+    config, shape = trial.config, trial.config.shape(kind)
+    turned, pairs = config.heads + shape.kv_heads, shape.head_dim // 2
+    hidden = trial.random(trial.rows, config.hidden)
+    hidden *= 2.0 ** (torch.arange(trial.rows, device=trial.device)[:, None] % 7 - 3)
+    norm = trial.random(config.hidden, seed=1)
+    outputs = (turned + shape.kv_heads) * shape.head_dim
+    weight = trial.factor(outputs, config.hidden, seed=2)
+    angle = trial.random(trial.rows, pairs, seed=3).float()
+    rotary = torch.stack([angle.cos(), angle.sin()])
+
+    def run(part: slice) -> Tensor:
+        heads = trial.ops.project_heads(hidden[part], norm, weight, rotary[:, part], turned)
+        return torch.cat(heads, 1)
+
+    rows = hidden.double()
+    normed = norm.double() * rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    halves = (trial.rows, -1, 2, pairs)
+    first, second = (normed @ weight.double().T).view(halves).unbind(2)
+    magnitude = (normed.abs() @ weight.double().abs().T).view(halves).sum(2).repeat(1, 1, 2)
+    cosine, sine = rotary.double().unsqueeze(2)
+    rotated = torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+    expected = torch.cat([first, second], -1)
+    expected[:, :turned] = rotated[:, :turned]
+    return Case(run, expected, magnitude)
 
 
 def linear_add_case(trial: OpTrial, kind: Kind) -> Case:
@@ -466,7 +474,7 @@ def cases(trial: OpTrial) -> dict[str, Case]:
     for kind in Kind:
         found[f"rotary {kind}"] = rotary_case(trial, kind)
     for kind in {trial.config.shape(kind): kind for kind in Kind}.values():
-        found[f"rope {kind}"] = rope_case(trial, kind)
+        found[f"project_heads {kind}"] = project_heads_case(trial, kind)
         found[f"linear_add {kind}"] = linear_add_case(trial, kind)
         found[f"store_kv {kind}"] = store_kv_case(trial, kind)
         for form, sunk in SUNK_FORMS:
