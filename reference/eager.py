@@ -281,7 +281,7 @@ class EagerDecoder:
         )
         mask, lengths = batch.mamba_track_mask, batch.encoder_lens
         if batch.mode is not Mode.DECODE:  # There a token is its request's only one.
-            mask, lengths = mask[batch.token_requests], lengths[batch.token_requests]
+            mask, lengths = mask.take(batch.token_requests), lengths.take(batch.token_requests)
         self.payload = self.model.payload(self.ops, states, mask, lengths)
         tokens = TokenInputs(
             input_ids=batch.input_ids,

@@ -89,9 +89,11 @@ class Model:
         drawn_in = dtype if many else torch.float32
         generator = torch.Generator(drawn_on).manual_seed(seed)
 
-        def draw(*shape: int, scale: float) -> Tensor:
+        def draw(*shape: int, scale: float, mean: float = 0.0) -> Tensor:
             drawn = torch.randn(shape, generator=generator, device=drawn_on, dtype=drawn_in)
-            return drawn.mul_(scale).to(device, dtype)
+            drawn = drawn.mul_(scale).to(dtype)
+            # Where it was drawn: a GPU would load a kernel for it.
+            return (drawn + mean if mean else drawn).to(device)
 
         def factor(rows: int, columns: int, *, scale: float) -> Tensor:
             drawn = draw(rows, columns, scale=scale)
@@ -109,14 +111,14 @@ class Model:
             query_width = config.heads * shape.head_dim
             self.layers.append(
                 LayerWeights(
-                    input_norm=1 + draw(config.hidden, scale=0.1),
+                    input_norm=draw(config.hidden, scale=0.1, mean=1.0),
                     qkv=factor(
                         query_width + 2 * shape.kv_heads * shape.head_dim,
                         config.hidden,
                         scale=1.5 * config.hidden**-0.5,
                     ),
                     output=factor(config.hidden, query_width, scale=query_width**-0.5),
-                    mlp_norm=1 + draw(config.hidden, scale=0.1),
+                    mlp_norm=draw(config.hidden, scale=0.1, mean=1.0),
                     gate_up=factor(2 * width, config.hidden, scale=config.hidden**-0.5),
                     down=factor(config.hidden, width, scale=width**-0.5),
                     sinks=(
@@ -124,10 +126,10 @@ class Model:
                     ),
                 )
             )
-        self.final_norm = 1 + draw(config.hidden, scale=0.1)
+        self.final_norm = draw(config.hidden, scale=0.1, mean=1.0)
         self.head = factor(config.vocab, config.hidden, scale=2.0 * config.hidden**-0.5)
-        self.hidden_norm = 1 + draw(config.hidden, scale=0.1)
-        self.decay = torch.linspace(*STATE_DECAY, config.hidden, device=device)
+        self.hidden_norm = draw(config.hidden, scale=0.1, mean=1.0)
+        self.decay = torch.linspace(*STATE_DECAY, config.hidden).to(device)
         self.fusion = factor(config.hidden, config.hidden, scale=config.hidden**-0.5)
         self.frequency = {
             kind: rotary_frequency(config, kind).to(device, torch.float32) for kind in Kind

@@ -94,8 +94,8 @@ class PrefillRunner(GraphRunner):
             payload = self.target.payload(
                 self.ops,
                 states,
-                self.inputs.buffers["mamba_track_mask"][requests],
-                batch.encoder_lens[requests],
+                self.inputs.buffers["mamba_track_mask"].take(requests),
+                batch.encoder_lens.take(requests),
             )
             self.inputs.populate({"input_embeds": payload}, padded=False)
 
