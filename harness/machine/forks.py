@@ -28,13 +28,13 @@ KERNELS = (
     "reference.triton_ops",
     "harness.lockstep.scale.kernel",
     "harness.checks.device.questions",
-    "reference.kernels.known",
     "reference.kernels.tables",
     "subjects.listing.device",
     "subjects.listing.drafts",
     "subjects.listing.paths",
+    "reference.kernels.known",
 )
-"""What processes that use a GPU import besides."""
+"""What processes that use a GPU import besides: the last one knows the kernels of the others."""
 
 FORK, IMPORT, END = b"f", b"i", b"e"
 """What the server is asked: a process, to import modules before the next, or to end them all."""

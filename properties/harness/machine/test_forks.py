@@ -158,3 +158,28 @@ def test_a_command_serves_forks_before_it_does_anything_else() -> None:
 
 def test_the_kernels_that_are_preloaded_are_of_this_tree() -> None:
     assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in KERNELS)
+
+
+READS = """
+import importlib
+from harness.machine.forks import KERNELS
+for name in KERNELS:
+    importlib.import_module(name)
+import torch
+from reference.kernels.launch import Kernel
+print(len(Kernel.defined), sum(kernel.function.hash is None for kernel in Kernel.defined))
+print(torch.cuda.is_initialized())
+"""
+
+
+def test_what_is_preloaded_knows_every_kernel_by_its_source_and_begins_no_device() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", READS],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kernels, unread, began = ran.stdout.split()
+    assert (int(kernels) > 20, unread, began) == (True, "0", "False")
