@@ -8,7 +8,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode, Span
@@ -203,7 +202,8 @@ class EagerKV:
         self.pool = pool
         self.seen = seen
         self.borrowed = borrowed or {}
-        self.read = {kind: self._read_slots(kind) for kind in Kind}
+        full, swa = pool.tables.read(seen[Kind.FULL].cell, seen[Kind.SWA].cell)
+        self.read = {Kind.FULL: full, Kind.SWA: swa}
         self.write = {kind: self._write_slots(kind, write_slots) for kind in Kind}
         self.begin = {kind: of_kind.bounds[:-1] for kind, of_kind in seen.items()}
         self.end = {kind: of_kind.bounds[1:] for kind, of_kind in seen.items()}
@@ -229,13 +229,6 @@ class EagerKV:
             self.begin[kind] if seen.seen is not None else None,
             reused=self.reused[kind],
         )
-
-    def _read_slots(self, kind: Kind) -> Tensor:
-        """Return the slots of the keys that tokens see on layers of one kind, int64 [N]."""
-        seen = self.seen[kind]
-        # To take costs less than to index: half as much on a CPU.
-        slots = self.pool.req_to_token.take(seen.cell).to(torch.int64)
-        return self.pool.full_to_swa_index_mapping.take(slots) if kind is Kind.SWA else slots
 
     def _write_slots(self, kind: Kind, full: Tensor | None) -> Tensor | None:
         """Return where layers of one kind store, in the dtype of a store's ABI."""

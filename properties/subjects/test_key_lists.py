@@ -21,9 +21,9 @@ from properties.support.subjects.listings import (
     check_drafts,
     check_listings,
     check_paths,
+    check_tables,
     check_too_many_are_none,
     check_translations,
-    check_written_tables,
 )
 from reference.batch import Mode, Span, prepare
 from reference.config import PRESETS
@@ -480,7 +480,7 @@ def test_a_gpu_lists_what_a_cpu_lists(device: str) -> None:
         check_any_stride(on_device, device)
         check_too_many_are_none(on_device, device)
         check_translations(on_device, device)
-        check_written_tables(tables, device)
+        check_tables(tables, device)
         check_drafts(drafts, device)
         check_paths(paths, device)
 

@@ -1,8 +1,9 @@
-"""The kernel that writes the index tables of a pool."""
+"""The kernels that write and read the index tables of a pool. All tensors are contiguous."""
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernel: Triton's values have no Python types.
+# The line above is for the kernels: Triton's values have no Python types.
 
+import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -34,6 +35,30 @@ def write_tables_kernel(
     tl.store(full_to_swa + slot, swa_slot, mask=inside)
 
 
+@Kernel
+def read_tables_kernel(
+    full_slots,
+    swa_slots,
+    req_to_token,
+    full_to_swa,
+    full_cells,
+    swa_cells,
+    full_count,
+    swa_count,
+    TILE: tl.constexpr,
+):
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = place < full_count
+    cell = tl.load(full_cells + place, mask=inside, other=0)
+    slot = tl.load(req_to_token + cell, mask=inside, other=0).to(tl.int64)
+    tl.store(full_slots + place, slot, mask=inside)
+    inside = place < swa_count
+    cell = tl.load(swa_cells + place, mask=inside, other=0)
+    slot = tl.load(req_to_token + cell, mask=inside, other=0).to(tl.int64)
+    slot = tl.load(full_to_swa + slot, mask=inside, other=0)
+    tl.store(swa_slots + place, slot, mask=inside)
+
+
 def write(
     req_to_token: Tensor,
     full_to_swa: Tensor,
@@ -42,7 +67,7 @@ def write(
     full: Tensor,
     swa: Tensor,
 ) -> None:
-    """Do what `reference.pool.Tables.write` does, on CUDA by one launch; all are contiguous."""
+    """Do what `reference.pool.Tables.write` does, on CUDA by one launch."""
     count = rows.shape[0]
     write_tables_kernel.launch(
         (-(-count // TILE), 1, 1),
@@ -56,3 +81,24 @@ def write(
         count,
         TILE=TILE,
     )
+
+
+def read(
+    req_to_token: Tensor, full_to_swa: Tensor, full_cells: Tensor, swa_cells: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what `reference.pool.Tables.read` does, on CUDA by one launch."""
+    counts = full_cells.shape[0], swa_cells.shape[0]
+    memory = torch.empty(sum(counts), dtype=torch.int64, device=full_cells.device)
+    full, swa = memory.split_with_sizes(counts)
+    read_tables_kernel.launch(
+        (-(-max(counts) // TILE), 1, 1),
+        full,
+        swa,
+        req_to_token,
+        full_to_swa,
+        full_cells,
+        swa_cells,
+        *counts,
+        TILE=TILE,
+    )
+    return full, swa

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from reference.config import SPECULATION
+from reference.pool import PoolSizes, Tables
 from subjects import key_lists, states
 from subjects.listing import host
 
@@ -103,8 +104,11 @@ def check_translations(module: Any, device: str) -> None:
             alike("translated", {"slots": expected}, {"slots": found})
 
 
-def check_written_tables(module: Any, device: str) -> None:
-    """Check that tables hold what is written, of more slots than one step writes, and no more."""
+def check_tables(module: Any, device: str) -> None:
+    """Check that tables hold what is written, of more slots than one step writes, and no more.
+
+    And that what is read of both kinds, of more of one of them, is what a CPU reads.
+    """
     count = module.TILE + 3
     rows, columns = torch.arange(count) % 7, torch.arange(count) // 7
     full = torch.arange(count).flip(0) + 2
@@ -113,6 +117,12 @@ def check_written_tables(module: Any, device: str) -> None:
     module.write(*given, *(one.to(device) for one in (rows, columns, full, full * 3)))
     table[rows, columns], mapping[full] = full.int(), full * 3
     alike("tables", named((table, mapping)), named(given))
+    tables = Tables(PoolSizes(full_slots=count + 1), count, torch.device("cpu"))
+    tables.req_to_token, tables.full_to_swa_index_mapping = table, mapping
+    cells = torch.arange(table.numel()).flip(0)
+    for some in ((cells, cells[:3]), (cells[2:4], cells), (cells[:0], cells[:1])):
+        found = module.read(*given, *(one.to(device) for one in some))
+        alike("slots", named(tables.read(*some)), named(found))
 
 
 def check_drafts(module: Any, device: str) -> None:

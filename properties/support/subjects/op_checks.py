@@ -24,9 +24,9 @@ from properties.support.subjects.listings import (
     check_drafts,
     check_listings,
     check_paths,
+    check_tables,
     check_too_many_are_none,
     check_translations,
-    check_written_tables,
 )
 from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from reference.model import column_major
@@ -794,7 +794,7 @@ def main() -> None:
     check_any_stride(device, "cpu")
     check_too_many_are_none(device, "cpu")
     check_translations(device, "cpu")
-    check_written_tables(tables, "cpu")
+    check_tables(tables, "cpu")
     check_drafts(drafts, "cpu")
     check_paths(paths, "cpu")
     sys.stdout.write(f"{len(FEW)}\n")
