@@ -5,6 +5,7 @@ A graph has recorded their addresses, so they are copied into and never replaced
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,11 +128,15 @@ class StaticInputs:
 
 
 def copy_together(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy all (destination, source) pairs, one batched call per pair of dtypes and device."""
-    groups: dict[tuple[torch.dtype, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]]
+    """Copy all (destination, source) pairs, one batched call per pair of dtypes and device.
+
+    A destination that is not contiguous is copied apart from the others: if the strides of one
+    pair differ, CUDA copies all pairs of its call one by one.
+    """
+    groups: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]]
     groups = defaultdict(lambda: ([], []))
     for destination, source in pairs:
-        key = destination.dtype, source.dtype, destination.device
+        key = destination.dtype, source.dtype, destination.device, destination.is_contiguous()
         destinations, sources = groups[key]
         destinations.append(destination)
         sources.append(source)
