@@ -1,6 +1,6 @@
 """The paths of recurrent states on CUDA, by one launch each: those of `subjects.states`.
 
-Indices may have any width, paths have 64 bits. Index tensors are contiguous.
+Indices may have any width, paths have 64 bits. Tensors of trees are contiguous.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -104,7 +104,7 @@ def decode_paths(slots: Tensor) -> StatePaths:
     """Return what `subjects.states.decode_paths` does, on CUDA."""
     tokens = slots.shape[0]
     rows, parents = _empty(slots, 2, tokens)
-    decode_paths_kernel.launch(_grid(tokens), rows, parents, slots, tokens, TILE=TILE)
+    decode_paths_kernel.launch(_grid(tokens), rows, parents, slots.contiguous(), tokens, TILE=TILE)
     return StatePaths(rows, rows, parents, 1)
 
 
@@ -113,7 +113,14 @@ def verify_paths(slots: Tensor, tree_parents: Tensor) -> StatePaths:
     tokens = tree_parents.shape[0]
     sources, targets, parents = _empty(slots, 3, tokens)
     verify_paths_kernel.launch(
-        _grid(tokens), sources, targets, parents, slots, tree_parents, tokens, TILE=TILE
+        _grid(tokens),
+        sources,
+        targets,
+        parents,
+        slots.contiguous(),
+        tree_parents,
+        tokens,
+        TILE=TILE,
     )
     return StatePaths(sources, targets, parents, SPECULATION.draft_tokens)
 
@@ -129,9 +136,9 @@ def extend_paths(
         sources,
         targets,
         parents,
-        slots,
-        token_requests,
-        positions,
+        slots.contiguous(),
+        token_requests.contiguous(),
+        positions.contiguous(),
         tokens,
         TILE=TILE,
     )
