@@ -28,6 +28,11 @@ def unequal(left: Tensor, right: Tensor) -> Tensor:
     return one != other
 
 
+def same(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype, on a CPU, have the same bits."""
+    return torch.equal(bits(left), bits(right))
+
+
 def differ(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     """Return whether any bit of any pair of tensors differs, bool [], unread by the host.
 

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from harness.checks.counted_reads import Block, keys_of
-from harness.checks.device.host_arrays import Numbers, on_device
+from harness.checks.device.host_arrays import Numbers
+from harness.checks.device.unequal import Unequal, entries_of
 from reference.allocator import Ownership
 from subjects.protocol import KeyLists
 
@@ -23,15 +25,6 @@ KEYS = 128
 
 ELEMENTS, PROGRAMS = 1024, 64
 """Elements that one program compares together, and the most programs of a pair."""
-
-ENTRY = 8
-"""Numbers that say of a pair where it lies, in which form, and where its answer is."""
-
-WHOLE = frozenset({torch.int32, torch.int64})
-"""Dtypes of which a kernel compares one with another as a copy would convert it."""
-
-Pairs = Sequence[tuple[Tensor, Tensor]]
-"""Pairs of tensors, the two of one shape and one dtype, or of dtypes that are both in WHOLE."""
 
 
 def asks_kernels(device: torch.device) -> bool:
@@ -58,69 +51,35 @@ class Question:
 
     def __bool__(self) -> bool:
         """Whether it is raised."""
-        return bool(answers([self]))
+        return answers([self])[0]
 
 
-def answers(questions: Sequence[Question], unequal: Sequence[Pairs] = ()) -> Tensor:
-    """Return the answers of questions to one device, bool [questions + unequal].
+def answers(questions: Sequence[Question], unequal: Sequence[Unequal] = ()) -> list[bool]:
+    """Return the answers of questions to one device, read together.
 
-    The last ones are, of lists of pairs, whether any pair differs in a bit.
+    The last ones are of flags that two tensors differ.
     """
-    counts = [question.numbers.size for question in questions]
-    firsts = np.cumsum([0, *counts]).tolist()
-    entries = firsts[-1] + firsts[-1] % 2  # These are of 64 bits.
-    lying = [[in_rows(*pair) for pair in pairs if pair[0].numel()] for pairs in unequal]
-    rows = pair_rows(lying)
-    answer = entries + 2 * len(rows) * ENTRY
-    for row in rows:
-        row[-1] += answer + len(questions)
+    # The entries, of 64 bits, come first, and each question's numbers after those before it.
+    entries = entries_of(unequal)
+    counts = [entries.numbers.size, *(question.numbers.size for question in questions)]
+    *firsts, answer = accumulate(counts)
     asked = np.zeros(answer + len(questions) + len(unequal), dtype=np.int32)
-    for first, question in zip(firsts, questions, strict=False):
-        asked[first : first + question.numbers.size] = question.numbers.reshape(-1)
-    if rows:
-        asked[entries:answer] = np.array(rows, dtype=np.int64).reshape(-1).view(np.int32)
-    device = questions[0].device if questions else unequal[0][0][0].device
-    held = on_device(asked, device)
-    for number, question in enumerate(questions):
-        question.launch(held, firsts[number], answer + number)
-    if rows:
+    numbers = [entries.numbers, *(question.numbers.reshape(-1) for question in questions)]
+    np.concatenate(numbers, out=asked[:answer])
+    device = questions[0].device if questions else unequal[0].device
+    # From memory that is not pinned: to pin some takes longer than the copy. It is here until the
+    # answers are read, and the copy is done by then.
+    held = torch.from_numpy(asked).to(device, non_blocking=True)
+    for number, (question, first) in enumerate(zip(questions, firsts, strict=True)):
+        question.launch(held, first, answer + number)
+    if entries.count:
         kernels().unequal_kernel.launch(
-            (len(rows), min(PROGRAMS, max(-(-row[2] // ELEMENTS) for row in rows)), 1),
+            (entries.count, min(PROGRAMS, -(-entries.most // ELEMENTS)), 1),
             held,
-            held[entries:answer].view(torch.int64),
+            answer + len(questions),
             BLOCK=ELEMENTS,
         )
-    return held[answer:].view(torch.bool)[::4]
-
-
-Lying = tuple[Tensor, Tensor, int]
-"""Two tensors of one shape that lie in rows, and how long a row is."""
-
-
-def in_rows(one: Tensor, other: Tensor) -> Lying:
-    """Return two tensors of one shape as they lie in rows."""
-    if one.is_contiguous() and other.is_contiguous():
-        return one, other, one.numel()
-    if one.ndim == 2 and one.stride(1) == other.stride(1) == 1:
-        return one, other, one.shape[1]
-    return one.contiguous(), other.contiguous(), one.numel()
-
-
-def pair_rows(unequal: Sequence[Sequence[Lying]]) -> list[list[int]]:
-    """Return the entry of each pair: where both lie, how many elements each has, and in which form.
-
-    The last number is which of the lists the pair is in. Nobody may free a pair before a kernel
-    was given its entry.
-    """
-    rows = []
-    for number, pairs in enumerate(unequal):
-        for one, other, columns in pairs:
-            count = one.numel()
-            strides = [tensor.stride(0) if columns < count else 0 for tensor in (one, other)]
-            sizes = one.element_size() << 4 | other.element_size()
-            places = one.data_ptr(), other.data_ptr()
-            rows.append([*places, count, columns, *strides, sizes, number])
-    return rows
+    return [answered != 0 for answered in held[answer:].tolist()]
 
 
 def tables_wrong(judged: Sequence[tuple[Sequence[Ownership], Numbers]]) -> Question:
@@ -155,31 +114,39 @@ def tables_wrong(judged: Sequence[tuple[Sequence[Ownership], Numbers]]) -> Quest
 def reads_wrong(keys: KeyLists, blocks: Sequence[Block], right: Numbers, most: int) -> Question:
     """Return whether a row reads otherwise than it must, int32 [rows, cells]: see `counted`.
 
-    Of each sub-pool all slots are counted.
+    Of each sub-pool, the full one first, all slots are counted.
     """
+    full, swa = blocks
 
     def launch(asked: Tensor, first: int, answer: int) -> None:
-        for block in blocks:
-            one = keys_of(keys, block.kind)
-            mask = asked if keys.mask is None else keys.mask.contiguous()
-            kernels().reads_kernel.launch(
-                (block.rows, 1, 1),
-                asked,
-                first + block.first * right.shape[1],
-                answer,
+        lists, masks = [keys_of(keys, block.kind) for block in blocks], dict[str, bool]()
+        given = list[Tensor | int]()
+        for name, one, block in zip(("FULL", "SWA"), lists, blocks, strict=True):
+            masks[f"{name}_MASKED"] = keys.mask is not None and one.mask_start is not None
+            given += (
                 one.begin.contiguous(),
                 one.end.contiguous(),
                 one.slots.contiguous(),
                 asked if one.mask_start is None else one.mask_start.contiguous(),
-                mask,
                 block.listed,
                 one.slots.shape[0],
-                mask.shape[0],
-                MASKED=keys.mask is not None and one.mask_start is not None,
-                WIDTH=block.columns.width,
-                CELLS=right.shape[1],
-                MOST=most,
-                BLOCK=KEYS,
             )
+        mask = asked if keys.mask is None else keys.mask.contiguous()
+        kernels().reads_kernel.launch(
+            (full.rows + swa.rows, 1, 1),
+            asked,
+            first,
+            answer,
+            mask,
+            mask.shape[0],
+            full.rows,
+            *given,
+            **masks,
+            FULL_WIDTH=full.columns.width,
+            SWA_WIDTH=swa.columns.width,
+            CELLS=right.shape[1],
+            MOST=most,
+            BLOCK=KEYS,
+        )
 
     return Question(keys.full.begin.device, right, launch)

@@ -10,10 +10,14 @@ the answer is a number that is 0 beforehand, and 1 once any program has seen wha
 import triton.language as tl
 
 from harness.checks.counted_reads import AS_OFTEN
+from harness.checks.device.unequal import ENTRY
 from reference.kernels.launch import Kernel, jit
 
 ALLOWANCE = tl.constexpr(AS_OFTEN // 2)
 """More than what is left of any number of keys that a row must read, less than of no number."""
+
+LENGTH = tl.constexpr(ENTRY)
+"""How many numbers the entry of a pair has."""
 
 PLACE_BITS = 24
 """Of a number that `strayed_kernel` is given of an element, those that say which slot it is of."""
@@ -69,44 +73,47 @@ def reads_kernel(
     asked,
     first,
     answer,
-    begin,
-    end,
-    slots,
-    mask_start,
     mask,
-    listed,
-    length,
     mask_length,
-    MASKED: tl.constexpr,
-    WIDTH: tl.constexpr,
+    full_rows,
+    full_begin,
+    full_end,
+    full_slots,
+    full_mask_start,
+    full_listed,
+    full_length,
+    swa_begin,
+    swa_end,
+    swa_slots,
+    swa_mask_start,
+    swa_listed,
+    swa_length,
+    FULL_MASKED: tl.constexpr,
+    SWA_MASKED: tl.constexpr,
+    FULL_WIDTH: tl.constexpr,
+    SWA_WIDTH: tl.constexpr,
     CELLS: tl.constexpr,
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Answer whether a row of a sub-pool reads anything too often or not often enough.
 
-    A program is a row, of which `listed` have a list. From `first` on, int32 [rows, CELLS] says
-    how often each must read what its cells count, see `counted_reads.counted`: each key that it
-    reads takes one away.
+    A program is a row: the first `full_rows` are of the full sub-pool. Of those of each, `listed`
+    have a list. From `first` on, int32 [rows, CELLS] says how often each must read what its cells
+    count, see `counted_reads.counted`: each key that it reads takes one away.
     """
     row = tl.program_id(0)
     cells = asked + first + row.to(tl.int64) * CELLS
-    if row < listed:
-        start = tl.load(begin + row).to(tl.int64)
-        stop = tl.load(end + row).to(tl.int64)
-        for turn in range(0, MOST + 1, BLOCK):
-            key = turn + tl.arange(0, BLOCK)
-            read = (key <= MOST) & (start + key < stop)
-            if MASKED:
-                bit = tl.load(mask_start + row).to(tl.int64) + key
-                bit = tl.minimum(tl.maximum(bit, 0), mask_length - 1)
-                read &= tl.load(mask + bit, mask=read, other=0) != 0
-            place = tl.minimum(tl.maximum(start + key, 0), length - 1)
-            slot = tl.load(slots + place, mask=read, other=0).to(tl.int64)
-            column = tl.minimum(tl.maximum(slot, -1), WIDTH)
-            # The last key is one more than a row can have: it is no slot whatever it is.
-            column = tl.where(key == MOST, WIDTH, column)
-            tl.atomic_add(cells + column + 1, tl.full((BLOCK,), -1, tl.int32), mask=read)
+    if row < full_rows:
+        if row < full_listed:
+            keys = (full_begin + row, full_end + row, full_slots, full_length)
+            bits = (full_mask_start + row, mask, mask_length)
+            _take_away(cells, keys, bits, FULL_MASKED, FULL_WIDTH, MOST, BLOCK)
+    elif row - full_rows < swa_listed:
+        other = row - full_rows
+        other_keys = (swa_begin + other, swa_end + other, swa_slots, swa_length)
+        other_bits = (swa_mask_start + other, mask, mask_length)
+        _take_away(cells, other_keys, other_bits, SWA_MASKED, SWA_WIDTH, MOST, BLOCK)
     # What all threads took must be seen before any cell is looked at.
     tl.debug_barrier()
     for turn in range(0, CELLS, BLOCK):
@@ -117,6 +124,36 @@ def reads_kernel(
             tl.store(asked + answer, 1)
 
 
+@jit
+def _take_away(
+    cells,
+    keys,
+    bits,
+    MASKED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Take one away of a row's cells for each key that it reads of its list, begin .. end-1."""
+    begin, end, slots, length = keys
+    mask_start, mask, mask_length = bits
+    start = tl.load(begin).to(tl.int64)
+    stop = tl.load(end).to(tl.int64)
+    for turn in range(0, MOST + 1, BLOCK):
+        key = turn + tl.arange(0, BLOCK)
+        read = (key <= MOST) & (start + key < stop)
+        if MASKED:
+            bit = tl.load(mask_start).to(tl.int64) + key
+            bit = tl.minimum(tl.maximum(bit, 0), mask_length - 1)
+            read &= tl.load(mask + bit, mask=read, other=0) != 0
+        place = tl.minimum(tl.maximum(start + key, 0), length - 1)
+        slot = tl.load(slots + place, mask=read, other=0).to(tl.int64)
+        column = tl.minimum(tl.maximum(slot, -1), WIDTH)
+        # The last key is one more than a row can have: it is no slot whatever it is.
+        column = tl.where(key == MOST, WIDTH, column)
+        tl.atomic_add(cells + column + 1, tl.full((BLOCK,), -1, tl.int32), mask=read)
+
+
 @Kernel
 def strayed_kernel(
     asked,
@@ -125,13 +162,20 @@ def strayed_kernel(
     compared,
     before,
     after,
-    locations,
     mapping,
+    locations,
+    tokens,
     places,
+    requests,
+    other_before,
+    other_after,
+    other_mapping,
+    other_locations,
+    other_tokens,
+    other_places,
+    other_requests,
     elements,
     mapped,
-    tokens,
-    requests,
     full_part,
     swa_part,
     place_part,
@@ -139,14 +183,33 @@ def strayed_kernel(
     SWA_SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Answer whether a world changed a compared element outside the step's frame.
+    """Answer whether one of two worlds changed a compared element outside the step's frame.
 
     `numbers` int32 [elements] says of each which part of the storage it is of, and of which slot
     or place there. A step may change those of its `locations` in parts `full_part` and
-    `swa_part`, and of its `places` in `place_part`.
+    `swa_part`, and of its `places` in `place_part`. Programs are of a world along the second axis.
     """
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     judged = tl.load(compared + element, mask=element < elements, other=0) != 0
+    asks = (asked + answer, numbers, element, judged)
+    parts = (mapped, full_part, swa_part, place_part)
+    if tl.program_id(1) == 0:
+        held = (before, after, mapping)
+        frame = (locations, tokens, places, requests)
+        _find_stray(asks, held, frame, parts, FULL_SLOTS, SWA_SLOTS)
+    else:
+        other_held = (other_before, other_after, other_mapping)
+        other_frame = (other_locations, other_tokens, other_places, other_requests)
+        _find_stray(asks, other_held, other_frame, parts, FULL_SLOTS, SWA_SLOTS)
+
+
+@jit
+def _find_stray(asks, held, frame, parts, FULL_SLOTS: tl.constexpr, SWA_SLOTS: tl.constexpr):
+    """Answer the question of `strayed_kernel` of one world."""
+    answer, numbers, element, judged = asks
+    before, after, mapping = held
+    locations, tokens, places, requests = frame
+    mapped, full_part, swa_part, place_part = parts
     was = tl.load(before + element, mask=judged, other=0)
     changed = judged & (was != tl.load(after + element, mask=judged, other=0))
     if tl.max(changed.to(tl.int32), 0) > 0:
@@ -166,18 +229,7 @@ def strayed_kernel(
             changed &= (part != place_part) | (place != own)
             turn += 1
         if tl.max(changed.to(tl.int32), 0) > 0:
-            tl.store(asked + answer, 1)
-
-
-@Kernel
-def parity_kernel(asked, answer, compared, one, other, elements, BLOCK: tl.constexpr):
-    """Answer whether any element that is compared differs."""
-    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    judged = tl.load(compared + element, mask=element < elements, other=0) != 0
-    left = tl.load(one + element, mask=judged, other=0)
-    right = tl.load(other + element, mask=judged, other=0)
-    if tl.max((left != right).to(tl.int32), 0) > 0:
-        tl.store(asked + answer, 1)
+            tl.store(answer, 1)
 
 
 @jit
@@ -187,12 +239,13 @@ def _from_behind(index, count):
 
 
 @Kernel
-def unequal_kernel(asked, entries, BLOCK: tl.constexpr):
-    """Answer whether two tensors differ in any bit, for each of some pairs: see `pair_rows`.
+def unequal_kernel(asked, answers, BLOCK: tl.constexpr):
+    """Answer whether two tensors differ in any bit, for each of some pairs: see `entries_of`.
 
     A second one whose elements are wider than the first's is compared as it is once copied there.
+    The entries are what `asked` begins with; `answers` says where the answers do.
     """
-    entry = entries + tl.program_id(0) * 8
+    entry = asked.to(tl.pointer_type(tl.int64), bitcast=True) + tl.program_id(0) * LENGTH
     one = tl.load(entry)
     other = tl.load(entry + 1)
     count = tl.load(entry + 2)
@@ -200,19 +253,22 @@ def unequal_kernel(asked, entries, BLOCK: tl.constexpr):
     one_stride = tl.load(entry + 4)
     other_stride = tl.load(entry + 5)
     sizes = tl.load(entry + 6)
+    compared = tl.load(entry + 7)
     size = sizes >> 4
     other_size = sizes & 15
     first = tl.program_id(1).to(tl.int64) * BLOCK
     while first < count:
         element = first + tl.arange(0, BLOCK)
         inside = element < count
+        masked = inside & (compared != 0)
+        inside &= (compared == 0) | (_whole_number(compared, element, 1, masked) != 0)
         row = element // columns
         column = element % columns
         left = _whole_number(one, row * one_stride + column, size, inside)
         right = _whole_number(other, row * other_stride + column, other_size, inside)
         right = tl.where(size == 4, right.to(tl.int32).to(tl.int64), right)
         if tl.max((left != right).to(tl.int32), 0) > 0:
-            tl.store(asked + tl.load(entry + 7), 1)
+            tl.store(asked + answers + tl.load(entry + 8), 1)
         first += tl.num_programs(1) * BLOCK
 
 

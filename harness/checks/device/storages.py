@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.checks.device.launches import ELEMENTS, Question, kernels
+from harness.checks.device.unequal import Unequal
 from harness.lockstep.bits import bits
 from harness.lockstep.observation import Observation, Snapshot
 from reference.batch import Mode
@@ -90,47 +91,30 @@ def strayed(observation: Observation) -> Question:
     written = [NONE if mode.written is None else parts[mode.written, kind] for kind in Kind]
 
     def launch(asked: Tensor, first: int, answer: int) -> None:
+        given = list[Tensor | int]()
         for world in (observation.eager, observation.graph):
             locations, places = own_of(world, mode, asked[:0])
-            kernels().strayed_kernel.launch(
-                (-(-layout.elements // ELEMENTS), 1, 1),
-                asked,
-                answer,
-                numbers_of(layout, compared.device),
-                compared,
-                bits(world.before),
-                bits(world.after),
-                locations,
-                world.mapping,
-                places,
-                layout.elements,
-                world.mapping.shape[0],
-                locations.shape[0],
-                places.shape[0],
-                *written,
-                parts[OWN[mode]] if mode in OWN else NONE,
-                FULL_SLOTS=layout.sizes.slots(Kind.FULL),
-                SWA_SLOTS=layout.sizes.slots(Kind.SWA),
-                BLOCK=ELEMENTS,
-            )
-
-    return Question(compared.device, NOTHING, launch)
-
-
-def storages_differ(observation: Observation) -> Question:
-    """Return whether any element that is compared differs between the worlds after the step."""
-    compared = observation.compared
-
-    def launch(asked: Tensor, first: int, answer: int) -> None:
-        kernels().parity_kernel.launch(
-            (-(-compared.shape[0] // ELEMENTS), 1, 1),
+            given += bits(world.before), bits(world.after), world.mapping
+            given += locations, locations.shape[0], places, places.shape[0]
+        kernels().strayed_kernel.launch(
+            (-(-layout.elements // ELEMENTS), 2, 1),
             asked,
             answer,
+            numbers_of(layout, compared.device),
             compared,
-            bits(observation.eager.after),
-            bits(observation.graph.after),
-            compared.shape[0],
+            *given,
+            layout.elements,
+            observation.eager.mapping.shape[0],
+            *written,
+            parts[OWN[mode]] if mode in OWN else NONE,
+            FULL_SLOTS=layout.sizes.slots(Kind.FULL),
+            SWA_SLOTS=layout.sizes.slots(Kind.SWA),
             BLOCK=ELEMENTS,
         )
 
     return Question(compared.device, NOTHING, launch)
+
+
+def storages_differ(observation: Observation) -> Unequal:
+    """Return whether any element that is compared differs between the worlds after the step."""
+    return Unequal([(observation.eager.after, observation.graph.after)], observation.compared)

@@ -7,7 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from harness.checks.device.flags import Flag, Unequal, as_dtype
+from harness.checks.device.flags import Flag
+from harness.checks.device.unequal import Unequal, as_dtype
 from harness.checks.property import Description, Property
 from harness.checks.static_inputs import INPUTS, METADATA, OUTPUTS, Expected, ExpectedInputs
 from harness.explain.facts import Cause

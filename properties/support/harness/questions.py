@@ -18,9 +18,9 @@ from torch import Tensor
 
 from harness.checks.counted_reads import keys_of
 from harness.checks.device import launches
-from harness.checks.device.flags import Unequal, in_kernel
 from harness.checks.device.host_arrays import on_device
 from harness.checks.device.storages import storages_differ, strayed
+from harness.checks.device.unequal import Pairs, Unequal
 from harness.checks.of_steps.live_inputs import parts
 from harness.checks.of_steps.read_frame import allowed, blocks_of, most_listed, reads_of
 from harness.checks.of_steps.slot_ownership import right_cells, wrong_cells
@@ -41,7 +41,7 @@ ENGINES = ("eagle_draft", "frozen_kv_mtp")
 TIMES = 2
 """Differences that are planted for a question in each step."""
 
-Asked = tuple[str, bool, launches.Question]
+Asked = tuple[str, bool, launches.Question | Unequal]
 """What is asked, what the ops answer, and the question that the kernels do."""
 
 
@@ -134,7 +134,7 @@ def other_tables(world: Ownership, draw: random.Random) -> Ownership:
     return replace(world, mapping=mapping, req_to_token=rows)
 
 
-def other_inputs(seen: Observation, draw: random.Random) -> launches.Pairs:
+def other_inputs(seen: Observation, draw: random.Random) -> Pairs:
     """Return the parts of a replay's static inputs, one element of one being another."""
     pairs = [
         (part.held, part.right) for part in parts(seen) if part.held.device == seen.compared.device
@@ -173,14 +173,17 @@ def asked(seen: Observation, draw: random.Random) -> Iterator[Asked]:
 
 def both_answers(seen: Observation, draw: random.Random) -> Iterator[tuple[str, bool, bool]]:
     """Yield what was asked about a step, all at once, and both answers."""
-    questions = [*asked(seen, draw)]
     inputs = [other_inputs(seen, draw) for _ in range(TIMES)]
     right = [[(one, one) for one, _ in pairs] for pairs in inputs]
-    lists = [in_kernel(pairs) for pairs in (*inputs, *right) if pairs]
-    names = [*(name for name, _, _ in questions), *["inputs"] * len(lists)]
-    ops = [*(answer for _, answer, _ in questions), *(bool(Unequal(pairs)) for pairs in lists)]
-    kernels = launches.answers([question for _, _, question in questions], lists).tolist()
-    yield from zip(names, ops, kernels, strict=True)
+    flags = [Unequal(pairs) for pairs in (*inputs, *right) if pairs]
+    questions = [*asked(seen, draw), *(("inputs", bool(flag), flag) for flag in flags)]
+    # Those of pairs are answered last.
+    questions.sort(key=lambda one: isinstance(one[2], Unequal))
+    of_kernels = [one for _, _, one in questions if isinstance(one, launches.Question)]
+    of_pairs = [one for _, _, one in questions if isinstance(one, Unequal)]
+    kernels = launches.answers(of_kernels, of_pairs)
+    for (name, ops, _), answer in zip(questions, kernels, strict=True):
+        yield name, ops, answer
 
 
 def check_questions(device: str) -> Counter[tuple[str, bool]]:
