@@ -1,8 +1,9 @@
 """live_inputs: a static input that is no longer refreshed, or a tail that is no longer reset."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,7 @@ LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
 """Static inputs of which runners have different dtypes."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A part of a static input from element (or row) `first` on, and what it must hold."""
 
     name: str

@@ -32,7 +32,7 @@ from harness.lockstep.observation import Observation
 from reference.allocator import Owner
 from reference.batch import Mode, Span
 from reference.config import SPECULATION, Kind, Role
-from subjects.protocol import Offer
+from subjects.protocol import KeyLists, Offer
 
 
 def columns_read(mode: Mode, span: Span, window: int | None) -> Iterable[Slots | slice]:
@@ -43,7 +43,7 @@ def columns_read(mode: Mode, span: Span, window: int | None) -> Iterable[Slots |
     if mode is Mode.TARGET_VERIFY or mode is Mode.DRAFT:
         return _columns_beyond(mode, span, window)
     reach = span.end if window is None else window
-    return [slice(max(0, end - reach), end) for end in (1 + at for at in span.positions(mode))]
+    return [slice(max(0, at + 1 - reach), at + 1) for at in span.positions(mode)]
 
 
 def _columns_beyond(mode: Mode, span: Span, window: int | None) -> Iterator[Slots]:
@@ -129,15 +129,21 @@ def columns_counted(observation: Observation, kind: Kind, rows: int) -> Columns:
     return Columns(count, listed[listed < count])
 
 
+def listed_rows(keys: KeyLists) -> dict[Kind, int]:
+    """Return how many rows have a list of each sub-pool."""
+    return {Kind.FULL: keys.full.begin.shape[0], Kind.SWA: keys.swa.begin.shape[0]}
+
+
 def blocks_of(observation: Observation, listed: Mapping[Kind, int]) -> list[Block]:
     """Return the rows of each sub-pool of which some rows have a list, one after the other."""
     forwards = forwards_of(observation.mode)
     live = sum(len(span.positions(observation.mode)) for span in observation.graph.spans)
     blocks, first = list[Block](), 0
     for kind, count in listed.items():
-        columns = Columns(observation.layout.sizes.slots(kind))
         if observation.keys is not None:
             columns = columns_counted(observation, kind, count)
+        else:
+            columns = Columns(observation.layout.sizes.slots(kind))
         block = Block(kind, first, count, max(count // forwards, live), forwards, columns)
         blocks.append(block)
         first += block.rows
@@ -158,18 +164,12 @@ def allowed(observation: Observation, blocks: Sequence[Block]) -> Numbers:
     rows = sum(block.rows for block in blocks)
     width = width_of(blocks)
     counts = np.zeros((rows, width), dtype=np.int32)
-    listed, lengths, numbers = list[Slots](), list[int](), list[int]()
     for block in blocks:
         for forward, reads in enumerate(live_reads(observation, block.kind)):
             first = block.first + forward * block.of_forward
             counts[first + len(reads) : first + block.of_forward, 1] = AS_OFTEN
-            counts_all = block.columns.slots is None
-            listed += reads if counts_all else [block.columns.of(read) for read in reads]
-            lengths += [len(read) for read in reads]
-            numbers += range(first, first + len(reads))
-    if listed:
-        begins = np.repeat(np.array(numbers) * width + 1, lengths)
-        counts.reshape(-1)[begins + np.concatenate(listed)] = 1
+            for cells, read in zip(counts[first : first + len(reads), 1:], reads, strict=True):
+                cells[block.columns.of(read)] = 1
     return counts
 
 
@@ -177,7 +177,7 @@ def reads_of(observation: Observation) -> CountedReads | None:
     """Return how the rows of a step read both sub-pools; None where no index list is seen."""
     keys, replay = observation.keys, observation.replay
     if keys is not None:
-        blocks = blocks_of(observation, {kind: len(keys_of(keys, kind).begin) for kind in Kind})
+        blocks = blocks_of(observation, listed_rows(keys))
         read = counted(keys, blocks, most_listed(observation, blocks))
     elif replay is not None and replay.reads:
         lists = {kind: replay.reads[kind] for kind in Kind if kind in replay.reads}
@@ -203,7 +203,7 @@ def flag(observation: Observation) -> Flag:
     """Whether a live row reads other slots than its request's, or a padded one another than 0."""
     keys = observation.keys
     if keys is not None and launches.asks_kernels(keys.full.begin.device):
-        blocks = blocks_of(observation, {kind: len(keys_of(keys, kind).begin) for kind in Kind})
+        blocks = blocks_of(observation, listed_rows(keys))
         if all(block.columns.slots is None for block in blocks):
             most = most_listed(observation, blocks)
             return launches.reads_wrong(keys, blocks, allowed(observation, blocks), most)

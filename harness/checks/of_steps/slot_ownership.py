@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate, chain
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.checks.device import launches
@@ -105,37 +106,31 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
     holders = [owner for owner in world.holders if owner.full_pages]
     if not holders:
         return cells
-    size, columns, numbers = sizes.page_size, table_shape[1], numbered(cells.shape[1])
+    size = sizes.page_size
     full = slots_of_pages([page for owner in holders for page in owner.full_pages], size)
-    swa = slots_of_pages(
-        [-1 if page is None else page for owner in holders for page in owner.swa_pages], size
-    )
-    swa = np.maximum(swa, 0, out=swa)
-    right, also, known = cells
-    right[full] = swa
-    # Of each request, by which cells of its row its tokens are written to which of its slots.
-    held = [len(owner.full_pages) * size for owner in holders]
-    tokens = [min(owner.length, count) for owner, count in zip(holders, held, strict=True)]
-    cell = parts_of(numbers, [mapped + owner.row * columns for owner in holders], tokens)
-    if tokens != held:
-        written = parts_of(numbers, [*accumulate(held, initial=0)], tokens)
-        full, swa = full[written], swa[written]
-    also[full] = swa
-    right[cell] = also[cell] = full
-    known[cell] = 1
+    swa_pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
+    swa = np.maximum(slots_of_pages(swa_pages, size), 0)
+    cells[RIGHT, full] = swa
+    # Of each request, which of the slots its tokens are written to, and by which cells of its row.
+    written, numbers, first = [], numbered(cells.shape[1]), 0
+    for owner in holders:
+        held, row = len(owner.full_pages) * size, mapped + owner.row * table_shape[1]
+        tokens = min(owner.length, held)
+        written.append((slice(first, first + tokens), numbers[row : row + tokens]))
+        first += held
+    cell = np.concatenate([of_one for _, of_one in written])
+    if len(cell) < len(full):
+        full, swa = (np.concatenate([one[part] for part, _ in written]) for one in (full, swa))
+    cells[ALSO, full] = swa
+    cells[:2, cell] = full
+    cells[KNOWN, cell] = 1
     return cells
 
 
-def parts_of(numbers: Numbers, begins: Iterable[int], counts: Iterable[int]) -> Numbers:
-    """Return parts of some numbers, of which each begins somewhere, laid end to end."""
-    pairs = zip(begins, counts, strict=False)
-    return np.concatenate([numbers[begin : begin + count] for begin, count in pairs])
-
-
 @lru_cache(maxsize=8)
-def numbered(count: int) -> Numbers:
+def numbered(count: int) -> NDArray[np.int64]:
     """Return the numbers of so many cells, which nobody writes."""
-    return np.arange(count, dtype=np.int32)
+    return np.arange(count)
 
 
 @lru_cache(maxsize=8)
@@ -150,12 +145,12 @@ def cells_of_nobody(
     return cells
 
 
-def slots_of_pages(pages: Sequence[int], page_size: int) -> Numbers:
+def slots_of_pages(pages: Sequence[int], page_size: int) -> NDArray[np.int64]:
     """Return the slots of some pages, one page after the other; of page -1 none is above 0."""
-    numbers = np.array(pages, dtype=np.int32)
+    numbers = np.array(pages, dtype=np.int64)
     if page_size == 1:
         return numbers
-    return (numbers[:, None] * page_size + numbered(page_size)).ravel()
+    return (numbers[:, None] * page_size + np.arange(page_size)).ravel()
 
 
 def wrong_cells(worlds: Sequence[Ownership], cells: Tensor) -> Tensor:

@@ -16,13 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.checks.counted_reads import keys_of
 from harness.checks.device import launches
 from harness.checks.device.host_arrays import on_device
 from harness.checks.device.storages import storages_differ, strayed
 from harness.checks.device.unequal import Pairs, Unequal
 from harness.checks.of_steps.live_inputs import parts
-from harness.checks.of_steps.read_frame import allowed, blocks_of, most_listed, reads_of
+from harness.checks.of_steps.read_frame import (
+    allowed,
+    blocks_of,
+    listed_rows,
+    most_listed,
+    reads_of,
+)
 from harness.checks.of_steps.slot_ownership import right_cells, wrong_cells
 from harness.checks.of_steps.write_frame import writes_outside_frame
 from harness.lockstep.bits import bits
@@ -30,7 +35,6 @@ from harness.lockstep.observation import Observation, Snapshot
 from harness.schedules.schedule import Step
 from properties.support.harness.planting import SCHEDULE, build
 from reference.allocator import Ownership
-from reference.config import Kind
 from reference.pool import PoolSizes
 from reference.state_pool import Section
 from subjects.protocol import Keys
@@ -49,7 +53,7 @@ def reads_wrongly(seen: Observation) -> Asked:
     """Ask whether a row reads what it must not."""
     keys, reads = seen.keys, reads_of(seen)
     assert keys is not None and reads is not None
-    blocks = blocks_of(seen, {kind: len(keys_of(keys, kind).begin) for kind in Kind})
+    blocks = blocks_of(seen, listed_rows(keys))
     most = most_listed(seen, blocks)
     question = launches.reads_wrong(keys, blocks, allowed(seen, blocks), most)
     return "reads", bool(reads.wrong.any()), question
