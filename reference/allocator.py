@@ -84,11 +84,10 @@ class Allocator:
 
     def full_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
         """Return the full slots of the tokens begin .. end-1."""
-        size = self.page_size
-        return [
-            allocation.full_pages[token // size] * size + token % size
-            for token in range(begin, end)
-        ]
+        size, pages = self.page_size, allocation.full_pages
+        if size == 1:
+            return pages[begin:end]
+        return [pages[token // size] * size + token % size for token in range(begin, end)]
 
     def swa_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
         """Return the SWA slots of the tokens begin .. end-1. Raises ValueError for one evicted."""

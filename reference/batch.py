@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,8 +64,7 @@ class DraftState:
     hidden: Tensor
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Columns begin .. end-1 of one request's row of req_to_token, written in one forward.
 
     `full_slots` and `swa_slots` are where K and V go, one per column. To verify, `tree`
@@ -73,7 +73,7 @@ class Span:
     `mrope_delta` stands for multimodal positions, `encoder_len` for cross attention.
     `track_index` is the request's slot of recurrent state, 0 in an engine without, and
     `tracked` says whether the state enters the request's input. `token_row` is the request's
-    row of tokens.
+    row of tokens. Each step makes many: a frozen dataclass takes three times as long to make.
     """
 
     row: int
@@ -131,7 +131,8 @@ class Span:
 class ForwardBatch:
     """B requests with T tokens in all. Shapes and dtypes as an engine's scheduler makes them.
 
-    Device: input_ids, positions, token_rows int64 [T]; mrope_positions int64 [3, T];
+    Device: input_ids, positions, token_rows int64 [T]; token_cells int64 [T], where tokens lie in
+    the world's table of tokens laid end to end; mrope_positions int64 [3, T];
     out_cache_loc int64 [N], where N = T except for a draft, which takes topk x steps slots a
     request; req_pool_indices, seq_lens, mamba_track_indices, encoder_lens int64 [B];
     mamba_track_mask bool [B]; num_token_non_padded int32 [1]; token_requests int64 [T], the
@@ -157,6 +158,7 @@ class ForwardBatch:
     num_token_non_padded: Tensor
     seq_lens_cpu: Tensor
     token_rows: Tensor
+    token_cells: Tensor
     token_requests: Tensor
     extend_lens: Tensor
     extend_lens_cpu: Tensor
@@ -203,18 +205,28 @@ def prepare(
 
     Everything the host knows crosses to the device in one blocking copy.
     """
-    host, device = transfer(batch_values(mode, spans), tokens.device)
+    host, device = transfer(batch_values(mode, spans, tokens.shape[1]), tokens.device)
     write_slots(tables, device)
     return batch_of(mode, spans, host, device, tokens, hidden_states)
 
 
-def batch_values(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
-    """Return all that the host knows of a batch, by name."""
-    lists = {**_per_slot(spans), **_per_token(mode, spans), **_per_request(mode, spans)}
+def batch_values(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, list[int]]:
+    """Return all that the host knows of a batch, by name; token rows have so many columns."""
+    lists = {**_per_slot(spans), **_per_token(mode, spans, columns), **_per_request(mode, spans)}
     if mode is Mode.TARGET_VERIFY:
         lists["tree_token"] = [token for span in spans for token, _ in span.tree]
-        lists["tree_mask"] = [bit for span in spans for bit in span.tree_mask()]
+        lists["tree_mask"] = packed([bit for span in spans for bit in span.tree_mask()])
     return lists
+
+
+def packed(bits: Sequence[bool]) -> list[int]:
+    """Return bits as `unpacked` finds them: eight of them, a byte each, in every number."""
+    return memoryview(bytes(bits) + bytes(-len(bits) % 8)).cast("q").tolist()
+
+
+def unpacked(numbers: Tensor, count: int) -> Tensor:
+    """Return so many bits, bool [count], that were packed into numbers int64."""
+    return numbers.view(torch.bool)[:count]
 
 
 SLOT_VALUES = ("row", "column", "full_slot", "swa_slot")
@@ -239,23 +251,22 @@ def batch_of(
     `tokens` is int64 [token rows, max_context], `hidden_states` [token rows, max_context,
     H], the target's.
     """
-    positions = device["position"]
-    live_tokens = torch.full((1,), len(positions), dtype=torch.int32, device=tokens.device)
     return ForwardBatch(
         mode=mode,
         spans=tuple(spans),
         input_ids=_input_ids(mode, device, tokens),
-        positions=positions,
+        positions=device["position"],
         mrope_positions=device["mrope_position"].view(MROPE_SECTIONS, -1),
         out_cache_loc=device["full_slot"],
         req_pool_indices=device["request_row"],
         seq_lens=device["seq_len"],
         mamba_track_indices=device["track_index"],
-        mamba_track_mask=device["tracked"].bool(),
+        mamba_track_mask=unpacked(device["tracked"], len(spans)),
         encoder_lens=device["encoder_len"],
-        num_token_non_padded=live_tokens,
+        num_token_non_padded=device["live_tokens"].view(torch.int32)[:1],
         seq_lens_cpu=host["seq_len"],
         token_rows=device["token_row"],
+        token_cells=device["token_cell"],
         token_requests=device["token_request"],
         extend_lens=device["extend_len"],
         extend_lens_cpu=host["extend_len"],
@@ -281,8 +292,11 @@ def _per_slot(spans: Sequence[Span]) -> dict[str, list[int]]:
     return found
 
 
-def _per_token(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
-    """Return, for every token that is run, its request, its row of tokens and its positions."""
+def _per_token(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, list[int]]:
+    """Return, for every token that is run, its request, its place and its positions.
+
+    And how many they are, which is read as int32: the first half of a number.
+    """
     requests, rows, positions, deltas = list[int](), list[int](), list[int](), list[int]()
     for request, span in enumerate(spans):
         of_span = span.positions(mode)
@@ -293,6 +307,10 @@ def _per_token(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
     return {
         "token_request": requests,
         "token_row": rows,
+        "token_cell": [
+            row * columns + position for row, position in zip(rows, positions, strict=True)
+        ],
+        "live_tokens": [len(positions)],
         "position": positions,
         "mrope_position": [
             position + section * delta
@@ -309,7 +327,7 @@ def _per_request(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
         "request_row": [span.row for span in spans],
         "seq_len": [span.seq_len(mode) for span in spans],
         "track_index": [span.track_index for span in spans],
-        "tracked": [span.tracked for span in spans],
+        "tracked": packed([span.tracked for span in spans]),
         "encoder_len": [span.encoder_len for span in spans],
         "extend_len": extended,
         "last_row": [end - 1 for end in accumulate(extended)],
@@ -321,8 +339,8 @@ def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tens
     if mode is Mode.TARGET_VERIFY:
         return device["tree_token"]
     if mode is Mode.DRAFT_EXTEND:  # The draft's input runs one token ahead of the target's.
-        return tokens[device["token_row"], device["position"] + 1]
-    return tokens[device["token_row"], device["position"]]
+        return tokens.view(-1).index_select(0, device["token_cell"] + 1)
+    return tokens.view(-1).index_select(0, device["token_cell"])
 
 
 def _spec_info(
@@ -330,7 +348,8 @@ def _spec_info(
 ) -> dict[str, Tensor]:
     """Return what speculation adds to a batch; see `ForwardBatch`."""
     if mode is Mode.TARGET_VERIFY:
-        return {"custom_mask": device["tree_mask"].bool()}
+        bits = sum(len(span.tree) * (span.begin + len(span.tree)) for span in spans)
+        return {"custom_mask": unpacked(device["tree_mask"], bits)}
     if mode is Mode.DRAFT_EXTEND:
         accepted = device["extend_len"].to(torch.int32)
         return {

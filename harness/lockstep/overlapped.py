@@ -175,7 +175,7 @@ class OverlappedScheduler(Scheduler):
     def forward_of(self, mode: Mode, spans: Iterable[Span]) -> PlannedForward:
         """Return the forward over some spans, staged; their slots go to the tables in order."""
         found = tuple(spans)
-        values = batch_values(mode, found)
+        values = batch_values(mode, found, self.config.max_context)
         slots = {name: values[name] for name in SLOT_VALUES}
         self.overlap.write(slots, partial(write_slots, self.pools.tables))
         return StagedForward(mode, None, found, self.overlap.stage(values))

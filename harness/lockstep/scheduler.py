@@ -193,9 +193,8 @@ def keep_sampled(book: RequestBook, batch: ForwardBatch, output: Output, *, samp
     """Keep on the device what `sample` does: hidden states, and the next tokens if `sampled`."""
     book.hidden_states[batch.token_rows, batch.positions] = output["hidden"]
     if sampled:
-        last = slice(-1, None) if batch.mode is Mode.EXTEND else slice(None)
-        rows, positions = batch.token_rows[last], batch.positions[last] + 1
-        book.tokens[rows, positions] = output["logits"].argmax(-1)
+        cells = batch.token_cells[-1:] if batch.mode is Mode.EXTEND else batch.token_cells
+        book.tokens.view(-1).index_copy_(0, cells + 1, output["logits"].argmax(-1))
 
 
 def samples_of(

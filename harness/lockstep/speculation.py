@@ -5,7 +5,6 @@ Both worlds do it alike, each with what its own forwards gave.
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -34,7 +33,7 @@ def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
         )
     )
     spans = [
-        replace(span, state=request.state)
+        span._replace(state=request.state)
         for request in book.choose(ready, picks)
         if (span := book.span(request, count)) is not None
     ]
@@ -54,7 +53,7 @@ def verify(book: RequestBook, picks: Sequence[int], accept: int) -> PlannedForwa
             book.events["tree of the harness"] += not request.tree
             book.events["tree of a draft model"] += bool(request.tree)
             tree = request.tree or _tree_of_the_harness(book, request)
-            spans.append(replace(span, tree=tree, accept=accept))
+            spans.append(span._replace(tree=tree, accept=accept))
     return book.planned(Mode.TARGET_VERIFY, spans)
 
 

@@ -156,7 +156,7 @@ class Bench:
     def verify(self, trees: Sequence[Tree]) -> Tensor:
         """Verify a tree of each request; return the logits [requests, nodes, vocab]."""
         spans = [
-            replace(self.span(request, request.length, request.length + len(tree)), tree=tree)
+            self.span(request, request.length, request.length + len(tree))._replace(tree=tree)
             for request, tree in zip(self.requests, trees, strict=True)
         ]
         return self.run(Mode.TARGET_VERIFY, spans)["logits"].view(REQUESTS, len(trees[0]), -1)
@@ -176,8 +176,7 @@ class Bench:
         count = SPECULATION.slots if mode is Mode.DRAFT else 0
         names = "topk_p", "topk_index", "hidden"
         return [
-            replace(
-                self.span(request, request.length, request.length + count),
+            self.span(request, request.length, request.length + count)._replace(
                 state=DraftState(*(caught_up[name][request.serial].clone() for name in names)),
             )
             for request in self.requests

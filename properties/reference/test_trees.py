@@ -4,7 +4,6 @@ Held against their definitions in plain Python.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -199,7 +198,7 @@ def test_masks_depths_and_positions_follow_from_the_paths(tree: Tree, begin: int
 
 def test_where_tokens_stand_and_what_keys_a_request_has_follow_from_the_mode() -> None:
     """Drafts not yet accepted are no keys of their request; a frozen draft stands on its last."""
-    span = replace(span_of(5, ()), end=8)
+    span = span_of(5, ())._replace(end=8)
     assert {mode: span.positions(mode) for mode in Mode if mode is not Mode.TARGET_VERIFY} == {
         Mode.EXTEND: [5, 6, 7],
         Mode.DECODE: [5, 6, 7],

@@ -104,7 +104,7 @@ class PagedDraftingEngine(PagedEngine):
                 spans.append(span)
                 continue
             begin = min(begin, self.requests.config.max_context - WIDTH)
-            spans.append(replace(span, begin=begin, end=begin + WIDTH, tree=((0, -1),) * WIDTH))
+            spans.append(span._replace(begin=begin, end=begin + WIDTH, tree=((0, -1),) * WIDTH))
         places = [place for span in spans for place in range(span.begin, span.end)]
         return replace(batch, spans=tuple(spans), positions=batch.positions.new_tensor(places))
 
@@ -140,7 +140,7 @@ class PagedDraftingEngine(PagedEngine):
         if batch.mode is Mode.DRAFT:
             ends = [end + SPECULATION.forwards for end in ends]
             pairs = zip(batch.spans, ends, strict=True)
-            last = tuple(replace(span, begin=end - 1, end=end) for span, end in pairs)
+            last = tuple(span._replace(begin=end - 1, end=end) for span, end in pairs)
             own = self.given(replace(batch, spans=last))
             held = {name: held[name] for name in TABLES} | {name: own[name] for name in SLOTS}
         else:
