@@ -5,7 +5,7 @@ writes into the same storages, and what a graph could not hold is refused while 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -231,27 +231,38 @@ def _fastest_binding(
     """Return torch's own function of the op if it takes these arguments, else the overload.
 
     Torch's function costs half as much to call, and a tape is replayed often. No schema says
-    which arguments it takes, so that it is called: it writes what its result already holds.
+    which arguments it takes, so that it is called once with arguments of these types: it writes
+    what its result already holds.
     """
     if form.binding is None:
         return form.overload
-    try:
-        form.binding(*args, **kwargs)
-    except (AttributeError, TypeError):
-        return form.overload
-    return form.binding
+    types = _types(args), tuple(kwargs)
+    if types not in form.fastest:
+        try:
+            form.binding(*args, **kwargs)
+            form.fastest[types] = form.binding
+        except (AttributeError, TypeError):
+            form.fastest[types] = form.overload
+    return form.fastest[types]
+
+
+def _types(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the types of some arguments, and those of the items of lists."""
+    return tuple(_types(one) if isinstance(one, list | tuple) else type(one) for one in values)
 
 
 @dataclass(frozen=True)
 class _OutForm:
     """The overload of an op that writes into `out=`, which keywords it accepts besides.
 
-    `binding` is torch's own function of the op, if there is one.
+    `binding` is torch's own function of the op, if there is one. `fastest` is what to call, by
+    the types of the arguments and the names of keywords.
     """
 
     overload: Callable[..., Any]
     accepted: frozenset[str]
     binding: Callable[..., Any] | None
+    fastest: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
 
 @cache
