@@ -2,8 +2,9 @@
 
 import gc
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -69,7 +70,9 @@ class CapturedEngine:
     """An engine under test that keeps what it was when its graphs had just been captured.
 
     Its KV lies in `pools`, so that there is nothing to read or to write elsewhere. With
-    `records_ops`, graphs keep what each of their ops was given and gave.
+    `records_ops`, graphs keep what each of their ops was given and gave. The runners of `modes`
+    are captured at once, others by `capture`; each capture runs inside a `capturing()`, and
+    `capturing_seconds` is what they have taken of the CPU.
     """
 
     missing: Mapping[Offer, str] = {}
@@ -87,16 +90,42 @@ class CapturedEngine:
         logger: logging.Logger,
         *,
         records_ops: bool,
+        modes: Collection[Mode] = frozenset(Mode),
+        capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.ops = ops
         self.scheme = subject.toggles.scheme
-        self.ops.calls = [] if records_ops else None
+        self.records_ops = records_ops
+        self.counts = False
+        self.capturing_seconds = 0.0
+        self._capturing = capturing
         engine = subject.parts.of(Part.ENGINE, Engine)
-        with uncollected():
-            self.engine = engine(ops, models, pools, subject, buckets, token_buckets, logger)
-        self.ops.calls = None
+        self.engine = engine(ops, models, pools, subject, buckets, token_buckets, logger)
         self.runners = self.engine.runners
         self._by_name = {runner.name: runner for runner in self.runners.values()}
+        self._capture(modes)
+        self.translated_dtype = self._translated_dtype()
+        self._kept = {mode: self._kept_buffers(runner) for mode, runner in self.runners.items()}
+
+    def lacks(self, modes: Collection[Mode]) -> frozenset[Mode]:
+        """Return those of some modes whose runner is not captured yet."""
+        return frozenset(self.runners).intersection(modes) - self.engine.captured
+
+    def capture(self, modes: Collection[Mode]) -> None:
+        """Capture the runners of some modes that are not yet; the engine is then just captured."""
+        if self.lacks(modes):
+            self.recapture()
+            self._capture(modes)
+
+    def _capture(self, modes: Collection[Mode]) -> None:
+        """Capture, and keep what the engine is now."""
+        started = time.process_time()
+        self.ops.calls = [] if self.records_ops else None
+        with uncollected(), self._capturing():
+            self.engine.capture(modes)
+        self.ops.calls = None
+        if self.counts:
+            self.count_allocations()
         self._states = self.state()
         self.buffers = {
             runner.name: facts_of(runner.static_buffers()) for runner in self.runners.values()
@@ -106,12 +135,11 @@ class CapturedEngine:
             for runner in self.runners.values()
             for bucket, captured in runner.captured.items()
         }
-        self.translated_dtype = self._translated_dtype()
         self._captured = [
             (alike, [buffer.clone() for buffer in alike])
             for alike in grouped(whole_storages(self.all_static_buffers()))
         ]
-        self._kept = {mode: self._kept_buffers(runner) for mode, runner in self.runners.items()}
+        self.capturing_seconds += time.process_time() - started
 
     def reset(self) -> None:
         """Start again just captured: who owns what stands in the world's tables alone."""
@@ -235,9 +263,13 @@ class CapturedEngine:
 
     def count_allocations(self) -> None:
         """Count the allocator's blocks around every graph's replay from now on."""
+        self.counts = True
         for runner in self.runners.values():
             for captured in runner.captured.values():
-                captured.segments = [CountingGraph(graph) for graph in captured.segments]
+                captured.segments = [
+                    graph if isinstance(graph, CountingGraph) else CountingGraph(graph)
+                    for graph in captured.segments
+                ]
 
     def _kept_buffers(self, runner: GraphRunner) -> dict[str, Tensor]:
         """Return what the runner's right contract does not reset, by name."""

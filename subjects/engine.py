@@ -1,7 +1,7 @@
 """Our own small engine: chooses a path for every forward, as a model runner does."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -52,9 +52,10 @@ def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
 
 
 class Engine:
-    """A subject and the other runners of its engine over one world's pools, all captured.
+    """A subject and the other runners of its engine over one world's pools.
 
-    Raises SharedBufferError if two runners disagree on a buffer they share.
+    They are captured by `capture`. Raises SharedBufferError if two runners disagree on a buffer
+    they share.
     """
 
     def __init__(
@@ -102,6 +103,20 @@ class Engine:
                 )
             )
         self.under_test = next(r for r in self.runners.values() if r.name == subject.runner)
+        self.captured: frozenset[Mode] = frozenset()
+
+    def capture(self, modes: Collection[Mode]) -> None:
+        """Capture the runners of these modes that are not captured yet, one after the other.
+
+        All others plan as a capture does, so that shared static buffers then hold the same
+        whichever runners are captured, and in whatever order they were.
+        """
+        for mode, runner in self.runners.items():
+            if mode in modes and mode not in self.captured:
+                runner.capture_all()
+                self.captured |= {mode}
+            else:
+                runner.plan_all()
 
     def forward(
         self,

@@ -1,7 +1,7 @@
 """Whether a finding shows in a fresh process, or depends on state that no one declared."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.campaigns.fresh import FreshPlaying, PlayFresh
 from harness.campaigns.hunt import HuntResult, failed, whole
@@ -45,7 +45,8 @@ def confirmed(
     """Return a schedule that shows the target in a fresh process; None is any of `watched`.
 
     That is the shrunk one, else the drawn one, shrunk in fresh processes. Raises
-    PlayingFailedError for a playing that an error of ours ended.
+    PlayingFailedError for a playing that an error of ours ended. What is not shown by a process
+    that has captured what its schedules need is decided by one that has captured everything.
     """
     until = frozenset() if target is None else frozenset({target})
     properties = frozenset(watched) if target is None else STATE_PROPERTIES | until
@@ -54,7 +55,11 @@ def confirmed(
 
     def shows(schedule: Schedule, history: tuple[Schedule, ...] = ()) -> bool:
         playing = FreshPlaying(trial, properties, until, (*history, schedule))
-        return failed(whole(play(playing)), target)
+        if failed(whole(play(playing)), target):
+            return True
+        if trial.captures_all:
+            return False
+        return failed(whole(play(replace(playing, captures_all=True))), target)
 
     if shows(shrunk):
         return Confirmed(shrunk)

@@ -1,5 +1,6 @@
 """Playing a schedule in a fresh process: one that has captured its trial and played nothing.
 
+It captures what its schedules need, as whoever hunted did, or everything where it is asked to.
 Such a process is forked from the server that all are forked from, which has touched no device.
 On a CPU it stays, and each playing is a fork of it; on CUDA, which no fork survives, it plays
 once and ends.
@@ -35,13 +36,15 @@ Build = Callable[[TrialConfig, Collection[str]], Lockstep]
 class FreshPlaying:
     """What a fresh process plays: schedules in turn, of which the last one's outcome counts.
 
-    It is judged by `properties` alone, and ends with the first violation of one of `until`.
+    It is judged by `properties` alone, and ends with the first violation of one of `until`. With
+    `captures_all` every runner is captured before, whatever the schedules need.
     """
 
     trial: TrialConfig
     properties: frozenset[str]
     until: frozenset[str]
     schedules: tuple[Schedule, ...]
+    captures_all: bool = False
 
 
 PlayFresh = Callable[[FreshPlaying], Outcome]
@@ -56,7 +59,7 @@ def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
 
 def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
     """Play in a fresh process. Raises PlayingFailedError if it gives no outcome."""
-    process = _captured(build, playing.trial, playing.properties)
+    process = _captured(build, playing.trial, playing.properties, playing.captures_all)
     try:
         return process.play(playing)
     finally:
@@ -65,13 +68,18 @@ def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
 
 
 class _Captured:
-    """A process that has captured a trial and plays nothing but in forks of it, if it can."""
+    """A process that has captured a trial and plays nothing but in forks of it, if it can.
 
-    def __init__(self, build: Build, trial: TrialConfig, properties: frozenset[str]) -> None:
+    What the schedules of a playing need besides it captures before that fork.
+    """
+
+    def __init__(
+        self, build: Build, trial: TrialConfig, properties: frozenset[str], captures_all: bool
+    ) -> None:
         self.usable = True
         self.lasts = trial.device == "cpu"
         preload([__name__, *ON_DEVICE.get(trial.device, ())])
-        words = build, trial, properties, self.lasts
+        words = build, trial, properties, captures_all, self.lasts
         self.process = Forked(_serve, *words, variables=os.environ)
         self.pipe = self.process.pipe
 
@@ -101,17 +109,26 @@ def _serve(
     build: Build,
     trial: TrialConfig,
     properties: frozenset[str],
+    captures_all: bool,
     lasts: bool,
 ) -> None:
     """Capture a trial, then play what comes through the pipe until it is closed."""
     with suppress(EOFError, BrokenPipeError):
         try:
             lockstep = build(trial, properties)
+            if captures_all:
+                lockstep.pair.capture(lockstep.pair.modes)
         except Exception as error:
             pipe.send(traceback_of(error))
             return
         while True:
             playing = pipe.recv()
+            try:
+                for schedule in playing.schedules:
+                    lockstep.capture(schedule)
+            except Exception as error:
+                pipe.send(traceback_of(error))
+                return
             if not lasts:
                 pipe.send(_outcome(lockstep, playing))
                 return

@@ -241,6 +241,7 @@ def run_task(
     hunt_result, finding, error = HuntResult(), None, None
     try:
         hunt_result = _search(task, benches(task.trial))
+        warnings = len(benches(task.trial).capture_warnings)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
             benches.release()

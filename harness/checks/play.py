@@ -26,7 +26,7 @@ from harness.lockstep.observation import Observation, Sample
 from harness.lockstep.pair import NO_RECORDER, Engines, ExtraRun, Pair, Recorder
 from harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from harness.schedules.coverage import Coverage
-from harness.schedules.schedule import Schedule, Step
+from harness.schedules.schedule import Schedule, Step, modes_of
 from reference.config import ModelConfig, draft_config
 from subjects.buffers import SharedBufferError
 from subjects.protocol import Offer
@@ -141,7 +141,7 @@ class Lockstep:
         except SharedBufferError as error:
             self.refused = str(error)
             self.pair = Pair(trial.clean)
-        self.capture_warnings = self.pair.capture_warnings
+        self.capture_warnings = self.pair.captures.warnings
         missing = self.pair.subject.missing
         self.unasked = not_asked(missing) | (dict(NOT_OF_LARGE_POOLS) if trial.large else {})
         # With arithmetic of its own an engine's world has other bits from the first forward on:
@@ -184,6 +184,7 @@ class Lockstep:
                     judged.add(self._refusal(schedule, self.refused))
                 else:
                     ending = self.ending.union(until)
+                    self.capture(schedule)
                     self._rehearse(schedule, ending, extra_runs)
                     self._play(schedule, outcome, judged, observer, ending, extra_runs, recorder)
             except SubjectFailedError as error:
@@ -205,6 +206,13 @@ class Lockstep:
         if outcome.device_lost:
             raise DeviceLostError(schedule, outcome)
         return outcome
+
+    def capture(self, schedule: Schedule) -> None:
+        """Capture what a schedule may need and no schedule before it did."""
+        asked = modes_of(schedule.steps, self.pair.modes)
+        if self.pair.captures.lacks(asked):
+            self.pair.capture(asked)
+            self.capture_warnings = self.pair.captures.warnings
 
     def _rehearse(
         self, schedule: Schedule, ending: Collection[str], extra_runs: Mapping[str, ExtraRun]
@@ -235,7 +243,7 @@ class Lockstep:
         keeps_outputs = any(rule.plays_again for rule in self._rules)
         asked_for = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
         held = self._hold_nothing_back
-        self.pair.reset(schedule.seed)
+        self.pair.begin(schedule)
         for place, step, upcoming in schedule.ahead():
             judged.place = place
             observation = self.pair.step(
@@ -267,7 +275,7 @@ class Lockstep:
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:
         """Return the violation of a build that cannot be captured; none if no step would ask it."""
-        self.pair.reset(schedule.seed)
+        self.pair.begin(schedule)
         for place, step in schedule.flat():
             if self.pair.plan(step, place) is not None:
                 return (Violation("index_contract", place, message),)
@@ -297,14 +305,14 @@ class Lockstep:
             compared=pair.compared,
             first=first,
             again=again,
-            undeclared=pair.undeclared() if asks else (),
+            undeclared=pair.captures.undeclared() if asks else (),
         )
         return [violation for rule in rules if rule.at_end for violation in rule.at_end(playing)]
 
     def _play_again(self, schedule: Schedule, steps: int) -> Playback:
         """Play the first `steps` forwards of a schedule, and judge nothing."""
         outputs: list[Tensor] = []
-        self.pair.reset(schedule.seed)
+        self.pair.begin(schedule)
         for place, step, upcoming in schedule.ahead():
             if steps == 0:
                 break

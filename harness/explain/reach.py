@@ -19,7 +19,7 @@ from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair, captured_engine
 from harness.lockstep.requests import PlannedStep
 from harness.lockstep.tracebacks import SubjectFailedError
-from harness.schedules.schedule import Schedule
+from harness.schedules.schedule import Schedule, modes_of
 from reference.batch import Mode
 from reference.model import Output
 from subjects.bugs.bug import Bug
@@ -37,13 +37,13 @@ AT_CAPTURE = Reach(schedules=1, reached=1, triggered=1, reached_at=None, trigger
 class RightEngine:
     """An engine without the bug, beside the subject over the same KV: what each step should give.
 
-    It runs every step before the subject does, and leaves KV as it was.
+    It runs every step before the subject does, and leaves KV as it was. It has captured no more
+    than the steps need, whatever the subject has: for a right engine that makes no difference.
     """
 
     def __init__(self, pair: Pair) -> None:
-        self.engine: CapturedEngine = captured_engine(
-            pair, pair.trial.clean.subject(), FRESH_LOGGER
-        )
+        right = pair.trial.clean.subject()
+        self.engine: CapturedEngine = captured_engine(pair, right, FRESH_LOGGER, modes=())
         self.forward: Forward | None = None
         self.output: Output = {}
         self.storage: Tensor = torch.empty_like(pair.graph_pools.storage)
@@ -135,7 +135,10 @@ class Reaching:
     def _follow(self, schedule: Schedule) -> tuple[int | None, int | None]:
         """Return the places of the first steps of a schedule that reach and trigger the bug."""
         reached_at: int | None = None
-        self.pair.reset(schedule.seed)
+        asked = modes_of(schedule.steps, self.pair.modes)
+        self.pair.capture(asked)
+        self.right.engine.capture(asked)
+        self.pair.begin(schedule)
         self.right.reset()
         for place, step, upcoming in schedule.ahead():
             executed = self._executed()
@@ -159,7 +162,7 @@ class Reaching:
 
     def _replayed(self, seen: Observation) -> bool:
         """Whether a step replayed what the bug is about, where no code of its own runs in it."""
-        if self.bug.parts and not self.pair.executed_at_capture:
+        if self.bug.parts and not self.pair.captures.executed:
             return False
         replay = seen.replay
         if replay is None or replay.runner != seen.under_test:

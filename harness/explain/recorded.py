@@ -339,11 +339,12 @@ def record_forward(pair: Pair, schedule: Schedule, number: int) -> RecordedForwa
     """
     if not isinstance(pair.subject, CapturedEngine):
         raise ValueError("the ops of this engine are not seen, so that nothing can be recorded")
+    with torch.inference_mode():
+        pair.begin(schedule)
     recorder = OpRecorder(pair, pair.subject)
     SUBJECT_LOGGER.addHandler(recorder.trap)
     try:
         with torch.inference_mode():
-            pair.reset(schedule.seed)
             recorder.begin()
             for place, step, upcoming in schedule.ahead():
                 try:

@@ -142,6 +142,19 @@ class TrialConfig:
         """What the engine on trial can do: what it has runners for."""
         return frozenset(runner.mode for runner in engine_runners(self.runner))
 
+    @property
+    def captures_all(self) -> bool:
+        """Whether the engine captures every runner before any step, as it does without bugs.
+
+        Otherwise it captures those that a schedule may need, before that is played.
+        """
+        return not self.bugs or any(BUGS[name].captures_all for name in self.bugs)
+
+    @property
+    def captured_first(self) -> frozenset[Mode]:
+        """The modes whose runners are captured before any schedule is known."""
+        return self.modes if self.captures_all else frozenset()
+
     def expects_graph(self, batch: ForwardBatch) -> bool:
         """Whether a captured graph must run a batch: there is a runner and a bucket for it.
 

@@ -6,7 +6,7 @@ bytes back before each use, so that no runner of it has a history.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -18,13 +18,13 @@ from harness.lockstep.logs import LogTrap
 from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from harness.lockstep.overlapped import OverlappedScheduler, RanForward
 from harness.lockstep.padding import SpoiledMemory, padding_values, spoil
-from harness.lockstep.python_state import Change, Held, changes, held
+from harness.lockstep.python_state import Captures
 from harness.lockstep.requests import PlannedStep
 from harness.lockstep.scale.kept import Ran, kept_of
 from harness.lockstep.scale.memory import require_memory
 from harness.lockstep.scheduler import Scheduler, samples_of
 from harness.lockstep.tracebacks import SubjectFailedError, subject_runs
-from harness.schedules.schedule import Step
+from harness.schedules.schedule import Schedule, Step, modes_of
 from reference.allocator import Allocator, Owner
 from reference.batch import ForwardBatch, Mode
 from reference.config import ModelConfig, Role, draft_config
@@ -35,7 +35,7 @@ from subjects.captured import CapturedEngine
 from subjects.engine import Subject
 from subjects.overlap import Overlap
 from subjects.parts import Part
-from subjects.protocol import EngineUnderTest, Forward, Offer, PythonObjects
+from subjects.protocol import EngineUnderTest, Forward
 
 DRAFT_SEED = 1
 
@@ -74,8 +74,8 @@ class Pair:
     With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
     a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
     engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built. `draft` says which draft model a target has. `just_captured` is what Python
-    objects held then, `executed_at_capture` whether code of a bug on trial ran by then.
+    cannot be built. `draft` says which draft model a target has. Ours captures what a schedule
+    needs as that begins, or everything at once: see `TrialConfig.captures_all`.
     """
 
     def __init__(
@@ -107,9 +107,7 @@ class Pair:
         self.log = LogTrap()
         with self.log, torch.inference_mode():
             self.subject, self.fresh_engine = (engines or captured_engines)(self)
-            self.just_captured = self.python_state().copied()
-        self.executed_at_capture = parts.executed.total() > 0
-        self.capture_warnings = self.log.take()
+            self.captures = Captures(self.subject, self.fresh_engine, parts.executed, self.log)
         widest = max(config.buckets)
         replayed = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         self.modes = replayed | self.subject.eager_modes
@@ -135,6 +133,21 @@ class Pair:
         """The target and the draft model as they are; `run_models` is how both worlds run them."""
         return {Role.TARGET: self.model, Role.DRAFT: self.draft}
 
+    def begin(self, schedule: Schedule) -> None:
+        """Capture what a schedule may need, if that is missing, and reset the pair to its seed."""
+        self.capture(modes_of(schedule.steps, self.modes))
+        self.reset(schedule.seed)
+
+    def capture(self, modes: Collection[Mode]) -> None:
+        """Capture the runners of some modes, where our engines have not captured them yet.
+
+        The worlds then have no requests, and the engines are just captured.
+        """
+        if self.captures.lacks(modes):
+            with torch.inference_mode():
+                self.reset(0)
+                self.captures.capture(modes)
+
     def reset(self, seed: int) -> None:
         """Make both worlds equal, byte for byte, and the subject just captured."""
         self.log.take()
@@ -142,21 +155,6 @@ class Pair:
         self.eager.reset(seed)
         self.graph.reset(seed)
         self.subject.reset()
-
-    def undeclared(self) -> list[Change]:
-        """Reset both engines; return what they hold and did not when they were just captured."""
-        return changes(self.just_captured, self.python_state(self.just_captured.modules))
-
-    def python_state(self, modules: frozenset[str] | None = None) -> Held:
-        """Reset both engines; return what their objects hold, and the modules given, or all."""
-        objects: dict[str, PythonObjects] = {}
-        if Offer.PYTHON_STATE not in self.subject.missing:
-            self.subject.reset()
-            objects["engine"] = self.subject.python_objects()
-        if Offer.PYTHON_STATE not in self.fresh_engine.missing:
-            self.fresh_engine.recapture()
-            objects["fresh engine"] = self.fresh_engine.python_objects()
-        return held(objects, modules)
 
     def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
         """Plan a step in both worlds; None if it asks for no forward.
@@ -168,6 +166,8 @@ class Pair:
             return None
         if eager is None or graph is None:
             raise SubjectFailedError(f"the worlds planned step {place} differently")
+        if self.captures.lacks({graph.mode}):
+            raise RuntimeError(f"step {place} replays {graph.mode}, which is not captured")
         replayed = self.subject.runner_name(graph.mode) is not None
         expected = eager.batch is None or (replayed and self.trial.expects_graph(eager.batch))
         return PlannedStep(place, self.forwards, eager, graph, expected)
@@ -359,24 +359,30 @@ class Pair:
 
 def captured_engines(pair: Pair) -> Engines:
     """Return our own engine, captured twice: no Python object of the one is the other's."""
-    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
-    with SpoiledMemory():
-        fresh = captured_engine(pair, pair.trial.subject(), FRESH_LOGGER)
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
+    broken, modes = pair.trial.subject(), pair.trial.captured_first
+    fresh = captured_engine(pair, broken, FRESH_LOGGER, modes, SpoiledMemory)
     subject.count_allocations()
     return subject, fresh
 
 
 def subject_alone(pair: Pair) -> Engines:
     """Return our own engine in both places, for what asks for no fresh engine."""
-    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
     subject.count_allocations()
     return subject, subject
 
 
-def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> CapturedEngine:
-    """Return our own engine with some subject, captured over the graph world's KV and tables.
+def captured_engine(
+    pair: Pair,
+    subject: Subject,
+    logger: logging.Logger,
+    modes: Collection[Mode],
+    capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> CapturedEngine:
+    """Return our own engine with some subject over the graph world's KV, with `modes` captured.
 
-    It shares these tensors and those of weights with the pair, and no object of the pair's.
+    It shares KV, tables and weights with the pair, and no object of the pair's.
     """
     trial = pair.trial
     ops = subject.parts.of(Part.OPS, type(trial.ops()))
@@ -389,4 +395,6 @@ def captured_engine(pair: Pair, subject: Subject, logger: logging.Logger) -> Cap
         trial.token_buckets,
         logger,
         records_ops=pair.records_ops,
+        modes=modes,
+        capturing=capturing,
     )

@@ -8,8 +8,8 @@ of the engine's packages is taken by its text; what the engine declares to chang
 import logging
 import re
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -20,8 +20,11 @@ import torch
 from torch import Tensor
 
 from harness.lockstep.bits import bits
+from harness.lockstep.logs import LogTrap
 from harness.lockstep.scale.comparison import digests
-from subjects.protocol import PythonObjects
+from reference.batch import Mode
+from subjects.captured import CapturedEngine
+from subjects.protocol import EngineUnderTest, Offer, PythonObjects
 
 PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
 """What holds nothing but itself."""
@@ -103,6 +106,72 @@ def differ(one: Tensor, other: Tensor) -> Tensor | bool:
     """Return whether two tensors of one shape and dtype have other bits: on a GPU it is unread."""
     left, right = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
     return not torch.equal(left, right) if left.is_cpu else (left != right).any()
+
+
+class Captures:
+    """What both engines of a pair were when they had just been captured.
+
+    `just_captured` is what their Python objects held then, `executed` whether code of a bug on
+    trial ran in their making and their captures, whose calls `counted` counts; `warnings` are
+    what `log` then trapped. An engine of others has captured everything once it is built.
+    """
+
+    def __init__(
+        self, subject: EngineUnderTest, fresh: EngineUnderTest, counted: Counter[str], log: LogTrap
+    ) -> None:
+        self.subject, self.fresh = subject, fresh
+        self._counted, self._log = counted, log
+        self.left: list[Change] = []
+        self.just_captured = Held() if self.nothing_ran else self.python_state().copied()
+        self.executed = counted.total() > 0
+        self.warnings = log.take()
+
+    @property
+    def engines(self) -> list[CapturedEngine]:
+        """Those of both engines that are ours, each once."""
+        both = dict.fromkeys((self.subject, self.fresh))
+        return [engine for engine in both if isinstance(engine, CapturedEngine)]
+
+    @property
+    def nothing_ran(self) -> bool:
+        """Whether both engines are ours and have captured nothing, so that no step has run."""
+        return bool(self.engines) and not any(one.engine.captured for one in self.engines)
+
+    def lacks(self, modes: Collection[Mode]) -> list[CapturedEngine]:
+        """Return those of our engines in which the runner of one of these modes is not captured."""
+        return [engine for engine in self.engines if engine.lacks(modes)]
+
+    def capture(self, modes: Collection[Mode]) -> None:
+        """Capture the runners of these modes that are not captured yet, over worlds just reset.
+
+        What steps before have left on Python objects stays undeclared.
+        """
+        self.left = self.undeclared()
+        before = self._counted.total()
+        with self._log:
+            for engine in self.lacks(modes):
+                engine.capture(modes)
+            self.executed = self.executed or self._counted.total() > before
+            self.just_captured = self.python_state().copied()
+        self.warnings += self._log.take()
+
+    def undeclared(self) -> list[Change]:
+        """Reset both engines; return what they hold and did not when they were just captured."""
+        if self.nothing_ran:
+            return []
+        now = self.python_state(self.just_captured.modules)
+        return [*self.left, *changes(self.just_captured, now)]
+
+    def python_state(self, modules: frozenset[str] | None = None) -> Held:
+        """Reset both engines; return what their objects hold, and the modules given, or all."""
+        objects: dict[str, PythonObjects] = {}
+        if Offer.PYTHON_STATE not in self.subject.missing:
+            self.subject.reset()
+            objects["engine"] = self.subject.python_objects()
+        if Offer.PYTHON_STATE not in self.fresh.missing:
+            self.fresh.recapture()
+            objects["fresh engine"] = self.fresh.python_objects()
+        return held(objects, modules)
 
 
 def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = None) -> Held:

@@ -5,7 +5,7 @@ the step is played, so that every list of steps is a valid schedule and a shorte
 one is still valid. A step that finds nothing to act on, or no room, does nothing.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import Any, ClassVar
@@ -126,6 +126,30 @@ def idle_modes(modes: Collection[Mode]) -> list[Mode]:
     """
     return [mode for mode in Mode if mode in modes and mode is not Mode.EXTEND]
 
+
+def modes_of(steps: Iterable[Step], modes: Collection[Mode]) -> frozenset[Mode]:
+    """Return every mode of which steps may ask a forward, of those an engine has runners for."""
+    idle = idle_modes(modes)
+    asked: set[Mode] = set()
+    for step in steps:
+        if isinstance(step, Idle):
+            asked.update([idle[step.pick % len(idle)]] if idle else [])
+        elif isinstance(step, Draft):
+            asked.update(mode for mode in Mode if mode.drafts)
+        else:
+            asked.update(ASKED.get(type(step), ()))
+    return frozenset(asked.intersection(modes))
+
+
+ASKED: dict[type[Step], tuple[Mode, ...]] = {
+    Admit: (Mode.EXTEND,),
+    Extend: (Mode.EXTEND,),
+    Resume: (Mode.EXTEND,),
+    Decode: (Mode.DECODE,),
+    Verify: (Mode.TARGET_VERIFY,),
+    DraftExtend: (Mode.DRAFT_EXTEND,),
+}
+"""The mode of the forward that a step of each kind asks for, if it is always the same one."""
 
 REPEAT_LIMIT = 256
 """Most times that one Repeat plays a step: more than any context or pool lasts, and soon over."""

@@ -9,6 +9,11 @@ from subjects.contracts import Changes
 from subjects.parts import Part
 from subjects.toggles import LocationScheme
 
+DECIDING_CAPTURES = frozenset(
+    {Part.RUNNER, Part.INPUTS, Part.METADATA, Part.CAPTURE, Part.ENGINE, Part.BUFFERS}
+)
+"""Parts that decide how captures go, or what static buffers hold after them."""
+
 THREAD = "https://github.com/sgl-project/sglang/pull/{}"
 
 
@@ -31,8 +36,10 @@ class Bug:
     `needs` names static inputs, beside those of `rows`, and `modes` the forwards without which a
     runner has nothing that could differ; no modes are all.
 
-    With `overlap` it shows only where steps overlap. `in_traffic` says whether recorded traffic
-    can show it: there an engine idles only once all requests have left.
+    `at_capture` says that it lies in what captures leave, share or record, where it differs in
+    none of the parts that say so: see `captures_all`. With `overlap` it shows only where steps
+    overlap. `in_traffic` says whether recorded traffic can show it: there an engine idles only
+    once all requests have left.
     """
 
     name: str
@@ -48,6 +55,7 @@ class Bug:
     model: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     modes: frozenset[Mode] = frozenset()
+    at_capture: bool = False
     overlap: bool = False
     in_traffic: bool = True
     also_in: tuple[LocationScheme, ...] = ()
@@ -56,3 +64,13 @@ class Bug:
     def schemes(self) -> tuple[LocationScheme, ...]:
         """Every location scheme in which it can be enabled, the one it is hunted in first."""
         return (self.scheme, *self.also_in)
+
+    @property
+    def captures_all(self) -> bool:
+        """Whether its trials capture every runner before any step, as an engine does.
+
+        So they do wherever it may lie in the number of captures, in their order or in what they
+        share.
+        """
+        decides = bool(DECIDING_CAPTURES & self.parts.keys())
+        return self.at_capture or decides or bool(self.without or self.toggles)

@@ -186,6 +186,7 @@ BUGS = (
         parts={Part.ACCESS: BakesLongest},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
+        at_capture=True,
     ),
     Bug(
         name="block_table_rebound",
@@ -248,6 +249,7 @@ BUGS = (
         parts={Part.ACCESS: NoWindow},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
+        at_capture=True,
     ),
     Bug(
         name="kernel_not_recorded",
@@ -261,5 +263,6 @@ BUGS = (
         parts={Part.OPS: LaunchesElsewhere},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
+        at_capture=True,
     ),
 )

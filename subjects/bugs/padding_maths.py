@@ -161,6 +161,7 @@ BUGS = (
         parts={Part.OPS: LeavesSkippedRows},
         needs=("num_token_non_padded",),
         modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
+        at_capture=True,
     ),
     Bug(
         name="empty_padded_row",

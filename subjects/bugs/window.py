@@ -131,6 +131,7 @@ BUGS = (
         parts={Part.ACCESS: MergesSplitsBeyondTheWindow},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
+        at_capture=True,
     ),
     Bug(
         name="window_lists_missing",

@@ -55,6 +55,8 @@ class RunnerSpec:
 class GraphRunner(ABC):
     """Runs one mode's batches by replaying the graph of the smallest bucket that holds them.
 
+    It has its static buffers once it is made, and its graphs once it has captured.
+
     A subclass says by its class variables what it is:
     `kv_role` is the model whose KV it reads and stores, `rows` are its contract's under all
     location schemes. Its buckets are in tokens if `token_buckets`, else in requests. It shares
@@ -100,7 +102,6 @@ class GraphRunner(ABC):
         self.captured: dict[int, Capture[Any]] = {}
         self.captured_states: list[LocState] = []
         self._state: Any = None
-        self.capture_all()
 
     @abstractmethod
     def extents(self, bucket: int) -> Extents:
@@ -277,6 +278,11 @@ class GraphRunner(ABC):
     def scalar(self, value: int) -> Tensor:
         """Return a count as the model reads it, int32 [1]."""
         return torch.full((1,), value, dtype=torch.int32, device=self.target.device)
+
+    def plan_all(self) -> None:
+        """Plan every bucket, as capturing all of them does, and capture none."""
+        for bucket in self.capture_order():
+            self.plan(bucket)
 
     def capture_all(self) -> None:
         """Capture every bucket, all in one memory pool."""

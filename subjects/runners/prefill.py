@@ -19,7 +19,7 @@ from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticIn
 from subjects.graphs.capture import Capture
 from subjects.key_lists import fresh_span_keys
 from subjects.protocol import KeyLists, Overrides, Replay
-from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner
+from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner, RunnerSpec
 from subjects.states import extend_paths
 from subjects.toggles import LocationScheme
 
@@ -55,6 +55,10 @@ class PrefillRunner(GraphRunner):
     rows = ROWS
     access: ListedKV | None
     tokens: int
+
+    def __init__(self, spec: RunnerSpec) -> None:
+        super().__init__(spec)
+        self.mixed: list[Tensor] = []
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of tokens."""
@@ -161,7 +165,6 @@ class PrefillRunner(GraphRunner):
     def capture_all(self) -> None:
         """Capture every bucket, largest first, with no token live."""
         self.access, self.tokens = None, 0
-        self.mixed: list[Tensor] = []
         self.capturing = False
         for bucket in reversed(self.buckets):
             for _ in range(WARM_UP_RUNS):

@@ -184,7 +184,7 @@ def _samples_at(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Sequenc
     """Play a schedule up to a step; return the number of its forward, and what was sampled."""
     forwards = 0
     samples: tuple[Sample, ...] = ()
-    pair.reset(schedule.seed)
+    pair.begin(schedule)
     for place, step, upcoming in schedule.ahead():
         observation = pair.step(step, place, upcoming=upcoming, sampling=True)
         if observation is not None:

@@ -311,7 +311,7 @@ def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
 
 def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
     """Explain what a step left held, free or said wrongly: how it was before, and how it is."""
-    pair.reset(schedule.seed)
+    pair.begin(schedule)
     before, name = copied(pair.end(0)), ""
     for place, one, upcoming in schedule.ahead():
         before, name = copied(pair.end(place)), one.name

@@ -103,7 +103,7 @@ def _played(
 ) -> Sequence[PlayedForward]:
     """Play a schedule up to a step; return its forwards."""
     recorder = PlayingRecorder(pair, engine)
-    pair.reset(schedule.seed)
+    pair.begin(schedule)
     for place, step, upcoming in schedule.ahead():
         if place > last:
             break

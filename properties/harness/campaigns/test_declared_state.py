@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from importlib.util import find_spec
@@ -108,6 +109,56 @@ def test_one_that_nothing_shows_again_is_told_as_undeclared_state_too() -> None:
     found, _ = found_by(shown_if(lambda _: False))
     assert (found.schedule, found.history) == (DRAWN, OTHERS)
     assert "not even after the 5 schedules" in found.undeclared.message
+
+
+LAZY = replace(TRIAL, runner="decode").with_bug("req_pool_pad")
+"""A bug whose trials capture what a schedule needs, and no more."""
+
+
+@pytest.mark.parametrize("trial", [TRIAL, LAZY, TRIAL.with_bug("loc_memo_capture")])
+def test_a_process_that_has_captured_everything_decides(trial: TrialConfig) -> None:
+    """Where what a schedule needs is all that was captured, and the finding did not show then."""
+    asked: list[FreshPlaying] = []
+
+    def play(playing: FreshPlaying) -> Outcome:
+        asked.append(playing)
+        return violating("kv_parity") if playing.captures_all else clean()
+
+    seen = violating("kv_parity").violations
+    hunted = HuntResult(schedule=SHRUNK, drawn=DRAWN, seen=seen)
+    found = confirmed(trial, hunted, "kv_parity", (), play)
+    if trial is LAZY:
+        assert (found.schedule, found.undeclared) == (SHRUNK, None)
+        assert [one.captures_all for one in asked] == [False, True]
+    else:  # Every process of its has captured everything.
+        assert found.undeclared is not None
+        assert [one.captures_all for one in asked] == [False] * 2
+
+
+def counting_captures(trial: TrialConfig, properties: Any) -> Lockstep:
+    """Build a lockstep whose outcomes count the runners that are captured."""
+    lockstep = built(trial, properties)
+    play = lockstep.play
+
+    def counted(*words: Any, **named: Any) -> Outcome:
+        outcome = play(*words, **named)
+        outcome.events["captured"] = len(captured(lockstep)[0].engine.captured)
+        return outcome
+
+    lockstep.play = counted  # type: ignore[method-assign]
+    return lockstep
+
+
+@pytest.mark.parametrize(
+    ("trial", "captures_all", "count"),
+    [(LAZY, False, 2), (LAZY, True, 5), (LAZY.with_bug("loc_memo_capture"), False, 5)],
+)
+def test_a_fresh_process_captures_what_its_schedules_need_unless_asked_for_all(
+    trial: TrialConfig, captures_all: bool, count: int
+) -> None:
+    admits, decodes = Schedule((Admit(3, 9),)), Schedule((Admit(3, 9), Decode((0,))))
+    asked = replace(playing(admits, decodes, trial=trial), captures_all=captures_all)
+    assert play_fresh(asked, counting_captures).events["captured"] == count
 
 
 def test_an_error_of_ours_in_a_fresh_process_is_no_verdict() -> None:

@@ -102,8 +102,8 @@ def play(
     with torch.inference_mode():
         if plant is not None:
             plant(lockstep, runner, monkeypatch)
-            as_planted = lockstep.pair.python_state().copied()
-            monkeypatch.setattr(lockstep.pair, "just_captured", as_planted)
+            as_planted = lockstep.pair.captures.python_state().copied()
+            monkeypatch.setattr(lockstep.pair.captures, "just_captured", as_planted)
         outcome = lockstep.play(SCHEDULE)
     assert outcome.error is None, outcome.error
     return lockstep, outcome

@@ -103,7 +103,8 @@ def keeping(
             remembering, engine.engine.forward, place, engine, wrong
         )
     with torch.inference_mode():
-        lockstep.pair.just_captured = lockstep.pair.python_state().copied()
+        captures = lockstep.pair.captures
+        captures.just_captured = captures.python_state().copied()
     return lockstep
 
 

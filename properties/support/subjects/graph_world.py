@@ -65,6 +65,7 @@ class GraphWorld:
             trial.token_buckets,
             _logger_into(self.warnings),
         )
+        self.engine.capture(self.engine.runners)
         self.capture_warnings = tuple(self.warnings)
         self.scheduler = Scheduler(
             self.config,

@@ -1,0 +1,248 @@
+"""Runners are captured when a schedule first needs them: which, when, and that no order matters."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.campaigns.hunt import draw, hunt
+from harness.checks.play import Lockstep
+from harness.explain.reach import Reaching
+from harness.lockstep.bits import bits, cloned
+from harness.lockstep.config import FRESH_LOGGER, TrialConfig
+from harness.lockstep.observation import Observation
+from harness.lockstep.padding import SpoiledMemory
+from harness.lockstep.pair import Pair
+from harness.lockstep.requests import PlannedStep
+from harness.schedules.schedule import (
+    Admit,
+    Decode,
+    DraftExtend,
+    Evict,
+    Finish,
+    Idle,
+    Schedule,
+    Step,
+    Verify,
+    modes_of,
+)
+from properties.support.harness.planting import SCHEDULE, captured
+from properties.support.subjects.engines import ENGINES, trial_of
+from reference.batch import Mode
+from subjects.bugs import caches, captured_state, memo, workspace
+from subjects.bugs.catalogue import BUGS
+from subjects.captured import CapturedEngine, CountingGraph
+from subjects.runners import ONE_PER_ENGINE
+from subjects.toggles import LocationScheme
+
+DECODES = Schedule((Admit(3, 9), Decode((0,)), Finish(0)))
+VERIFIES = Schedule((Admit(3, 9), Verify((0,), 1)))
+
+ON_REQUEST = TrialConfig(buckets=(2, 4), token_buckets=(4, 12)).with_bug("swa_pad")
+"""The trial of a bug that lies in no capture."""
+
+
+def captured_in(pair: Pair, orders: Sequence[Sequence[Mode]]) -> CapturedEngine:
+    """Return an engine like a pair's fresh one, whose runners are captured in some order."""
+    trial = pair.trial
+    engine = CapturedEngine(
+        trial.ops(),
+        {role: model.alike() for role, model in pair.run_models.items()},
+        pair.graph_pools.alike(),
+        trial.subject(),
+        trial.buckets,
+        trial.token_buckets,
+        FRESH_LOGGER,
+        records_ops=pair.records_ops,
+        modes=(),
+        capturing=SpoiledMemory,
+    )
+    for modes in orders:
+        engine.capture(modes)
+    return engine
+
+
+def statics_of(engine: CapturedEngine) -> dict[str, Tensor]:
+    """Return copies of the static inputs and lists of every runner of an engine, by name."""
+    return {
+        f"{mode} {name}": buffer.clone()
+        for mode, runner in engine.runners.items()
+        for name, buffer in chain(runner.inputs.buffers.items(), runner.metadata.buffers.items())
+    }
+
+
+def held_after(pair: Pair, engine: CapturedEngine, planned: PlannedStep) -> dict[str, Tensor]:
+    """Run a step on an engine that was just captured; return all that it gives and holds then."""
+    engine.recapture()
+    pair.equalize_padding(engine, planned)
+    forward = engine.forward(planned.graph.batch, planned.mode)
+    held = {**statics_of(engine), **cloned(forward.output), "KV": pair.graph_pools.storage.clone()}
+    pair.restore_graph()
+    return held
+
+
+def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors whose bits differ."""
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(bits(one[name]), bits(other[name]))]
+
+
+def differences(pair: Pair, other: CapturedEngine) -> Iterator[tuple[Mode, list[str]]]:
+    """Play the schedule; yield how an engine differs from the fresh one in what it can replay."""
+    fresh = pair.fresh_engine
+    assert isinstance(fresh, CapturedEngine)
+    engines = fresh, other
+
+    def run(_: Pair, planned: PlannedStep) -> list[str]:
+        if other.lacks({planned.mode}):
+            return []
+        return differing(*(held_after(pair, engine, planned) for engine in engines))
+
+    pair.reset(SCHEDULE.seed)
+    for place, step in SCHEDULE.flat():
+        seen = pair.step(step, place, {"other": run})
+        if seen is not None and "other" in seen.extra and not other.lacks({seen.mode}):
+            yield seen.mode, seen.extra["other"]
+
+
+@pytest.mark.parametrize("scheme", list(LocationScheme))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_runner_is_the_same_in_whatever_order_runners_are_captured(
+    engine: str, scheme: LocationScheme, device: str
+) -> None:
+    """Each alone, and all from the last to the first: KV, outputs and static buffers of replays."""
+    pair = Lockstep(trial_of(engine, scheme, device)).pair
+    (fresh,) = {one for one in pair.captures.engines if one is not pair.subject}
+    modes = list(fresh.runners)
+    backwards = [[mode] for mode in reversed(modes)]
+    for order in (*([[mode]] for mode in modes), backwards):
+        other = captured_in(pair, order)
+        fresh.recapture()
+        assert differing(statics_of(fresh), statics_of(other)) == []
+        compared = dict(differences(pair, other))
+        assert compared == {mode: [] for mode in other.engine.captured}
+
+
+@pytest.mark.parametrize("runner", ONE_PER_ENGINE)
+def test_the_modes_of_a_schedule_are_all_that_it_runs(runner: str) -> None:
+    """Of drawn schedules of every engine; that the engine of a bug runs no other is enforced."""
+    trial = TrialConfig(runner, buckets=(2, 4), token_buckets=(4, 12))
+    lockstep = Lockstep(trial, ())
+    ran = set[Mode]()
+
+    def play(schedule: Schedule) -> None:
+        asked = modes_of(schedule.steps, lockstep.pair.modes)
+        here = set[Mode]()
+
+        def see(_: int, __: Step, observation: Observation | None, ___: frozenset[str]) -> None:
+            here.update([] if observation is None else [observation.mode])
+
+        assert lockstep.play(schedule, see).error is None
+        assert here & lockstep.pair.modes <= asked
+        ran.update(here)
+
+    draw(lockstep, play, 0, 12)
+    assert ran >= lockstep.pair.modes
+
+
+def test_the_mode_of_an_idle_step_is_the_one_it_picks() -> None:
+    modes = {Mode.EXTEND, Mode.DECODE, Mode.TARGET_VERIFY}
+    assert modes_of((Idle(0),), modes) == {Mode.DECODE}
+    assert modes_of((Idle(3),), modes) == {Mode.TARGET_VERIFY}
+    assert modes_of((Idle(3),), {Mode.EXTEND}) == set()
+    assert modes_of((Evict(0), Finish(0)), modes) == set()
+    assert modes_of((DraftExtend((0,)),), modes) == set()
+
+
+def modes_captured(lockstep: Lockstep) -> list[frozenset[Mode]]:
+    """Return the modes whose runner is captured in the subject, and in the fresh engine."""
+    return [engine.engine.captured for engine in captured(lockstep)]
+
+
+def test_what_a_schedule_needs_is_captured_when_it_is_first_played() -> None:
+    """In both engines, and nothing else; what is captured already is not captured again."""
+    lockstep = Lockstep(ON_REQUEST)
+    assert modes_captured(lockstep) == [frozenset()] * 2
+    lockstep.play(DECODES)
+    assert modes_captured(lockstep) == [{Mode.EXTEND, Mode.DECODE}] * 2
+    graph = captured(lockstep)[0].runners[Mode.DECODE].captured[4]
+    lockstep.play(VERIFIES)
+    assert modes_captured(lockstep) == [{Mode.EXTEND, Mode.DECODE, Mode.TARGET_VERIFY}] * 2
+    assert captured(lockstep)[0].runners[Mode.DECODE].captured[4] is graph
+
+
+def test_allocations_are_counted_around_every_graph_of_the_subject_once() -> None:
+    lockstep = Lockstep(ON_REQUEST)
+    for schedule in (DECODES, VERIFIES):
+        lockstep.play(schedule)
+    runners = captured(lockstep)[0].runners
+    for mode in (Mode.DECODE, Mode.TARGET_VERIFY):
+        for graph in runners[mode].graphs(4):
+            assert isinstance(graph, CountingGraph)
+            assert not isinstance(graph.graph, CountingGraph)
+
+
+def test_what_steps_left_in_static_buffers_is_not_taken_for_just_captured() -> None:
+    pair = Lockstep(ON_REQUEST.clean).pair
+    engine = captured_in(pair, [[Mode.DECODE]])
+    before = statics_of(engine)
+    for buffers in engine.all_static_buffers():
+        for buffer in buffers.values():
+            buffer.fill_(1)
+    engine.capture([Mode.TARGET_VERIFY])
+    engine.recapture()
+    assert differing(before, statics_of(engine)) == []
+
+
+def test_a_hunt_captures_no_runner_that_no_schedule_of_it_needs() -> None:
+    lockstep = Lockstep(ON_REQUEST)
+    assert hunt(lockstep, "kv_parity", 0, 50).schedule is not None
+    asked = [modes_of(schedule.steps, lockstep.pair.modes) for schedule in lockstep.history]
+    (needed,) = set(modes_captured(lockstep))
+    assert needed == frozenset().union(*asked) < lockstep.pair.modes
+
+
+def test_how_far_a_bug_got_is_followed_with_no_more_captures() -> None:
+    lockstep = Lockstep(ON_REQUEST)
+    reaching = Reaching(lockstep.pair, BUGS["swa_pad"])
+    reaching.count([DECODES])
+    assert [*modes_captured(lockstep), reaching.right.engine.engine.captured] == [
+        {Mode.EXTEND, Mode.DECODE}
+    ] * 3
+
+
+def test_a_step_that_needs_what_is_not_captured_is_an_error_of_ours() -> None:
+    """It is neither run eagerly nor taken for a failure of the subject."""
+    pair = Lockstep(ON_REQUEST).pair
+    pair.reset(0)
+    with pytest.raises(RuntimeError, match="step 0 replays extend, which is not captured"):
+        pair.step(Admit(3, 9), 0)
+
+
+def test_a_capture_does_not_take_what_steps_left_for_declared() -> None:
+    lockstep = Lockstep(ON_REQUEST)
+    lockstep.play(DECODES)
+    engine: Any = captured(lockstep)[0].engine
+    engine.remembered = 1
+    lockstep.play(VERIFIES)
+    assert [change.name for change in lockstep.pair.captures.undeclared()] == ["Engine.remembered"]
+
+
+LAID_IN_CAPTURES = (captured_state, memo, workspace, caches)
+
+
+@pytest.mark.parametrize("bug", [None, *(b.name for f in LAID_IN_CAPTURES for b in f.BUGS)])
+def test_the_right_engine_and_what_lies_in_captures_capture_everything_first(
+    bug: str | None,
+) -> None:
+    assert ON_REQUEST.clean.captures_all if bug is None else BUGS[bug].captures_all
+
+
+@pytest.mark.parametrize("bugs", [(), ("loc_memo_capture",), ("req_pool_pad", "loc_memo_capture")])
+def test_such_a_trial_has_captured_every_runner_before_any_step(bugs: tuple[str, ...]) -> None:
+    trial = ON_REQUEST.clean.with_bug(*bugs) if bugs else ON_REQUEST.clean
+    lockstep = Lockstep(trial)
+    assert modes_captured(lockstep) == [lockstep.pair.modes] * 2
