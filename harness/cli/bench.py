@@ -7,6 +7,7 @@ from typing import Any
 from harness.campaigns.bench import bench
 from harness.campaigns.measuring.bandwidth import bandwidths
 from harness.campaigns.measuring.before import against, committed, spread_of
+from harness.campaigns.measuring.captures import share_of_captures
 from harness.campaigns.measuring.sharing import sharing_rates
 from harness.cli.exit_codes import OK
 from harness.cli.folders import shown
@@ -25,6 +26,8 @@ def run_bench(options: argparse.Namespace) -> int:
     figures = bench(device)
     for row in figures["lockstep"]:
         print_preset(row)
+    figures["captures"] = share_of_captures(device)
+    print(captures_line(figures["captures"]))
     figures["bandwidth"] = bandwidths(device)
     print_bandwidth(figures["bandwidth"])
     figures["sharing"] = []
@@ -52,6 +55,12 @@ def print_preset(row: Data) -> None:
         f"         {row['captures_per_second']:.0f} captures/s,"
         f" {row['schedules_per_second']} drawn schedules/s, on the CPU"
     )
+
+
+def captures_line(row: Data) -> str:
+    """Return what captures take of hunts."""
+    count, seconds = len(row["hunts"]), row["seconds"]
+    return f"captures take {row['share_of_captures']:.0%} of {seconds} CPU seconds of {count} hunts"
 
 
 def print_bandwidth(found: Data) -> None:

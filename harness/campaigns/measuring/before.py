@@ -53,6 +53,7 @@ def named(figures: Data) -> Iterator[tuple[str, float | None]]:
     for row in figures.get("sharing", ()):
         if "processes" in row:
             yield f"{spread_of(row)} steps_per_second", row["steps_per_second"]
+    yield "share_of_captures", figures.get("captures", {}).get("share_of_captures")
     yield "comparison_over_copy", figures.get("bandwidth", {}).get("comparison_over_copy")
 
 

@@ -13,7 +13,7 @@ from harness.campaigns import soak as soaking
 from harness.campaigns.bench import workload
 from harness.campaigns.executor import execute
 from harness.campaigns.fresh import PlayFresh
-from harness.campaigns.measuring import bandwidth, sharing
+from harness.campaigns.measuring import bandwidth, captures, sharing
 from harness.campaigns.regress import one_size
 from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_seed, trials
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
@@ -292,6 +292,7 @@ def test_a_bench_records_its_figures(
     monkeypatch.setattr("harness.campaigns.bench.REPEATS", 1)
     monkeypatch.setattr("harness.campaigns.bench.DECODES", 6)
     monkeypatch.setattr(sharing, "SECONDS", 0.01)
+    monkeypatch.setattr(captures, "HUNTS", (("window_one_short", "decode"),))
     monkeypatch.setitem(bandwidth.BYTES, "cpu", 2**20)
     path = tmp_path / "bench.json"
     words = ["bench", "--device", "cpu", "--processes", "1", "--record", str(path)]
@@ -303,6 +304,10 @@ def test_a_bench_records_its_figures(
     (shared,) = figures["sharing"]
     assert (shared["processes"], shared["gpus"], shared["mps"]) == (1, 0, False)
     assert f"1 process: {shared['steps_per_second']:.0f} differential steps/s in all" in shown_rows
+    hunts = figures["captures"]
+    assert hunts["hunts"] == ["window_one_short@decode"]
+    assert 0 < hunts["share_of_captures"] < 1
+    assert any(row.endswith("CPU seconds of 1 hunts") for row in shown_rows)
     memory = figures["bandwidth"]
     assert min(memory["comparison_gb_per_second"], memory["copy_gb_per_second"]) > 0
     for row in figures["lockstep"]:

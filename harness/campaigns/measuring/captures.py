@@ -1,0 +1,84 @@
+"""What captures take of the CPU time of hunts: a few that are always the same, in this process.
+
+A hunt goes as in a regress, from drawing schedules to how far its bug got; what a fresh process
+would play is played here by a lockstep that has played nothing.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.campaigns.benches import Benches
+from harness.campaigns.fresh import FreshPlaying, built
+from harness.campaigns.task import Source, Task, run_task
+from harness.checks.play import Lockstep, Outcome
+from harness.explain.reach import Reaching
+from harness.lockstep.config import TrialConfig
+from subjects.bugs.catalogue import BUGS
+from subjects.captured import CapturedEngine
+
+EXAMPLES = 50
+"""Schedules that a hunt may draw, as many as in a regress."""
+
+HUNTS = (
+    ("window_one_short", "decode"),
+    ("page_offset_int32", "decode"),
+    ("workspace_regrown_by_capture", "decode"),
+    ("req_pool_pad", "target_verify"),
+    ("block_table_pad", "target_verify"),
+    ("extend_counts_pad", "eagle_draft_extend"),
+    ("draft_store_int32", "eagle_draft_extend"),
+    ("loc_memo_capture", "eagle_draft_extend"),
+    ("token_offset_int32", "piecewise"),
+    ("evicts_by_chunk", "piecewise"),
+)
+"""Bugs and runners. For two of the bugs everything is captured first, for others what is needed."""
+
+
+@dataclass
+class Engines:
+    """Every engine that hunts have built, through the locksteps that they asked for."""
+
+    found: list[CapturedEngine] = field(default_factory=list)
+
+    def build(self, trial: TrialConfig) -> Lockstep:
+        """Return the lockstep of a trial."""
+        return self._seen(Lockstep(trial))
+
+    def play_fresh(self, playing: FreshPlaying) -> Outcome:
+        """Play what a fresh process would, on engines that have run nothing."""
+        lockstep = self._seen(built(playing.trial, playing.properties))
+        if playing.captures_all:
+            lockstep.pair.capture(lockstep.pair.modes)
+        *history, last = playing.schedules
+        for schedule in history:
+            lockstep.play(schedule, until=playing.until)
+        return lockstep.play(last, until=playing.until)
+
+    def _seen(self, lockstep: Lockstep) -> Lockstep:
+        self.found += lockstep.pair.captures.engines
+        return lockstep
+
+
+def share_of_captures(device: str) -> dict[str, Any]:
+    """Return the CPU seconds of all hunts, and the share of them that captures took.
+
+    Raises RuntimeError for a hunt that does not find its bug.
+    """
+    engines, started = Engines(), time.process_time()
+    benches = Benches(engines.build)
+    for bug, runner in HUNTS:
+        trial = TrialConfig(runner, device=device).with_bug(bug)
+        result = run_task(Task(trial, Source.GENERATED, 0, EXAMPLES), benches, engines.play_fresh)
+        if result.finding is None or result.error is not None:
+            raise RuntimeError(f"the hunt of {bug} on {runner} ended so: {result.status}")
+        reaching = Reaching(benches(trial).pair, BUGS[bug])
+        reaching.count([result.finding.schedule])
+        engines.found.append(reaching.right.engine)
+    seconds = time.process_time() - started
+    capturing = sum(engine.capturing_seconds for engine in engines.found)
+    return {
+        "hunts": [f"{bug}@{runner}" for bug, runner in HUNTS],
+        "seconds": round(seconds, 2),
+        "share_of_captures": round(capturing / seconds, 3),
+    }
