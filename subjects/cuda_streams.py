@@ -94,6 +94,7 @@ class CudaStream:
         self._ungated: deque[CudaEvent] = deque()
         with torch.cuda.stream(self.stream):
             self._copied = torch.zeros(3, dtype=torch.int32, device="cuda")
+        self._returned: Tensor = torch.zeros(3, dtype=torch.int32).pin_memory()
         self._close(0)
         self.stream.synchronize()
 
@@ -169,7 +170,7 @@ class CudaStream:
     def passed_by(self, others: Sequence[torch.cuda.Stream]) -> bool:
         """Whether what is given to the others runs while a gate of this one is closed.
 
-        Copies from pinned memory have connections of their own.
+        Copies have connections of their own, whichever way they go.
         """
         self._close_next()
         with torch.cuda.stream(self.stream):
@@ -179,6 +180,7 @@ class CudaStream:
             with torch.cuda.stream(other):
                 self._copied.copy_(self._cells, non_blocking=True)
                 gate_kernel[(1,)](self._cells, 0, MOST_SPINS)  # Ticket 0's gate stands open.
+                self._returned.copy_(self._copied, non_blocking=True)
                 ends.append(other.record_event())
         limit = time.monotonic() + PROBE_SECONDS
         while time.monotonic() < limit and not all(end.query() for end in ends):
