@@ -153,7 +153,7 @@ def check_drafts(module: Any, device: str) -> None:
 
 
 def check_paths(module: Any, device: str) -> None:
-    """Check the paths of states that a module makes of slots far apart, and parents in drawn trees."""
+    """Check the paths that a module makes of slots far apart, and the parents in drawn trees."""
     generator = torch.Generator().manual_seed(0)
     drafts = SPECULATION.draft_tokens
 
