@@ -213,6 +213,22 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="On a GPU the tables of one world are judged, where both worlds are alike.",
     ),
     Fault(
+        name="kernel-judges-the-writes-of-one-world",
+        file="harness/checks/device/storages.py",
+        old="(-(-layout.elements // ELEMENTS), 2, 1),",
+        new="(-(-layout.elements // ELEMENTS), 1, 1),",
+        tests=("properties/harness/checks/test_kernels.py",),
+        why="On a GPU what the graph world writes outside the frame is not looked for.",
+    ),
+    Fault(
+        name="kernel-compares-what-is-compared-nowhere",
+        file="harness/checks/device/unequal.py",
+        old="0 if flag.compared is None else flag.compared.data_ptr()",
+        new="0",
+        tests=("properties/harness/checks/test_kernels.py",),
+        why="On a GPU the reserved slots of both worlds must be equal too.",
+    ),
+    Fault(
         name="kernel-lets-any-place-be-changed",
         file="harness/checks/device/questions.py",
         old="(part != place_part) | (place != own)",
