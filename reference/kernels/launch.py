@@ -7,7 +7,7 @@ an aligned pointer may sum in another order.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -43,26 +43,15 @@ class Kernel:
     more than the kernels here run for. Constants are passed by keyword.
     """
 
-    defined: ClassVar[list["Kernel"]] = []
-    """Every kernel, in the order of their modules."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         parameters = inspect.signature(function).parameters.items()
         self.constants = [name for name, value in parameters if value.annotation is tl.constexpr]
         self.function = jit(function)
         self.compiled: dict[tuple[Any, ...], Compiled] = {}
-        self.defined.append(self)
 
     def launch(self, grid: tuple[int, int, int], *values: Any, **constants: Any) -> None:
         """Run the kernel over `grid`, compiling it if it is new."""
-        dtypes, handed = [], []
-        for value in values:
-            # Of a tensor Triton's launcher would ask the driver, each time, where it is.
-            if type(value) is Tensor:
-                dtypes.append(value.dtype)
-                handed.append(value.data_ptr())
-            else:
-                handed.append(value)
+        dtypes = [value.dtype for value in values if type(value) is Tensor]
         key = (*dtypes, *constants.values())
         compiled = self.compiled.get(key)
         if compiled is None:
@@ -77,7 +66,7 @@ class Kernel:
             None,
             None,
             None,
-            *handed,
+            *values,
             *compiled.constants,
         )
 

@@ -10,7 +10,10 @@ from properties.support.harness.executor_tasks import FOR_EVER, say
 
 
 class Hanging:
-    """Stands for a lockstep; says when it plays, and goes on."""
+    """Stands for a lockstep, which captures nothing; says when it plays, and goes on."""
+
+    def capture(self, *_: Any) -> None:
+        """Capture nothing."""
 
     def play(self, *_: Any, **__: Any) -> None:
         """Play for ever."""
