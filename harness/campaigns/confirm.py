@@ -9,6 +9,7 @@ from harness.checks.of_schedules.declared_state import ID
 from harness.checks.property import Violation
 from harness.checks.table import STATE_PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.records.schema import STALLED
 from harness.schedules.schedule import Schedule
 from harness.schedules.shrink import shrink
 
@@ -46,20 +47,27 @@ def confirmed(
 
     That is the shrunk one, else the drawn one, shrunk in fresh processes. Raises
     PlayingFailedError for a playing that an error of ours ended. What is not shown by a process
-    that has captured what its schedules need is decided by one that has captured everything.
+    that has captured what its schedules need is decided by one that has captured everything. What
+    is not shown where gates opened by themselves is played once more; the hunt's events count them.
     """
     until = frozenset() if target is None else frozenset({target})
     properties = frozenset(watched) if target is None else STATE_PROPERTIES | until
     drawn, shrunk = hunt_result.drawn, hunt_result.schedule
     assert drawn is not None and shrunk is not None
 
+    def is_shown_by(playing: FreshPlaying) -> bool:
+        outcome = whole(play(playing))
+        if outcome.stalled:
+            hunt_result.events[STALLED] += outcome.stalled
+            if not failed(outcome, target):
+                outcome = whole(play(playing))
+        return failed(outcome, target)
+
     def shows(schedule: Schedule, history: tuple[Schedule, ...] = ()) -> bool:
         playing = FreshPlaying(trial, properties, until, (*history, schedule))
-        if failed(whole(play(playing)), target):
+        if is_shown_by(playing):
             return True
-        if trial.captures_all:
-            return False
-        return failed(whole(play(replace(playing, captures_all=True))), target)
+        return not trial.captures_all and is_shown_by(replace(playing, captures_all=True))
 
     if shows(shrunk):
         return Confirmed(shrunk)

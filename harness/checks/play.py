@@ -30,6 +30,7 @@ from harness.schedules.schedule import Schedule, Step, modes_of
 from reference.config import ModelConfig, draft_config
 from subjects.buffers import SharedBufferError
 from subjects.protocol import Offer
+from subjects.streams import STALLS
 
 
 @dataclass
@@ -38,7 +39,8 @@ class Outcome:
 
     The replays are those of the runner under test; `events` count every runner's. `error` is
     the traceback of what went wrong outside the subject: the playing then proves nothing.
-    After `device_lost` this process can do nothing more on its device.
+    After `device_lost` this process can do nothing more on its device. `stalled` counts gates
+    that opened by themselves: what steps that overlap were to show, they may not have shown then.
     """
 
     violations: tuple[Violation, ...] = ()
@@ -48,6 +50,7 @@ class Outcome:
     events: Counter[str] = field(default_factory=Counter)
     error: str | None = None
     device_lost: bool = False
+    stalled: int = 0
 
     def count(self, observation: Observation) -> None:
         """Count one step's forward."""
@@ -176,7 +179,7 @@ class Lockstep:
         DeviceLostError. A build whose runners disagree on a shared buffer cannot be captured: that
         violates index_contract at the first forward.
         """
-        outcome, judged = Outcome(), Judged()
+        outcome, judged, stalled = Outcome(), Judged(), STALLS.gates
         self.history.append(schedule)
         with torch.inference_mode():
             try:
@@ -201,6 +204,7 @@ class Lockstep:
                 outcome.error = traceback_of(error)
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
         self._hold_nothing_back()
+        outcome.stalled = STALLS.gates - stalled
         outcome.violations = tuple(judged.violations)
         outcome.events.update(self.pair.graph.events)
         if outcome.device_lost:
