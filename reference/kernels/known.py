@@ -20,6 +20,10 @@ for name in GIVEN:
     with suppress(ImportError):
         importlib.import_module(name)
 triton_key()
-for module in list(sys.modules.values()):
-    for kernel in [value for value in vars(module).values() if type(value) is Kernel]:
-        kernel.function.cache_key  # noqa: B018  # Triton keeps what it hashes here.
+kernels = [
+    value
+    for module in list(sys.modules.values())
+    for value in vars(module).values()
+    if type(value) is Kernel
+]
+sources = [kernel.function.cache_key for kernel in kernels]
