@@ -4,21 +4,23 @@ Knows storage and the full-to-SWA mapping. Does not know who owns a slot (the
 allocator does) nor how a write location is found (each world does, its own way).
 """
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from reference.config import Kind, ModelConfig, Role
+from reference.kernels.late import imported_late
 from reference.state_pool import Section, StatePool, section_shapes
 
 Name = TypeVar("Name")
+
+ON_CUDA = "reference.kernels.tables"
+"""What writes and reads index tables there."""
 
 LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
 """The store ABI: how the store op reads the write locations of each sub-pool."""
@@ -72,7 +74,7 @@ class Tables:
     def write(self, rows: Tensor, columns: Tensor, full: Tensor, swa: Tensor) -> None:
         """Map (row, column) to its full slot and the full slot to its SWA slot; all int64 [N]."""
         if rows.is_cuda:
-            _on_cuda().write(
+            imported_late(ON_CUDA).write(
                 self.req_to_token, self.full_to_swa_index_mapping, rows, columns, full, swa
             )
             return
@@ -86,7 +88,8 @@ class Tables:
         """
         table, mapping = self.req_to_token, self.full_to_swa_index_mapping
         if full_cells.is_cuda:
-            found: tuple[Tensor, Tensor] = _on_cuda().read(table, mapping, full_cells, swa_cells)
+            made = imported_late(ON_CUDA).read
+            found: tuple[Tensor, Tensor] = made(table, mapping, full_cells, swa_cells)
             return found
         # To take costs less than to index: half as much on a CPU.
         full, swa = (table.take(cells).to(torch.int64) for cells in (full_cells, swa_cells))
@@ -314,13 +317,6 @@ def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size
 def storage_elements(config: ModelConfig, sizes: PoolSizes) -> int:
     """Return how many elements a model's pool holds."""
     return sum(shape.numel() for shape in arena_shapes(config, sizes).values())
-
-
-@cache
-def _on_cuda() -> Any:
-    """Return the module that writes and reads tables on CUDA."""
-    # Imported late: importing Triton decides whether its interpreter is used.
-    return importlib.import_module("reference.kernels.tables")
 
 
 DRAWN_IN_PLACE = 2**24

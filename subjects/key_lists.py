@@ -5,9 +5,7 @@ the padded rows too, as in the engine's attention backends. For eager attention 
 fresh.
 """
 
-import importlib
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from reference.batch import ForwardBatch
 from reference.config import SPECULATION
+from reference.kernels.late import imported_late
 from subjects.buffers import BufferPool, Conversions, copy_together
 from subjects.pool import SubjectPool
 from subjects.protocol import KeyLists, Keys
@@ -25,6 +24,9 @@ Lists = dict[str, Tensor]
 
 LISTING = {"cpu": "subjects.listing.host", "cuda": "subjects.listing.device"}
 """What lists the slots of requests on a device: two modules of the same functions."""
+
+DRAFTS_ON_CUDA = "subjects.listing.drafts"
+"""What lists drafts to verify there."""
 
 
 class StaticLists:
@@ -236,7 +238,7 @@ def verify_keys(
     begin, end = lists["window_key_begin"][:tokens], lists["window_key_end"][:tokens]
     mask_indptr = lists["mask_indptr"][:tokens]
     page_table, offsets = lists["swa_page_table"], lists["window_kv_offsets"]
-    made = _drafts_on_cuda().tree_keys if begin.is_cuda else tree_keys
+    made = imported_late(DRAFTS_ON_CUDA).tree_keys if begin.is_cuda else tree_keys
     slots, mask_start = made(page_table, offsets, begin, mask_indptr, page_table_width(window))
     return KeyLists(
         Keys(
@@ -282,7 +284,7 @@ def verify_lists(
     total = sum(seq_lens_cpu.tolist()) + drafts * seq_lens_cpu.shape[0]
     list_rows = listing(seq_lens.device).list_rows
     full = list_rows(req_pool_indices, seq_lens + drafts, (total, 0), window, table, None)
-    made = _drafts_on_cuda().tree_lists if positions.is_cuda else tree_lists
+    made = imported_late(DRAFTS_ON_CUDA).tree_lists if positions.is_cuda else tree_lists
     lists: Lists = made(req_pool_indices, seq_lens, positions, window, table)
     if toggles.translate_page_table:
         page_table = translate_window(lists["swa_page_table"], pool, toggles.memo_resets)
@@ -318,17 +320,9 @@ def tree_lists(
     }
 
 
-@cache
-def _drafts_on_cuda() -> Any:
-    """Return the module that lists the drafts to verify on CUDA."""
-    return importlib.import_module("subjects.listing.drafts")  # Imported late, as `listing` does.
-
-
-@cache
 def listing(device: torch.device) -> Any:
     """Return the module that lists slots on a device."""
-    # Imported late: importing Triton decides whether its interpreter is used.
-    return importlib.import_module(LISTING[device.type])
+    return imported_late(LISTING[device.type])
 
 
 def translated(lists: Lists, pool: SubjectPool, memo_resets: MemoResets) -> Lists:

@@ -4,19 +4,20 @@ Storage and mapping are the pool's; what is kept here is the Python state that t
 historical changes were about: the sticky `swa_loc` and the one-entry memo.
 """
 
-import importlib
 import logging
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference.config import Kind
+from reference.kernels.late import imported_late
 from reference.ops import Ops
 from reference.pool import LOC_DTYPE, HybridKVPool
 from subjects.toggles import LocationScheme
+
+ON_CUDA = "subjects.listing.device"
+"""What translates locations there."""
 
 TRANSLATE = "translate_loc_from_full_to_swa"
 """The name a translation has in the list of captured ops."""
@@ -106,14 +107,7 @@ class SubjectPool:
         self.ops.record(TRANSLATE)
         mapping = self.pool.full_to_swa_index_mapping
         if loc.is_cuda:
-            found: Tensor = _on_cuda().translate(mapping, loc)
+            found: Tensor = imported_late(ON_CUDA).translate(mapping, loc)
             return found
         # To take costs less than to index.
         return mapping.take(loc.to(torch.int64)).to(torch.int32)
-
-
-@cache
-def _on_cuda() -> Any:
-    """Return the module that translates locations on CUDA."""
-    # Imported late: importing Triton decides whether its interpreter is used.
-    return importlib.import_module("subjects.listing.device")

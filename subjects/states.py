@@ -3,21 +3,21 @@
 On CUDA by one launch each, of torch's ops on a CPU, where a tape records them.
 """
 
-import importlib
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from reference.config import SPECULATION
+from reference.kernels.late import imported_late
 from reference.state_pool import STATE_ROWS, StatePaths
+
+ON_CUDA = "subjects.listing.paths"
+"""The same functions for CUDA."""
 
 
 def decode_paths(track_indices: Tensor) -> StatePaths:
     """Return the paths of one token of each request, of the state slots int64 [B]."""
     if track_indices.is_cuda:
-        paths: StatePaths = _on_cuda().decode_paths(track_indices)
+        paths: StatePaths = imported_late(ON_CUDA).decode_paths(track_indices)
         return paths
     rows = track_indices * STATE_ROWS
     return StatePaths(rows, rows, torch.full_like(rows, -1), 1)
@@ -29,7 +29,7 @@ def verify_paths(track_indices: Tensor, tree_parents: Tensor) -> StatePaths:
     `tree_parents` int64 [B draft_tokens] is `parents_in_tree`'s. Every node has a row of its own.
     """
     if track_indices.is_cuda:
-        paths: StatePaths = _on_cuda().verify_paths(track_indices, tree_parents)
+        paths: StatePaths = imported_late(ON_CUDA).verify_paths(track_indices, tree_parents)
         return paths
     drafts = SPECULATION.draft_tokens
     place = torch.arange(tree_parents.shape[0], device=tree_parents.device)
@@ -49,7 +49,7 @@ def extend_paths(
     has continues none.
     """
     if track_indices.is_cuda:
-        paths: StatePaths = _on_cuda().extend_paths(
+        paths: StatePaths = imported_late(ON_CUDA).extend_paths(
             track_indices, token_requests, positions, longest
         )
         return paths
@@ -68,7 +68,7 @@ def parents_in_tree(custom_mask: Tensor, mask_indptr: Tensor, seq_lens: Tensor) 
     of `custom_mask` begin, `seq_lens` [B] how many of them are of what is not drafted.
     """
     if custom_mask.is_cuda:
-        found: Tensor = _on_cuda().parents_in_tree(custom_mask, mask_indptr, seq_lens)
+        found: Tensor = imported_late(ON_CUDA).parents_in_tree(custom_mask, mask_indptr, seq_lens)
         return found
     drafts = SPECULATION.draft_tokens
     place = torch.arange(mask_indptr.shape[0], device=mask_indptr.device)
@@ -77,10 +77,3 @@ def parents_in_tree(custom_mask: Tensor, mask_indptr: Tensor, seq_lens: Tensor) 
     bits = (first[:, None] + node).clamp(max=custom_mask.shape[0] - 1)
     above = custom_mask[bits] & (node < (place % drafts)[:, None])
     return torch.where(above, node, -1).amax(-1)
-
-
-@cache
-def _on_cuda() -> Any:
-    """Return the module of the same functions for CUDA."""
-    # Imported late: importing Triton decides whether its interpreter is used.
-    return importlib.import_module("subjects.listing.paths")

@@ -1,9 +1,7 @@
 """Launching the kernels of `questions`: those of a step share one copy of what the host counted."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +13,7 @@ from harness.checks.counted_reads import Block, keys_of
 from harness.checks.device.host_arrays import Numbers
 from harness.checks.device.unequal import Unequal, entries_of
 from reference.allocator import Ownership
+from reference.kernels.late import imported_late
 from subjects.protocol import KeyLists
 
 CELLS = 1024
@@ -32,10 +31,9 @@ def asks_kernels(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-@cache
 def kernels() -> Any:
-    """Return the kernels. Imported late: that decides whether Triton's interpreter is used."""
-    return importlib.import_module("harness.checks.device.questions")
+    """Return the kernels."""
+    return imported_late("harness.checks.device.questions")
 
 
 @dataclass(frozen=True)

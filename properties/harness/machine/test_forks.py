@@ -27,6 +27,18 @@ def asked(what: str, variables: Mapping[str, str] | None = None) -> Any:
     return process.pipe.recv()
 
 
+def python_ran(script: str, *, check: bool) -> subprocess.CompletedProcess[str]:
+    """Run a script of this tree in a process of its own, with `check` to its good end."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=check,
+    )
+
+
 def test_what_is_forked_from_a_forked_process_has_the_same_server() -> None:
     first, second = asked("server of another")
     assert first == second != os.getpid()
@@ -112,14 +124,7 @@ print(server, process.pid, sleeping.pipe.recv(), flush=True)
 def test_a_server_forked_from_here_has_what_is_imported_here_and_none_of_its_files() -> None:
     """And it ends with it, and all that it has forked: their processor time is then counted."""
     before = os.times()
-    ran = subprocess.run(
-        [sys.executable, "-c", FROM_HERE],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ran = python_ran(FROM_HERE, check=True)
     assert os.times().children_user > before.children_user
     pids = list(map(int, ran.stdout.split()))
     assert len(pids) == 3
@@ -145,14 +150,7 @@ sys.exit(command.main())
 
 
 def test_a_command_serves_forks_before_it_does_anything_else() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", COMMAND],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = python_ran(COMMAND, check=False)
     assert (ran.returncode, ran.stdout) == (2, "threads 1 began CUDA False\n")
 
 
@@ -173,13 +171,6 @@ print(torch.cuda.is_initialized())
 
 
 def test_what_is_preloaded_knows_every_kernel_by_its_source_and_begins_no_device() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", READS],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ran = python_ran(READS, check=True)
     kernels, unread, began = ran.stdout.split()
     assert (int(kernels) > 20, unread, began) == (True, "0", "False")
