@@ -101,7 +101,8 @@ class CudaStream:
     def run(self, work: Work, *, asks: bool = False, reads: bool = False) -> None:
         """Give the stream a piece of work, behind a gate if it lags.
 
-        Where the host asks the device in it, there is none, and those before it are opened.
+        Where the host asks the device in it, there is none, those before it are opened, and the
+        host waits for all of it: what of it the other stream overtakes would be a matter of time.
         """
         if asks:
             self.record().open()
@@ -117,7 +118,7 @@ class CudaStream:
             if self._ungated and self._ungated[-1].gates == behind.gates:
                 self._ungated.pop()
             self._ungated.append(behind)
-        if self.in_order:
+        if self.in_order or asks:
             self.stream.synchronize()
 
     def record(self) -> CudaEvent:

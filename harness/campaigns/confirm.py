@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from harness.campaigns.fresh import FreshPlaying, PlayFresh
-from harness.campaigns.hunt import HuntResult, failed, whole
+from harness.campaigns.hunt import HuntResult, failed, hunted, whole
 from harness.checks.of_schedules.declared_state import ID
 from harness.checks.property import Violation
-from harness.checks.table import STATE_PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.records.schema import STALLED
 from harness.schedules.schedule import Schedule
@@ -51,7 +50,7 @@ def confirmed(
     is not shown where gates opened by themselves is played once more; the hunt's events count them.
     """
     until = frozenset() if target is None else frozenset({target})
-    properties = frozenset(watched) if target is None else STATE_PROPERTIES | until
+    properties = hunted(target, watched)
     drawn, shrunk = hunt_result.drawn, hunt_result.schedule
     assert drawn is not None and shrunk is not None
 

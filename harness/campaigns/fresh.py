@@ -26,6 +26,13 @@ from subjects.protocol import Offer
 ON_DEVICE = {"cuda": KERNELS}
 """What the server imports besides, for the processes that play on a device."""
 
+ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+"""What makes a process begin CUDA in half the time, unless its environment says otherwise.
+
+A driver begins its processes one after the other, and is longest at the connections of each. More
+than one is for streams that run beside each other.
+"""
+
 DIED = "a fresh process died"
 
 Build = Callable[[TrialConfig, Collection[str]], Lockstep]
@@ -50,6 +57,9 @@ class FreshPlaying:
 PlayFresh = Callable[[FreshPlaying], Outcome]
 """Plays in a fresh process; raises PlayingFailedError if that process gives no outcome."""
 
+BeginFresh = Callable[[TrialConfig, frozenset[str]], None]
+"""Starts the process for a playing of a trial, judged by some properties, that is to come."""
+
 
 def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
     """Return a new lockstep, without a fresh engine where no property asks for one."""
@@ -57,9 +67,15 @@ def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
     return Lockstep(trial, properties, engines=None if needs_both else subject_alone)
 
 
+def begin_fresh(trial: TrialConfig, properties: frozenset[str], build: Build = built) -> None:
+    """Start the process for a playing to come, which begins its device and builds meanwhile."""
+    _captured(build, trial, properties, captures_all=False)
+
+
 def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
     """Play in a fresh process. Raises PlayingFailedError if it gives no outcome."""
-    process = _captured(build, playing.trial, playing.properties, playing.captures_all)
+    asked = playing.captures_all
+    process = _captured(build, playing.trial, playing.properties, captures_all=asked)
     try:
         return process.play(playing)
     finally:
@@ -74,13 +90,14 @@ class _Captured:
     """
 
     def __init__(
-        self, build: Build, trial: TrialConfig, properties: frozenset[str], captures_all: bool
+        self, build: Build, trial: TrialConfig, properties: frozenset[str], *, captures_all: bool
     ) -> None:
         self.usable = True
         self.lasts = trial.device == "cpu"
         preload([__name__, *ON_DEVICE.get(trial.device, ())])
         words = build, trial, properties, captures_all, self.lasts
-        self.process = Forked(_serve, *words, variables=os.environ)
+        variables = os.environ if trial.overlap else {**ONE_CONNECTION, **os.environ}
+        self.process = Forked(_serve, *words, variables=variables)
         self.pipe = self.process.pipe
 
     def play(self, playing: FreshPlaying) -> Outcome:

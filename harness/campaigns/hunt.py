@@ -98,7 +98,7 @@ class HuntResult:
     def ends_with(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
         """Play one drawn schedule, and keep it if it fails; return whether the hunt is over."""
         before = tuple(lockstep.history)
-        outcome = lockstep.play(schedule)
+        outcome = lockstep.play(schedule, until=() if target is None else (target,))
         self.add(outcome)
         if failed(outcome, target):
             self.schedule = self.drawn = schedule
@@ -113,8 +113,7 @@ class HuntResult:
         if self.schedule is None:
             return
         watched, ends = lockstep.properties, () if target is None else (target,)
-        if target is not None:
-            lockstep.watch(STATE_PROPERTIES | {target})
+        lockstep.watch(hunted(target, watched))
 
         played, most = 0, FEW_STEPS if lockstep.trial.large else SHRINKING_STEPS
         holding = holding_steps(lockstep, self.schedule, self.seen, target)
@@ -137,6 +136,11 @@ class HuntResult:
             self.schedule = self.schedule.up_to(len(holding))
         self.schedule = shrink(self.schedule, fails)
         lockstep.watch(watched)
+
+
+def hunted(target: str | None, watched: Iterable[str]) -> frozenset[str]:
+    """Return what is judged while a target is hunted: it, and what ends a playing; else all."""
+    return frozenset(watched) if target is None else STATE_PROPERTIES | {target}
 
 
 def holding_steps(

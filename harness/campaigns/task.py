@@ -5,7 +5,7 @@ can be handed to a worker process; so is its result.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -20,13 +20,14 @@ from harness.campaigns.benches import (
 )
 from harness.campaigns.confirm import Confirmed, confirmed
 from harness.campaigns.executor import Ended
-from harness.campaigns.fresh import PlayFresh, play_fresh
+from harness.campaigns.fresh import BeginFresh, PlayFresh, begin_fresh, play_fresh
 from harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
     draw,
     first_failure,
     hunt,
+    hunted,
     time_limit,
     whole,
     without_error,
@@ -213,7 +214,8 @@ def run_in_turn(task: Task) -> Result:
 
     Of a bug that must be detected, its result says how far it got.
     """
-    result = run_task(task, LARGE if task.trial.large else kept_lockstep)
+    benches = LARGE if task.trial.large else kept_lockstep
+    result = run_task(task, benches, begin=begin_fresh)
     if result.spoiled:
         return result
     try:
@@ -228,19 +230,23 @@ def run_task(
     task: Task,
     lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep,
     play: PlayFresh = play_fresh,
+    begin: BeginFresh | None = None,
 ) -> Result:
     """Run one task. The clean build is checked for every property, a broken one as it is hunted.
 
-    What it finds is played again by `play`, in a fresh process.
+    What it finds is played again by `play`, in a fresh process. For what must be found `begin`
+    starts it beforehand: it begins its device, and builds, while the hunt goes on.
     """
     started, stalled = time.monotonic(), STALLS.gates
     benches = lockstep_of if isinstance(lockstep_of, Benches) else Benches(lockstep_of)
     watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
+    if begin is not None and task.target is not None and not task.trial.large:
+        begin(task.trial, hunted(task.target, watched))
     benches(task.trial).watch(watched)
     warnings = len(benches(task.trial).capture_warnings)
     hunt_result, finding, error = HuntResult(), None, None
     try:
-        hunt_result = _search(task, benches(task.trial))
+        hunt_result = _search(task, benches(task.trial), watched)
         warnings = len(benches(task.trial).capture_warnings)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
@@ -270,7 +276,22 @@ def run_task(
     )
 
 
-def _search(task: Task, lockstep: Lockstep) -> HuntResult:
+def _search(task: Task, lockstep: Lockstep, watched: Collection[str]) -> HuntResult:
+    """Play the task's schedules until one violates its target, and shrink that one.
+
+    Until then little else is judged. Where none does, they are played again, judged by all that is
+    watched.
+    """
+    if task.target is not None:
+        lockstep.watch(hunted(task.target, watched))
+        hunt_result = _failing(task, lockstep)
+        if hunt_result.schedule is not None or hunt_result.error is not None:
+            return hunt_result
+        lockstep.watch(watched)
+    return _failing(task, lockstep)
+
+
+def _failing(task: Task, lockstep: Lockstep) -> HuntResult:
     """Play the task's schedules until one violates its target, and shrink that one."""
     if task.source is Source.GENERATED:
         return hunt(lockstep, task.target, task.seed, task.examples, first=task.known)

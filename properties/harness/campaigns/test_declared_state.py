@@ -3,6 +3,8 @@
 import gc
 import json
 import logging
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
@@ -173,6 +175,33 @@ def test_a_fresh_process_captures_what_its_schedules_need_unless_asked_for_all(
     admits, decodes = Schedule((Admit(3, 9),)), Schedule((Admit(3, 9), Decode((0,))))
     asked = replace(playing(admits, decodes, trial=trial), captures_all=captures_all)
     assert play_fresh(asked, counting_captures).events["captured"] == count
+
+
+def counting_connections(trial: TrialConfig, properties: Any) -> Lockstep:
+    """Build a lockstep whose outcomes count the connections that CUDA would be begun with."""
+    lockstep = built(trial, properties)
+
+    def counted(*_: Any, **__: Any) -> Outcome:
+        count = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "0"))
+        return replace(clean(), events=Counter(connections=count))
+
+    lockstep.play = counted  # type: ignore[method-assign]
+    return lockstep
+
+
+@pytest.mark.parametrize(
+    ("trial", "said", "count"),
+    [(LAZY, None, 1), (replace(LAZY, rows=15), "3", 3), (replace(LAZY, overlap=True), None, 0)],
+)
+def test_a_fresh_process_has_one_connection_unless_streams_run_beside_each_other(
+    trial: TrialConfig, said: str | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its environment says how many."""
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", said)
+    outcome = play_fresh(playing(DRAWN, trial=trial), counting_connections)
+    assert outcome.events["connections"] == count
 
 
 def test_an_error_of_ours_in_a_fresh_process_is_no_verdict() -> None:

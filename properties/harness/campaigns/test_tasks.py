@@ -28,6 +28,7 @@ from harness.campaigns.task import GOOD, Finding, Result, Source, Status, Task, 
 from harness.checks.explanation import Explained
 from harness.checks.play import DeviceLostError, Outcome
 from harness.checks.property import Violation
+from harness.checks.table import STATE_PROPERTIES, STEP_PROPERTIES
 from harness.errors import headline
 from harness.lockstep.config import TrialConfig
 from harness.machine.workers import Workers
@@ -99,6 +100,46 @@ def test_gates_that_opened_by_themselves_are_counted_with_their_task(
     result = ended(script, of_clean=clean())
     assert result.hunt_result.events[STALLED] == STALLS.gates - 5 > 1
     assert STALLED not in ended(lambda *_: violating(TARGET)).hunt_result.events
+
+
+def test_the_fresh_process_of_a_hunt_is_begun_before_it() -> None:
+    """For the playing that it is asked for at the end; not where nothing must be found."""
+    begun: list[tuple[TrialConfig, frozenset[str]]] = []
+
+    def begin(trial: TrialConfig, properties: frozenset[str]) -> None:
+        begun.append((trial, properties))
+
+    def script(*_: object) -> Outcome:
+        assert len(begun) == 1
+        return violating(TARGET)
+
+    def play(playing: FreshPlaying) -> Outcome:
+        assert begun == [(playing.trial, playing.properties)]
+        return showing(playing)
+
+    def of(trial: TrialConfig) -> Task:
+        return Task(trial, Source.GENERATED, 0, 3)
+
+    assert run_task(of(BROKEN), locksteps(script, of_clean=clean()), play, begin).finding
+    begun.clear()
+    run_task(of(TRIAL), locksteps(lambda *_: clean()), play, begin)
+    assert begun == []
+
+
+def test_a_hunt_judges_by_all_it_watches_only_where_it_finds_nothing() -> None:
+    """Its target, and what ends a playing, are enough until then."""
+    judged: list[frozenset[str]] = []
+
+    def script(lockstep: Scripted, _: Schedule) -> Outcome:
+        judged.append(frozenset(lockstep.properties))
+        return violating(TARGET) if len(judged) == 2 else clean()
+
+    assert ended(script).hunt_result.schedules == 2
+    assert judged[:2] == [STATE_PROPERTIES | {TARGET}] * 2
+    judged.clear()
+    judged += [frozenset()] * 2
+    assert ended(script).status is Status.MISSED
+    assert judged[2:] == [STATE_PROPERTIES | {TARGET}] * 3 + [STEP_PROPERTIES | {TARGET}] * 3
 
 
 def seen_then_failing(count: int) -> Callable[[Scripted, Schedule], Outcome]:
@@ -183,7 +224,7 @@ def test_a_process_captures_a_trial_once_for_all_its_bugs(monkeypatch: pytest.Mo
     targets = {task.trial.bug: str(task.target) for task in hunts}
     monkeypatch.setattr(benches, "Lockstep", build)
     monkeypatch.setattr(benches, "Reaching", following)
-    monkeypatch.setattr(tasks, "run_task", lambda task, of: run_task(task, of, showing))
+    monkeypatch.setattr(tasks, "run_task", lambda task, of, **_: run_task(task, of, showing))
     monkeypatch.setattr(Scripted, "refused", None, raising=False)
     benches.forget_kept()
     try:

@@ -278,6 +278,18 @@ def test_what_only_reads_has_no_gate_of_its_own(streams: Any, lazy: Device) -> N
     assert streams.forward.opened == 1
 
 
+def test_what_the_host_asks_in_is_over_before_the_other_stream_goes_on(
+    streams: Any, lazy: Device
+) -> None:
+    """What overtakes the rest of it would be a matter of time."""
+    streams.forward.run(lazy.work("copy"))
+    streams.forward.run(lazy.work("forward"), asks=True)
+    assert lazy.ran == ["copy", "forward"]
+    streams.schedule.run(lazy.work("write"))
+    streams.clear()
+    assert (lazy.ran, STALLS.gates) == (["copy", "forward", "write"], 0)
+
+
 def test_one_gate_that_gives_up_opens_all_that_were_given_and_is_counted(
     streams: Any, lazy: Device
 ) -> None:
