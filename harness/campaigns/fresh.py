@@ -6,6 +6,7 @@ On a CPU it stays, and each playing is a fork of it; on CUDA, which no fork surv
 once and ends.
 """
 
+import gc
 import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -130,6 +131,7 @@ def _serve(
     lasts: bool,
 ) -> None:
     """Capture a trial, then play what comes through the pipe until it is closed."""
+    gc.disable()  # What is captured here stays, and what plays ends.
     with suppress(EOFError, BrokenPipeError):
         try:
             lockstep = build(trial, properties)

@@ -143,6 +143,23 @@ def hunted(target: str | None, watched: Iterable[str]) -> frozenset[str]:
     return frozenset(watched) if target is None else STATE_PROPERTIES | {target}
 
 
+def narrowed(
+    lockstep: Lockstep, target: str | None, search: Callable[[Lockstep], HuntResult]
+) -> HuntResult:
+    """Return what a search for a target gives that judges little else.
+
+    One that finds nothing is made again, judged by all that is watched.
+    """
+    watched = lockstep.properties
+    if target is not None:
+        lockstep.watch(hunted(target, watched))
+        hunt_result = search(lockstep)
+        lockstep.watch(watched)
+        if hunt_result.schedule is not None or hunt_result.error is not None:
+            return hunt_result
+    return search(lockstep)
+
+
 def holding_steps(
     lockstep: Lockstep, schedule: Schedule, seen: Iterable[Violation], target: str | None
 ) -> tuple[Step, ...]:

@@ -36,6 +36,9 @@ CLEAN_SCHEDULES = 24
 FEWEST_CLEAN = 4
 """Generated schedules of one clean trial at the least, however many trials there are."""
 
+FEWEST_TRIALS = 4
+"""Clean trials of a run at the least: of fewer, the same number of schedules reaches less."""
+
 OVERLAPPING = 8
 """Generated schedules of a clean trial in which steps overlap."""
 
@@ -77,8 +80,9 @@ def all_hunts(
 class RunConfig:
     """What a run was asked for, and over which workers it is spread.
 
-    `hunts` are (bug, runner); their runners are tried clean too, by the `known` schedules of
-    other runs before any others. `shape` says how large models and pools are.
+    `hunts` are (bug, runner); their runners are tried clean too, as far as a hunt may depend on
+    it, by the `known` schedules of other runs before any others. `shape` says how large models
+    and pools are.
     """
 
     device: str
@@ -98,13 +102,24 @@ class RunConfig:
         return tuple(name for name in RUNNERS if name in under_test)
 
     @property
+    def schemes(self) -> tuple[LocationScheme, ...]:
+        """The location schemes of clean trials: those in which bugs are hunted.
+
+        All of them where these would be too few trials to reach all states.
+        """
+        hunted = {BUGS[bug].scheme for bug, _ in self.hunts}
+        if len(self.runners) * len(hunted) < FEWEST_TRIALS:
+            return tuple(LocationScheme)
+        return tuple(scheme for scheme in LocationScheme if scheme in hunted)
+
+    @property
     def overlapping(self) -> tuple[str, ...]:
         """The runners on trial of which steps overlap in a clean trial: one of each engine.
 
-        Only in an engine that launches its forwards can any overlap, and over pools that can be
-        copied.
+        Only where bugs are hunted that need it, in an engine that launches its forwards, and over
+        pools that can be copied.
         """
-        if self.shape is Shape.REAL:
+        if self.shape is Shape.REAL or not any(BUGS[bug].overlap for bug, _ in self.hunts):
             return ()
         firsts = {engine_runners(name): name for name in reversed(self.runners)}
         return tuple(name for name in reversed(firsts.values()) if RUNNERS[name].captures)
@@ -142,7 +157,7 @@ class Run:
 def plan(settings: RunConfig) -> list[Task]:
     """Return the tasks of a run, clean ones first.
 
-    Each runner is tried clean with every location scheme, and each bug on the trial of its
+    Each runner is tried clean with the run's location schemes, and each bug on the trial of its
     runner and scheme.
     """
     return clean_tasks(settings) + hunting_tasks(settings)
@@ -153,7 +168,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
 
     Steps overlap in one further trial of each engine that can.
     """
-    schemes = list(LocationScheme)
+    schemes = settings.schemes
     share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(schemes)))
     tasks: list[Task] = []
     seed = settings.seed

@@ -5,9 +5,10 @@ can be handed to a worker process; so is its result.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from harness.campaigns.benches import (
@@ -28,6 +29,7 @@ from harness.campaigns.hunt import (
     first_failure,
     hunt,
     hunted,
+    narrowed,
     time_limit,
     whole,
     without_error,
@@ -214,8 +216,7 @@ def run_in_turn(task: Task) -> Result:
 
     Of a bug that must be detected, its result says how far it got.
     """
-    benches = LARGE if task.trial.large else kept_lockstep
-    result = run_task(task, benches, begin=begin_fresh)
+    result = run_task(task, LARGE if task.trial.large else kept_lockstep, begin=begin_fresh)
     if result.spoiled:
         return result
     try:
@@ -246,7 +247,7 @@ def run_task(
     warnings = len(benches(task.trial).capture_warnings)
     hunt_result, finding, error = HuntResult(), None, None
     try:
-        hunt_result = _search(task, benches(task.trial), watched)
+        hunt_result = narrowed(benches(task.trial), task.target, partial(_search, task))
         warnings = len(benches(task.trial).capture_warnings)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
@@ -276,22 +277,7 @@ def run_task(
     )
 
 
-def _search(task: Task, lockstep: Lockstep, watched: Collection[str]) -> HuntResult:
-    """Play the task's schedules until one violates its target, and shrink that one.
-
-    Until then little else is judged. Where none does, they are played again, judged by all that is
-    watched.
-    """
-    if task.target is not None:
-        lockstep.watch(hunted(task.target, watched))
-        hunt_result = _failing(task, lockstep)
-        if hunt_result.schedule is not None or hunt_result.error is not None:
-            return hunt_result
-        lockstep.watch(watched)
-    return _failing(task, lockstep)
-
-
-def _failing(task: Task, lockstep: Lockstep) -> HuntResult:
+def _search(task: Task, lockstep: Lockstep) -> HuntResult:
     """Play the task's schedules until one violates its target, and shrink that one."""
     if task.source is Source.GENERATED:
         return hunt(lockstep, task.target, task.seed, task.examples, first=task.known)

@@ -3,10 +3,13 @@
 from dataclasses import replace
 from itertools import product
 
+import pytest
+
 from harness.campaigns.hunt import hunt
 from harness.campaigns.regress import (
     CLEAN_SCHEDULES,
     FEWEST_CLEAN,
+    FEWEST_TRIALS,
     RunConfig,
     all_hunts,
     one_size,
@@ -91,6 +94,22 @@ def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
         for name, runner in all_hunts()
         if BUGS[name].in_traffic and unaffected_reason(BUGS[name], runner) is None
     ]
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else(name: str) -> None:
+    """With all location schemes only where the bug's own is that of few runners."""
+    hunts = tuple(pair for pair in all_hunts() if pair[0] == name)
+    settings = RunConfig("cpu", hunts)
+    clean = [task for task in plan(settings) if task.bug is None]
+    in_order = {task.trial for task in clean if not task.trial.overlap}
+    held_to = {
+        replace(task.clean_trial, overlap=False) for task in plan(settings) if task.bug is not None
+    }
+    assert held_to <= in_order
+    few = len(held_to) < FEWEST_TRIALS
+    assert len(in_order) == (len(settings.runners) * len(LocationScheme) if few else len(held_to))
+    assert any(task.trial.overlap for task in clean) is BUGS[name].overlap
 
 
 def test_the_same_seed_gives_the_same_case_byte_for_byte() -> None:
