@@ -529,6 +529,14 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         why="A gate opens though the other stream, on a busy GPU, has not yet done what it could.",
     ),
     Fault(
+        name="overtaken-while-the-host-asks",
+        file="subjects/cuda_streams.py",
+        old="if self.in_order or asks:",
+        new="if self.in_order:",
+        tests=("properties/harness/lockstep/test_gates.py", "-k", "asks_in"),
+        why="What a forward shows depends on how far it had come as the other stream went on.",
+    ),
+    Fault(
         name="one-gate-gives-up-alone",
         file="reference/kernels/gate.py",
         old="tl.store(cells, tl.load(cells + 1, volatile=True))",
