@@ -28,10 +28,10 @@ ON_DEVICE = {"cuda": KERNELS}
 """What the server imports besides, for the processes that play on a device."""
 
 ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""What makes a process begin CUDA in half the time, unless its environment says otherwise.
+"""What lets a process begin CUDA sooner, unless its environment says otherwise.
 
-A driver begins its processes one after the other, and is longest at the connections of each. More
-than one is for streams that run beside each other.
+A driver begins processes one after the other, and takes long for the connections of each: more
+than one are for streams that run beside each other.
 """
 
 DIED = "a fresh process died"

@@ -29,6 +29,9 @@ SHARING_PLAINLY = min(
 MOST_CLIENTS = 48
 """Processes that MPS lets share one GPU, as NVIDIA documents it."""
 
+SHARING_UNDER_MPS = MOST_CLIENTS // 2
+"""Workers that share one GPU under MPS: each may have a fresh process beside it."""
+
 
 LOCAL = "local"
 """The cluster that is started on this machine for a campaign alone."""
@@ -81,7 +84,7 @@ def processes_on(device: str, gpus: int, *, mps: bool) -> int:
     """
     if device != "cuda":
         return cores()
-    sharing = MOST_CLIENTS if mps else SHARING_PLAINLY
+    sharing = SHARING_UNDER_MPS if mps else SHARING_PLAINLY
     return max(1, min(cores() - 1, sharing * max(1, gpus)))
 
 

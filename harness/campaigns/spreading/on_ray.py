@@ -25,7 +25,7 @@ from harness.campaigns.executor import (
 )
 from harness.errors import CannotRunError, headline
 from harness.lockstep.tracebacks import traceback_of
-from harness.machine.workers import LOCAL, MOST_CLIENTS, SHARING_PLAINLY, Workers
+from harness.machine.workers import LOCAL, SHARING_PLAINLY, SHARING_UNDER_MPS, Workers
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reported)
@@ -169,7 +169,7 @@ def _spread(
     if not waiting:
         return
     with joined(workers) as ray:
-        sharing = MOST_CLIENTS if workers.mps else SHARING_PLAINLY
+        sharing = SHARING_UNDER_MPS if workers.mps else SHARING_PLAINLY
         gpu = 1 / sharing if workers.gpus else 0.0
         _Spread(ray, campaign, waiting, gpu, on_end).run(workers.processes)
 
