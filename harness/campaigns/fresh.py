@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import Connection
 
+import torch
+
 from harness.campaigns.hunt import PlayingFailedError, time_limit
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
@@ -69,8 +71,13 @@ def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
 
 
 def begin_fresh(trial: TrialConfig, properties: frozenset[str], build: Build = built) -> None:
-    """Start the process for a playing to come, which begins its device and builds meanwhile."""
+    """Start the process for a playing to come, which builds meanwhile.
+
+    On CUDA another one begins the device meanwhile, and waits to be the next.
+    """
     _captured(build, trial, properties, captures_all=False)
+    if can_wait(trial) and not _waiting:
+        _waiting.append(begun(trial))
 
 
 def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
@@ -84,6 +91,22 @@ def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
             _captured.cache_clear()
 
 
+_waiting: list[Forked] = []
+"""A process that has begun CUDA, for the next playing."""
+
+
+def can_wait(trial: TrialConfig) -> bool:
+    """Whether a process that began the device for any trial is right for this one."""
+    return trial.device == "cuda" and not trial.overlap
+
+
+def begun(trial: TrialConfig) -> Forked:
+    """Start a process that begins the device of a trial, and waits to be told what to capture."""
+    preload([__name__, *ON_DEVICE.get(trial.device, ())])
+    variables = os.environ if trial.overlap else {**ONE_CONNECTION, **os.environ}
+    return Forked(_serve, trial.device, variables=variables)
+
+
 class _Captured:
     """A process that has captured a trial and plays nothing but in forks of it, if it can.
 
@@ -95,18 +118,19 @@ class _Captured:
     ) -> None:
         self.usable = True
         self.lasts = trial.device == "cpu"
-        preload([__name__, *ON_DEVICE.get(trial.device, ())])
-        words = build, trial, properties, captures_all, self.lasts
-        variables = os.environ if trial.overlap else {**ONE_CONNECTION, **os.environ}
-        self.process = Forked(_serve, *words, variables=variables)
+        waits = can_wait(trial) and bool(_waiting)
+        self.process = _waiting.pop() if waits else begun(trial)
         self.pipe = self.process.pipe
+        with suppress(OSError):  # It has died: `play` says so.
+            self.pipe.send((build, trial, properties, captures_all))
 
     def play(self, playing: FreshPlaying) -> Outcome:
         """Return the outcome of the last schedule."""
         self.usable = False
         allowed = time_limit(len(playing.schedules))
-        try:
+        with suppress(OSError):  # It has ended, and may have said why.
             self.pipe.send(playing)
+        try:
             if not self.pipe.poll(allowed):
                 raise PlayingFailedError(f"a fresh process took more than {allowed:.0f} s")
             outcome: Outcome | str = self.pipe.recv()
@@ -122,18 +146,13 @@ _captured = lru_cache(maxsize=1)(_Captured)
 """The last trial that was captured so. A process whose pipe is closed here ends by itself."""
 
 
-def _serve(
-    pipe: Connection,
-    build: Build,
-    trial: TrialConfig,
-    properties: frozenset[str],
-    captures_all: bool,
-    lasts: bool,
-) -> None:
-    """Capture a trial, then play what comes through the pipe until it is closed."""
+def _serve(pipe: Connection, device: str) -> None:
+    """Capture a trial that comes through the pipe, then play what does until it is closed."""
     gc.disable()  # What is captured here stays, and what plays ends.
     with suppress(EOFError, BrokenPipeError):
         try:
+            torch.zeros(1, device=device)  # CUDA is begun by its first tensor.
+            build, trial, properties, captures_all = pipe.recv()
             lockstep = build(trial, properties)
             if captures_all:
                 lockstep.pair.capture(lockstep.pair.modes)
@@ -148,7 +167,7 @@ def _serve(
             except Exception as error:
                 pipe.send(traceback_of(error))
                 return
-            if not lasts:
+            if device != "cpu":
                 pipe.send(_outcome(lockstep, playing))
                 return
             child = os.fork()
