@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import Connection
 
-import torch
-
 from harness.campaigns.hunt import PlayingFailedError, time_limit
 from harness.checks.play import DeviceLostError, Lockstep, Outcome
 from harness.checks.table import PROPERTIES
@@ -71,13 +69,8 @@ def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
 
 
 def begin_fresh(trial: TrialConfig, properties: frozenset[str], build: Build = built) -> None:
-    """Start the process for a playing to come, which builds meanwhile.
-
-    On CUDA another one begins the device meanwhile, and waits to be the next.
-    """
+    """Start the process for a playing to come, which begins its device and builds meanwhile."""
     _captured(build, trial, properties, captures_all=False)
-    if can_wait(trial) and not _waiting:
-        _waiting.append(begun(trial))
 
 
 def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
@@ -91,22 +84,6 @@ def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
             _captured.cache_clear()
 
 
-_waiting: list[Forked] = []
-"""A process that has begun CUDA, for the next playing."""
-
-
-def can_wait(trial: TrialConfig) -> bool:
-    """Whether a process that began the device for any trial is right for this one."""
-    return trial.device == "cuda" and not trial.overlap
-
-
-def begun(trial: TrialConfig) -> Forked:
-    """Start a process that begins the device of a trial, and waits to be told what to capture."""
-    preload([__name__, *ON_DEVICE.get(trial.device, ())])
-    variables = os.environ if trial.overlap else {**ONE_CONNECTION, **os.environ}
-    return Forked(_serve, trial.device, variables=variables)
-
-
 class _Captured:
     """A process that has captured a trial and plays nothing but in forks of it, if it can.
 
@@ -118,11 +95,11 @@ class _Captured:
     ) -> None:
         self.usable = True
         self.lasts = trial.device == "cpu"
-        waits = can_wait(trial) and bool(_waiting)
-        self.process = _waiting.pop() if waits else begun(trial)
+        preload([__name__, *ON_DEVICE.get(trial.device, ())])
+        words = build, trial, properties, captures_all, self.lasts
+        variables = os.environ if trial.overlap else {**ONE_CONNECTION, **os.environ}
+        self.process = Forked(_serve, *words, variables=variables)
         self.pipe = self.process.pipe
-        with suppress(OSError):  # It has died: `play` says so.
-            self.pipe.send((build, trial, properties, captures_all))
 
     def play(self, playing: FreshPlaying) -> Outcome:
         """Return the outcome of the last schedule."""
@@ -146,13 +123,18 @@ _captured = lru_cache(maxsize=1)(_Captured)
 """The last trial that was captured so. A process whose pipe is closed here ends by itself."""
 
 
-def _serve(pipe: Connection, device: str) -> None:
-    """Capture a trial that comes through the pipe, then play what does until it is closed."""
+def _serve(
+    pipe: Connection,
+    build: Build,
+    trial: TrialConfig,
+    properties: frozenset[str],
+    captures_all: bool,
+    lasts: bool,
+) -> None:
+    """Capture a trial, then play what comes through the pipe until it is closed."""
     gc.disable()  # What is captured here stays, and what plays ends.
     with suppress(EOFError, BrokenPipeError):
         try:
-            torch.zeros(1, device=device)  # CUDA is begun by its first tensor.
-            build, trial, properties, captures_all = pipe.recv()
             lockstep = build(trial, properties)
             if captures_all:
                 lockstep.pair.capture(lockstep.pair.modes)
@@ -167,7 +149,7 @@ def _serve(pipe: Connection, device: str) -> None:
             except Exception as error:
                 pipe.send(traceback_of(error))
                 return
-            if device != "cpu":
+            if not lasts:
                 pipe.send(_outcome(lockstep, playing))
                 return
             child = os.fork()

@@ -29,8 +29,8 @@ SHARING_PLAINLY = min(
 MOST_CLIENTS = 48
 """Processes that MPS lets share one GPU, as NVIDIA documents it."""
 
-SHARING_UNDER_MPS = MOST_CLIENTS // 3
-"""Workers that share one GPU under MPS: each may have a fresh process, and one that is next."""
+SHARING_UNDER_MPS = MOST_CLIENTS // 2
+"""Workers that share one GPU under MPS: each may have a fresh process beside it."""
 
 
 LOCAL = "local"

@@ -5,19 +5,13 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    MethodDescriptorType,
-    ModuleType,
-    SimpleNamespace,
-)
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
 
 import pytest
@@ -218,43 +212,8 @@ def test_a_fresh_process_has_one_connection_unless_streams_run_beside_each_other
     assert outcome.events["connections"] == count
 
 
-class Waiting:
-    """Stands in for a process: `told` is what was sent to it."""
-
-    started: list["Waiting"]
-
-    def __init__(self, _: object, device: str, variables: Mapping[str, str]) -> None:
-        self.device, self.variables = device, variables
-        self.told: list[tuple[Any, ...]] = []
-        self.pipe = SimpleNamespace(send=self.told.append)
-        self.started.append(self)
-
-
-def test_the_fresh_process_after_the_next_begins_cuda_and_is_told_its_trial_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One waits at a time; where streams run beside each other it is begun as it is needed."""
-    started: list[Waiting] = []
-    monkeypatch.setattr(Waiting, "started", started, raising=False)
-    for name, value in (("Forked", Waiting), ("preload", lambda _: None), ("_waiting", [])):
-        monkeypatch.setattr(fresh, name, value)
-    one = TrialConfig(device="cuda")
-    trials = one, one.with_bug("swa_pad"), replace(one, overlap=True), one, TrialConfig()
-    told = []
-    for trial in trials:
-        begin_fresh(trial, frozenset())
-        told.append([[words[1] for words in process.told] for process in started])
-    assert told[0] == [[one], []]
-    assert told[1] == [[one], [trials[1]], []]
-    assert told[2] == [[one], [trials[1]], [], [trials[2]]]
-    assert told[3] == [[one], [trials[1]], [one], [trials[2]], []]
-    assert told[4] == [*told[3], [TrialConfig()]]
-    assert [process.device for process in started] == ["cuda"] * 5 + ["cpu"]
-    fresh._captured.cache_clear()
-
-
 def test_a_playing_that_was_begun_before_gives_what_it_gives_otherwise(device: str) -> None:
-    """Twice in turn: the second one is by the process that waited."""
+    """Of a bug, and of the clean build."""
     broken = TrialConfig(device=device).with_bug("req_pool_pad")
     schedule = hunt(Lockstep(broken), "hermetic_replay", 0, 50).schedule
     assert schedule is not None

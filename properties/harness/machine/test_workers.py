@@ -42,7 +42,7 @@ def test_under_mps_every_further_process_was_worth_it() -> None:
         (32, 2, False, 16),
         (32, 2, True, 31),
         (128, 8, False, 64),
-        (128, 1, True, MOST_CLIENTS // 3),
+        (128, 1, True, MOST_CLIENTS // 2),
         (16, 0, False, 8),
     ],
 )
