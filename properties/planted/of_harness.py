@@ -56,7 +56,19 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="A fresh process shows no race: its two streams wait for each other.",
     ),
     Fault(
-        name="wrong-property-is-missed",
+        name="why-it-ended-is-lost",
+        file="harness/campaigns/fresh.py",
+        old=(
+            "        with suppress(OSError):  # It has ended, and may have said why.\n"
+            "            self.pipe.send(playing)\n"
+            "        try:\n"
+        ),
+        new="        try:\n            self.pipe.send(playing)\n",
+        tests=("properties/harness/campaigns/test_declared_state.py", "-k", "ended_before"),
+        why="The traceback of a fresh process that ended before it was asked to play is lost.",
+    ),
+    Fault(
+        name="search-is-not-made-again",
         file="harness/campaigns/hunt.py",
         old="        lockstep.watch(watched)\n        if hunt_result.schedule is not None or",
         new="        return hunt_result\n        if hunt_result.schedule is not None or",
