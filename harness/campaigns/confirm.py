@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from harness.campaigns.fresh import FreshPlaying, PlayFresh
-from harness.campaigns.hunt import HuntResult, failed, hunted, whole
+from harness.campaigns.hunt import HuntResult, ends, failed, hunted, whole
 from harness.checks.of_schedules.declared_state import ID
 from harness.checks.property import Violation
 from harness.lockstep.config import TrialConfig
@@ -49,8 +49,7 @@ def confirmed(
     that has captured what its schedules need is decided by one that has captured everything. What
     is not shown where gates opened by themselves is played once more; the hunt's events count them.
     """
-    until = frozenset() if target is None else frozenset({target})
-    properties = hunted(target, watched)
+    until, properties = ends(target), hunted(target, watched)
     drawn, shrunk = hunt_result.drawn, hunt_result.schedule
     assert drawn is not None and shrunk is not None
 

@@ -75,8 +75,8 @@ def begin_fresh(trial: TrialConfig, properties: frozenset[str], build: Build = b
 
 def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
     """Play in a fresh process. Raises PlayingFailedError if it gives no outcome."""
-    asked = playing.captures_all
-    process = _captured(build, playing.trial, playing.properties, captures_all=asked)
+    trial, properties = playing.trial, playing.properties
+    process = _captured(build, trial, properties, captures_all=playing.captures_all)
     try:
         return process.play(playing)
     finally:

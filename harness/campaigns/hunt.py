@@ -84,6 +84,11 @@ class HuntResult:
         """Whether the process that hunted must not go on."""
         return self.device_lost or self.error is not None
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is drawn: a schedule failed, or an error of ours ended one."""
+        return self.schedule is not None or self.error is not None
+
     def add(self, outcome: Outcome) -> None:
         """Count one drawn schedule."""
         self.schedules += 1
@@ -98,12 +103,12 @@ class HuntResult:
     def ends_with(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
         """Play one drawn schedule, and keep it if it fails; return whether the hunt is over."""
         before = tuple(lockstep.history)
-        outcome = lockstep.play(schedule, until=() if target is None else (target,))
+        outcome = lockstep.play(schedule, until=ends(target))
         self.add(outcome)
         if failed(outcome, target):
             self.schedule = self.drawn = schedule
             self.seen, self.before = outcome.violations, before
-        return self.schedule is not None or self.error is not None
+        return self.over
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
         """Shrink the schedule that was found, looking for nothing but the target.
@@ -112,7 +117,7 @@ class HuntResult:
         """
         if self.schedule is None:
             return
-        watched, ends = lockstep.properties, () if target is None else (target,)
+        watched = lockstep.properties
         lockstep.watch(hunted(target, watched))
 
         played, most = 0, FEW_STEPS if lockstep.trial.large else SHRINKING_STEPS
@@ -124,7 +129,7 @@ class HuntResult:
                 return False
             if holding and holding[: len(schedule.steps)] == schedule.steps:
                 return False
-            outcome = lockstep.play(schedule, until=ends)
+            outcome = lockstep.play(schedule, until=ends(target))
             played += outcome.steps
             self.error = self.error or outcome.error
             if not failed(outcome, target):
@@ -138,9 +143,14 @@ class HuntResult:
         lockstep.watch(watched)
 
 
+def ends(target: str | None) -> frozenset[str]:
+    """Return the properties whose first violation ends a playing besides what always does."""
+    return frozenset() if target is None else frozenset({target})
+
+
 def hunted(target: str | None, watched: Iterable[str]) -> frozenset[str]:
     """Return what is judged while a target is hunted: it, and what ends a playing; else all."""
-    return frozenset(watched) if target is None else STATE_PROPERTIES | {target}
+    return frozenset(watched) if target is None else STATE_PROPERTIES | ends(target)
 
 
 def narrowed(
@@ -155,7 +165,7 @@ def narrowed(
         lockstep.watch(hunted(target, watched))
         hunt_result = search(lockstep)
         lockstep.watch(watched)
-        if hunt_result.schedule is not None or hunt_result.error is not None:
+        if hunt_result.over:
             return hunt_result
     return search(lockstep)
 

@@ -26,6 +26,7 @@ from harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
     draw,
+    ends,
     first_failure,
     hunt,
     hunted,
@@ -208,7 +209,7 @@ def result_of(ended: Ended[Task, Result]) -> Result:
 
 def watched_for(target: str | None) -> frozenset[str]:
     """Return the properties that a hunt for `target` checks: those of each step, and that one."""
-    return STEP_PROPERTIES.union(() if target is None else (target,))
+    return STEP_PROPERTIES | ends(target)
 
 
 def run_in_turn(task: Task) -> Result:

@@ -4,13 +4,12 @@ Done on a copy of the build, in a process of its own, by a property that no buil
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from properties.support.harness.command_line import python
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("harness", "reference", "subjects", "reports")
@@ -113,15 +112,7 @@ def test_a_property_more_is_a_file_and_a_line_of_the_table_with_its_import(grown
 
 def test_a_property_more_is_judged_hunted_shrunk_listed_and_replayed_by_name(grown: Path) -> None:
     """At every step of every schedule, with nothing else changed."""
-    done = subprocess.run(
-        [sys.executable, "-c", HUNT],
-        cwd=grown,
-        env={**os.environ, "PYTHONPATH": str(grown)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = python("-c", HUNT, folder=grown, variables={"PYTHONPATH": str(grown)})
     assert done.returncode == 0, done.stderr
     *shown, last = done.stdout.splitlines()
     found = json.loads(last)

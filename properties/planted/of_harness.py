@@ -70,8 +70,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="search-is-not-made-again",
         file="harness/campaigns/hunt.py",
-        old="        lockstep.watch(watched)\n        if hunt_result.schedule is not None or",
-        new="        return hunt_result\n        if hunt_result.schedule is not None or",
+        old="        lockstep.watch(watched)\n        if hunt_result.over:",
+        new="        return hunt_result\n        if hunt_result.over:",
         tests=("properties/harness/campaigns/test_tasks.py", "-k", "judges_by_all"),
         why="A hunt that did not find its target says nothing of what else was violated.",
     ),

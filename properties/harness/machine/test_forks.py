@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 
 from harness.machine.forks import KERNELS, Forked, preload
 from harness.machine.gpus import VISIBLE, listed_gpus
+from properties.support.harness.command_line import python
 from properties.support.harness.forked import answers, ends, sleeps
 from properties.support.places import ROOT
 
@@ -25,18 +24,6 @@ def asked(what: str, variables: Mapping[str, str] | None = None) -> Any:
     process = Forked(answers, variables=os.environ if variables is None else variables)
     process.pipe.send(what)
     return process.pipe.recv()
-
-
-def python_ran(script: str, *, check: bool) -> subprocess.CompletedProcess[str]:
-    """Run a script of this tree in a process of its own, with `check` to its good end."""
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=check,
-    )
 
 
 def test_what_is_forked_from_a_forked_process_has_the_same_server() -> None:
@@ -124,7 +111,8 @@ print(server, process.pid, sleeping.pipe.recv(), flush=True)
 def test_a_server_forked_from_here_has_what_is_imported_here_and_none_of_its_files() -> None:
     """And it ends with it, and all that it has forked: their processor time is then counted."""
     before = os.times()
-    ran = python_ran(FROM_HERE, check=True)
+    ran = python("-c", FROM_HERE)
+    assert ran.returncode == 0, ran.stderr
     assert os.times().children_user > before.children_user
     pids = list(map(int, ran.stdout.split()))
     assert len(pids) == 3
@@ -150,7 +138,7 @@ sys.exit(command.main())
 
 
 def test_a_command_serves_forks_before_it_does_anything_else() -> None:
-    ran = python_ran(COMMAND, check=False)
+    ran = python("-c", COMMAND)
     assert (ran.returncode, ran.stdout) == (2, "threads 1 began CUDA False\n")
 
 
@@ -171,6 +159,7 @@ print(torch.cuda.is_initialized())
 
 
 def test_what_is_preloaded_knows_every_kernel_by_its_source_and_begins_no_device() -> None:
-    ran = python_ran(READS, check=True)
+    ran = python("-c", READS)
+    assert ran.returncode == 0, ran.stderr
     kernels, unread, began = ran.stdout.split()
     assert (int(kernels) > 20, unread, began) == (True, "0", "False")
