@@ -6,7 +6,8 @@ from typing import Any
 
 from harness.campaigns.bench import bench
 from harness.campaigns.measuring.bandwidth import bandwidths
-from harness.campaigns.measuring.before import against, committed, spread_of
+from harness.campaigns.measuring.before import against, beginning_of, committed, spread_of
+from harness.campaigns.measuring.beginnings import beginnings
 from harness.campaigns.measuring.captures import share_of_captures
 from harness.campaigns.measuring.sharing import sharing_rates
 from harness.cli.exit_codes import OK
@@ -34,6 +35,10 @@ def run_bench(options: argparse.Namespace) -> int:
     for row in sharing_rates(device, options.processes):
         figures["sharing"].append(row)
         print(sharing_line(row))
+    figures["beginnings"] = []
+    for row in beginnings(device):
+        figures["beginnings"].append(row)
+        print(beginning_line(row))
     figures["before"] = compared(to_json(run_record.environment(device)), figures)
     if options.record is not None:
         run_record.write_evidence("bench", device, figures, options.record)
@@ -78,6 +83,13 @@ def sharing_line(row: Data) -> str:
     if row["error"] is not None:
         return f"{spread_of(row)}: failed: {row['error']}"
     return f"{spread_of(row)}: {row['steps_per_second']:.0f} differential steps/s in all"
+
+
+def beginning_line(row: Data) -> str:
+    """Return how many of some processes begin CUDA in a second, or that one of them cannot."""
+    if row["begun_per_second"] is None:
+        return f"{beginning_of(row)}: failed: one of them gave no answer"
+    return f"{beginning_of(row)}: {row['begun_per_second']} in a second"
 
 
 def compared(environment: Data, figures: Data) -> Data | None:

@@ -53,6 +53,8 @@ def named(figures: Data) -> Iterator[tuple[str, float | None]]:
     for row in figures.get("sharing", ()):
         if "processes" in row:
             yield f"{spread_of(row)} steps_per_second", row["steps_per_second"]
+    for row in figures.get("beginnings", ()):
+        yield beginning_of(row), row["begun_per_second"]
     yield "share_of_captures", figures.get("captures", {}).get("share_of_captures")
     yield "comparison_over_copy", figures.get("bandwidth", {}).get("comparison_over_copy")
 
@@ -62,3 +64,9 @@ def spread_of(row: Data) -> str:
     gpus = f" on {row['gpus']} GPU{'s' * (row['gpus'] > 1)}" if row["gpus"] else ""
     under = " under MPS" if row["mps"] else ""
     return f"{row['processes']} process{'es' * (row['processes'] > 1)}{gpus}{under}"
+
+
+def beginning_of(row: Data) -> str:
+    """Return in words which processes begin CUDA at the same time."""
+    connections = f"{row['connections']} connection{'s' * (row['connections'] > 1)}"
+    return f"{spread_of(row)} begin CUDA together, with {connections} each"

@@ -119,19 +119,39 @@ def numbers_for(device: str, gpus: int) -> list[int]:
     return sorted(count for count in {*FEW, *best} if count <= cores())
 
 
+@dataclass(frozen=True)
+class Way:
+    """How processes share a GPU: whether by an MPS daemon, and if none can start, why."""
+
+    mps: bool
+    error: str | None = None
+
+
+def ways(device: str) -> Iterator[Way]:
+    """Yield each way in which processes can share a GPU here; a daemon runs while it is needed.
+
+    One that ran before is the only way, and is left as it is.
+    """
+    here = workers_for(device)
+    for shared in [here.mps] if here.mps or device != "cuda" else [False, True]:
+        try:
+            with mps.private_daemon(device) if shared and not here.mps else nullcontext():
+                yield Way(shared)
+        except CannotRunError as error:
+            yield Way(shared, str(error))
+
+
 def sharing_rates(device: str, numbers: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
     """Yield the rate of each number of processes: on one GPU and on all, without MPS and with.
 
     Where no daemon of its own can be started, an entry says why.
     """
-    here = workers_for(device)
-    spreads = [here.gpus[:1], here.gpus] if len(here.gpus) > 1 else [here.gpus]
-    ways = [here.mps] if here.mps or device != "cuda" else [False, True]
-    for shared in ways:
-        try:
-            with mps.private_daemon(device) if shared and not here.mps else nullcontext():
-                for gpus in spreads:
-                    for count in numbers or numbers_for(device, len(gpus)):
-                        yield rate_of(Workers(count, gpus, shared), device)
-        except CannotRunError as error:
-            yield {"device": device, "mps": shared, "steps_per_second": None, "error": str(error)}
+    gpus = workers_for(device).gpus
+    spreads = [gpus[:1], gpus] if len(gpus) > 1 else [gpus]
+    for way in ways(device):
+        if way.error is not None:
+            yield {"device": device, "mps": way.mps, "steps_per_second": None, "error": way.error}
+            continue
+        for spread in spreads:
+            for count in numbers or numbers_for(device, len(spread)):
+                yield rate_of(Workers(count, spread, way.mps), device)

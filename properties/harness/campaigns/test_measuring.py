@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.campaigns.executor import Campaign
-from harness.campaigns.measuring import before, sharing
+from harness.campaigns.measuring import before, beginnings, sharing
 from harness.campaigns.measuring.sharing import Rate, Share, meet, numbers_for, sharing_rates
-from harness.cli.bench import compared, sharing_line
+from harness.cli.bench import beginning_line, compared, sharing_line
 from harness.cli.parser import counts
 from harness.machine import mps
 from harness.machine.workers import HERE, Workers
@@ -94,6 +94,37 @@ def test_where_no_daemon_can_start_bench_says_so_beside_the_rest(two_gpus: FakeG
 def test_the_numbers_that_are_tried_are_those_that_the_rule_knows() -> None:
     assert numbers_for("cuda", 1) == [1, 4, 8, 15]
     assert numbers_for("cpu", 0) == [1, 16]
+
+
+def begun(device: str, processes: int, connections: int) -> float | None:
+    """Stand for processes that begin: one connection is twice as fast, under MPS it fails."""
+    assert device == "cuda"
+    if mps.answers() and connections == 1:
+        return None
+    return 0.5 * processes * (2 if connections == 1 else 1)
+
+
+def test_processes_that_begin_cuda_together_are_counted_without_mps_and_with(
+    two_gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beginnings, "begun_per_second", begun)
+    assert [beginning_line(row) for row in beginnings.beginnings("cuda")] == [
+        "8 processes on 1 GPU begin CUDA together, with 8 connections each: 4.0 in a second",
+        "8 processes on 1 GPU begin CUDA together, with 1 connection each: 8.0 in a second",
+        "15 processes on 1 GPU under MPS begin CUDA together, with 8 connections each:"
+        " 7.5 in a second",
+        "15 processes on 1 GPU under MPS begin CUDA together, with 1 connection each:"
+        " failed: one of them gave no answer",
+    ]
+    assert two_gpus.gone()
+    assert list(beginnings.beginnings("cpu")) == []
+
+
+def test_the_rate_of_beginning_is_none_where_a_process_cannot_use_the_device() -> None:
+    rate = beginnings.begun_per_second("cpu", 2, 1)
+    assert rate is not None
+    assert rate > 0
+    assert beginnings.begun_per_second("no such device", 2, 1) is None
 
 
 OLD: dict[str, Any] = {"lockstep": [{"preset": "gemma3", "steps_per_second": 100.0}]}
