@@ -94,7 +94,7 @@ def beginning_line(row: Data) -> str:
 
 def compared(environment: Data, figures: Data) -> Data | None:
     """Print the figures beside those of a committed record, and return both; None without one."""
-    found = committed(environment)
+    found = committed(environment, figures)
     if found is None:
         print(f"no record of {environment['device_name']} is committed to compare with")
         return None

@@ -8,8 +8,8 @@ from pathlib import Path
 from harness.machine import mps
 from harness.machine.gpus import visible_gpus
 
-PLAIN: Mapping[int, float] = {1: 186, 4: 407, 8: 468, 15: 501}
-UNDER_MPS: Mapping[int, float] = {1: 185, 4: 637, 8: 1170, 15: 1951}
+PLAIN: Mapping[int, float] = {1: 193, 4: 421, 8: 528, 15: 586}
+UNDER_MPS: Mapping[int, float] = {1: 202, 4: 826, 8: 1807, 15: 3077}
 """Differential steps per second of all processes together, by how many share one GPU.
 
 Measured with lockstep (decode, gemma3, 8 rows, every per-step check on) on one NVIDIA H200 with

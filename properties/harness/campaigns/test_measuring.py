@@ -147,18 +147,19 @@ def test_figures_are_held_against_those_that_an_older_record_has() -> None:
     ]
 
 
-def test_only_a_record_of_the_same_kind_of_machine_is_compared_with(
+def test_of_the_records_of_the_same_kind_of_machine_the_one_with_most_figures_is_compared_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(before, "EVIDENCE", tmp_path)
     here = {"device": "cuda", "device_name": "NVIDIA H200"}
-    for name, format_, device in (
-        ("a-bench", "paritybit-bench", "NVIDIA H100"),
-        ("b-bench", "paritybit-soak", "NVIDIA H200"),
-        ("c-bench", "paritybit-bench", "NVIDIA H200"),
+    for name, format_, device, figures in (
+        ("a-bench", "paritybit-bench", "NVIDIA H100", NEW),
+        ("b-bench", "paritybit-soak", "NVIDIA H200", NEW),
+        ("bench-of-less", "paritybit-bench", "NVIDIA H200", {"lockstep": []}),
+        ("c-bench", "paritybit-bench", "NVIDIA H200", OLD),
     ):
         environment = {**here, "device_name": device, "commit": "0123456789abcdef"}
-        data = {"format": format_, "environment": environment, "figures": OLD}
+        data = {"format": format_, "environment": environment, "figures": figures}
         (tmp_path / f"{name}.json").write_text(dump_json(data))
     found = compared(here, NEW)
     assert found is not None
