@@ -34,6 +34,9 @@ A driver begins processes one after the other, and takes long for the connection
 than one are for streams that run beside each other.
 """
 
+END_SECONDS = 60.0
+"""How long a process may take to end: a driver frees tens of GiB in a few seconds."""
+
 DIED = "a fresh process died"
 
 Build = Callable[[TrialConfig, Collection[str]], Lockstep]
@@ -82,6 +85,7 @@ def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
     finally:
         if not process.usable:
             _captured.cache_clear()
+            process.end(wait=trial.large)
 
 
 class _Captured:
@@ -117,6 +121,12 @@ class _Captured:
             raise PlayingFailedError(outcome)
         self.usable = self.lasts
         return outcome
+
+    def end(self, *, wait: bool) -> None:
+        """End the process; if asked to, wait until it holds no memory of its device any more."""
+        self.pipe.close()
+        if wait:
+            self.process.join(END_SECONDS)
 
 
 _captured = lru_cache(maxsize=1)(_Captured)
