@@ -25,8 +25,11 @@ class PoisonedRun:
     defined: Output
 
 
-def run_poisoned(pair: Pair, planned: PlannedStep) -> PoisonedRun:
-    """Replay the step on the fresh engine with all KV NaN but the reserved page and the batch's."""
+def run_poisoned(pair: Pair, planned: PlannedStep) -> PoisonedRun | None:
+    """Replay the step on the fresh engine with all KV NaN but the reserved page and the batch's.
+
+    None if the fresh engine replays nothing: captured_path, or hermetic_replay, is to say so.
+    """
     pools = pair.graph_pools
     noise = Noise(pair.config, pools)
     if isinstance(pair.kept, Twins):
@@ -42,8 +45,7 @@ def run_poisoned(pair: Pair, planned: PlannedStep) -> PoisonedRun:
             arena[:, :, : pools.sizes.page_size] = True
         pools.storage.masked_fill_(~kept, math.nan)
     replay = pair.run_fresh(planned).replay
-    assert replay is not None
-    poisoned = PoisonedRun(cloned(replay.defined))
+    poisoned = None if replay is None else PoisonedRun(cloned(replay.defined))
     pair.restore_graph()
     return poisoned
 

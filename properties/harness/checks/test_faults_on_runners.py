@@ -275,6 +275,21 @@ def test_a_fault_planted_in_a_runner_is_seen_by_its_check_alone(
     assert outcome.violated == violated
 
 
+def runs_nothing(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that refuses every batch, in the fresh engine too: all of them run eagerly."""
+    for refusing in runners_named(lockstep, runner):
+        monkeypatch.setitem(vars(refusing), "can_run", lambda _: False)
+
+
+@pytest.mark.parametrize("runner", PREFILLS)
+def test_a_runner_that_replays_nothing_in_any_engine_is_found_with_every_property_on(
+    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further runs of a step are no error where the fresh engine runs it eagerly as well."""
+    _, outcome = play(device, runner, runs_nothing, monkeypatch)
+    assert "captured_path" in outcome.violated
+
+
 def test_a_wrong_element_of_the_draft_pool_is_described_with_its_owner(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
