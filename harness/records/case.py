@@ -167,10 +167,10 @@ def case_from_json(data: Any, name: str) -> Case:
     target, seed, violations = data["target"], data["seed"], data["violations"]
     if type(seed) is not int:
         raise MalformedError(f"{name}: the seed of a case cannot be {quoted(seed)}")
-    if not isinstance(violations, list) or not all(
-        isinstance(violation, dict) for violation in violations
-    ):
-        raise MalformedError(f"{name}: the violations of a case are a list of objects")
+    if not isinstance(violations, list) or not all(map(names_property, violations)):
+        raise MalformedError(
+            f"{name}: the violations of a case are a list of objects, each with its property"
+        )
     if not isinstance(target, str | None):
         raise MalformedError(f"{name}: the target cannot be {quoted(target)}")
     if target is not None:
@@ -184,6 +184,11 @@ def case_from_json(data: Any, name: str) -> Case:
     if sum(len(one.steps) for one in (*before, schedule)) > MOST_STEPS:
         raise MalformedError(f"{name}: a case has at most {MOST_STEPS} steps, its history's too")
     return Case(trial, schedule, target, seed, tuple(violations), before)
+
+
+def names_property(violation: Any) -> bool:
+    """Whether JSON data is an object that says which property was violated."""
+    return isinstance(violation, dict) and isinstance(violation.get("property"), str)
 
 
 def from_version_3(data: Any) -> Any:

@@ -165,6 +165,8 @@ MALFORMED: dict[str, Callable[[Data], None]] = {
     "violations that are a number": set_to("violations", value=3),
     "violations that are nothing": set_to("violations", value=None),
     "violations that are numbers": set_to("violations", value=[1]),
+    "a violation of no property": set_to("violations", value=[{"step": 0}]),
+    "a violation of a property that is a number": set_to("violations", value=[{"property": 1}]),
     "a trial that is a list": set_to("trial", value=[]),
     "a trial without its scheme": without("trial", "scheme"),
     "a trial with an extra key": set_to("trial", "extra", value=1),
