@@ -158,7 +158,7 @@ def title_of(row: CleanRow | BugRow) -> str:
 def cause_of(row: TrialRow) -> str:
     """Name what is to blame and in whose forward, so that findings of one cause have one name."""
     if row.finding is None:
-        return headline(row.error) if row.error else "nothing was found"
+        return row.raised or "nothing was found"
     runner, explanation = runner_of(row.finding, row.trial.runner), row.finding.explanation
     if explanation is None:
         seen = row.finding.violations
@@ -174,7 +174,7 @@ def told(row: CleanRow | BugRow) -> Iterator[str]:
     if isinstance(row, BugRow) and row.detected_by is not None:
         yield f"must be seen by {row.detected_by}"
     if finding is None:
-        yield from [headline(row.error)] if row.error else []
+        yield from [row.raised] if row.raised else []
         return
     tried_on = row.trial.runner
     if runner_of(finding, tried_on) != tried_on:
@@ -188,7 +188,7 @@ def told(row: CleanRow | BugRow) -> Iterator[str]:
         yield from finding.explanation.proof
         yield f"to blame: {to_blame(finding.explanation, runner_of(finding, row.trial.runner))}"
     if finding.error is not None:
-        yield f"the explainer failed: {headline(finding.error)}"
+        yield f"the explainer failed: {finding.raised}"
     if lines_of(finding):
         places = (f"{line.file}:{line.line} ({line.what})" for line in lines_of(finding))
         yield f"source: {', '.join(places)}"
@@ -224,9 +224,9 @@ def _why(row: CleanRow | BugRow) -> str:
     if finding is not None and finding.explanation is not None:
         return to_blame(finding.explanation, runner_of(finding, row.trial.runner))
     if finding is not None and finding.error is not None:
-        return f"not known: the explainer failed: {headline(finding.error)}"
+        return f"not known: the explainer failed: {finding.raised}"
     if row.error is not None:
-        return headline(row.error)
+        return row.raised
     if finding is not None:
         return "not known: no cause was found"
     return f"nothing was found in {row.schedules:,} schedules, {row.replays:,} replays"
@@ -237,8 +237,3 @@ def run_answers(record: Record, group: Group) -> Iterator[Answer]:
     yield from group.answers
     yield Answer("replay", (Piece(group.replay or f"no case was kept; again: {record.command}"),))
     yield Answer("tried", (Piece(tried(record)),))
-
-
-def headline(error: str) -> str:
-    """Return the line of a traceback that says what was raised."""
-    return error.strip().splitlines()[-1]

@@ -30,6 +30,7 @@ from reports.verdicts import (
     clean_green,
     extent,
     hunts_sound,
+    judges_coverage,
     mark,
     pair_mark,
     that_can,
@@ -226,13 +227,8 @@ def _attention(record: Record, cards: Iterable[Card], events: Iterable[Event]) -
         if wrong:
             yield Piece(f"{setting(trial)} ({trial.source}): {'; '.join(wrong)}", "clean")
     unreached = [event.name for event in events if event.required and not event.count]
-    if unreached and _judges_coverage(record):
+    if unreached and judges_coverage(record):
         yield Piece(f"Never reached: {words(unreached)}", "coverage")
-
-
-def _judges_coverage(record: Record) -> bool:
-    """Whether states that were not reached speak against this run."""
-    return bool(record.clean) and record.verdict != "interrupted"
 
 
 def _environment(environment: Environment) -> Iterator[Fact]:

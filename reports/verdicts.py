@@ -78,6 +78,14 @@ def all_rows(record: Record) -> tuple[CleanRow | BugRow, ...]:
     return (*record.clean, *record.bugs)
 
 
+def judges_coverage(record: Record) -> bool:
+    """Whether a state that was never reached speaks against a run.
+
+    It does not where no clean trial was asked for, nor where the run was cut short.
+    """
+    return bool(record.clean) and record.verdict != "interrupted"
+
+
 def that_can(rows: Sequence[BugRow]) -> Sequence[BugRow]:
     """Return the hunts of a bug that had to detect it; where none had, all of them."""
     return [row for row in rows if row.detected_by is not None] or rows

@@ -6,6 +6,7 @@ Plain data, without torch. A record names no host, no user and no absolute path.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from harness.errors import headline
 from harness.explain.facts import LATER, Explanation, Reach, TimelineEntry
 
 FORMAT = "paritybit-run"
@@ -148,6 +149,11 @@ class Finding:
     case: CaseHead
     history: tuple[Schedule, ...] = field(default=(), metadata=LATER)
 
+    @property
+    def raised(self) -> str:
+        """What the explainer raised, in one line, '' if it did not fail."""
+        return headline(self.error) if self.error else ""
+
 
 @dataclass(frozen=True)
 class EngineCounterexample:
@@ -178,6 +184,11 @@ class TrialRow:
     events: dict[str, int]
     capture_warnings: int
     finding: Finding | None
+
+    @property
+    def raised(self) -> str:
+        """What kept it from ending as it should, in one line, '' if nothing did."""
+        return headline(self.error) if self.error else ""
 
 
 @dataclass(frozen=True)

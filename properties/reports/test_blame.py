@@ -34,11 +34,14 @@ from properties.support.reports.records import (
     played,
     red,
     swa_pad_finding,
+    traceback_of,
     trial,
+    with_bug,
     with_clean,
 )
 from reports.blame import culprits, failing_runner, linked_line, reasons, runner_words, to_blame
 from reports.causes import groups, run_answers
+from reports.compared.runs import compare_runs
 from reports.page import render
 from reports.review import review
 from reports.summary import summarise
@@ -58,6 +61,26 @@ def printed(record: Record, width: int = 80) -> str:
     stream = StringIO()
     print_failures(Console(file=stream, width=width), record)
     return stream.getvalue()
+
+
+CUDA_ERROR = """\
+torch.AcceleratorError: CUDA error: device-side assert triggered
+CUDA kernel errors might be asynchronously reported at some other API call.
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."""
+"""What was raised, whose message has several lines."""
+
+
+def test_an_error_of_several_lines_is_told_by_the_one_that_says_what_was_raised() -> None:
+    """On the terminal, in the summary, and where two runs are compared."""
+    raised, error = CUDA_ERROR.splitlines()[0], traceback_of(CUDA_ERROR)
+    record = replace(green(), verdict="red")
+    record = with_bug(record, 0, status="failed", error=error, finding=None)
+    (group,) = groups(record)
+    assert group.cause == raised
+    (change,) = [one for one in compare_runs(green(), record).changes if one.kind == "undecided"]
+    assert change.after == f"failed: {raised}"
+    for text in (folded(printed(record)), summarise(record)):
+        assert "TORCH_USE_CUDA_DSA" not in text
 
 
 def test_a_trial_that_fails_in_another_runners_forward_says_so_everywhere() -> None:
@@ -220,7 +243,7 @@ def test_the_first_screen_of_the_page_answers_them_as_well() -> None:
 
 @pytest.mark.parametrize("status", ["missed", "failed", "vacuous"])
 def test_a_hunt_without_a_finding_answers_what_it_can(status: HuntStatus) -> None:
-    error = "Traceback\nRuntimeError: gone" if status == "failed" else None
+    error = traceback_of("RuntimeError: gone") if status == "failed" else None
     record = replace(red(), clean=(), bugs=(replace(red().bugs[5], status=status, error=error),))
     (group,) = groups(record)
     answers = {answer.name: answer.text for answer in run_answers(record, group)}

@@ -24,6 +24,7 @@ from properties.support.reports.records import (
     hostile,
     many,
     swa_pad_finding,
+    traceback_of,
     traffic_finding,
     trial,
     warning_finding,
@@ -75,7 +76,7 @@ def ended(what: str, status: str | None) -> Record:
         if status is None:
             return replace(record, clean=record.clean[:4] + record.clean[5:])
         found = traffic_finding() if status in {"red", "undeclared state"} else None
-        error = "Traceback\nValueError: x" if status == "failed" else None
+        error = traceback_of("ValueError: x") if status == "failed" else None
         return with_clean(record, 4, status=status, finding=found, error=error)
     place = 2 if what == HUNT else len(record.bugs) - 1
     if status is None:

@@ -30,7 +30,7 @@ from reports.compared.kinds import (
     verdict,
 )
 from reports.texts import sized, words
-from reports.verdicts import sound
+from reports.verdicts import judges_coverage, sound
 
 GRAVEST = (
     "red",
@@ -343,14 +343,9 @@ def _outcome(hunt: Row | None) -> str:
     if hunt is None:
         return "not tried"
     if hunt.finding is None:
-        return f"{hunt.status}: {_headline(hunt.error)}" if hunt.error else hunt.status
+        return f"{hunt.status}: {hunt.raised}" if hunt.raised else hunt.status
     steps = len(hunt.finding.schedule.steps)
     return f"{hunt.status}: {words(_violated(hunt))}, in {steps} step{'s' * (steps != 1)}"
-
-
-def _headline(error: str) -> str:
-    """Return the line of a traceback that says what was raised."""
-    return next(reversed(error.strip().splitlines()), "")
 
 
 NEVER = "never reached"
@@ -364,7 +359,7 @@ def _unreached(before: Record, after: Record) -> Iterator[Change]:
         if name in missed[1]:
             kind = STAYS if name in missed[0] else NEW
         else:
-            kind = MENDED if _judges_coverage(after) and counts[1][name] else GONE
+            kind = MENDED if judges_coverage(after) and counts[1][name] else GONE
         cells = [f"reached {count[name]:,} times" if count[name] else NEVER for count in counts]
         last = len(GRAVEST), 0
         yield Change(kind, f"coverage: {name}", "", cells[0], cells[1], (None, None), last)
@@ -373,11 +368,4 @@ def _unreached(before: Record, after: Record) -> Iterator[Change]:
 def _never_reached(record: Record) -> list[str]:
     """Return the states that speak against a run, because its schedules never reached them."""
     counts = events(record)
-    return [
-        name for name in record.required_events if _judges_coverage(record) and not counts[name]
-    ]
-
-
-def _judges_coverage(record: Record) -> bool:
-    """Whether a state that was not reached speaks against a run."""
-    return bool(record.clean) and record.verdict != INTERRUPTED
+    return [name for name in record.required_events if judges_coverage(record) and not counts[name]]

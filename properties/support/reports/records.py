@@ -785,13 +785,15 @@ def interrupted() -> Record:
     )
 
 
+def traceback_of(raised: str) -> str:
+    """Return a traceback as a record holds it, of one frame."""
+    frame = '  File "harness/explain/cause.py", line 1, in diverged_cause'
+    return f"Traceback (most recent call last):\n{frame}\n{raised}\n"
+
+
 def failed_explainer() -> Record:
     """Return the record of a run in which the explainer of one finding failed."""
-    traceback = (
-        "Traceback (most recent call last):\n"
-        '  File "harness/explain/cause.py", line 1, in diverged_cause\n'
-        "ZeroDivisionError: division by zero\n"
-    )
+    traceback = traceback_of("ZeroDivisionError: division by zero")
     error = "the explainer failed: ZeroDivisionError: division by zero"
     record = with_finding(replace(green(), verdict="red"), 0, explanation=None, error=traceback)
     return with_bug(record, 0, status="failed", error=error)
