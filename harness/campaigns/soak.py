@@ -24,6 +24,7 @@ from harness.errors import headline
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.shapes import FEW_EXAMPLES, trial_of
 from harness.machine.workers import Workers, sparing
+from harness.schedules.coverage import required_replays
 from harness.schedules.schedule import Schedule
 from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
@@ -97,7 +98,7 @@ class CleanSteps:
             {
                 "trial": trial.to_json(),
                 "seed": seed,
-                "violated": dict(violated),
+                "violated": dict(sorted(violated.items())),
                 "shrunk": repr(shrunk),
                 "undeclared": undeclared,
             }
@@ -216,7 +217,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
     ends = [(ended.task.label, ended.error) for ended in cleans]
     ends += [(ended.task.label, ended.error) for ended in detections]
     errors = [{"task": label, "error": error} for label, error in ends if error is not None]
-    unreplayed = [event for event in required_replays() if cleans and not counts[event]]
+    unreplayed = [event for event in required_replays(RUNNERS) if cleans and not counts[event]]
     missed = [f"{row['bug']}@{row['runner']}" for row in bugs if row["caught"] < row["seeds"]]
     late = [f"{row['bug']}@{row['runner']}" for row in bugs if (row["median"] or 0) > MEDIAN]
     return {
@@ -247,11 +248,6 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
             + "".join(f"; {error['task']} failed: {headline(error['error'])}" for error in errors)
         ),
     }
-
-
-def required_replays() -> list[str]:
-    """Return what must have been counted of every runner, or the steps say nothing of it."""
-    return [f"{name}: {what}" for name in RUNNERS for what in ("replay", "padded replay")]
 
 
 def trials(device: str, shape: Shape = Shape.TINY) -> list[TrialConfig]:

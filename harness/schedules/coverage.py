@@ -60,10 +60,10 @@ FAR = 2**31
 """The first offset, in elements, that a signed number of 32 bits cannot hold."""
 
 
-def required_replays(runners: Iterable[str], *, far: bool) -> tuple[str, ...]:
-    """Return what few schedules of some runners must reach, taken together: their replays.
+def required_replays(runners: Iterable[str], *, far: bool = False) -> tuple[str, ...]:
+    """Return the events of each runner's replays, padded and not: without these nothing is proved.
 
-    With `far`, requests must have had slots that far from the first one of their cache.
+    With `far`, requests must also have had slots FAR elements from the first one of their cache.
     """
     replays = [f"{name}: {what}" for name in runners for what in ("replay", "padded replay")]
     return (*replays, *([FAR_KV] if far else []))
@@ -80,7 +80,6 @@ def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[s
     engines = [other for runner in on_trial for other in engine_runners(runner.name)]
     names = [name for name in RUNNERS if name in {runner.name for runner in engines}]
     speculates = any(runner.mode is Mode.TARGET_VERIFY for runner in engines)
-    replays = [f"{name}: {what}" for name in names for what in ("replay", "padded replay")]
     filled = [
         filling(runner.name, bucket, how)
         for runner in on_trial
@@ -89,7 +88,7 @@ def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[s
     ]
     speculation = SPECULATION_REQUIRED if speculates else ()
     overlapped = OVERLAP_REQUIRED if overlap else ()
-    return (*ALWAYS_REQUIRED, *speculation, *overlapped, *replays, *filled)
+    return (*ALWAYS_REQUIRED, *speculation, *overlapped, *required_replays(names), *filled)
 
 
 class Coverage:

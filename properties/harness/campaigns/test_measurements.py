@@ -1,6 +1,7 @@
 """What is measured and kept: endurance and speed. The figures say what they were measured on."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.machine.workers import Workers
 from harness.records.schema import VERSION
+from harness.schedules.coverage import required_replays
 from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import (
     CANNOT_RUN,
@@ -146,7 +148,7 @@ def by_trial(of_clean: Callable[[], Outcome], of_broken: Callable[[], Outcome]) 
     return lambda lockstep, _: of_broken() if lockstep.trial.bugs else of_clean()
 
 
-EVERYTHING = tuple(soaking.required_replays())
+EVERYTHING = required_replays(RUNNERS)
 
 
 @pytest.mark.usefixtures("short_soak")
@@ -205,6 +207,13 @@ def first_of_two_alarms(monkeypatch: pytest.MonkeyPatch, play: PlayFresh) -> Dat
     first: Data = figures["clean"]["alarms"][0]
     assert (first["seed"], first["violated"]) == (0, {"frozen_kv": 9})
     return first
+
+
+def test_an_alarm_lists_what_it_violates_by_name() -> None:
+    """A set of names has another order in each process, and a record must not."""
+    steps = CleanSteps()
+    steps.alarm(TrialConfig(), 0, Counter({"write_frame": 1, "kv_parity": 2}), None)
+    assert list(steps.alarms[0]["violated"]) == ["kv_parity", "write_frame"]
 
 
 @pytest.mark.usefixtures("short_soak")
