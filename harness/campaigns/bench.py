@@ -217,7 +217,7 @@ def measured(preset: str, device: str, schedule: Schedule) -> dict[str, Any]:
         "share_of_held_checks": round(1 - statistics.median(rates) / statistics.median(fewer), 3),
         "step_milliseconds": round(1000 * step, 2),
         "step_in_products": round(statistics.median(worth for _, worth in all_checks)),
-        "parts_milliseconds": {name: round(1000 * each, 2) for name, each in parts.items()},
+        "parts_milliseconds": {name: round(1000 * part, 2) for name, part in parts.items()},
         "captures_per_second": round(captured_graphs(lockstep) / capturing, 1),
         "schedules_per_second": round(drawn.schedules / (time.process_time() - started), 2),
     }

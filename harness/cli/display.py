@@ -214,18 +214,18 @@ def history_table(figures: Mapping[str, Any]) -> Table:
     for point in points:
         cells = []
         for name in names:
-            seen = "".join(letter[each] for each in point["red"].get(name, ()))
-            hidden = "".join(letter[each].lower() for each in point["hidden"].get(name, ()))
+            seen = "".join(letter[runner] for runner in point["red"].get(name, ()))
+            hidden = "".join(letter[runner].lower() for runner in point["hidden"].get(name, ()))
             cells.append(seen + hidden)
         verdict = "[green]✓[/]" if point["as_said"] else "[bold red]✗[/]"
         table.add_row(point["name"], point["scheme"], *cells, verdict)
-    message = ", ".join(f"{each} {name}" for name, each in letter.items())
+    message = ", ".join(f"{sign} {name}" for name, sign in letter.items())
     never = ", ".join(name for name in figures["properties"] if name not in ever)
     table.caption = f"{message}\n{HISTORY_LEGEND}{never}"
     return table
 
 
 HISTORY_LEGEND = (
-    "small: hidden by another bug, which parts the worlds first; ✗ not as the table says;"
+    "small: hidden by another bug, which makes the worlds diverge first; ✗ not as the table says;"
     " never red: "
 )

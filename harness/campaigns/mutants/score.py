@@ -60,7 +60,7 @@ def mutant_figures(
             f"{counts[End.SEEN]} of {planned} mutants seen by every seed,"
             f" {counts[End.CANNOT_MATTER]} cannot matter, which was checked;"
             f" not so: {', '.join(bad) or 'none'}"
-            + "".join(f"; {each['task']} failed: {headline(each['error'])}" for each in errors)
+            + "".join(f"; {error['task']} failed: {headline(error['error'])}" for error in errors)
         ),
     }
 
@@ -77,6 +77,6 @@ def row_of(ended: MutantEnded) -> dict[str, Any]:
         "end": end_of(ended),
         "reason": known.because if known and end_of(ended) == End.CANNOT_MATTER else None,
         "schedules": [sighting.schedules for sighting in sightings],
-        "properties": sorted({name for each in sightings for name in each.properties}),
+        "properties": sorted({name for sighting in sightings for name in sighting.properties}),
         "seconds": round(ended.seconds, 1),
     }
