@@ -68,7 +68,7 @@ def dense_draft_logits(
     in `dense_logits`.
     """
     fused = _norm(wide(hidden_states), wide(draft.hidden_norm)) @ wide(draft.fusion).T
-    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0, layers=layers)
+    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0, None, layers)
 
 
 def wide(weight: Tensor) -> Tensor:
@@ -80,8 +80,8 @@ def _decode(
     model: Model,
     inputs: Tensor,
     mrope_delta: int,
-    windows: Tensor | None = None,
-    layers: list[Tensor] | None = None,
+    windows: Tensor | None,
+    layers: list[Tensor] | None,
 ) -> Tensor:
     config = model.config
     window = config.window if windows is None else windows[:, None]

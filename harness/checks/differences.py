@@ -20,7 +20,7 @@ PLACE_NAMES = {Section.RECURRENT: "recurrent state slot", Section.DRAFT_TABLE: "
 
 
 def first_kv_difference(
-    layout: KVLayout, left: Tensor, right: Tensor, mask: Tensor | None = None
+    layout: KVLayout, left: Tensor, right: Tensor, mask: Tensor
 ) -> dict[str, Any]:
     """Say where two storages of a layout first differ, in execution order, slot 0 apart.
 
@@ -28,26 +28,23 @@ def first_kv_difference(
     state beside KV. `mask`, bool in the storage's layout, limits where to look. Raises
     ValueError if they do not differ.
     """
-    flat = (left, right) if mask is None else (left, right, mask)
     views = [
-        {(role, kind): arena for role, kind, arena in layout.arenas_of(storage)} for storage in flat
+        {(role, kind): arena for role, kind, arena in layout.arenas_of(storage)}
+        for storage in (left, right, mask)
     ]
     for role, kind, layer, place in layout.layers():
-        pair = [view[role, kind][place] for view in views]
-        different = bits(pair[0]) != bits(pair[1])
+        one, other, looked_at = (view[role, kind][place] for view in views)
+        different = (bits(one) != bits(other)) & looked_at
         different[:, 0] = False
-        if mask is not None:
-            different &= pair[2]
         if different.any():
             index = first_index(different)
             return {
                 **kv_place(role, kind, layer, index),
                 "differing_slots": sorted({int(index) for index in different.nonzero()[:, 1]}),
-                "eager_bits": hex_bits(pair[0][index]),
-                "graph_bits": hex_bits(pair[1][index]),
+                "eager_bits": hex_bits(one[index]),
+                "graph_bits": hex_bits(other[index]),
             }
-    masks = None if mask is None else layout.sections_of(mask)
-    return first_state_difference(layout.sections_of(left), layout.sections_of(right), masks)
+    return first_state_difference(*map(layout.sections_of, (left, right, mask)))
 
 
 def kv_place(role: Role, kind: Kind, layer: int, index: Sequence[int]) -> dict[str, Any]:

@@ -275,7 +275,7 @@ class Lockstep:
             if judged.violated.intersection(ending):
                 break
         outcome.events["held against the oracle"] = len(judged.samples)
-        judged.violations += self._judge_end(schedule, outcome.steps, judged)
+        judged.violations += self._judge_schedule(schedule, outcome.steps, judged)
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:
         """Return the violation of a build that cannot be captured; none if no step would ask it."""
@@ -285,7 +285,7 @@ class Lockstep:
                 return (Violation("index_contract", place, message),)
         return ()
 
-    def _judge_end(self, schedule: Schedule, steps: int, judged: Judged) -> list[Violation]:
+    def _judge_schedule(self, schedule: Schedule, steps: int, judged: Judged) -> list[Violation]:
         """Judge what is judged once a schedule, over the steps that were played."""
         rules: list[Property] = [rule for rule in self._rules if rule.at_end is not None]
         if not rules:

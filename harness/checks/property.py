@@ -147,7 +147,7 @@ def judge(
 def judge_end(
     properties: Iterable[Property],
     end: StepEnd,
-    before_describing: Callable[[], None] = do_nothing,
+    before_describing: Callable[[], None],
 ) -> tuple[Violation, ...]:
     """Return the violations of a step that ran no forward, as `judge` does."""
     rules = {rule.id: rule.end_of_step for rule in properties if rule.end_of_step is not None}

@@ -62,8 +62,8 @@ def origin(
     index: Index,
     read_from: tuple[str, int] | None,
     *,
-    stale: bool = True,
-    own: bool = True,
+    stale: bool,
+    own: bool,
 ) -> IndexOrigin | None:
     """Return the static element that led to an index, found by changing one at a time.
 

@@ -249,7 +249,7 @@ def require_cuda() -> None:
 
 
 def resolve_device(asked: str) -> str:
-    """Return cpu or cuda for auto, cpu or cuda. Raises as `Trial` and `require_cuda` do."""
+    """Return cpu or cuda for auto, cpu or cuda. Raises as `known` and `require_cuda` do."""
     known("device", asked, ("auto", *DEVICES))
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

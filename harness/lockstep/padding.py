@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from harness.lockstep.noise import COUNTS
 from harness.lockstep.requests import Request
 from harness.lockstep.scheduler import Scheduler
 from reference.batch import Span
@@ -29,7 +30,7 @@ A mask is set, not cleared: padded rows must go on reading what their indices sa
 """
 
 ONE = ("hidden_states", "topk_p", "input_embeds")
-COUNTS = ("num_correct_drafts", "num_accept_tokens", "extend_seq_lens", "extend_seq_lens_cpu")
+"""Static buffers of floats: where padding is not level, each element of their tails is 1."""
 
 
 def padding_values(world: Scheduler, spans: Sequence[Span], forwards: int) -> Mapping[str, int]:

@@ -132,11 +132,6 @@ def is_of_format(data: Any, file_format: str) -> bool:
     return isinstance(data, dict) and data.get("format") == file_format
 
 
-def load_json(path: Path, file_format: str, *versions: int) -> dict[str, Any]:
-    """Return the JSON object of a file. Raises as `read_json` and `of_format` do."""
-    return of_format(read_json(path), path.name, file_format, *versions)
-
-
 def load_case(path: Path) -> Case:
     """Return the case of a file. Raises as `read_json` and `case_of` do."""
     return case_of(read_json(path), path.name)

@@ -9,11 +9,11 @@ What differs is looked at a second time, by elements.
 import triton
 import triton.language as tl
 
-NOWHERE = 2**62
-"""The first place where nothing differs."""
+from harness.lockstep.scale import comparison
 
-FAR = tl.constexpr(NOWHERE)
-RESERVED = tl.constexpr(2)
+NOWHERE = tl.constexpr(comparison.NOWHERE)
+OUTSIDE = tl.constexpr(comparison.OUTSIDE)
+RESERVED = tl.constexpr(comparison.RESERVED)
 
 BLOCK = 2048
 """Words that one program compares: 16 KiB of each storage, where words have 64 bits."""
@@ -52,8 +52,8 @@ def compare_kernel(
             differs = left != right
             mark = tl.load(marks + (place // width) % slots, mask=within, other=RESERVED)
             compared = differs & (mark != RESERVED)
-            outside = differs & (mark == 0)
+            outside = differs & (mark == OUTSIDE)
             tl.atomic_add(found, tl.sum(compared.to(tl.int64), 0))
             tl.atomic_add(found + 1, tl.sum(outside.to(tl.int64), 0))
-            tl.atomic_min(found + 2, tl.min(tl.where(compared, place, FAR), 0))
-            tl.atomic_min(found + 3, tl.min(tl.where(outside, place, FAR), 0))
+            tl.atomic_min(found + 2, tl.min(tl.where(compared, place, NOWHERE), 0))
+            tl.atomic_min(found + 3, tl.min(tl.where(outside, place, NOWHERE), 0))

@@ -28,7 +28,7 @@ from harness.checks.play import DeviceLostError, Outcome
 from harness.checks.table import STEP_PROPERTIES
 from harness.cli.display import history_table
 from harness.machine.workers import Workers
-from harness.records.case import load_json
+from harness.records.case import of_format, read_json
 from harness.records.schema import VERSION
 from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK, kept_traceback
@@ -216,7 +216,7 @@ def test_a_timeline_is_shown_and_recorded(
     assert main(words) == OK
     message = capsys.readouterr().out
     assert "2 points; not as the reports say: none; " in message
-    figures = load_json(path, "paritybit-timeline", VERSION)["figures"]
+    figures = of_format(read_json(path), path.name, "paritybit-timeline", VERSION)["figures"]
     assert [point["red"].keys() for point in figures["points"]] == [
         {"hermetic_replay", "read_frame", "live_inputs"},
         set(),
