@@ -25,6 +25,7 @@ from harness.records.schema import Record
 from properties.support.places import ROOT
 from reports.glossary import GLOSSARY
 from reports.page import draw
+from reports.review import review
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PICTURE = DOCS / "swa_pad.svg"
@@ -32,6 +33,7 @@ CASE = "properties/corpus/swa_pad@decode.json"
 BISECTED = "properties/corpus/loc_memo_warning.entry+before_window@cpu_graph.json"
 RUN = ROOT / "reports/evidence/h200/regress.json"
 TIMELINE = ROOT / "reports/evidence/h200/timeline.json"
+SOAKS = sorted((ROOT / "reports/evidence").glob("engine-soak-*.json"))
 
 FOREMOST = ("swa_pad", "swa_int64", "req_pool_pad", "loc_memo_warning")
 """The bugs that the README's table shows: those that were found in a released engine."""
@@ -103,6 +105,25 @@ def timeline() -> str:
     return fenced(printed(history_table(figures), figures["message"]))
 
 
+def spread() -> str:
+    """Return over how many processes and GPUs the run was spread."""
+    facts = {fact.name: fact.value for fact in review(run()).environment}
+    return f"It was spread over {facts['spread over']}.\n"
+
+
+def engine_soaks() -> str:
+    """Return the table of how fast the runners of released engines were soaked."""
+    lines = ["| engine | on | steps a second of one process |", "|---|---|---|"]
+    for path in SOAKS:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rates = (
+            f"`{row['runner']}` {row['steps_per_second']}" for row in data["figures"]["runners"]
+        )
+        device = data["environment"]["device_name"]
+        lines.append(f"| {data['figures']['engine']} | {device} | {', '.join(rates)} |")
+    return "\n".join(lines) + "\n"
+
+
 def glossary() -> str:
     """Return the words, as a list."""
     return "".join(f"- **{word}**: {sentence}\n" for word, sentence in GLOSSARY.items())
@@ -122,6 +143,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "result": result,
     "tables": tables,
     "timeline": timeline,
+    "spread": spread,
+    "engine-soaks": engine_soaks,
     "glossary": glossary,
     "replay": lambda: said(f"paritybit replay {CASE}"),
     "bisect": lambda: said(
