@@ -121,7 +121,7 @@ CLEARED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many workers as do most here: see `processes_on`."""
+    """As many workers as do the most work here: see `processes_on`."""
     device = chosen_device(config)
     shared = device == "cuda" and (config.getoption("--mps") or mps.answers())
     return processes_on(device, len(visible_gpus()), mps=shared)

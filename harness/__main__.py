@@ -1,6 +1,6 @@
 """One command line, from its words to an exit code and, where it fails, one sentence.
 
-What takes long, or may fail, is imported where that can be told.
+Modules that take long to import, or may fail to, are imported late, where a failure is reported.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def listening(stop: Stop) -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; an error is reported in one sentence.
 
-    Without arguments it is this process's own, which has done nothing else.
+    Without `arguments` the command line is this process's own, and nothing else was run in it.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     stop = Stop()
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def carried_out(words: Sequence[str], *, own: bool) -> int:
-    """Return the exit code of a command line, all that it says written out."""
+    """Run a command line, flush what it printed, and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -112,7 +112,10 @@ def carried_out(words: Sequence[str], *, own: bool) -> int:
 
 
 def answered(words: Sequence[str], *, own: bool) -> int:
-    """Run the command of a command line, which may be this process's own; return its exit code."""
+    """Run the command of a command line and return its exit code, whatever error it raised.
+
+    `own` says that the command line is this process's own, which may then serve forks from here.
+    """
     try:
         options = importlib.import_module("harness.cli.parser").parser().parse_args(words)
         options.typed = words

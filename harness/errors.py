@@ -1,6 +1,6 @@
 """Why a command ends as it does, in one sentence; what is no verdict keeps its traceback in a file.
 
-Imports nothing of ours, so that whatever else cannot be imported is told like any other error.
+Imports nothing of ours, so that an import that fails elsewhere is reported like any other error.
 """
 
 import difflib
@@ -34,9 +34,9 @@ class NoVerdictError(Exception):
 
 
 class DeviceError(BaseException):
-    """The device is of no use any more. Whether that is a finding, `finding` says.
+    """The device can no longer be used; `finding` says whether that is a finding.
 
-    No Exception, so that nothing goes on upon a device that answers nothing.
+    It is no Exception, so that no handler catches it and goes on with a dead device.
     """
 
     finding: bool

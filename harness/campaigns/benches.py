@@ -98,8 +98,8 @@ def explained_small(
 ) -> Explained:
     """Explain what a schedule violated on a trial, with small pools if its own are large.
 
-    An explanation copies all KV many times. What small pools do not show is not explained; its
-    slots are theirs, which its first sentence says.
+    An explanation copies all KV many times. What does not show over small pools is not explained.
+    The slots that an explanation names are those of the small pools: its first sentence says so.
     """
     if not trial.large:
         return explained(benches(trial), schedule, outcome, timeline, target)

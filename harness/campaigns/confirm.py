@@ -19,9 +19,9 @@ DEPENDS = "it depends on state that no one declared: a fresh process does not sh
 class Confirmed:
     """What of a hunt's finding shows in a fresh process.
 
-    Where `undeclared` is None, `schedule` does. Otherwise it is what was drawn, unshrunk;
-    `history` are schedules that must be played before it in one process, `seen` what it
-    violated then, and `undeclared` with it.
+    Where `undeclared` is None, `schedule` shows the finding there. Otherwise no fresh process
+    does: `schedule` is then as it was drawn, unshrunk, `history` the schedules to be played before
+    it in one process, `seen` what it violated in the hunt, and `undeclared` says all this.
     """
 
     schedule: Schedule
@@ -44,10 +44,11 @@ def confirmed(
 ) -> Confirmed:
     """Return a schedule that shows the target in a fresh process; None is any of `watched`.
 
-    That is the shrunk one, else the drawn one, shrunk in fresh processes. Raises
-    PlayingFailedError for a playing that an error of ours ended. What is not shown by a process
-    that has captured what its schedules need is decided by one that has captured everything. What
-    is not shown where gates opened by themselves is played once more; the hunt's events count them.
+    That is the shrunk one, else the drawn one, shrunk in fresh processes. A process that has
+    captured only what its schedules need and does not show it does not decide: one that has
+    captured everything does. A playing that does not show it while gates opened by themselves is
+    repeated once; the hunt's events count these gates. Raises PlayingFailedError for a playing that
+    an error of ours ended.
     """
     until, properties = ends(target), hunted(target, watched)
     drawn, shrunk = hunt_result.drawn, hunt_result.schedule

@@ -46,12 +46,12 @@ R = TypeVar("R", bound=Reported)
 class Campaign(Generic[T, R]):
     """What is done with every task of a campaign.
 
-    `run` carries a task out. `shared` says what a process keeps from one task to the next,
-    such as a captured trial: tasks that share it go to one process where possible. Of those,
-    `own` says what one keeps for a few alike alone; None is what they share.
-    `seconds` is how long a task may take; one that takes longer is taken to hang. `variables`
-    says which variables of the environment its processes are given, by a pattern; None is all.
-    Those that are not given all are started apart, as a fork has memory of what it is not given.
+    `run` carries a task out. `shared` names what a process keeps from one task to the next, such
+    as a captured trial: tasks of one name go to one process where possible. `own` is a finer name,
+    of what is kept for some of these tasks only; where it is None, `shared` serves as it.
+    `seconds` is how long a task may take; one that takes longer is taken to hang. `variables` is a
+    pattern of the environment variables that its processes are given; None gives them all. With a
+    pattern they are started afresh, since a fork would still have the others in its memory.
     `label` says what a task is called.
     """
 
@@ -212,11 +212,12 @@ class Waiting(Generic[T, R]):
         return bool(self.tasks)
 
     def take(self, last: T | None, running: Sequence[T]) -> T:
-        """Take the task for which a process that ran `last` has to make least anew.
+        """Take the task for which a process that last ran `last` has to build the least anew.
 
-        That is one like its last, else one that shares something with that, else with no running
-        one; and of what all share with running ones, one of those that most are left of for each
-        process. What two processes make at once is made twice.
+        First choice is a task with the `shared` and `own` of the last one; then one with the same
+        `shared`, whose `own` no running task has; then one whose `shared` no running task has.
+        Else one whose `own` no running task has, if there is one, from the group with the most
+        tasks left for each process that is busy with it. What two processes need is built twice.
         """
         shared = Counter(self.shared(task) for task in running)
         own = {self.own(task) for task in running}

@@ -89,9 +89,9 @@ def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
 
 
 class _Captured:
-    """A process that has captured a trial and plays nothing but in forks of it, if it can.
+    """A process that has captured a trial. It plays in forks of itself, where its device lets it.
 
-    What the schedules of a playing need besides it captures before that fork.
+    What the schedules of a playing need captured in addition, it captures before that fork.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ class HuntResult:
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
         """Shrink the schedule that was found, looking for nothing but the target.
 
-        It counts as shrunk once SHRINKING_STEPS, or FEW_STEPS, are played.
+        Once SHRINKING_STEPS steps are played, or FEW_STEPS over large pools, it is left as it is.
         """
         if self.schedule is None:
             return
@@ -156,9 +156,9 @@ def hunted(target: str | None, watched: Iterable[str]) -> frozenset[str]:
 def narrowed(
     lockstep: Lockstep, target: str | None, search: Callable[[Lockstep], HuntResult]
 ) -> HuntResult:
-    """Return what a search for a target gives that judges little else.
+    """Return what a search for a target gives, judging by little else, which is faster.
 
-    One that finds nothing is made again, judged by all that is watched.
+    A search that finds nothing is repeated with everything judged that is watched.
     """
     watched = lockstep.properties
     if target is not None:
@@ -173,10 +173,11 @@ def narrowed(
 def holding_steps(
     lockstep: Lockstep, schedule: Schedule, seen: Iterable[Violation], target: str | None
 ) -> tuple[Step, ...]:
-    """Return the first steps of a failing schedule, up to the one that violates the target.
+    """Return the steps of a failing schedule before the one that violates the target.
 
-    However few of them are played, the target holds. There are none where what comes later
-    counts: where it is judged at the end, or steps overlap, which are planned ahead.
+    No schedule that consists of the first few of them fails, so none of these need be played.
+    There are no such steps where later ones have a say: where the target is judged at the end of a
+    schedule, or where steps overlap, since these are planned ahead.
     """
     if target is None or PROPERTIES[target].at_end or lockstep.trial.overlap:
         return ()

@@ -213,9 +213,9 @@ def watched_for(target: str | None) -> frozenset[str]:
 
 
 def run_in_turn(task: Task) -> Result:
-    """Run one of many tasks of this process, of which neighbours share their trials.
+    """Run one of many tasks of this process, keeping its trial for the next one.
 
-    Of a bug that must be detected, its result says how far it got.
+    The result of a hunt whose bug must be detected also says how far that bug got.
     """
     result = run_task(task, LARGE if task.trial.large else kept_lockstep, begin=begin_fresh)
     if result.spoiled:
@@ -236,8 +236,8 @@ def run_task(
 ) -> Result:
     """Run one task. The clean build is checked for every property, a broken one as it is hunted.
 
-    What it finds is played again by `play`, in a fresh process. For what must be found `begin`
-    starts it beforehand: it begins its device, and builds, while the hunt goes on.
+    What it finds is played again by `play`, in a fresh process. Where something must be found,
+    `begin` starts that process beforehand, to initialise its device and build during the hunt.
     """
     started, stalled = time.monotonic(), STALLS.gates
     benches = lockstep_of if isinstance(lockstep_of, Benches) else Benches(lockstep_of)

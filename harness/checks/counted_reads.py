@@ -20,7 +20,7 @@ from subjects.protocol import KeyLists, Keys
 Slots = NDArray[np.int64]
 
 AS_OFTEN = 2**30
-"""How often a row must read what it may read as often as it likes: more often than it ever can."""
+"""Stands in a table of required counts for "any number of times": more than a row can ever read."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """How many are counted, what is none of them apart."""
+        """How many slots are counted. Whatever is none of them has cells of its own besides."""
         return self.count if self.slots is None else len(self.slots)
 
     def of(self, slots: Slots) -> Slots:
-        """Return the columns of slots that are counted; one too high is what is no slot."""
+        """Return the columns of slots, all of them counted; what is no slot has one too high."""
         return slots if self.slots is None else np.searchsorted(self.slots, slots)
 
     def of_found(self, slots: Tensor) -> Tensor:
-        """Return the columns of slots; what is not counted has a negative one, or the width."""
+        """Return the columns of any slots; what is not counted has a negative one, or the width."""
         if self.slots is None:
             return slots
         number = torch.full((self.count + 1,), self.width, device=slots.device)

@@ -37,8 +37,8 @@ AT_CAPTURE = Reach(schedules=1, reached=1, triggered=1, reached_at=None, trigger
 class RightEngine:
     """An engine without the bug, beside the subject over the same KV: what each step should give.
 
-    It runs every step before the subject does, and leaves KV as it was. It has captured no more
-    than the steps need, whatever the subject has: for a right engine that makes no difference.
+    It runs every step before the subject does, and leaves KV as it was. It has captured only what
+    the steps need, even where the subject has captured everything: a right engine is the same then.
     """
 
     def __init__(self, pair: Pair) -> None:

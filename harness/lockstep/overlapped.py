@@ -33,10 +33,10 @@ from subjects.overlap import Overlap, Staged
 from subjects.protocol import Forward
 
 TURN, FORWARDS_LAG = 8, 6
-"""How many forwards a turn has, and for how many of them, the first ones, the forwards lag.
+"""In the first FORWARDS_LAG of every TURN forwards the forwards' stream lags.
 
-For the others the schedule's writes lag, for two in a row: what is written late shows in the next
-forward only if that one does not lag.
+In the others, two in a row, the schedule's stream does: a table that is written too late shows in
+the next forward only if that one does not lag either.
 """
 
 
@@ -183,8 +183,8 @@ class OverlappedScheduler(Scheduler):
     def begin(self, forward: int) -> bool:
         """Choose the stream that lags while forward number `forward` runs.
 
-        Returns whether it is that of the forwards: only then may the step be run before its
-        time, since all that its forward needs is written at once.
+        Returns whether it is the forwards' stream. Only then may extra runs of the step come
+        first: the schedule's stream does not lag, so that all they read is written already.
         """
         forwards_lag = forward % TURN < FORWARDS_LAG
         self.overlap.streams.follow_host()

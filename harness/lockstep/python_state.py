@@ -72,12 +72,12 @@ def comparable(tensor: Tensor) -> Tensor:
 
 
 NOTHING = "nothing"
-"""How the text of what was not there is told."""
+"""What stands in a Change for a value that was not there."""
 
 
 def changes(captured: Held, now: Held) -> list[Change]:
     """Return what differs, reading the device once."""
-    # Equal dictionaries are told faster than what differs in them.
+    # Comparing dictionaries as a whole is faster than looking for what differs in them.
     same = captured.texts == now.texts
     paths = () if same else dict.fromkeys((*captured.texts, *now.texts))
     found = [
@@ -92,7 +92,7 @@ def changes(captured: Held, now: Held) -> list[Change]:
     ]
     if not alike:
         return found
-    flags = [differ(captured.tensors[path], comparable(now.tensors[path])) for path in alike]
+    flags = [unlike(captured.tensors[path], comparable(now.tensors[path])) for path in alike]
     of_device = [flag for flag in flags if isinstance(flag, Tensor)]
     read = iter(torch.stack(of_device).tolist()) if of_device else iter(())
     return found + [
@@ -102,8 +102,11 @@ def changes(captured: Held, now: Held) -> list[Change]:
     ]
 
 
-def differ(one: Tensor, other: Tensor) -> Tensor | bool:
-    """Return whether two tensors of one shape and dtype have other bits: on a GPU it is unread."""
+def unlike(one: Tensor, other: Tensor) -> Tensor | bool:
+    """Return whether any bit differs between two tensors of one shape and dtype.
+
+    On a GPU that is a tensor, which the host has not read.
+    """
     left, right = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
     return not torch.equal(left, right) if left.is_cpu else (left != right).any()
 
@@ -111,9 +114,9 @@ def differ(one: Tensor, other: Tensor) -> Tensor | bool:
 class Captures:
     """What both engines of a pair were when they had just been captured.
 
-    `just_captured` is what their Python objects held then, `executed` whether code of a bug on
-    trial ran in their making and their captures, whose calls `counted` counts; `warnings` are
-    what `log` then trapped. An engine of others has captured everything once it is built.
+    `just_captured` is what their Python objects held then. `executed` says whether code of a bug
+    on trial ran while they were built and captured: `counted` counts its calls. `warnings` are
+    what `log` trapped meanwhile. An engine of others has captured everything once it is built.
     """
 
     def __init__(

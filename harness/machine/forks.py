@@ -34,10 +34,10 @@ KERNELS = (
     "subjects.listing.paths",
     "reference.kernels.known",
 )
-"""What processes that use a GPU import besides: the last one knows the kernels of the others."""
+"""What processes that use a GPU import as well. `known` is last: it hashes the others' kernels."""
 
 FORK, IMPORT, END = b"f", b"i", b"e"
-"""What the server is asked: a process, to import modules before the next, or to end them all."""
+"""What the server can be asked: to fork a process, to import modules first, to end all of them."""
 
 GARBAGE = 50_000, 20, 20
 """When forked processes look for garbage: a captured engine is 30,000 objects and stays.
@@ -191,10 +191,10 @@ def serve_from_here() -> None:
 
 
 def _let_go_of_all_but(kept: int) -> None:
-    """Put nothing in the place of each file of this process but one, stdout and stderr.
+    """Point every open file of this process, but `kept`, stdout and stderr, at /dev/null.
 
-    They are another's, to close when it likes. What here still knows them by their numbers may
-    write to them and close them.
+    They belong to the process that this one was forked from, which must be able to close them for
+    good. Objects here that still hold their numbers can go on writing to them and close them.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in [int(file.name) for file in Path("/dev/fd").iterdir()]:

@@ -19,7 +19,7 @@ the GPU, under MPS their kernels overlap.
 """
 
 ENOUGH = 0.9
-"""The fewest processes that reach this share of the best number do: others cost memory."""
+"""As few processes are used as reach this share of the best rate: more would only cost memory."""
 
 SHARING_PLAINLY = min(
     count for count, rate in PLAIN.items() if rate >= ENOUGH * max(PLAIN.values())
@@ -77,10 +77,10 @@ def cores() -> int:
 
 
 def processes_on(device: str, gpus: int, *, mps: bool) -> int:
-    """Return how many processes do most on a device, with the cores that this process may use.
+    """Return how many processes do the most work on a device, with the cores available here.
 
-    On a CPU one for each core. On GPUs all cores but one, which this process needs, and no more
-    on each GPU than can share it.
+    On a CPU that is one for each core. On GPUs it is one for each core but one, which this process
+    needs, and no more on each GPU than can share it.
     """
     if device != "cuda":
         return cores()
@@ -89,7 +89,7 @@ def processes_on(device: str, gpus: int, *, mps: bool) -> int:
 
 
 def workers_for(device: str, asked: int | None = None) -> Workers:
-    """Return as many workers as were asked for, or as do most here, on the GPUs that are here."""
+    """Return as many workers as were asked for, or as do the most work, on the GPUs found here."""
     if device != "cuda":
         return Workers(asked or processes_on(device, 0, mps=False))
     gpus, shared = tuple(visible_gpus()), mps.answers()

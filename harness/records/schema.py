@@ -52,10 +52,11 @@ class Environment:
     """What the figures of a record depend on: device, versions, commit; None where unknown.
 
     `dirty` says whether the tree differed from the commit. `repository` is the address at which
-    people find the commit. The work was spread over so many `processes`, or done in the one
-    process if 0, which took so many `gpus` in turn; `mps` says whether they shared them by
-    NVIDIA's MPS, `ray` whether they were a Ray cluster's. These are None of what is not spread.
-    Under MPS a task that spoils its process may be another's victim: those were run `again`.
+    people find the commit. `processes` counts the worker processes, 0 if the command's own process
+    did the work; they took `gpus` GPUs in turn. `mps` says whether they shared GPUs by NVIDIA's
+    MPS, `ray` whether they belonged to a Ray cluster. These four are None for work that is never
+    spread. `again` lists the tasks that were run a second time: under MPS, a task that ended its
+    process may only have been the victim of another one.
     """
 
     device: str
@@ -168,8 +169,8 @@ class EngineCounterexample:
 class TrialRow:
     """What was done on one trial: where schedules came from, how it ended, and the counts.
 
-    `error` is what kept it from ending as it should, if something did. `seconds` is its time;
-    `events` counts the states reached.
+    `error` is the traceback of what kept it from a verdict, None if nothing did. `seconds` is its
+    time; `events` counts how often each state was reached.
     """
 
     trial: TrialSettings

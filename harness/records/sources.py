@@ -1,4 +1,4 @@
-"""What the sources of this build come to: two builds with one digest do the same."""
+"""A digest of this build's sources: two builds that have the same digest do the same."""
 
 import hashlib
 import sys
@@ -11,7 +11,7 @@ SOURCES = ("harness", "reference", "subjects")
 
 
 def digest() -> str:
-    """Return what changes with the interpreter and with any source."""
+    """Return a hash of the interpreter's version and of every source file."""
     found = hashlib.sha256(sys.version.encode())
     for folder in SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):

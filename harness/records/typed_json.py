@@ -1,7 +1,7 @@
-"""Frozen dataclasses to JSON data and back, strictly: what stands there is what is declared.
+"""Frozen dataclasses to JSON data and back. Data that is not exactly as declared is refused.
 
 Knows dataclasses of str, int, float, bool, None, Any, Literal, unions, tuples of one kind and
-dictionaries by str. Does not know what the data is of, and reads no file.
+dictionaries by str. Does not know what the data means, and reads no file.
 """
 
 from contextlib import suppress
@@ -64,7 +64,7 @@ def _record(kind: Any, data: Any, place: str) -> Any:
 
 
 def _one_of(kinds: tuple[Any, ...], data: Any, place: str) -> Any:
-    """Return the value of the first kind that fits; what fits none is told of as the last."""
+    """Return the value as the first kind that fits. If none does, raise as the last one does."""
     if NoneType in kinds and data is None:
         return None
     *others, last = (kind for kind in kinds if kind is not NoneType)

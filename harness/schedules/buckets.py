@@ -9,11 +9,11 @@ TOKEN_BUCKETS = (4, 12, 24)
 """In tokens; those of a trial unless it names others."""
 
 FILLINGS = ("full", "one short", "padded after full")
-"""What every bucket of every runner must have been."""
+"""The ways in which every bucket of every runner must have been filled at least once."""
 
 
 def filling(runner: str, bucket: int, how: str) -> str:
-    """Return what it is called that a bucket of a runner was replayed full, or how else."""
+    """Return the name of the event that a runner's bucket was replayed `how`, one of FILLINGS."""
     return f"{runner}: bucket {bucket} {how}"
 
 

@@ -1,8 +1,8 @@
-"""Importing this lets Triton read all of itself, a library of hundreds of MB: no device is begun.
+"""Importing this does once what Triton otherwise does in every process that loads a kernel.
 
-A process that loads a kernel must know Triton by its bytes and the kernel by its source, and
-imports what kernels may be given. One that is forked from a process that has done so, of the
-kernels that it had imported, does it no more.
+That is: it hashes Triton's own files (hundreds of MB) and the source of every kernel that was
+imported before, and imports what kernels may be given as arguments. Processes forked afterwards
+need not do it again. No device is initialised.
 """
 
 import importlib

@@ -101,7 +101,8 @@ class Hunted:
 class Watch:
     """Plays schedules until one violates a property.
 
-    What `known` ones violate is not asked again: all seeds draw the simplest schedule first.
+    `known` holds what schedules played before have violated, so that none is played twice: all
+    seeds draw the simplest schedule first.
     """
 
     def __init__(self, lockstep: Lockstep, known: dict[Schedule, frozenset[str]]) -> None:

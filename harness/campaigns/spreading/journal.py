@@ -32,7 +32,7 @@ def build() -> str:
 
 
 class _ForeignError(Exception):
-    """What an entry asks for is nothing that a journal holds."""
+    """An entry refers to something that no journal of ours holds."""
 
 
 class _OurClasses(pickle.Unpickler):
@@ -110,7 +110,7 @@ class Journal(Generic[T, R]):
         return self.ends.get(self.key(task))
 
     def keep(self, ended: Ended[T, R]) -> None:
-        """Add an end; one without a result of use is no end: its task is to be done again."""
+        """Add an end to the file. A task without a usable result is left out, to be run again."""
         if ended.result is None or ended.result.spoiled:
             return
         entry = pickle.dumps((self.key(ended.task), ended))

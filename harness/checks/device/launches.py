@@ -38,9 +38,10 @@ def kernels() -> Any:
 
 @dataclass(frozen=True)
 class Question:
-    """A flag that kernels of a device raise once it is read, together with others.
+    """A flag that kernels of a device raise when it is read, together with others.
 
-    `launch` is given a tensor int32, from where on `numbers` lie in it, and where the answer goes.
+    `launch(asked, first, answer)` launches them: `numbers` lie in the int32 tensor `asked` from
+    `first` on, and `asked[answer]` is to hold the answer.
     """
 
     device: torch.device

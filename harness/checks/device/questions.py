@@ -1,7 +1,7 @@
 """Kernels that each answer one question of a check, where a GPU would take a dozen launches.
 
-All of a step are given one tensor int32, `asked`, with what the host counted out for each. There
-the answer is a number that is 0 beforehand, and 1 once any program has seen what is wrong.
+The kernels of a step share one int32 tensor, `asked`. It holds what the host worked out for each of
+them, and each one's answer: 0 at first, and 1 once any program has seen something wrong.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -14,13 +14,17 @@ from harness.checks.device.unequal import ENTRY
 from reference.kernels.launch import Kernel, jit
 
 ALLOWANCE = tl.constexpr(AS_OFTEN // 2)
-"""More than what is left of any number of keys that a row must read, less than of no number."""
+"""Tells cells apart once the keys that a row read were taken away.
+
+A cell that may be read as often as it likes began at AS_OFTEN, and is still above this. One that
+must be read a number of times began below it, and is 0 if it was.
+"""
 
 LENGTH = tl.constexpr(ENTRY)
 """How many numbers the entry of a pair has."""
 
 PLACE_BITS = 24
-"""Of a number that `strayed_kernel` is given of an element, those that say which slot it is of."""
+"""Low bits of an element's number in `strayed_kernel`: its slot or place. The rest is its part."""
 
 SHIFT = tl.constexpr(PLACE_BITS)
 PLACES = tl.constexpr(2**PLACE_BITS - 1)

@@ -22,11 +22,11 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Unequal:
-    """The flag that two tensors of some pair differ in any bit, which is raised when it is read.
+    """The flag that the tensors of some pair differ in any bit: they are compared when it is read.
 
-    All pairs, of which there is one at least, are on one device. The second one is compared as it
-    is once it was copied into the dtype of the first. Where there is `compared`, bool, of the
-    shape of all of them and contiguous as they are, only what it has set is.
+    There is at least one pair, and all are on one device. The second tensor of a pair is first
+    converted to the dtype of the first one. With `compared`, a bool mask of the shape of all these
+    tensors, only the elements where it is set are compared; mask and tensors are contiguous.
     """
 
     pairs: Pairs

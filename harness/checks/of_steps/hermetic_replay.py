@@ -33,8 +33,8 @@ def run_fresh(pair: Pair, planned: PlannedStep) -> FreshReplay | None:
 def flag(observation: Observation) -> Flag:
     """Whether the replay gave, or was told to read, anything else than the fresh one.
 
-    It did too where the fresh engine replayed nothing: by its history it replays. What is not
-    replayed with a history is captured_path's.
+    It is raised as well where the fresh engine replayed nothing: then only its history made the
+    runner replay. A step that the subject did not replay is for captured_path to judge.
     """
     replay = observation.replay
     if "hermetic_replay" not in observation.extra or replay is None:

@@ -9,7 +9,7 @@ from subjects.protocol import BufferFacts, Offer, ReplayFacts
 def contract_breaches(facts: ReplayFacts) -> list[str]:
     """List what is not as it was captured, or of a dtype that is neither the pool's nor listed."""
     captured, now = facts.captured_buffers, facts.buffers
-    # Equal dictionaries are told faster than what differs in them.
+    # Comparing dictionaries as a whole is faster than looking for what differs in them.
     names = () if captured == now else dict.fromkeys([*captured, *now])
     breaches = [
         f"static buffer {name} {_moved(captured.get(name), now.get(name))}"

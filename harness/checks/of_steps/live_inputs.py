@@ -44,7 +44,7 @@ def expected_inputs(replay: Replay) -> ExpectedInputs:
 
 
 def odd_inputs(observation: Observation) -> list[str]:
-    """List, in words, the static inputs that nobody expects, that lack, or have a wrong dtype."""
+    """List, in words, the static inputs that are not expected, missing, or of a wrong dtype."""
     replay = observation.replay
     if replay is None:
         return []
@@ -89,7 +89,7 @@ def batch_axis(held: Tensor, given: Tensor) -> int:
 
 
 def parts(observation: Observation) -> Iterator[Part]:
-    """Yield the parts of a replay's static inputs of which it is said what they hold."""
+    """Yield those parts of a replay's static inputs of which it is known what they must hold."""
     replay = observation.replay
     if replay is None:
         return

@@ -158,8 +158,8 @@ def forwards_of(mode: Mode) -> int:
 def allowed(observation: Observation, blocks: Sequence[Block]) -> Numbers:
     """Return how often each row must read what each of its cells counts, int32 [rows, cells].
 
-    AS_OFTEN says that it may read it as often as it likes: slot 0, of a padded row. Where
-    there are fewer rows than live ones, further ones follow, which somebody should read by.
+    AS_OFTEN says that it may read it as often as it likes: slot 0, of a padded row. Live rows
+    that have no list are among the rows, so that they are seen to read nothing.
     """
     rows = sum(block.rows for block in blocks)
     width = width_of(blocks)
@@ -249,10 +249,10 @@ def describe(observation: Observation) -> Description:
 def slots_of(
     observation: Observation, kind: Kind, row: int, columns: Columns, column: int
 ) -> list[int]:
-    """Return the slots that a column of a row's counts stands for, what is no slot as one too high.
+    """Return the slots that a column of a row's counts stands for.
 
-    Column -1 is of negative numbers. Those that are not counted one by one are read off the row's
-    own list.
+    Whatever is no slot, as negative numbers are in column -1, is given as one too high for the
+    sub-pool. Slots that are not counted one by one are read off the row's own list.
     """
     keys = observation.keys
     if column < 0:

@@ -27,7 +27,7 @@ from reference.pool import PoolSizes
 from subjects.protocol import Offer
 
 RIGHT, ALSO, KNOWN = range(3)
-"""Of each cell of the tables: what it holds, what it may hold instead, if that is known."""
+"""Of each cell of the tables: what it must hold, what it may hold as well, if that is known."""
 
 
 def misheld(world: Ownership) -> list[str]:
@@ -47,7 +47,7 @@ def misheld(world: Ownership) -> list[str]:
 
 
 def _all_once(held: list[int | None], free: tuple[int, ...], every: tuple[int, ...]) -> bool:
-    """Whether what is held, of which None is nothing, and what is free are `every`, each once."""
+    """Whether each of `every` is either held or free, and that once. None is held by nobody."""
     count = len(held) - held.count(None) + len(free)
     return count == len(every) and {None, *held, *free} == _with_none(every)
 
@@ -99,7 +99,8 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
 
     The cells of the mapping come first, then those of `req_to_token`. A slot that is held maps
     to the SWA slot beside it, or to 0 where that left the window or no token was written yet.
-    Where a slot maps to that no request may hold is not known, but of the reserved page.
+    KNOWN is 0 where a cell may hold anything: beyond a request's tokens in its row, and in the
+    mapping for slots that no request may ever hold, those of the reserved page excepted.
     """
     mapped, table_shape = world.mapping.shape[0], world.req_to_token.shape
     cells = cells_of_nobody(mapped, table_shape, world.all, sizes.page_size).copy()

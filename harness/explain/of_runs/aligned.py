@@ -61,8 +61,8 @@ def rows_differ(
 ) -> FirstDifference | None:
     """Return the first bits that differ in two calls of one op.
 
-    `rows` says, of how many rows the usual run has, which of them the first rows of the other are;
-    None where that is not known, and no row is compared.
+    `rows` is given how many rows the usual call has. It returns which of them the first rows of
+    the other call correspond to, or None where that is not known: then no row is compared.
     """
     for name, left in usual.tensors.items():
         right, chosen = other.tensors.get(name), rows(len(left))
