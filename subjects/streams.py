@@ -18,9 +18,10 @@ Work = Callable[[], None]
 
 @dataclass
 class Stalls:
-    """How many gates of this process's real streams opened by themselves, some 4 seconds late.
+    """How many gates of this process's real streams opened by themselves, after some 4 seconds.
 
-    The host then waited for something behind them, and they held back no longer what they should.
+    The host was waiting for something behind them. From then on they no longer held back the work
+    that they should have, so that a race may not have shown.
     """
 
     gates: int = 0
@@ -49,7 +50,7 @@ class Stream(Protocol):
         """Give the stream a piece of work, which reads and writes when it runs, not now.
 
         `asks` says whether the host waits for the device in it: a real stream cannot lag then.
-        `reads` says that it only keeps what is there: nobody sees it run late.
+        `reads` says that it only copies what is there: it need not lag, since that shows nothing.
         """
         ...
 

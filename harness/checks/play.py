@@ -40,7 +40,7 @@ class Outcome:
     The replays are those of the runner under test; `events` count every runner's. `error` is
     the traceback of what went wrong outside the subject: the playing then proves nothing.
     After `device_lost` this process can do nothing more on its device. `stalled` counts gates
-    that opened by themselves: what steps that overlap were to show, they may not have shown then.
+    that opened by themselves, so that overlapping steps may not have shown a race.
     """
 
     violations: tuple[Violation, ...] = ()

@@ -76,7 +76,7 @@ class Playing:
 
 @dataclass(frozen=True)
 class EndOfStep:
-    """How a property judges what a step left: also one that ran no forward."""
+    """How a property judges what a step left, even if the step ran no forward."""
 
     flag: Callable[[StepEnd], Flag]
     describe: Callable[[StepEnd], Description]
@@ -90,11 +90,10 @@ class Property:
     that also judges steps without a forward has `end_of_step`.
     `every_step` says that it is cheap enough for every step of every schedule; `worlds_diverge`
     that once it is violated both worlds differ, so that nothing later is credited.
-    `extra_run` is a further run of each step that it judges; `samples` and `plays_again` ask
-    for what requests sampled, and for a second playing, `after_reset` for what a reset then
-    leaves. `needs` is what an engine must offer
-    for it to be asked. `cause` finds why it was violated where one forward tells, and
-    `cause_in_play` where the schedule must be played for it.
+    `extra_run` is a further run of each step that it judges. `samples` asks for what requests
+    sampled, `plays_again` for a second playing of the schedule, `after_reset` for what the engines
+    hold once they are reset. `needs` is what an engine must offer for it to be asked. `cause` finds
+    why it was violated where one forward tells, `cause_in_play` where the schedule must be played.
     """
 
     id: str

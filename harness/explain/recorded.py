@@ -75,11 +75,11 @@ class RecordedForward:
     Storages are all KV of a world, before and after the forward. `written` tells who wrote
     each slot before it. `static` holds the static buffers of the replay's runner, by name,
     after the forward, `static_before` before it, and `fresh` those of the fresh engine after the
-    same forward. `state` is
-    the engine's Python state before it. `tables` are the graph world's index tables during it,
-    `eager_tables` the eager world's; `cells` tells since when each cell of the graph world's has
-    held what it holds. `outputs` are those of the replays before it, and `observation` is
-    what the checks see of it, None if the subject failed: it is valid until `again` is called.
+    same forward. `state` is the engine's Python state before it. `tables` are the graph world's
+    index tables during it, `eager_tables` the eager world's; `cells` tells since when each cell of
+    the graph world's has held what it holds. `outputs` are those of the replays before it, and
+    `observation` is what the checks see of it, None if the subject failed: it is valid until
+    `again` is called.
     """
 
     pair: Pair

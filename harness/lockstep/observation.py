@@ -26,8 +26,7 @@ from subjects.protocol import KeyLists, OwnArithmetic, Replay, ReplayFacts
 class Snapshot:
     """One world around its forward: all KV and other state before and after it, its tables.
 
-    Of pools too large to be copied these are empty: see `Observation.twins`.
-
+    `before` and `after` are empty for pools too large to be copied: see `Observation.twins`.
     `mapping` is as the forward found it. `batch` and `output`, that of live rows, are None for an
     idle step. `owners` are the running requests.
     """

@@ -1,6 +1,6 @@
-"""Errors: the subject's are told from ours, and ours are text that a record may hold.
+"""Errors of the subject, kept apart from ours, and tracebacks as a record may hold them.
 
-That is whole, with no absolute path.
+Such a traceback is whole, and has no absolute path.
 """
 
 import re
@@ -20,10 +20,10 @@ class SubjectFailedError(Exception):
 
 
 class SubjectRuns(ContextDecorator):
-    """Turns an error of what runs in here into SubjectFailedError: it is the subject's.
+    """Turns an error of what runs within into SubjectFailedError: it is the subject's.
 
-    It keeps nothing, so that one will do for all: a generator for each costs a step some percent
-    of its planning.
+    It has no state, so that one object serves all: a generator for each use would make planning a
+    step some percent slower.
     """
 
     def __enter__(self) -> None:

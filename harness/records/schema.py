@@ -36,7 +36,7 @@ HuntStatus = Literal[
 
 
 STALLED = "gate that opened by itself"
-"""An event that is no state: what held a stream back gave up; see `subjects/streams.py`."""
+"""An event, and no state to reach: a race may have been missed then; see `subjects/streams.py`."""
 
 
 @dataclass(frozen=True)

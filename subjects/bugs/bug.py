@@ -32,12 +32,13 @@ class Bug:
     What differs: `rows` replaces fields of contract rows, in all runners that share the buffer
     if `in_shared`. `without` drops sites of `MemoResets`. `toggles` replaces further fields of
     `Toggles`. `parts` are classes that come before the right ones, with the methods that differ.
-    `model` is added to fields of the models as both worlds run them, the oracle alone is right.
-    `needs` names static inputs, beside those of `rows`, and `modes` the forwards without which a
-    runner has nothing that could differ; no modes are all.
+    `model` is added to fields of the models as both worlds run them: the oracle alone is right.
 
-    `at_capture` says that it lies in what captures leave, share or record, where it differs in
-    none of the parts that say so: see `captures_all`. With `overlap` it shows only where steps
+    A bug can be switched on in runners that have the static inputs `needs` and those of `rows`,
+    and that run forwards of one of `modes`, or of any mode where that is empty.
+
+    `at_capture` says that it lies in what captures leave, share or record, though it differs in
+    none of DECIDING_CAPTURES: see `captures_all`. With `overlap` it shows only where steps
     overlap. `in_traffic` says whether recorded traffic can show it: there an engine idles only
     once all requests have left.
     """
@@ -69,8 +70,8 @@ class Bug:
     def captures_all(self) -> bool:
         """Whether its trials capture every runner before any step, as an engine does.
 
-        So they do wherever it may lie in the number of captures, in their order or in what they
-        share.
+        They do if the bug may lie in how many captures there are, in their order, or in what
+        captures share.
         """
         decides = bool(DECIDING_CAPTURES & self.parts.keys())
         return self.at_capture or decides or bool(self.without or self.toggles)

@@ -121,11 +121,11 @@ class Rows:
 class Compared:
     """How two worlds without copies came out of a step.
 
-    `eager` is by how much the eager world differed from the other before that one ran, `graph` by
-    how much both differ since, outside the frames of both. `before` and `after` are what stands
-    beside, by the name of the world. `strayed` says, of each sub-pool, which of the slots that the
-    eager world alone may write the graph world changed: bool [layers, 2, slots], and `lent` are
-    these slots. `watched` are the graph world's rows that were asked for before the step.
+    `eager` is the difference of the worlds once the eager world alone had run, and `graph` once
+    both had. `before` and `after` are what each world holds beside its KV, by its name. `lent` are
+    the slots of each sub-pool that the eager world may write in this step, and `strayed`, bool
+    [layers, 2, slots], says which of them the graph world changed though it may not. `watched` are
+    the graph world's rows that were asked for before the step.
     """
 
     eager: Mapping[Arena, Difference]
@@ -145,9 +145,9 @@ NOT_KEPT = torch.empty(0)
 class Kept(Protocol):
     """What a pair keeps of its KV around a step.
 
-    `compared` bool says which numbers of what `playback` returns are compared. The others are both
-    worlds' bytes before and after their forwards, or NOT_KEPT, and how the worlds compare where
-    they are not kept.
+    `compared`, bool, says which numbers of what `playback` returns are compared. `eager_before` and
+    the like are the bytes of a world before and after its forward, NOT_KEPT where there is no copy;
+    `result` then says how the worlds compare, and is None where there are copies.
     """
 
     compared: Tensor
@@ -178,7 +178,7 @@ class Kept(Protocol):
         ...
 
     def playback(self) -> tuple[Tensor, Tensor]:
-        """Return what tells both worlds' bytes from others, the eager world's first."""
+        """Return both worlds' bytes, or digests of them, the eager world's first."""
         ...
 
 
