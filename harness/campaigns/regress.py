@@ -233,7 +233,8 @@ def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Resu
 def verdict(run: Run) -> tuple[str, str]:
     """Return green, red or interrupted, and one sentence that says why.
 
-    What was never reached is named where no clean trial failed: one that does ends early.
+    What was never reached is named where no clean trial failed: one that does ends early. A task
+    that was planned and gave no result, whoever lost it, is no part of a green run.
     """
     clean = [result for result in run.results if result.task.bug is None]
     bugs = [result for result in run.results if result.task.bug is not None]
@@ -243,12 +244,15 @@ def verdict(run: Run) -> tuple[str, str]:
         f"{len(clean_good)} of {len(clean)} trials of the unchanged engine are clean;"
         f" {len(good)} of {len(bugs)} hunts, each of one bug switched on, ended as expected"
     )
-    missing = unreached(run)
+    planned, missing = len(plan(run.settings)), unreached(run)
+    lost = planned - len(run.results)
+    if lost and not run.interrupted:
+        message += f"; no result of {lost} of {planned} trials and hunts"
     if missing and not run.interrupted and len(clean_good) == len(clean):
         message += f"; never reached: {first_of(missing)}"
     if run.interrupted:
         return "interrupted", f"cut short; so far {message}"
-    whole = len(good) == len(bugs) and len(clean_good) == len(clean) and not missing
+    whole = len(good) == len(bugs) and len(clean_good) == len(clean) and not (lost or missing)
     return ("green" if whole and clean else "red"), message
 
 

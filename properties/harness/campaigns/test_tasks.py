@@ -22,7 +22,7 @@ from harness.campaigns.hunt import (
     hunt,
     play_all,
 )
-from harness.campaigns.regress import Run, RunConfig
+from harness.campaigns.regress import Run, RunConfig, plan, verdict
 from harness.campaigns.replay import Named, Replayed, judged, replayed
 from harness.campaigns.task import GOOD, Finding, Result, Source, Status, Task, result_of, run_task
 from harness.checks.explanation import Explained
@@ -356,6 +356,19 @@ def run_of(*statuses: Status, finding: Finding | None = None) -> Run:
         kept = finding if status is Status.FAILED else None
         run.results.append(Result(task, status, HuntResult(), kept, 0, 0.0))
     return run
+
+
+def test_a_run_is_not_green_without_a_result_of_each_task_that_was_planned() -> None:
+    run = Run(RunConfig("cpu", (("swa_pad", "decode"),)))
+    events = Counter(dict.fromkeys(run.settings.required_events, 1))
+    for task in plan(run.settings):
+        status = Status.GREEN if task.bug is None else Status.CAUGHT
+        run.results.append(Result(task, status, HuntResult(events=events), None, 0, 0.0))
+    assert verdict(run)[0] == "green"
+    run.results.pop()
+    outcome, message = verdict(run)
+    assert outcome == "red"
+    assert message.endswith(f"; no result of 1 of {len(run.results) + 1} trials and hunts")
 
 
 def test_only_failures_are_no_verdict() -> None:
