@@ -137,10 +137,14 @@ class Detections:
 
 @dataclass
 class Soaked:
-    """What has ended of a soak by so many `seeds`; its clean steps took `seconds`."""
+    """What has ended of a soak by so many `seeds`; its clean steps took `seconds`.
+
+    `planned` counts the pieces of work that were to end.
+    """
 
     device: str
     seeds: int
+    planned: int
     workers: Workers
     shape: Shape = Shape.TINY
     cleans: list[Ended[Chunk, CleanSteps]] = field(default_factory=list)
@@ -169,7 +173,7 @@ def soak(
     ]
     hunts = all_hunts(device, seeds, shape)
     spread_over = sparing(workers, device)
-    soaked = Soaked(device, len(seeds), workers, shape)
+    soaked = Soaked(device, len(seeds), len(chunks) + len(hunts), workers, shape)
     with Progress(transient=True) as progress:
         bar = progress.add_task("clean steps, then bugs", total=len(chunks) + len(hunts))
 
@@ -219,6 +223,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
     errors = [{"task": label, "error": error} for label, error in ends if error is not None]
     unreplayed = [event for event in required_replays(RUNNERS) if cleans and not counts[event]]
     missed = [f"{row['bug']}@{row['runner']}" for row in bugs if row["caught"] < row["seeds"]]
+    lost = 0 if soaked.interrupted else soaked.planned - len(cleans) - len(detections)
     late = [f"{row['bug']}@{row['runner']}" for row in bugs if (row["median"] or 0) > MEDIAN]
     return {
         "clean": {
@@ -236,7 +241,9 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
         "errors": errors,
         "interrupted": soaked.interrupted,
         "only_errors": bool(errors) and not (alarms or missed or late),
-        "as_hoped": not (alarms or missed or late or unreplayed or errors or soaked.interrupted),
+        "as_hoped": not (
+            alarms or missed or late or unreplayed or errors or lost or soaked.interrupted
+        ),
         "message": (
             f"{'cut short; so far ' if soaked.interrupted else ''}{counts['steps']} clean steps"
             f" in {soaked.workers.processes} processes,"
@@ -245,6 +252,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
             f" {', '.join(missed) or 'none'};"
             f" in the median later than schedule {MEDIAN}: {', '.join(late) or 'none'};"
             f" never counted: {', '.join(unreplayed) or 'none'}"
+            + f"; no result of {lost} of {soaked.planned} pieces of work" * bool(lost)
             + "".join(f"; {error['task']} failed: {headline(error['error'])}" for error in errors)
         ),
     }

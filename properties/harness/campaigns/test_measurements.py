@@ -209,6 +209,24 @@ def first_of_two_alarms(monkeypatch: pytest.MonkeyPatch, play: PlayFresh) -> Dat
     return first
 
 
+@pytest.mark.usefixtures("short_soak")
+def test_a_soak_of_which_a_piece_gave_no_result_is_not_as_hoped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever lost it: here, all hunts of the bug."""
+    script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("index_contract"))
+    monkeypatch.setattr(
+        soaking,
+        "execute",
+        lambda campaign, tasks, workers, on_end: execute(
+            campaign, tasks if campaign is soaking.CLEAN else [], workers, on_end
+        ),
+    )
+    figures = scripted_soak(monkeypatch, script)()
+    assert (figures["as_hoped"], figures["only_errors"]) == (False, False)
+    assert figures["message"].endswith("; no result of 1 of 3 pieces of work")
+
+
 def test_an_alarm_lists_what_it_violates_by_name() -> None:
     """A set of names has another order in each process, and a record must not."""
     steps = CleanSteps()
