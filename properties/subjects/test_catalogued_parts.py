@@ -100,7 +100,7 @@ def test_a_scalar_is_right_until_its_entry_is_evicted(device: str) -> None:
 
     def prefills(lengths: Iterable[int]) -> Schedule:
         steps = ((Admit(length, LONG), Finish(0)) for length in (*lengths, 12))
-        return Schedule(tuple(step for each in steps for step in each))
+        return Schedule(tuple(step for part in steps for step in part))
 
     few, many = prefills(range(1, MOST_SCALARS)), prefills(range(1, MOST_SCALARS + 1))
     before, after = violated("scalar_evicted", device, few, many, runner="breakable")

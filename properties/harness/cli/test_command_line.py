@@ -244,7 +244,7 @@ def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) 
     assert all(message for entries in listed.values() for message in entries.values())
     assert main(["list"]) == OK
     plain = capsys.readouterr().out
-    assert all(re.search(rf"^  {re.escape(each)} ", plain, re.M) for each in BUGS)
+    assert all(re.search(rf"^  {re.escape(name)} ", plain, re.M) for name in BUGS)
 
 
 def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_case_of_nothing_sought_wants_all_that_it_violated(
     first, second = copies(case_file, "a", "b")
     for path, seen in ((first, ["kv_parity"]), (second, ["kv_parity", "log_hygiene"])):
         edit(path, "target", value=None)
-        edit(path, "violations", value=[{"property": each} for each in seen])
+        edit(path, "violations", value=[{"property": name} for name in seen])
     assert main(["replay", str(first), str(second)]) == FINDING
     message = capsys.readouterr().out
     assert re.search(r"^as it says +a: kv_parity", message, re.M)

@@ -73,8 +73,8 @@ def holds_a_high_row(schedule: Schedule) -> bool:
 
 
 PLANTED: dict[str, Fails] = {
-    each.__name__: each
-    for each in (
+    rule.__name__: rule
+    for rule in (
         wide_decode_of_a_long_prompt,
         verifies_what_was_retracted,
         has_two_idles_of_one_pick,
@@ -120,7 +120,7 @@ def is_simpler(step: Step, original: Step) -> bool:
     """Whether a step has no higher number than its original, and fewer, lower or the same picks."""
     if type(step) is not type(original):
         return False
-    pairs = [(getattr(step, each.name), getattr(original, each.name)) for each in fields(step)]
+    pairs = [(getattr(step, entry.name), getattr(original, entry.name)) for entry in fields(step)]
     return all(
         is_fewer(now, before) if isinstance(now, tuple) else 0 <= now <= before
         for now, before in pairs
@@ -137,7 +137,7 @@ def is_fewer(picks: tuple[int, ...], original: tuple[int, ...]) -> bool:
 def comes_from(shorter: Schedule, original: Schedule) -> bool:
     """Whether each step is, in order, a step of the original or a simpler one."""
     left = iter(original.steps)
-    kept = all(any(is_simpler(step, each) for each in left) for step in shorter.steps)
+    kept = all(any(is_simpler(step, other) for other in left) for step in shorter.steps)
     return kept and shorter.seed == original.seed
 
 
@@ -149,7 +149,9 @@ def any_step() -> st.SearchStrategy[Step]:
         *(
             st.builds(
                 kind,
-                **{each.name: picks if each.name == "picks" else number for each in fields(kind)},
+                **{
+                    entry.name: picks if entry.name == "picks" else number for entry in fields(kind)
+                },
             )
             for kind in STEPS.values()
         )
@@ -166,9 +168,9 @@ def test_what_is_left_still_fails_and_is_simpler(planted: str, schedule: Schedul
         fails = Counted(PLANTED[planted])
         left = reduce(whole, fails)
         assert PLANTED[planted](left)
-        for each in (left, *fails.asked):
-            assert comes_from(each, whole)
-            assert len(each.steps) <= len(whole.steps)
+        for tried in (left, *fails.asked):
+            assert comes_from(tried, whole)
+            assert len(tried.steps) <= len(whole.steps)
 
 
 @pytest.mark.parametrize("length", range(41))
@@ -179,8 +181,8 @@ def test_only_what_is_shorter_is_tried_in_cutting(length: int) -> None:
         wanted = whole.steps[:most:2]
         fails = Counted(holds_all(wanted))
         assert cut(whole, fails).steps == wanted
-        assert all(len(each.steps) < length for each in fails.asked)
-        assert all(is_within(each.steps, whole.steps) for each in fails.asked)
+        assert all(len(tried.steps) < length for tried in fails.asked)
+        assert all(is_within(tried.steps, whole.steps) for tried in fails.asked)
 
 
 def holds_all(wanted: Sequence[Step]) -> Fails:
@@ -235,8 +237,8 @@ def test_shrinking_plays_a_bounded_number_of_schedules(planted: str) -> None:
     fails = Counted(PLANTED[planted])
     shrink(TALL, fails)
     assert 0 < len(fails.asked) < MOST_PLAYED
-    assert all(len(each.steps) <= len(TALL.steps) for each in fails.asked)
-    assert all(comes_from(each, TALL) for each in fails.asked)
+    assert all(len(tried.steps) <= len(TALL.steps) for tried in fails.asked)
+    assert all(comes_from(tried, TALL) for tried in fails.asked)
 
 
 def test_what_always_fails_shrinks_to_nothing_at_once() -> None:
@@ -252,7 +254,7 @@ def test_what_needs_every_step_keeps_every_step() -> None:
     left = shrink(TALL, fails)
     assert [type(step) for step in left.steps] == kinds
     for step in left.steps:
-        assert all(getattr(step, each.name) in {0, (0,)} for each in fields(step))
+        assert all(getattr(step, entry.name) in {0, (0,)} for entry in fields(step))
     assert len(fails.asked) < 12 * len(TALL.steps)
 
 
@@ -285,15 +287,15 @@ def test_a_simpler_step_differs_in_one_field_that_is_lower(step: Step) -> None:
     """Every one is of the same kind and of fewer or lower numbers, and none comes twice."""
     simpler = list(simpler_steps(step))
     assert len(simpler) == len(set(simpler))
-    for each in simpler:
-        assert is_simpler(each, step)
+    for other in simpler:
+        assert is_simpler(other, step)
         changed = [
-            one.name for one in fields(step) if getattr(each, one.name) != getattr(step, one.name)
+            one.name for one in fields(step) if getattr(other, one.name) != getattr(step, one.name)
         ]
         assert len(changed) == 1
     for one in fields(step):
         value = getattr(step, one.name)
-        under_test = [getattr(each, one.name) for each in simpler]
+        under_test = [getattr(other, one.name) for other in simpler]
         assert all(under_test) if isinstance(value, tuple) else 0 in under_test or value == 0
 
 
