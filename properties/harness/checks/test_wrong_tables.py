@@ -23,7 +23,12 @@ from harness.explain.recorded import record_forward
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation, StepEnd
 from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
-from properties.support.harness.faults import refill
+from properties.support.harness.faults import (
+    freed_twice,
+    keeping_views,
+    padding_filled_with,
+    still_mapped,
+)
 from properties.support.harness.observations import BUCKET, FREE, OWNERS, idle, observation
 from properties.support.harness.planting import (
     SCHEDULE,
@@ -34,24 +39,14 @@ from properties.support.harness.planting import (
     shared,
 )
 from properties.support.subjects.runners import EXPECTED
-from reference.allocator import Owner, Ownership, PageAllocation
-from reference.batch import DraftState, ForwardBatch, Mode
+from reference.allocator import Owner, Ownership
+from reference.batch import ForwardBatch, Mode
 from reference.model import Output
 from subjects.contracts import Axis, Policy
 from subjects.protocol import Keys
 from subjects.runners import ONE_PER_ENGINE, RUNNERS
 
 PER_STEP = tuple(STEP_PROPERTIES)
-
-
-def filled_with(name: str, value: int) -> Plant:
-    """Return a fault of every engine: padding fills a static input of a runner with a value."""
-
-    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for under_test in runners_named(lockstep, runner):
-            refill(under_test.inputs, name, value, monkeypatch)
-
-    return plant
 
 
 def resetting(name: str) -> list[str]:
@@ -71,7 +66,9 @@ def test_padded_rows_that_always_read_a_live_request_are_seen(
 
     By that row drafts are scattered into the draft table: a padded one's over a request's.
     """
-    _, outcome = play(device, runner, filled_with("req_pool_indices", 1), monkeypatch, PER_STEP)
+    _, outcome = play(
+        device, runner, padding_filled_with("req_pool_indices", 1), monkeypatch, PER_STEP
+    )
     overwritten = {"kv_parity"} if RUNNERS[runner].mode.drafts else set()
     assert outcome.violated == {"read_frame", "live_inputs"} | overwritten
 
@@ -81,7 +78,7 @@ def test_padded_rows_at_another_position_are_seen(
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Position 1 instead of 0, always."""
-    _, outcome = play(device, runner, filled_with("positions", 1), monkeypatch, PER_STEP)
+    _, outcome = play(device, runner, padding_filled_with("positions", 1), monkeypatch, PER_STEP)
     assert outcome.violated == {"live_inputs"}
 
 
@@ -461,25 +458,13 @@ def test_what_left_the_window_is_mapped_to_0_and_unused_cells_hold_anything() ->
     assert not end_flag(evicted)
 
 
-def over_freed(allocator: object) -> Callable[[PageAllocation], None]:
-    """Return an allocator's `free` that gives the last page back twice."""
-    free = allocator.free  # type: ignore[attr-defined]
-
-    def twice(allocation: PageAllocation) -> None:
-        free(allocation)
-        allocator.free_full.append(allocator.free_full[-1])  # type: ignore[attr-defined]
-
-    return twice
-
-
 def test_a_page_freed_twice_is_seen_at_the_very_step_though_that_runs_no_forward(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In both worlds alike: no bit differs, now or later in this schedule."""
     lockstep = shared(device, "cpu_graph")
     lockstep.watch(PER_STEP)
-    for world in (lockstep.pair.eager, lockstep.pair.graph):
-        monkeypatch.setattr(world.allocator, "free", over_freed(world.allocator))
+    freed_twice(lockstep, "cpu_graph", monkeypatch)
     outcome = lockstep.play(Schedule((Admit(3, 99), Admit(2, 99), Finish(0), Admit(1, 9))))
     found = [(violation.property, violation.step) for violation in outcome.violations]
     assert found == [("slot_ownership", 2)]
@@ -490,39 +475,12 @@ def test_an_eviction_that_does_not_unmap_is_seen_at_once(
 ) -> None:
     lockstep = shared(device, "cpu_graph")
     lockstep.watch(PER_STEP)
-    allocator = lockstep.pair.graph.allocator
-    evict, mapping = allocator.evict, lockstep.pair.graph_pools.tables.full_to_swa_index_mapping
-
-    def mapped(allocation: PageAllocation, tokens: int) -> int:
-        before = mapping.clone()
-        pages = evict(allocation, tokens)
-        mapping.copy_(before)
-        return pages
-
-    monkeypatch.setattr(allocator, "evict", mapped)
+    still_mapped(lockstep, "cpu_graph", monkeypatch)
     outcome = lockstep.play(Schedule((Admit(20, 99), Evict(0))))
     assert [(one.property, one.step) for one in outcome.violations] == [("slot_ownership", 1)]
 
 
 # Outputs that are kept, and tails that padding keeps.
-
-
-def keeping_views(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the graph world's scheduler keep views of what a draft-extend gave."""
-    world = lockstep.pair.graph
-    commit = world.commit
-
-    def kept(batch: ForwardBatch, output: Output) -> list[int]:
-        said = commit(batch, output)
-        if batch.mode is Mode.DRAFT_EXTEND:
-            for place, span in enumerate(batch.spans):
-                request = world.request_of(span.row)
-                if request.state is not None:
-                    views = (output[name][place] for name in ("topk_p", "topk_index", "hidden"))
-                    request.state = DraftState(*views)
-        return said
-
-    monkeypatch.setattr(world, "commit", kept)
 
 
 def played_with_views(
@@ -531,7 +489,7 @@ def played_with_views(
     """Play the schedule with views of outputs kept where copies should be."""
     lockstep = shared(device, engine)
     lockstep.watch(PER_STEP)
-    keeping_views(lockstep, monkeypatch)
+    keeping_views(lockstep, engine, monkeypatch)
     return lockstep, lockstep.play(SCHEDULE)
 
 

@@ -41,18 +41,20 @@ from harness.explain.recorded import RecordedForward, Run, record_forward
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule
 from properties.support.harness.faults import (
+    freed_twice,
+    keeping_views,
     leaked_page,
     moved_buffer,
     other_bits_alone,
     padded_history,
-    refill,
+    padding_filled_with,
+    still_mapped,
     warning,
     window_off_by_one,
     wrong_fill,
 )
 from properties.support.harness.planting import SCHEDULE, Plant, engine_of, runners_named
-from reference.allocator import PageAllocation
-from reference.batch import DraftState, ForwardBatch, Mode
+from reference.batch import ForwardBatch
 from reference.config import Kind
 from reference.model import Output
 from reference.pool import PoolSizes, Tables
@@ -126,16 +128,6 @@ def built(
 # Faults that the runner just captured has too.
 
 
-def rows_of_padding(name: str, value: int) -> Plant:
-    """Return a fault of every engine: padding fills a static input with a value."""
-
-    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for under_test in runners_named(lockstep, runner):
-            refill(under_test.inputs, name, value, monkeypatch)
-
-    return plant
-
-
 FULL_THEN_PADDED = Schedule((Admit(3, 9), Admit(5, 9), Decode((0, 1)), Decode((0,))), seed=3)
 
 
@@ -145,7 +137,7 @@ def test_a_wrong_fill_of_every_runner_is_named_and_no_stale_element_beside_it(
     """The full batch before it left a stale tail in another input: that is a bystander."""
 
     def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows_of_padding("req_pool_indices", 1)(lockstep, runner, monkeypatch)
+        padding_filled_with("req_pool_indices", 1)(lockstep, runner, monkeypatch)
         inputs = runners_named(lockstep, runner)[0].inputs
         kept = inputs.buffers["mamba_track_indices"]
         zeroed = [buffer for buffer in inputs._zeroed if buffer is not kept]
@@ -291,24 +283,6 @@ def test_a_cell_knows_since_which_step_it_has_held_its_value() -> None:
 # Outputs that were kept.
 
 
-def keeping_views(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph world's scheduler keeps views of what a draft-extend gave."""
-    world = lockstep.pair.graph
-    commit = world.commit
-
-    def kept(batch: ForwardBatch, output: Output) -> list[int]:
-        said = commit(batch, output)
-        if batch.mode is Mode.DRAFT_EXTEND:
-            for place, span in enumerate(batch.spans):
-                request = world.request_of(span.row)
-                if request.state is not None:
-                    views = (output[name][place] for name in ("topk_p", "topk_index", "hidden"))
-                    request.state = DraftState(*views)
-        return said
-
-    monkeypatch.setattr(world, "commit", kept)
-
-
 @pytest.mark.parametrize("property_id", ["logits_parity", "live_inputs"])
 def test_a_view_of_an_output_is_traced_to_the_step_that_gave_it(
     property_id: str, device: str, monkeypatch: pytest.MonkeyPatch
@@ -409,37 +383,6 @@ def test_what_was_baked_in_at_capture_is_named_with_its_op(
 
 
 # Who holds what.
-
-
-def freed_twice(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last page is given back twice when a request leaves, in both worlds."""
-    for world in (lockstep.pair.eager, lockstep.pair.graph):
-        monkeypatch.setattr(world.allocator, "free", freeing_twice(world.allocator))
-
-
-def freeing_twice(allocator: Any) -> Callable[[PageAllocation], None]:
-    """Return an allocator's `free` that gives the last page back twice."""
-    free = allocator.free
-
-    def twice(allocation: PageAllocation) -> None:
-        free(allocation)
-        allocator.free_full.append(allocator.free_full[-1])
-
-    return twice
-
-
-def still_mapped(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is evicted stays mapped in the graph world."""
-    allocator = lockstep.pair.graph.allocator
-    evict, mapping = allocator.evict, lockstep.pair.graph_pools.tables.full_to_swa_index_mapping
-
-    def mapped(allocation: PageAllocation, tokens: int) -> int:
-        before = mapping.clone()
-        pages = evict(allocation, tokens)
-        mapping.copy_(before)
-        return pages
-
-    monkeypatch.setattr(allocator, "evict", mapped)
 
 
 LEAVING = Schedule((Admit(3, 99), Admit(2, 99), Finish(0), Admit(1, 9)))

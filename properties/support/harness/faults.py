@@ -24,7 +24,7 @@ from properties.support.harness.planting import (
 from properties.support.harness.tensors import first_of, flip
 from reference import oracle
 from reference.allocator import Allocator, PageAllocation
-from reference.batch import ForwardBatch, Mode, Span, prepare
+from reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, Role
 from reference.eager import EagerDecoder
 from reference.model import Output
@@ -241,6 +241,65 @@ def eager_fallback(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
         return forward(batch, idle, *overrides)
 
     monkeypatch.setitem(vars(subject.engine), "forward", fallback)
+
+
+def padding_filled_with(name: str, value: int) -> Plant:
+    """Return a fault of every engine: padding fills a static input of a runner with a value."""
+
+    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for under_test in runners_named(lockstep, runner):
+            refill(under_test.inputs, name, value, monkeypatch)
+
+    return plant
+
+
+def keeping_views(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph world's scheduler keeps views of what a draft-extend gave."""
+    world = lockstep.pair.graph
+    commit = world.commit
+
+    def kept(batch: ForwardBatch, output: Output) -> list[int]:
+        said = commit(batch, output)
+        if batch.mode is Mode.DRAFT_EXTEND:
+            for place, span in enumerate(batch.spans):
+                request = world.request_of(span.row)
+                if request.state is not None:
+                    views = (output[name][place] for name in ("topk_p", "topk_index", "hidden"))
+                    request.state = DraftState(*views)
+        return said
+
+    monkeypatch.setattr(world, "commit", kept)
+
+
+def freed_twice(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last page is given back twice when a request leaves, in both worlds."""
+    for world in (lockstep.pair.eager, lockstep.pair.graph):
+        monkeypatch.setattr(world.allocator, "free", freeing_twice(world.allocator))
+
+
+def freeing_twice(allocator: Allocator) -> Callable[[PageAllocation], None]:
+    """Return an allocator's `free` that gives the last page back twice."""
+    free = allocator.free
+
+    def twice(allocation: PageAllocation) -> None:
+        free(allocation)
+        allocator.free_full.append(allocator.free_full[-1])
+
+    return twice
+
+
+def still_mapped(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is evicted stays mapped in the graph world."""
+    allocator = lockstep.pair.graph.allocator
+    evict, mapping = allocator.evict, lockstep.pair.graph_pools.tables.full_to_swa_index_mapping
+
+    def mapped(allocation: PageAllocation, tokens: int) -> int:
+        before = mapping.clone()
+        pages = evict(allocation, tokens)
+        mapping.copy_(before)
+        return pages
+
+    monkeypatch.setattr(allocator, "evict", mapped)
 
 
 def moved_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
