@@ -200,8 +200,8 @@ def play_history(
         "points": points,
         "seconds": round(time.perf_counter() - started, 1),
         "errors": _errors(seen),
-        "only_errors": bool(wrong)
-        and all(len(point["failed"]) == len(point["odd"]) for point in points),
+        "undecided": bool(wrong)
+        and all(len(point["open"]) == len(point["odd"]) for point in points),
         "as_hoped": not wrong,
         "message": f"{len(points)} points; not as the reports say: {', '.join(wrong) or 'none'}",
     }
@@ -249,8 +249,14 @@ def _point(point: Point, device: str, seen: Mapping[TrialConfig, HuntResult]) ->
         },
         "odd": odd,
         "failed": [runner for runner, hunt_result in found.items() if hunt_result.error],
+        "open": [runner for runner, hunt_result in found.items() if _left_open(hunt_result)],
         "as_said": not odd,
     }
+
+
+def _left_open(hunt_result: HuntResult) -> bool:
+    """Whether playings say nothing: an error of ours ended them, or nothing padded was replayed."""
+    return bool(hunt_result.error) or not (hunt_result.padded_replays or hunt_result.violated)
 
 
 def _odd(point: Point, runner: str, hunt_result: HuntResult) -> str:

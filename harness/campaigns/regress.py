@@ -12,9 +12,9 @@ from harness.campaigns.spreading.backends import execute
 from harness.campaigns.spreading.database import Known
 from harness.campaigns.task import (
     GOOD,
+    OPEN,
     Result,
     Source,
-    Status,
     Task,
     result_of,
     run_in_turn,
@@ -146,12 +146,20 @@ class Run:
     interrupted: bool = False
 
     @property
-    def only_failures(self) -> bool:
-        """Whether errors of ours kept the run from a verdict, and nothing was found beside them."""
+    def lost(self) -> int:
+        """How many trials and hunts were planned and gave no result."""
+        return len(plan(self.settings)) - len(self.results)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing that the run tried is wrong, and yet something of it is open.
+
+        That is what ended without a verdict, what gave no result and what was never reached.
+        """
         wrong = [result for result in self.results if result.status not in GOOD]
-        return bool(wrong) and all(
-            result.status is Status.FAILED and result.finding is None for result in wrong
-        )
+        if any(result.status not in OPEN or result.finding is not None for result in wrong):
+            return False
+        return bool(wrong or self.lost or unreached(self))
 
 
 def plan(settings: RunConfig) -> list[Task]:
@@ -244,10 +252,9 @@ def verdict(run: Run) -> tuple[str, str]:
         f"{len(clean_good)} of {len(clean)} trials of the unchanged engine are clean;"
         f" {len(good)} of {len(bugs)} hunts, each of one bug switched on, ended as expected"
     )
-    planned, missing = len(plan(run.settings)), unreached(run)
-    lost = planned - len(run.results)
+    lost, missing = run.lost, unreached(run)
     if lost and not run.interrupted:
-        message += f"; no result of {lost} of {planned} trials and hunts"
+        message += f"; no result of {lost} of {len(run.results) + lost} trials and hunts"
     if missing and not run.interrupted and len(clean_good) == len(clean):
         message += f"; never reached: {first_of(missing)}"
     if run.interrupted:

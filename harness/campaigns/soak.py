@@ -240,7 +240,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
         "bugs": bugs,
         "errors": errors,
         "interrupted": soaked.interrupted,
-        "only_errors": bool(errors) and not (alarms or missed or late),
+        "undecided": bool(errors or lost or unreplayed) and not (alarms or missed or late),
         "as_hoped": not (
             alarms or missed or late or unreplayed or errors or lost or soaked.interrupted
         ),

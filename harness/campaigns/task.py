@@ -91,6 +91,9 @@ LARGE_SLOWER = 4
 
 GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.UNAFFECTED})
 
+OPEN = frozenset({Status.FAILED, Status.VACUOUS})
+"""What says nothing of what was tried: an error of ours ended it, or it tried too little."""
+
 
 @dataclass(frozen=True)
 class Task:

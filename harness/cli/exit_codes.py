@@ -18,4 +18,4 @@ def code_of(figures: Mapping[str, Any]) -> int:
     """Return the exit code of a campaign's figures."""
     if figures["as_hoped"]:
         return OK
-    return CANNOT_RUN if figures["only_errors"] else FINDING
+    return CANNOT_RUN if figures["undecided"] else FINDING

@@ -162,6 +162,6 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     whole = run_record.load(folder / "run.json")
     write_whole(folder / "index.html", render(whole, previous))
     swap_link(folder)
-    if data.verdict == "red" and run.only_failures:
+    if data.verdict == "red" and run.undecided:
         return CANNOT_RUN
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

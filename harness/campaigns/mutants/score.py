@@ -55,7 +55,7 @@ def mutant_figures(
         "errors": errors,
         "seconds": round(seconds, 1),
         "as_hoped": good == planned,
-        "only_errors": bool(errors) and good + len(errors) == len(rows) == planned,
+        "undecided": good < planned and good + len(errors) == len(rows),
         "message": (
             f"{counts[End.SEEN]} of {planned} mutants seen by every seed,"
             f" {counts[End.CANNOT_MATTER]} cannot matter, which was checked;"

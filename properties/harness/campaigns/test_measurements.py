@@ -158,17 +158,17 @@ def test_a_soak_is_as_hoped_where_all_replays_and_every_bug_is_caught(
     """What the next tests change one thing of."""
     script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("index_contract"))
     figures = scripted_soak(monkeypatch, script)()
-    assert (figures["as_hoped"], figures["only_errors"], figures["errors"]) == (True, False, [])
+    assert (figures["as_hoped"], figures["undecided"], figures["errors"]) == (True, False, [])
     assert figures["message"].endswith("never counted: none")
     assert figures["bugs"][0]["schedules_needed"] == [1]
 
 
 @pytest.mark.usefixtures("short_soak")
-def test_a_soak_that_left_a_runner_out_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_soak_that_left_a_runner_out_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """However clean it is."""
     script = by_trial(lambda: replaying(*EVERYTHING[:-1]), lambda: violating("index_contract"))
     figures = scripted_soak(monkeypatch, script)()
-    assert (figures["as_hoped"], figures["only_errors"]) == (False, False)
+    assert (figures["as_hoped"], figures["undecided"]) == (False, True)
     assert figures["message"].endswith(f"never counted: {EVERYTHING[-1]}")
 
 
@@ -176,7 +176,7 @@ def test_a_soak_that_left_a_runner_out_is_a_finding(monkeypatch: pytest.MonkeyPa
 def test_a_bug_that_some_seed_misses_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("log_hygiene"))
     figures = scripted_soak(monkeypatch, script)()
-    assert (figures["as_hoped"], figures["only_errors"]) == (False, False)
+    assert (figures["as_hoped"], figures["undecided"]) == (False, False)
     assert figures["bugs"][0]["caught"] == 0
     assert f"some of 1 seeds: {'@'.join(PAIR)};" in figures["message"]
 
@@ -210,7 +210,7 @@ def first_of_two_alarms(monkeypatch: pytest.MonkeyPatch, play: PlayFresh) -> Dat
 
 
 @pytest.mark.usefixtures("short_soak")
-def test_a_soak_of_which_a_piece_gave_no_result_is_not_as_hoped(
+def test_a_soak_of_which_a_piece_gave_no_result_is_undecided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever lost it: here, all hunts of the bug."""
@@ -223,7 +223,7 @@ def test_a_soak_of_which_a_piece_gave_no_result_is_not_as_hoped(
         ),
     )
     figures = scripted_soak(monkeypatch, script)()
-    assert (figures["as_hoped"], figures["only_errors"]) == (False, False)
+    assert (figures["as_hoped"], figures["undecided"]) == (False, True)
     assert figures["message"].endswith("; no result of 1 of 3 pieces of work")
 
 
@@ -241,7 +241,7 @@ def test_an_error_of_ours_in_a_soak_is_no_finding_and_the_rest_finishes(
     """Of a chunk, or of a bug's hunts; beside a miss it counts for less."""
     failing = by_trial(lambda: violating(error=ERROR), lambda: violating("index_contract"))
     figures = scripted_soak(monkeypatch, failing)()
-    assert (figures["as_hoped"], figures["only_errors"]) == (False, True)
+    assert (figures["as_hoped"], figures["undecided"]) == (False, True)
     tasks = [failure["task"] for failure in figures["errors"]]
     assert tasks == ["clean steps from seed 0", "clean steps from seed 1"]
     assert all(ERROR in failure["error"] for failure in figures["errors"])
@@ -250,9 +250,9 @@ def test_an_error_of_ours_in_a_soak_is_no_finding_and_the_rest_finishes(
     failing = by_trial(lambda: replaying(*EVERYTHING), lambda: violating(error=ERROR))
     figures = scripted_soak(monkeypatch, failing)()
     assert [failure["task"] for failure in figures["errors"]] == ["@".join(PAIR)]
-    assert (figures["only_errors"], figures["bugs"]) == (True, [])
+    assert (figures["undecided"], figures["bugs"]) == (True, [])
     missing = by_trial(lambda: violating(error=ERROR), clean)
-    assert not scripted_soak(monkeypatch, missing)()["only_errors"]
+    assert not scripted_soak(monkeypatch, missing)()["undecided"]
 
 
 @pytest.mark.usefixtures("short_soak")
@@ -289,10 +289,10 @@ def test_a_lost_device_ends_a_piece_of_work_and_is_a_finding(
 
 
 CODES: dict[str, tuple[Data, int]] = {
-    "as hoped": ({"as_hoped": True, "only_errors": False}, OK),
-    "a finding": ({"as_hoped": False, "only_errors": False}, FINDING),
-    "no verdict": ({"as_hoped": False, "only_errors": True}, CANNOT_RUN),
-    "interrupted": ({"as_hoped": False, "only_errors": False, "interrupted": True}, INTERRUPTED),
+    "as hoped": ({"as_hoped": True, "undecided": False}, OK),
+    "a finding": ({"as_hoped": False, "undecided": False}, FINDING),
+    "no verdict": ({"as_hoped": False, "undecided": True}, CANNOT_RUN),
+    "interrupted": ({"as_hoped": False, "undecided": False, "interrupted": True}, INTERRUPTED),
 }
 
 

@@ -364,20 +364,25 @@ def test_a_run_is_not_green_without_a_result_of_each_task_that_was_planned() -> 
     for task in plan(run.settings):
         status = Status.GREEN if task.bug is None else Status.CAUGHT
         run.results.append(Result(task, status, HuntResult(events=events), None, 0, 0.0))
-    assert verdict(run)[0] == "green"
+    assert (verdict(run)[0], run.undecided) == ("green", False)
+    events[run.settings.required_events[0]] = 0
+    assert (verdict(run)[0], run.undecided) == ("red", True)
+    events[run.settings.required_events[0]] = 1
     run.results.pop()
     outcome, message = verdict(run)
-    assert outcome == "red"
+    assert (outcome, run.undecided) == ("red", True)
     assert message.endswith(f"; no result of 1 of {len(run.results) + 1} trials and hunts")
 
 
-def test_only_failures_are_no_verdict() -> None:
+def test_what_is_left_open_is_no_verdict_unless_something_is_wrong_beside_it() -> None:
+    """An error of ours, what tried too little, and tasks that were planned and gave no result."""
     found = Finding.of(SCHEDULE, violating(TARGET), found=Explained(error=ERROR))
-    assert run_of(Status.FAILED, Status.GREEN, Status.CAUGHT).only_failures
-    assert not run_of(Status.GREEN).only_failures
-    assert not run_of(Status.FAILED, Status.RED).only_failures
-    assert not run_of(Status.FAILED, Status.DEVICE_LOST).only_failures
-    assert not run_of(Status.FAILED, finding=found).only_failures
+    assert run_of(Status.FAILED, Status.GREEN, Status.CAUGHT).undecided
+    assert run_of(Status.VACUOUS, Status.FAILED).undecided
+    assert run_of(Status.GREEN).undecided
+    for wrong in (Status.RED, Status.MISSED, Status.DEVICE_LOST, Status.UNDECLARED_STATE):
+        assert not run_of(Status.FAILED, Status.VACUOUS, wrong).undecided
+    assert not run_of(Status.FAILED, finding=found).undecided
 
 
 def test_a_hunt_that_plays_on_keeps_the_first_error() -> None:
@@ -470,15 +475,16 @@ def history_seen(monkeypatch: pytest.MonkeyPatch, *seen: HuntResult) -> dict[str
     return play_history("cpu", Workers(1), [point])
 
 
-def test_an_error_of_ours_in_the_history_is_odd_but_no_finding(
+def test_what_an_error_of_ours_or_no_padded_replay_leaves_open_is_odd_but_no_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     well, failed = HuntResult(padded_replays=1), HuntResult(error=ERROR)
     figures = history_seen(monkeypatch, well, failed)
     assert not figures["as_hoped"]
-    assert figures["only_errors"]
+    assert figures["undecided"]
     assert figures["points"][0]["odd"] == ["target_verify: failed: ZeroDivisionError: of ours"]
     assert figures["errors"] == [{"trial": "clean@target_verify", "error": ERROR}]
-    figures = history_seen(monkeypatch, HuntResult(), failed)
-    assert not figures["only_errors"]
-    assert not history_seen(monkeypatch, well)["only_errors"]
+    assert history_seen(monkeypatch, HuntResult(), failed)["undecided"]
+    red = HuntResult(padded_replays=1, violated=Counter(kv_parity=1))
+    assert not history_seen(monkeypatch, red, failed)["undecided"]
+    assert not history_seen(monkeypatch, well)["undecided"]

@@ -114,10 +114,10 @@ def assert_names_nobody(text: str, folder: Path) -> None:
 def assert_a_second_run_writes_the_same_case(
     words: Sequence[str], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run again without the clean trials, which makes the run red."""
+    """Run again without the clean trials, which leaves the run undecided."""
     monkeypatch.setattr("harness.cli.regress.plan", the_bug_alone)
     first = (out / "latest").resolve()
-    assert main(words) == FINDING
+    assert main(words) == CANNOT_RUN
     second = (out / "latest").resolve()
     assert (out / "latest").is_symlink()
     assert sorted(path.name for path in out.iterdir()) == sorted(
@@ -185,6 +185,8 @@ def test_a_run_without_a_verdict_is_neither_green_nor_a_finding(
     assert record["verdict"] == "red"
     assert [row["error"] for row in record["clean"]] == [ERROR, None]
     ends["second"] = Status.VACUOUS
+    assert main(words) == CANNOT_RUN
+    ends["second"] = Status.RED
     assert main(words) == FINDING
 
 
