@@ -51,7 +51,11 @@ def replay_one(case: Case, name: str) -> int:
     outcome, timeline = observe(lockstep, case.schedule)
     if vacuous(whole(outcome)):
         raise CannotRunError(f"{name} runs no forward, so it proves nothing")
-    undeclared = [one["message"] for one in case.violations if one["property"] == DECLARED_STATE.id]
+    undeclared = [
+        one.get("message", DEPENDS)
+        for one in case.violations
+        if one["property"] == DECLARED_STATE.id
+    ]
     if undeclared and not outcome.violations:
         raise CannotRunError(f"{name} shows nothing here: {undeclared[0]}")
     for violation in outcome.violations:

@@ -404,10 +404,13 @@ def test_a_case_of_undeclared_state_that_shows_after_its_history_is_as_it_says()
 def test_a_case_of_undeclared_state_that_shows_nothing_is_no_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    violations = tuple(one.to_json() for one in violating("declared_state").violations)
-    write_case(Case(TRIAL, DRAWN, "kv_parity", 0, violations), tmp_path / "case.json")
-    assert main(["replay", str(tmp_path / "case.json")]) == 125
-    assert "shows nothing here: declared_state does not hold" in capsys.readouterr().err
+    """It says why with the message of the case, or where that has none, in general."""
+    (violation,) = (one.to_json() for one in violating("declared_state").violations)
+    for told, said in ((violation, "declared_state does not hold"), ({}, "it depends on state")):
+        named = {**told, "property": "declared_state"}
+        write_case(Case(TRIAL, DRAWN, "kv_parity", 0, (named,)), tmp_path / "case.json")
+        assert main(["replay", str(tmp_path / "case.json")]) == 125
+        assert f"shows nothing here: {said}" in capsys.readouterr().err
 
 
 IMMUTABLE = (
