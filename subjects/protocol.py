@@ -38,6 +38,7 @@ class Offer(StrEnum):
     TRACKED_STATE = "requests whose recurrent state is tracked"
     SECTIONS = "requests whose positions run apart by section, as with images"
     TREES = "drafts that branch, verified as a tree"
+    JOINT_PREFILL = "several requests prefilled in one forward"
     ALLOCATOR = "who holds which slot, as the engine's own allocator has it"
     READS = "the index lists by which each row reads KV"
     INPUTS = "what its static inputs hold, by names that are known"

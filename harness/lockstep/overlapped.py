@@ -248,8 +248,8 @@ class OverlappedScheduler(Scheduler):
         if work.mode is Mode.DRAFT_EXTEND:
             states = count_caught_up(self, work.spans)
             return lambda _, output: keep_caught_up(states, output)
-        sampled = bool(count_sampled(self, work.mode, work.spans))
-        return lambda batch, output: keep_sampled(self, batch, output, sampled=sampled)
+        rows = count_sampled(self, work.mode, work.spans)
+        return lambda batch, output: keep_sampled(self, batch, output, rows)
 
     def commit(self, batch: ForwardBatch, output: Output) -> list[int]:
         """Follow a forward as `Scheduler` does, unless that was done while it was in flight."""

@@ -23,6 +23,7 @@ from harness.schedules.schedule import (
     Extend,
     Finish,
     Idle,
+    Prefill,
     Resume,
     Retract,
     Step,
@@ -56,6 +57,7 @@ class Scheduler(RequestBook):
         plans: dict[type[Step], Callable[[Any], PlannedForward | None]] = {
             Admit: self._admit,
             Extend: self._extend_next,
+            Prefill: self._prefill,
             Decode: self._decode,
             Draft: lambda step: speculation.draft(self, step.picks),
             Verify: lambda step: speculation.verify(self, step.picks, step.accept),
@@ -77,11 +79,16 @@ class Scheduler(RequestBook):
         return COMMITS.get(batch.mode, sample)(self, batch, output)
 
     def _admit(self, step: Admit) -> PlannedForward | None:
+        request = self._add(step.prompt, step.chunk)
+        return self._extend(request, step.chunk) if request is not None else None
+
+    def _add(self, asked: int, chunk: int) -> Request | None:
+        """Admit a request that has room for its first `chunk` tokens; None if there is none."""
         if not self.free_token_rows:
             return None
-        prompt = min(max(step.prompt, 1), self.config.max_context - 1)
+        prompt = min(max(asked, 1), self.config.max_context - 1)
         request = Request(self.admitted, prompt, prompt, self.free_token_rows[-1])
-        if not self._enter(request, step.chunk):
+        if not self._enter(request, chunk):
             return None
         self.free_token_rows.pop()
         self.admitted += 1
@@ -95,8 +102,8 @@ class Scheduler(RequestBook):
         self.order.write({"token": tokens}, write)
         self.events["prompt of one token"] += prompt == 1
         self.events["prompt beyond the window"] += prompt > self.config.window
-        self.events["prompt in chunks"] += step.chunk < prompt
-        return self._extend(request, step.chunk)
+        self.events["prompt in chunks"] += chunk < prompt
+        return request
 
     def _resume(self, step: Resume) -> PlannedForward | None:
         if not self.retracted:
@@ -124,12 +131,23 @@ class Scheduler(RequestBook):
         return True
 
     def _extend(self, request: Request, tokens: int) -> PlannedForward | None:
-        count = min(max(tokens, 1), request.known - request.length)
-        return self.planned(Mode.EXTEND, [self.span(request, count)])
+        return self.planned(Mode.EXTEND, [self._next(request, tokens)])
+
+    def _next(self, request: Request, tokens: int) -> Span | None:
+        """Return the next `tokens` known tokens of a request, or all, if there are slots."""
+        return self.span(request, min(max(tokens, 1), request.known - request.length))
 
     def _extend_next(self, step: Extend) -> PlannedForward | None:
         waiting = [request for request in self.running if request.prefilling]
         return self._extend(waiting[step.pick % len(waiting)], step.tokens) if waiting else None
+
+    def _prefill(self, step: Prefill) -> PlannedForward | None:
+        """Plan what is waiting: one request alone for an engine that takes no more at a time."""
+        most = 1 if Offer.JOINT_PREFILL in self.lacks else self.max_bs
+        for prompt in step.prompts[:most]:
+            self._add(prompt, step.tokens)
+        waiting = [request for request in self.running if request.prefilling][:most]
+        return self.planned(Mode.EXTEND, [self._next(request, step.tokens) for request in waiting])
 
     def _decode(self, step: Decode) -> PlannedForward | None:
         ready = self.ready(lambda request: request.known < self.config.max_context)
@@ -165,18 +183,18 @@ class Scheduler(RequestBook):
 def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
     """Append each request's most likely next token, where its known tokens are all in the pool.
 
-    Returns the row of the logits that say each request's next token.
+    Returns the rows of the logits that say a request's next token.
     """
     rows = count_sampled(book, batch.mode, batch.spans)
-    keep_sampled(book, batch, output, sampled=bool(rows))
+    keep_sampled(book, batch, output, rows)
     return rows
 
 
 def count_sampled(book: RequestBook, mode: Mode, spans: Sequence[Span]) -> list[int]:
     """Follow on the host what `sample` does, which asks nothing of the device."""
-    sampled = True
+    rows = []
     requests = book.requests_by_row()
-    for span in spans:
+    for row, span in enumerate(spans):
         request = requests[span.row]
         book.advance(request, span.end)
         if mode is Mode.EXTEND:
@@ -184,17 +202,26 @@ def count_sampled(book: RequestBook, mode: Mode, spans: Sequence[Span]) -> list[
         whole = request.length == request.known
         if whole:
             request.prefilling = False
-        sampled = whole and request.known < book.config.max_context
-        request.known += sampled
-    return list(range(len(spans))) if sampled else []
+        if whole and request.known < book.config.max_context:
+            request.known += 1
+            rows.append(row)
+    return rows
 
 
-def keep_sampled(book: RequestBook, batch: ForwardBatch, output: Output, *, sampled: bool) -> None:
-    """Keep on the device what `sample` does: hidden states, and the next tokens if `sampled`."""
+def keep_sampled(
+    book: RequestBook, batch: ForwardBatch, output: Output, rows: Sequence[int]
+) -> None:
+    """Keep on the device what `sample` does: hidden states, and the next tokens that `rows` say."""
     book.hidden_states[batch.token_rows, batch.positions] = output["hidden"]
-    if sampled:
-        cells = batch.token_cells[-1:] if batch.mode is Mode.EXTEND else batch.token_cells
-        book.tokens.view(-1).index_copy_(0, cells + 1, output["logits"].argmax(-1))
+    if not rows:
+        return
+    cells, tokens = batch.token_cells, output["logits"].argmax(-1)
+    if batch.mode is Mode.EXTEND:
+        cells = cells.take(batch.last_rows)
+    whole = len(rows) == len(batch.spans)
+    # A list of rows would cross to the device, and a copy from the host may wait for it.
+    for row in [slice(None)] if whole else [slice(row, row + 1) for row in rows]:
+        book.tokens.view(-1).index_copy_(0, cells[row] + 1, tokens[row])
 
 
 def samples_of(

@@ -47,6 +47,9 @@ SPECULATION_REQUIRED = (
 )
 """What they must reach besides, where the engine on trial speculates."""
 
+PREFILL_REQUIRED = ("prefill of several requests",)
+"""What they must reach besides, where a runner on trial prefills."""
+
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
 
@@ -87,8 +90,10 @@ def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[s
         for how in FILLINGS
     ]
     speculation = SPECULATION_REQUIRED if speculates else ()
+    prefilled = PREFILL_REQUIRED if any(runner.token_buckets for runner in on_trial) else ()
     overlapped = OVERLAP_REQUIRED if overlap else ()
-    return (*ALWAYS_REQUIRED, *speculation, *overlapped, *required_replays(names), *filled)
+    always = (*ALWAYS_REQUIRED, *speculation, *prefilled, *overlapped)
+    return (*always, *required_replays(names), *filled)
 
 
 class Coverage:
@@ -114,6 +119,7 @@ class Coverage:
             "replay without padding": not replay.padded,
             "idle replay": live_size == 0,
             "batch of several rows": requests > 1,
+            "prefill of several requests": requests > 1 and self.prefills(runner),
             "batch shrank in its bucket": same and live_size < last_size,
             "batch grew again in its bucket": same and live_size > last_size,
             "smaller bucket after a larger": bucket < last_bucket,
@@ -125,3 +131,8 @@ class Coverage:
         self.events.update(event for event, reached in seen.items() if reached)
         self.last[runner] = replay
         self.last_runner = runner
+
+    @staticmethod
+    def prefills(runner: str) -> bool:
+        """Whether a runner of ours, by its name, extends requests whose tokens are known."""
+        return runner in RUNNERS and RUNNERS[runner].mode is Mode.EXTEND

@@ -18,6 +18,7 @@ from harness.schedules.schedule import (
     Extend,
     Finish,
     Idle,
+    Prefill,
     Repeat,
     Resume,
     Retract,
@@ -136,6 +137,7 @@ def _step(
     evicting = [st.integers(1, max_bs).map(_decode_and_evict)] * evicting_weight
     if under_test is Mode.EXTEND:
         evicting += [_prefill_and_evict(config, max_bs)] * 2 * FAVOUR
+        evicting += [_prefill_together(config, max_bs)] * 2 * FAVOUR
     kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling, *evicting]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
 
@@ -154,6 +156,17 @@ def _prefill_and_evict(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tu
 
     prompts = st.integers(config.window + 1, 3 * config.window)
     return st.builds(steps, prompts, st.integers(config.window // 2, config.window))
+
+
+def _prefill_together(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
+    """Return a strategy of several prompts prefilled in one forward, and of their next chunks."""
+    prompts = st.lists(st.integers(1, config.window + 1), min_size=2, max_size=max_bs // 2)
+    tokens = st.integers(1, config.window)
+
+    def steps(prompts: list[int], first: int, then: int) -> tuple[Step, ...]:
+        return Prefill(tuple(prompts), first), Prefill((), then)
+
+    return st.builds(steps, prompts, tokens, tokens)
 
 
 def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:

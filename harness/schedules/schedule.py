@@ -40,6 +40,18 @@ class Extend(Step):
 
 
 @dataclass(frozen=True)
+class Prefill(Step):
+    """Admit a request of each of `prompts`, and prefill together all whose prompt is not all in.
+
+    Each gets its next `tokens` tokens, all of them in one forward.
+    """
+
+    name = "prefill"
+    prompts: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Decode(Step):
     """Decode one token of each request picked; the others stay parked with live KV."""
 
@@ -144,6 +156,7 @@ def modes_of(steps: Iterable[Step], modes: Collection[Mode]) -> frozenset[Mode]:
 ASKED: dict[type[Step], tuple[Mode, ...]] = {
     Admit: (Mode.EXTEND,),
     Extend: (Mode.EXTEND,),
+    Prefill: (Mode.EXTEND,),
     Resume: (Mode.EXTEND,),
     Decode: (Mode.DECODE,),
     Verify: (Mode.TARGET_VERIFY,),
@@ -168,6 +181,7 @@ STEPS: dict[str, type[Step]] = {
     for kind in (
         Admit,
         Extend,
+        Prefill,
         Decode,
         Draft,
         Verify,
@@ -180,6 +194,10 @@ STEPS: dict[str, type[Step]] = {
         Repeat,
     )
 }
+
+
+LISTED = frozenset({"picks", "prompts"})
+"""The fields of steps that hold several numbers."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +261,7 @@ def _step(data: Any) -> Step:
             f"step {kind.name} takes {names}; got {cut(', '.join(values)) or 'nothing'}"
         )
     for key, value in values.items():
-        numbers = value if key == "picks" and isinstance(value, list) else [value]
-        if not all(map(is_count, numbers)) or (key == "picks") != isinstance(value, list):
+        numbers = value if key in LISTED and isinstance(value, list) else [value]
+        if not all(map(is_count, numbers)) or (key in LISTED) != isinstance(value, list):
             raise MalformedError(f"{key} of step {kind.name} cannot be {quoted(value)}")
-    return kind(**{key: tuple(value) if key == "picks" else value for key, value in values.items()})
+    return kind(**{key: tuple(value) if key in LISTED else value for key, value in values.items()})

@@ -36,7 +36,7 @@ def orders_of(batch: ForwardBatch) -> dict[str, tuple[int, ...]]:
     """Return the requests of further eager batchings of a batch, by what they are called."""
     everyone = tuple(range(batch.live_requests))
     orders = {"in reverse": everyone[::-1]}
-    if batch.mode is not Mode.EXTEND:
+    if batch.mode is not Mode.EXTEND or batch.live_requests > 1:
         orders["alone"] = (batch.spans[0].end % batch.live_requests,)
     return orders
 

@@ -11,6 +11,7 @@ from harness.schedules.schedule import (
     Draft,
     DraftExtend,
     Extend,
+    Prefill,
     Resume,
     Retract,
     Schedule,
@@ -34,10 +35,12 @@ SCHEDULE = Schedule(
         Resume(0),
         Decode((0, 1)),
         DraftExtend((0, 1)),
+        Prefill((7, 3), 4),
+        Prefill((2,), 99),
     ),
     seed=5,
 )
-"""Two requests that pass a window of 8 in forwards of every kind that gives logits."""
+"""Requests that pass a window of 8, or are prefilled together, in forwards of every kind."""
 
 TRIAL = TrialConfig("target_verify", preset="gpt_oss")
 

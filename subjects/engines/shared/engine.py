@@ -17,6 +17,7 @@ NOT_OFFERED = {
     Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",
     Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
     Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
+    Offer.JOINT_PREFILL: "it is handed the prompt, or chunk, of one request at a time",
 }
 """What no engine that others wrote offers, and why."""
 

@@ -1,0 +1,79 @@
+"""Prompts prefilled in one forward: each request is what it is when it is prefilled by itself."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.pair import Pair
+from harness.lockstep.scheduler import Scheduler
+from harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
+from reference.batch import Mode
+from reference.pool import KVPools
+from subjects.protocol import Offer
+
+ROWS = (0, 1, 2)
+
+TOGETHER: tuple[Step, ...] = (Prefill((5, 3, 9), 4), Prefill((), 9), Decode(ROWS), Decode(ROWS))
+"""One prompt ends in the first forward and the others in the second, at which the first is done."""
+
+APART: tuple[Step, ...] = (
+    *(Admit(5, 4), Admit(3, 4), Admit(9, 4), Extend(0, 9), Extend(0, 9)),
+    *(Decode(ROWS), Decode(ROWS)),
+)
+
+
+def tokens_of(pair: Pair, steps: tuple[Step, ...]) -> torch.Tensor:
+    """Return all tokens of the graph world after some steps."""
+    with torch.inference_mode():
+        pair.begin(Schedule(steps, seed=3))
+        for place, step in enumerate(steps):
+            pair.step(step, place)
+        return pair.graph.observed_tokens.clone()
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize("runner", ["piecewise", "breakable"])
+def test_requests_have_the_tokens_that_they_have_alone(
+    runner: str, overlap: bool, device: str
+) -> None:
+    trial = TrialConfig(runner, device=device, overlap=overlap)
+    pair = Pair(trial)
+    together = tokens_of(pair, TOGETHER)
+    assert [request.known for request in pair.eager.running] == [8, 6, 12]
+    assert torch.equal(together, tokens_of(Pair(replace(trial, overlap=False)), APART))
+
+
+def test_more_tokens_together_than_a_graph_holds_run_eagerly(device: str) -> None:
+    """And all properties hold of them, as of those that are replayed."""
+    lockstep = Lockstep(TrialConfig("piecewise", device=device), PROPERTIES)
+    outcome = lockstep.play(Schedule((Prefill((20, 9, 7), 20), Prefill((4, 4), 4), Decode(ROWS))))
+    assert (outcome.error, outcome.violations) == (None, ())
+    assert (outcome.steps, outcome.replays) == (3, 1)
+    assert outcome.events["prefill of several requests"] == 1
+
+
+def test_no_more_are_prefilled_than_a_batch_holds_and_there_is_room_for(device: str) -> None:
+    trial = TrialConfig("piecewise", device=device)
+    pair = Pair(trial)
+    pair.begin(Schedule(()))
+    planned = pair.graph.plan(Prefill((1,) * 12, 1))
+    assert planned is not None and len(planned.spans) == max(trial.buckets)
+    pair.begin(Schedule(()))
+    planned = pair.graph.plan(Prefill((40,) * 4, 40))
+    assert planned is not None and 0 < len(planned.spans) < 4
+
+
+def test_an_engine_that_takes_one_at_a_time_is_handed_one_at_a_time(device: str) -> None:
+    trial = TrialConfig("piecewise")
+    config = trial.model
+    pools = KVPools(config, config, trial.sizes, torch.float32, torch.device(device))
+    world = Scheduler(config, pools, 8, {Mode.EXTEND}, lacks={Offer.JOINT_PREFILL})
+    for prompts, tokens in (((5, 9), 4), ((7,), 4)):
+        planned = world.plan(Prefill(prompts, tokens))
+        assert planned is not None
+        assert [span.row for span in planned.spans] == [world.owners()[0].row]
+    assert world.admitted == 2
