@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.lockstep.observation import Observation
 from reference.batch import ForwardBatch
-from reference.config import SPECULATION
+from reference.config import SPECULATION, ModelConfig
 
 K = SPECULATION.draft_tokens
 TOPK = SPECULATION.topk
@@ -203,6 +203,59 @@ METADATA = frozenset(
     }
 )
 """Static buffers of index lists, which are judged by what is read by them."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much room a static buffer must have that no batch of tiny pools ever fills.
+
+    A bucket of one may need `elements`, and besides so many times the longest context, and so
+    many times the window; `once` are needed whatever the bucket.
+    """
+
+    elements: int = 0
+    contexts: int = 0
+    windows: int = 0
+    once: int = 0
+
+    def of(self, config: ModelConfig, bucket: int) -> int:
+        """Return the elements that a bucket of a model may need."""
+        keys = self.contexts * config.max_context + self.windows * config.window
+        return bucket * (self.elements + keys) + self.once
+
+
+def room_of_rows(rows: int) -> dict[str, Room]:
+    """Return the room for the key lists of so many rows in a bucket of one."""
+    return {
+        **dict.fromkeys(("kv_indptr", "window_kv_indptr"), Room(elements=rows, once=1)),
+        "kv_indices": Room(contexts=rows),
+        "window_kv_indices": Room(windows=rows),
+    }
+
+
+def room_of_tokens(tokens: int) -> dict[str, Room]:
+    """Return the room for where the keys of so many tokens of a request begin and end."""
+    ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
+    return {**dict.fromkeys(ends, Room(elements=tokens)), "kv_indices": Room(contexts=1)}
+
+
+ROOM: Mapping[str, Mapping[str, Room]] = {
+    "decode": room_of_rows(1),
+    "target_verify": {
+        **room_of_tokens(K),
+        "custom_mask": Room(contexts=K),
+        "swa_page_table": Room(elements=K - 1, windows=1),
+        "window_kv_offsets": Room(elements=1),
+        **dict.fromkeys(("mask_indptr", "tree_parents"), Room(elements=K)),
+    },
+    "eagle_draft": room_of_rows(SPECULATION.forwards * TOPK),
+    "eagle_draft_extend": {
+        **room_of_tokens(ACCEPTED),
+        "window_kv_indices": Room(elements=ACCEPTED - 1, windows=1),
+    },
+    "frozen_kv_mtp": room_of_rows(TOPK),
+}
+"""The room that buffers of each runner must have, by its name: of key lists, and of masks."""
 
 OUTPUTS = "attention_output_"
 """Static buffers of this name are written by attention, and are nobody's input."""

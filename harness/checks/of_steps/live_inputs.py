@@ -11,12 +11,20 @@ from torch import Tensor
 from harness.checks.device.flags import Flag
 from harness.checks.device.unequal import Unequal, as_dtype
 from harness.checks.property import Description, Property
-from harness.checks.static_inputs import INPUTS, METADATA, OUTPUTS, Expected, ExpectedInputs
+from harness.checks.static_inputs import (
+    INPUTS,
+    METADATA,
+    OUTPUTS,
+    ROOM,
+    Expected,
+    ExpectedInputs,
+)
 from harness.explain.facts import Cause
 from harness.explain.origins.given import cell_of_element, given_element, kept_value
 from harness.explain.recorded import RecordedForward
 from harness.lockstep.bits import bits
 from harness.lockstep.observation import Observation
+from reference.config import Role
 from subjects.protocol import Offer, Replay
 
 LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
@@ -44,7 +52,10 @@ def expected_inputs(replay: Replay) -> ExpectedInputs:
 
 
 def odd_inputs(observation: Observation) -> list[str]:
-    """List, in words, the static inputs that are not expected, missing, or of a wrong dtype."""
+    """List, in words, the static inputs that are not expected, missing, or of a wrong dtype.
+
+    Those that are too small are listed too, and key lists that are.
+    """
     replay = observation.replay
     if replay is None:
         return []
@@ -67,7 +78,24 @@ def odd_inputs(observation: Observation) -> list[str]:
             for name in sorted(LENGTHS & there)
             if observation.static[name].dtype != expected.lengths
         ),
+        *_too_small(observation, replay),
     ]
+
+
+def _too_small(observation: Observation, replay: Replay) -> Iterator[str]:
+    """Yield, in words, the static buffers that the longest requests of a bucket do not fit into.
+
+    Pools hold too few slots for a bucket of them, so that no batch ever shows it.
+    """
+    config = observation.layout.configs[Role.TARGET]
+    for name, room in ROOM.get(replay.runner, {}).items():
+        buffer = observation.static.get(name)
+        needed = room.of(config, replay.bucket)
+        if buffer is not None and buffer.numel() < needed:
+            yield (
+                f"static buffer {name} has room for {buffer.numel()} elements, where a bucket of"
+                f" {replay.bucket} may need {needed}"
+            )
 
 
 def _odd_given(observation: Observation, given: Mapping[str, Tensor]) -> list[str]:

@@ -17,7 +17,7 @@ from harness.checks.of_steps.read_frame import flag as reads_flag
 from harness.checks.of_steps.slot_ownership import describe as describe_end
 from harness.checks.of_steps.slot_ownership import flag as end_flag
 from harness.checks.play import Lockstep, Outcome
-from harness.checks.static_inputs import INPUTS
+from harness.checks.static_inputs import INPUTS, ROOM
 from harness.checks.table import STEP_PROPERTIES
 from harness.explain.recorded import record_forward
 from harness.lockstep.config import TrialConfig
@@ -41,8 +41,10 @@ from properties.support.harness.planting import (
 from properties.support.subjects.runners import EXPECTED
 from reference.allocator import Owner, Ownership
 from reference.batch import ForwardBatch, Mode
+from reference.config import Role
 from reference.model import Output
 from subjects.contracts import Axis, Policy
+from subjects.mutants.mutant import metadata
 from subjects.protocol import Keys
 from subjects.runners import ONE_PER_ENGINE, RUNNERS
 
@@ -241,6 +243,33 @@ def test_a_runner_of_which_nothing_is_said_cannot_be_judged() -> None:
     assert right.replay is not None
     with pytest.raises(KeyError, match="add an entry to harness/checks/static_inputs"):
         inputs_flag(replace(right, replay=replace(right.replay, runner="new")))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_the_room_of_every_key_list_is_said(runner: str) -> None:
+    lists = set(ROOM.get(runner, {})) - {"custom_mask"}
+    assert lists == set(metadata(RUNNERS[runner]))
+    assert ("custom_mask" in ROOM.get(runner, {})) is ("custom_mask" in INPUTS[runner].rows)
+
+
+@pytest.mark.parametrize("mode", [RUNNERS[runner].mode for runner in ROOM])
+def test_a_buffer_that_the_longest_requests_of_a_bucket_outgrow_is_seen(mode: Mode) -> None:
+    """By one element, though the batch at hand fits."""
+    right = observation(mode)
+    assert right.replay is not None
+    runner = right.replay.runner
+    for name, room in ROOM[runner].items():
+        needed = room.of(right.layout.configs[Role.TARGET], BUCKET)
+        held = right.static.get(name, torch.zeros(0)).flatten()
+        whole = torch.cat([held, held.new_zeros(needed)])
+        fits = replace(right, static={**right.static, name: whole[:needed]})
+        assert not inputs_flag(fits)
+        outgrown = replace(right, static={**right.static, name: whole[: needed - 1]})
+        assert inputs_flag(outgrown)
+        assert describe_inputs(outgrown)[0] == (
+            f"{runner}: static buffer {name} has room for {needed - 1} elements, where a bucket of"
+            f" {BUCKET} may need {needed}"
+        )
 
 
 # What rows read.
