@@ -51,13 +51,17 @@ def run_poisoned(pair: Pair, planned: PlannedStep) -> PoisonedRun | None:
 
 
 def turned(observation: Observation) -> Iterator[tuple[str, Tensor]]:
-    """Yield, of each output of floats, which elements the poison turned to NaN, by name."""
+    """Yield, of each output of floats, which elements the poison turned to NaN, by name.
+
+    An output of another form is that of another bucket, which is hermetic_replay's to judge.
+    """
     poisoned, replay = observation.extra.get("padded_reads"), observation.replay
     if poisoned is None or replay is None:
         return
     for name, values in replay.defined.items():
-        if values.is_floating_point():
-            yield name, poisoned.defined[name].isnan() & ~values.isnan()
+        other = poisoned.defined.get(name)
+        if values.is_floating_point() and other is not None and other.shape == values.shape:
+            yield name, other.isnan() & ~values.isnan()
 
 
 def flag(observation: Observation) -> Tensor | bool:
