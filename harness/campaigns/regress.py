@@ -23,7 +23,9 @@ from harness.checks.expectations import unaffected_reason
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from harness.machine.workers import HERE, Workers
-from harness.schedules.coverage import required_events, required_replays
+from harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
+from harness.schedules.coverage import required_at_edges, required_events, required_replays
+from harness.schedules.edges import longest_context
 from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
@@ -121,8 +123,22 @@ class RunConfig:
         """
         if self.shape is Shape.REAL or not any(BUGS[bug].overlap for bug, _ in self.hunts):
             return ()
+        return tuple(name for name in self.one_of_each_engine if RUNNERS[name].captures)
+
+    @property
+    def at_edges(self) -> tuple[str, ...]:
+        """The runners tried clean with the smallest sizes too: one of each engine.
+
+        Only in a run of all hunts, over tiny pools.
+        """
+        whole = self.shape is Shape.TINY and set(all_hunts(overlap=False)) <= set(self.hunts)
+        return self.one_of_each_engine if whole else ()
+
+    @property
+    def one_of_each_engine(self) -> tuple[str, ...]:
+        """The first runner on trial of each engine."""
         firsts = {engine_runners(name): name for name in reversed(self.runners)}
-        return tuple(name for name in reversed(firsts.values()) if RUNNERS[name].captures)
+        return tuple(reversed(firsts.values()))
 
     @property
     def required_events(self) -> tuple[str, ...]:
@@ -132,7 +148,8 @@ class RunConfig:
         """
         if self.shape is not Shape.TINY:
             return required_replays(self.runners, far=self.shape is Shape.REAL)
-        return required_events(self.runners, overlap=bool(self.overlapping))
+        everywhere = required_events(self.runners, overlap=bool(self.overlapping))
+        return (*everywhere, *required_at_edges(self.at_edges))
 
 
 @dataclass
@@ -174,7 +191,7 @@ def plan(settings: RunConfig) -> list[Task]:
 def clean_tasks(settings: RunConfig) -> list[Task]:
     """Return the clean trials: generated schedules on all, traffic on one of each runner.
 
-    Steps overlap in one further trial of each engine that can.
+    Steps overlap in one further trial of each engine that can, and one has the smallest sizes.
     """
     schemes = settings.schemes
     share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(schemes)))
@@ -192,6 +209,12 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     for place, runner in enumerate(settings.overlapping):
         trial = replace(trial_of(settings, runner, schemes[place % len(schemes)]), overlap=True)
         tasks.append(Task(trial, Source.GENERATED, seed, min(OVERLAPPING, settings.examples)))
+        seed += 1
+    for place, runner in enumerate(settings.at_edges):
+        trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))
+        edge = (longest_context(trial.model, max(trial.token_buckets)),)
+        few = min(FEWEST_CLEAN, settings.examples)
+        tasks.append(Task(trial, Source.GENERATED, seed, few, edge))
         seed += 1
     return tasks
 
@@ -218,6 +241,11 @@ def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialC
     turn = list(RUNNERS).index(runner) + list(LocationScheme).index(scheme)
     preset = settings.presets[turn % len(settings.presets)]
     return trial_of_shape(settings.shape, preset, runner, settings.device, scheme, turn)
+
+
+def smallest(trial: TrialConfig) -> TrialConfig:
+    """Return the trial with the smallest captured sizes."""
+    return replace(trial, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
 
 
 def one_size(trial: TrialConfig) -> TrialConfig:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from harness.lockstep.requests import PlannedForward, Request
-from harness.schedules.coverage import FAR, FAR_KV
+from harness.schedules.coverage import FAR, FAR_KV, LONGEST
 from reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
 from reference.batch import ForwardBatch, Mode, Span, prepare
 from reference.config import Kind, ModelConfig, Role
@@ -224,6 +224,7 @@ class RequestBook:
             self.events["length window - 1"] += reached == window - 1
             self.events["length window"] += reached == window
             self.events["length window + 1"] += reached == window + 1
+            self.events[LONGEST] += reached == self.config.max_context - 1
         request.length = length
         request.state, request.tree = None, ()
 

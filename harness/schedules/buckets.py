@@ -8,6 +8,12 @@ BUCKETS = (2, 4, 8)
 TOKEN_BUCKETS = (4, 12, 24)
 """In tokens; those of a trial unless it names others."""
 
+SMALLEST = (1, 3)
+"""In requests; those of the trials whose sizes begin at one row, where no row stands beside it."""
+
+SMALLEST_TOKENS = (1, 5)
+"""In tokens; those of such trials."""
+
 FILLINGS = ("full", "one short", "padded after full")
 """The ways in which every bucket of every runner must have been filled at least once."""
 

@@ -3,7 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from harness.schedules.buckets import BUCKETS, FILLINGS, TOKEN_BUCKETS, filling, fillings
+from harness.schedules.buckets import (
+    BUCKETS,
+    FILLINGS,
+    SMALLEST,
+    SMALLEST_TOKENS,
+    TOKEN_BUCKETS,
+    filling,
+    fillings,
+)
 from reference.batch import Mode
 from subjects.protocol import Replay
 from subjects.runners import RUNNERS, engine_runners
@@ -50,6 +58,9 @@ SPECULATION_REQUIRED = (
 PREFILL_REQUIRED = ("prefill of several requests",)
 """What they must reach besides, where a runner on trial prefills."""
 
+LONGEST = "length of the longest context"
+"""What the trials with the smallest sizes must reach, and a full bucket of one row."""
+
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
 
@@ -94,6 +105,15 @@ def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[s
     overlapped = OVERLAP_REQUIRED if overlap else ()
     always = (*ALWAYS_REQUIRED, *speculation, *prefilled, *overlapped)
     return (*always, *required_replays(names), *filled)
+
+
+def required_at_edges(runners: Iterable[str]) -> tuple[str, ...]:
+    """Return what the trials of some runners with the smallest sizes must reach."""
+    full = [
+        filling(name, min(SMALLEST_TOKENS if RUNNERS[name].token_buckets else SMALLEST), "full")
+        for name in runners
+    ]
+    return (LONGEST, *full) if full else ()
 
 
 class Coverage:

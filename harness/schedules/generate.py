@@ -160,7 +160,7 @@ def _prefill_and_evict(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tu
 
 def _prefill_together(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
     """Return a strategy of several prompts prefilled in one forward, and of their next chunks."""
-    prompts = st.lists(st.integers(1, config.window + 1), min_size=2, max_size=max_bs // 2)
+    prompts = st.lists(st.integers(1, config.window + 1), min_size=2, max_size=max_bs)
     tokens = st.integers(1, config.window)
 
     def steps(prompts: list[int], first: int, then: int) -> tuple[Step, ...]:

@@ -15,16 +15,23 @@ from harness.campaigns.regress import (
     one_size,
     plan,
 )
-from harness.campaigns.task import Source
+from harness.campaigns.task import Source, Task
 from harness.checks.expectations import unaffected_reason
 from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.shapes import TINY
 from harness.records.case import Case, dump_json
+from harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
+from harness.schedules.coverage import LONGEST
 from reference.config import PRESETS
 from subjects.bugs.catalogue import BUGS
-from subjects.runners import RUNNERS
+from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
+
+
+def usual(task: Task) -> bool:
+    """Whether a task's steps do not overlap, and its sizes are not the smallest."""
+    return not task.trial.overlap and task.trial.buckets != SMALLEST
 
 
 def test_a_run_plans_every_runner_scheme_and_preset() -> None:
@@ -32,7 +39,7 @@ def test_a_run_plans_every_runner_scheme_and_preset() -> None:
     tasks = plan(RunConfig("cpu"))
     clean = [task for task in tasks if task.bug is None]
     assert tasks[: len(clean)] == clean
-    in_order = [task for task in clean if not task.trial.overlap]
+    in_order = [task for task in clean if usual(task)]
     generated = [task.trial for task in in_order if task.source is Source.GENERATED]
     assert sorted((trial.runner, trial.scheme) for trial in generated) == sorted(
         product(RUNNERS, LocationScheme)
@@ -54,6 +61,19 @@ def test_a_run_plays_traffic_on_each_runner_with_one_scheme() -> None:
     assert set(trials) <= generated
 
 
+def test_a_run_of_all_runners_tries_one_of_each_engine_at_the_edges() -> None:
+    """Of one row, and up to the longest context, which the run must have reached."""
+    settings = RunConfig("cpu")
+    found = [task for task in plan(settings) if task.trial.buckets == SMALLEST]
+    tried = {engine_runners(task.trial.runner) for task in found}
+    assert tried == {engine_runners(name) for name in ONE_PER_ENGINE}
+    assert len(tried) == len(found)
+    assert all(task.bug is None and task.trial.token_buckets == SMALLEST_TOKENS for task in found)
+    assert {LONGEST, "decode: bucket 1 full"} <= set(settings.required_events)
+    one = RunConfig("cpu", tuple(pair for pair in all_hunts() if pair[1] == "decode"))
+    assert not one.at_edges and LONGEST not in one.required_events
+
+
 def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> None:
     """A run's clean trials share its schedules, down to a few each; no two have one seed."""
     alone = tuple(pair for pair in all_hunts() if pair[1] == "decode")
@@ -63,7 +83,7 @@ def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> No
         (alone, 50, CLEAN_SCHEDULES // len(LocationScheme)),
     ):
         settings = RunConfig("cpu", hunts, examples=asked)
-        tasks = [task for task in plan(settings) if task.bug is None and not task.trial.overlap]
+        tasks = [task for task in plan(settings) if task.bug is None and usual(task)]
         generated = [task for task in tasks if task.source is Source.GENERATED]
         assert {task.examples for task in generated} == {played}
         assert len({task.seed for task in generated}) == len(generated)
@@ -75,7 +95,7 @@ def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
     clean = {
         (task.trial.runner, task.trial.scheme): task.trial
         for task in tasks
-        if task.bug is None and not task.trial.overlap
+        if task.bug is None and usual(task)
     }
     hunts = [task for task in tasks if task.bug is not None]
     assert hunts

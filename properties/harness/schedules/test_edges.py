@@ -1,0 +1,49 @@
+"""A request grows as long as it can, in forwards of every kind, at any page size."""
+
+from collections import defaultdict
+
+import pytest
+import torch
+
+from harness.campaigns.regress import smallest
+from harness.lockstep.config import TrialConfig
+from harness.lockstep.pair import Pair
+from harness.schedules.edges import longest_context
+from reference.batch import Mode
+from reference.config import PRESETS
+from subjects.runners import ONE_PER_ENGINE
+
+SHORT_OF = {
+    Mode.EXTEND: 0,
+    Mode.DECODE: 1,
+    Mode.TARGET_VERIFY: 1,
+    Mode.DRAFT: 0,
+    Mode.FROZEN_DRAFT: 1,
+    Mode.DRAFT_EXTEND: 1,
+}
+"""How far from the longest context each kind of forward ends: the last token is never run alone."""
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("runner", ONE_PER_ENGINE)
+def test_forwards_of_every_kind_reach_as_far_as_a_request_can_grow(
+    runner: str, preset: str, page_size: int
+) -> None:
+    trial = smallest(TrialConfig(runner, preset, page_size=page_size))
+    pair, ends = Pair(trial), defaultdict[Mode, int](int)
+    replayed = set()
+    schedule = longest_context(trial.model, max(trial.token_buckets))
+    with torch.inference_mode():
+        pair.begin(schedule)
+        for place, step in schedule.flat():
+            observation = pair.step(step, place)
+            if observation is not None:
+                mode, longest = observation.mode, max(s.end for s in observation.eager.spans)
+                ends[mode] = max(ends[mode], longest)
+                if observation.replay is not None and longest >= trial.model.max_context - 1:
+                    replayed.add(mode)
+    context = trial.model.max_context
+    assert ends == {mode: context - SHORT_OF[mode] for mode in (trial.modes | {Mode.EXTEND})}
+    # What the draft model has not seen for so long, no graph of it holds.
+    assert replayed == trial.modes - {Mode.DRAFT_EXTEND}
