@@ -138,6 +138,16 @@ def output_that_poison_changed(observed: Observation) -> None:
     first_of(observed.extra["padded_reads"].defined)[-1, 0] = float("nan")
 
 
+def test_a_replay_in_another_bucket_than_without_a_history_is_one_property_s() -> None:
+    """Its padded rows cannot be held against those of the poisoned run, nor need they be."""
+    right = observation()
+    rows = {name: values[:-1] for name, values in right.extra["padded_reads"].defined.items()}
+    other = replace(right.extra["padded_reads"], defined=rows)
+    fresh = replace(right.extra["hermetic_replay"], defined=rows)
+    extra = {**right.extra, "padded_reads": other, "hermetic_replay": fresh}
+    assert violated(replace(right, extra=extra)) == {"hermetic_replay"}
+
+
 def input_that_is_not_refreshed(observed: Observation) -> None:
     """The live part of a static input that no kernel of the step reads."""
     observed.static["seq_lens"][1] -= 1

@@ -50,7 +50,9 @@ def test_requests_have_the_tokens_that_they_have_alone(
 def test_more_tokens_together_than_a_graph_holds_run_eagerly(device: str) -> None:
     """And all properties hold of them, as of those that are replayed."""
     lockstep = Lockstep(TrialConfig("piecewise", device=device), PROPERTIES)
-    outcome = lockstep.play(Schedule((Prefill((20, 9, 7), 20), Prefill((4, 4), 4), Decode(ROWS))))
+    outcome = lockstep.play(
+        Schedule((Prefill((20, 9, 7, 5), 20), Prefill((4, 4), 4), Decode(ROWS)))
+    )
     assert (outcome.error, outcome.violations) == (None, ())
     assert (outcome.steps, outcome.replays) == (3, 1)
     assert outcome.events["prefill of several requests"] == 1

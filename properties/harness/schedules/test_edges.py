@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from harness.campaigns.regress import smallest
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Pair
+from harness.schedules.coverage import LONGEST
 from harness.schedules.edges import longest_context
 from reference.batch import Mode
 from reference.config import PRESETS
@@ -47,3 +50,16 @@ def test_forwards_of_every_kind_reach_as_far_as_a_request_can_grow(
     assert ends == {mode: context - SHORT_OF[mode] for mode in (trial.modes | {Mode.EXTEND})}
     # What the draft model has not seen for so long, no graph of it holds.
     assert replayed == trial.modes - {Mode.DRAFT_EXTEND}
+
+
+@pytest.mark.parametrize("runner", ONE_PER_ENGINE)
+def test_all_holds_at_the_edge_of_the_context_and_in_a_bucket_of_one(
+    runner: str, device: str
+) -> None:
+    trial = smallest(TrialConfig(runner, device=device))
+    lockstep = Lockstep(trial, PROPERTIES)
+    outcome = lockstep.play(longest_context(trial.model, max(trial.token_buckets)))
+    assert (outcome.error, outcome.violations) == (None, ())
+    assert outcome.events[LONGEST]
+    under_test = "decode" if runner == "breakable" else runner
+    assert outcome.events[f"{under_test}: bucket 1 full"]
