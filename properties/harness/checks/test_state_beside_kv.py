@@ -172,7 +172,10 @@ def test_a_scatter_into_the_row_of_a_parked_request_is_seen(
 
 
 WAYS: dict[str, tuple[Step, ...]] = {
-    "together": (Prefill((5, 9, 1), 4), Prefill((3,), 4), Prefill((2, 30), 30), Decode(ALL)),
+    "together": (
+        *([Finish(0)] * len(ADMITTED)),
+        *(Prefill((5, 9, 1), 4), Prefill((3,), 4), Prefill((), 9), Decode(ALL)),
+    ),
     "in chunks": (Admit(11, 4), Extend(0, 3), Extend(0, 99), Decode((0, 1, 2, 3))),
     "resumed": (Decode(ALL), Retract(1), Finish(0), Admit(7, 99), Resume(0), Decode(ALL)),
     "verified": (Verify(ALL, 3), Verify((2, 0), 0), Decode(ALL), Verify(ALL, 1), Decode(ALL)),
