@@ -144,9 +144,10 @@ class Scheduler(RequestBook):
     def _prefill(self, step: Prefill) -> PlannedForward | None:
         """Plan what is waiting: one request alone for an engine that takes no more at a time."""
         most = 1 if Offer.JOINT_PREFILL in self.lacks else self.max_bs
-        for prompt in step.prompts[:most]:
-            self._add(prompt, step.tokens)
         waiting = [request for request in self.running if request.prefilling][:most]
+        for prompt in step.prompts[: most - len(waiting)]:
+            request = self._add(prompt, step.tokens)
+            waiting += [request] if request is not None else []
         return self.planned(Mode.EXTEND, [self._next(request, step.tokens) for request in waiting])
 
     def _decode(self, step: Decode) -> PlannedForward | None:

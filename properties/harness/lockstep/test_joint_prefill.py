@@ -64,6 +64,9 @@ def test_no_more_are_prefilled_than_a_batch_holds_and_there_is_room_for(device: 
     pair.begin(Schedule(()))
     planned = pair.graph.plan(Prefill((1,) * 12, 1))
     assert planned is not None and len(planned.spans) == max(trial.buckets)
+    again = pair.graph.plan(Prefill((3,) * 12, 2))
+    assert again is not None and len(again.spans) == max(trial.buckets)
+    assert pair.graph.admitted == max(trial.buckets)
     pair.begin(Schedule(()))
     planned = pair.graph.plan(Prefill((40,) * 4, 40))
     assert planned is not None and 0 < len(planned.spans) < 4
@@ -78,4 +81,4 @@ def test_an_engine_that_takes_one_at_a_time_is_handed_one_at_a_time(device: str)
         planned = world.plan(Prefill(prompts, tokens))
         assert planned is not None
         assert [span.row for span in planned.spans] == [world.owners()[0].row]
-    assert world.admitted == 2
+    assert world.admitted == 1
