@@ -25,7 +25,8 @@ from harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from harness.machine.workers import HERE, Workers
 from harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from harness.schedules.coverage import required_at_edges, required_events, required_replays
-from harness.schedules.edges import longest_context
+from harness.schedules.edges import longest_context, many_replays
+from reference.batch import Mode
 from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
@@ -212,9 +213,11 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))
-        edge = (longest_context(trial.model, max(trial.token_buckets)),)
+        edges = [longest_context(trial.model, max(trial.token_buckets))]
+        if RUNNERS[runner].mode is Mode.DECODE and RUNNERS[runner].captures:
+            edges.append(many_replays(max(trial.buckets)))
         few = min(FEWEST_CLEAN, settings.examples)
-        tasks.append(Task(trial, Source.GENERATED, seed, few, edge))
+        tasks.append(Task(trial, Source.GENERATED, seed, few, tuple(edges)))
         seed += 1
     return tasks
 

@@ -8,7 +8,7 @@ BUCKETS = (2, 4, 8)
 TOKEN_BUCKETS = (4, 12, 24)
 """In tokens; those of a trial unless it names others."""
 
-SMALLEST = (1, 3)
+SMALLEST = (1, 4)
 """In requests; those of the trials whose sizes begin at one row, where no row stands beside it."""
 
 SMALLEST_TOKENS = (1, 5)

@@ -12,6 +12,7 @@ from harness.schedules.buckets import (
     filling,
     fillings,
 )
+from harness.schedules.edges import MANY
 from reference.batch import Mode
 from subjects.protocol import Replay
 from subjects.runners import RUNNERS, engine_runners
@@ -59,7 +60,8 @@ PREFILL_REQUIRED = ("prefill of several requests",)
 """What they must reach besides, where a runner on trial prefills."""
 
 LONGEST = "length of the longest context"
-"""What the trials with the smallest sizes must reach, and a full bucket of one row."""
+MANY_REPLAYS = f"replay {MANY} of a runner"
+"""What the trials with the smallest sizes must reach, besides a full bucket of one row."""
 
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
@@ -113,7 +115,7 @@ def required_at_edges(runners: Iterable[str]) -> tuple[str, ...]:
         filling(name, min(SMALLEST_TOKENS if RUNNERS[name].token_buckets else SMALLEST), "full")
         for name in runners
     ]
-    return (LONGEST, *full) if full else ()
+    return (LONGEST, MANY_REPLAYS, *full) if full else ()
 
 
 class Coverage:
@@ -122,6 +124,7 @@ class Coverage:
     def __init__(self, events: Counter[str]) -> None:
         self.events = events
         self.last: dict[str, Replay] = {}
+        self.replays: Counter[str] = Counter()
         self.last_runner: str | None = None
 
     def see(self, replay: Replay, requests: int) -> None:
@@ -130,6 +133,7 @@ class Coverage:
         last = self.last.get(runner)
         last_bucket, last_size = (last.bucket, last.live_size) if last else (bucket, live_size)
         same = bucket == last_bucket
+        self.replays[runner] += 1
         seen = {
             f"{runner}: bucket {bucket}": True,
             f"{runner}: replay": True,
@@ -144,6 +148,7 @@ class Coverage:
             "batch grew again in its bucket": same and live_size > last_size,
             "smaller bucket after a larger": bucket < last_bucket,
             "larger bucket after a smaller": bucket > last_bucket,
+            MANY_REPLAYS: self.replays[runner] == MANY,
             "runner after another": self.last_runner not in {None, runner},
         }
         for how, reached in fillings(replay, last).items():

@@ -1,4 +1,4 @@
-"""The edge of a context: what random steps hardly ever grow to, and every long request meets."""
+"""Edges that random steps hardly ever reach: the end of a context, and of a counter of a byte."""
 
 from harness.schedules.schedule import (
     Admit,
@@ -16,6 +16,12 @@ from harness.schedules.schedule import (
 from reference.config import SPECULATION, ModelConfig
 
 BOTH = (0, 1)
+
+ROUNDS, LIVES = 6, 15
+"""Rounds of decodes of one set of requests, and how many sets there are, one after the other."""
+
+MANY = 256
+"""Replays of one runner after which a counter of a byte begins again."""
 
 
 def longest_context(config: ModelConfig, tokens: int) -> Schedule:
@@ -40,3 +46,16 @@ def longest_context(config: ModelConfig, tokens: int) -> Schedule:
         *(Admit(3, 3), Admit(longest, longest - tokens), Extend(0, tokens)),
     )
     return Schedule(steps)
+
+
+def many_replays(bucket: int) -> Schedule:
+    """Return a schedule of more than MANY decodes of one bucket.
+
+    Every third is full, and each of the others has a row less than the one before it: no power
+    of two is a multiple of three, so that where a counter of bits begins again there is a row
+    that was live in the replay before and is padding now.
+    """
+    rows = tuple(range(bucket))
+    decodes = Decode(rows[:-1]), Decode(rows[:-2]), Decode(rows)
+    life = (*([Admit(2, 2)] * bucket), *(decodes * ROUNDS), *([Finish(0)] * bucket))
+    return Schedule(life * LIVES)

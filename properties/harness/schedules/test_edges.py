@@ -9,9 +9,11 @@ from harness.campaigns.regress import smallest
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
-from harness.schedules.coverage import LONGEST
-from harness.schedules.edges import longest_context
+from harness.schedules.coverage import LONGEST, MANY_REPLAYS
+from harness.schedules.edges import MANY, longest_context, many_replays
+from harness.schedules.schedule import Step
 from reference.batch import Mode
 from reference.config import PRESETS
 from subjects.runners import ONE_PER_ENGINE
@@ -63,3 +65,25 @@ def test_all_holds_at_the_edge_of_the_context_and_in_a_bucket_of_one(
     assert outcome.events[LONGEST]
     under_test = "decode" if runner == "breakable" else runner
     assert outcome.events[f"{under_test}: bucket 1 full"]
+
+
+def test_a_row_becomes_padding_wherever_a_counter_of_bits_begins_again(device: str) -> None:
+    """At every replay whose number is a power of two, up to more than a byte counts."""
+    trial = smallest(TrialConfig("decode", device=device))
+    lockstep = Lockstep(trial, {"live_inputs"})
+    sizes: list[int] = []
+
+    def observer(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        replay = observation.replay if observation is not None else None
+        if replay is not None and replay.runner == "decode":
+            assert replay.bucket == max(trial.buckets)
+            sizes.append(replay.live_size)
+
+    outcome = lockstep.play(many_replays(max(trial.buckets)), observer)
+    assert (outcome.error, outcome.violations) == (None, ())
+    assert len(sizes) > MANY and outcome.events[MANY_REPLAYS] == 1
+    assert sizes[0] < max(trial.buckets)
+    for bits in range(1, 9):
+        assert sizes[2**bits - 1] < sizes[2**bits - 2]
