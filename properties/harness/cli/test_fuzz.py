@@ -25,7 +25,7 @@ from harness.engines.case import EngineCase
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case
 from harness.records.record import write
-from harness.schedules.schedule import STEPS, Admit, Decode, Schedule
+from harness.schedules.schedule import LISTED, STEPS, Admit, Decode, Schedule
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -216,7 +216,7 @@ def steps() -> st.SearchStrategy[dict[str, Any]]:
         lambda name: st.fixed_dictionaries(
             {"step": st.just(name)}
             | {
-                field.name: st.lists(numbers, max_size=4) if field.name == "picks" else numbers
+                field.name: st.lists(numbers, max_size=4) if field.name in LISTED else numbers
                 for field in fields(STEPS[name])
             }
         )
