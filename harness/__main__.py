@@ -4,20 +4,25 @@ Modules that take long to import, or may fail to, are imported late, where a fai
 """
 
 import argparse
-import errno
 import gc
 import importlib
 import io
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 
-from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, TERMINATED
+from harness.cli.exit_codes import (
+    CANNOT_RUN,
+    FINDING,
+    HUNG_UP,
+    INTERRUPTED,
+    MALFORMED,
+    TERMINATED,
+)
 from harness.errors import (
     LONGEST_VALUE,
     CannotRunError,
@@ -31,43 +36,11 @@ from harness.errors import (
 )
 from harness.machine.forks import serve_from_here
 from harness.machine.mps import private_daemon
+from harness.machine.stopping import Stop, listening
+from harness.machine.streams import taken_over
 
-STDOUT_IS_BROKEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})
-"""Errors of no file in particular: files that are written say which they are."""
-
-
-class Stop:
-    """The signal that asked this process to stop, if one did: Ctrl-C or SIGTERM."""
-
-    received: int | None = None
-
-    def hear(self, number: int, _: FrameType | None) -> None:
-        """Stop what goes on as Ctrl-C does, so that what has ended until then is kept.
-
-        A second SIGTERM is not heard: a process in a group may be sent it twice at once.
-        """
-        if number == self.received == signal.SIGTERM:
-            return
-        self.received = number
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def listening(stop: Stop) -> Iterator[None]:
-    """Let `stop` hear within what asks this process to stop, unless that is ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, stop.hear)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+STOPPED_BY: Mapping[int | None, int] = {signal.SIGTERM: TERMINATED, signal.SIGHUP: HUNG_UP}
+"""Exit codes of what was interrupted by another signal than Ctrl-C's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,11 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Without `arguments` the command line is this process's own, and nothing else was run in it.
     """
+    own = arguments is None
     words = sys.argv[1:] if arguments is None else list(arguments)
     stop = Stop()
     with listening(stop):
         try:
-            code = carried_out(words, own=arguments is None)
+            code = carried_out(words, own=own)
         except KeyboardInterrupt:
             code = refused("interrupted", INTERRUPTED)
         except SystemExit:
@@ -91,23 +65,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if stop.received is None
                 else refused("interrupted", INTERRUPTED)
             )
-    return TERMINATED if stop.received == signal.SIGTERM and code == INTERRUPTED else code
+    if own:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # All is done; what ends is the interpreter.
+    return STOPPED_BY.get(stop.received, INTERRUPTED) if code == INTERRUPTED else code
 
 
 def carried_out(words: Sequence[str], *, own: bool) -> int:
     """Run a command line, flush what it printed, and return its exit code."""
+    raw = taken_over() if own else None
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    try:
-        code = answered(words, own=own)
-        sys.stdout.flush()
-    except OSError as error:
-        if error.errno not in STDOUT_IS_BROKEN or error.filename is not None:
-            raise
-        # What is left of it goes nowhere, or the interpreter would complain as it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return refused(f"stdout takes no more: {error.strerror}", CANNOT_RUN)
+    if not os.environ.get("COLUMNS", "1").strip("0"):
+        del os.environ["COLUMNS"]  # A terminal of no width would be shown nothing at all.
+    code = answered(words, own=own)
+    sys.stdout.flush()
+    if raw is not None and raw.lost is not None and code != INTERRUPTED:
+        return refused(f"stdout takes no more: {raw.lost.strerror}", CANNOT_RUN)
     return code
 
 

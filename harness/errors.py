@@ -8,6 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 LONGEST_VALUE = 200
@@ -77,7 +78,9 @@ def headline(error: str) -> str:
 
 def refused(reason: object, code: int) -> int:
     """Say on stderr, in one sentence, why a command ends early; return its exit code."""
-    sys.stderr.write(f"paritybit: {printable(str(reason))}\n")
+    with suppress(OSError):  # Whoever closed it, or filled its disk, has the exit code.
+        sys.stderr.write(f"paritybit: {printable(str(reason))}\n")
+        sys.stderr.flush()
     return code
 
 

@@ -11,7 +11,8 @@ CANNOT_RUN = 125
 
 INTERRUPTED = 130
 TERMINATED = 143
-"""By Ctrl-C, and by SIGTERM: what has ended until then is kept."""
+HUNG_UP = 129
+"""By Ctrl-C, by SIGTERM, and by a terminal that is gone: what has ended until then is kept."""
 
 
 def code_of(figures: Mapping[str, Any]) -> int:

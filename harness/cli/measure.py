@@ -26,6 +26,7 @@ from harness.cli.spreading import (
 )
 from harness.errors import MalformedError, known
 from harness.lockstep.config import resolve_device
+from harness.machine.stopping import heard_at_the_end
 from harness.machine.workers import sparing
 from harness.records import record as run_record
 from harness.records.files import write_whole
@@ -61,12 +62,13 @@ def run_soak(options: argparse.Namespace) -> int:
     shape = Shape(options.shape)
     workers = fitting(workers_asked_for(options, device), trials(device, shape))
     figures = soak(device, steps, range(seeds), options.first_seed, workers, shape)
-    print(figures["message"])
-    print_run_again(workers)
-    print_errors(failure["error"] for failure in figures["errors"])
-    run_record.write_evidence("soak", device, figures, options.record, workers)
-    if options.table is not None:
-        write_whole(options.table, detection_table(figures["bugs"]))
+    with heard_at_the_end():
+        print(figures["message"])
+        print_run_again(workers)
+        print_errors(failure["error"] for failure in figures["errors"])
+        run_record.write_evidence("soak", device, figures, options.record, workers)
+        if options.table is not None:
+            write_whole(options.table, detection_table(figures["bugs"]))
     return INTERRUPTED if figures["interrupted"] else code_of(figures)
 
 
@@ -90,15 +92,16 @@ def run_timeline(options: argparse.Namespace) -> int:
         run_record.require_writable(options.record)
     workers = workers_asked_for(options, device)
     figures = play_history(device, workers)
-    Console().print(history_table(figures))
-    for point in figures["points"]:
-        for odd in point["odd"]:
-            print(f"{point['name']}: {odd}")
-    print(f"{figures['message']}; {figures['seconds']:.0f} s")
-    print_run_again(workers)
-    print_errors(failure["error"] for failure in figures["errors"])
-    if options.record is not None:
-        run_record.write_evidence("timeline", device, figures, options.record, workers)
+    with heard_at_the_end():
+        Console().print(history_table(figures))
+        for point in figures["points"]:
+            for odd in point["odd"]:
+                print(f"{point['name']}: {odd}")
+        print(f"{figures['message']}; {figures['seconds']:.0f} s")
+        print_run_again(workers)
+        print_errors(failure["error"] for failure in figures["errors"])
+        if options.record is not None:
+            run_record.write_evidence("timeline", device, figures, options.record, workers)
     return code_of(figures)
 
 
@@ -131,13 +134,14 @@ def run_mutants(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         interrupted = True
     settings = {"seeds": list(seeds), "examples": options.examples, "interrupted": interrupted}
-    found = mutant_figures(ends, len(hunts), time.monotonic() - clock, settings)
-    console.print(score_table(found["rows"]))
-    console.print(f"{found['message']}; {found['seconds']:.0f} s", soft_wrap=True, markup=False)
-    print_run_again(workers)
-    print_errors(failure["error"] for failure in found["errors"])
-    if options.record is not None:
-        run_record.write_evidence("mutants", device, found, options.record, workers)
+    with heard_at_the_end():
+        found = mutant_figures(ends, len(hunts), time.monotonic() - clock, settings)
+        console.print(score_table(found["rows"]))
+        console.print(f"{found['message']}; {found['seconds']:.0f} s", soft_wrap=True, markup=False)
+        print_run_again(workers)
+        print_errors(failure["error"] for failure in found["errors"])
+        if options.record is not None:
+            run_record.write_evidence("mutants", device, found, options.record, workers)
     return INTERRUPTED if interrupted else code_of(found)
 
 

@@ -29,6 +29,7 @@ from harness.cli.spreading import (
 from harness.errors import MalformedError, known
 from harness.lockstep.config import TrialConfig, resolve_device
 from harness.lockstep.scale.shapes import FEW_EXAMPLES
+from harness.machine.stopping import heard_at_the_end
 from harness.records import record as run_record
 from harness.records.case import write_case
 from harness.records.files import write_whole
@@ -85,9 +86,10 @@ def run_regress(options: argparse.Namespace) -> int:
             run_tasks(tasks, settings.workers.at_most(len(tasks)), on_result)
     except KeyboardInterrupt:
         run.interrupted = True
-    code = finish(console, run, folder)
-    if options.database is not None:
-        save(options.database, cases_of(run).values())
+    with heard_at_the_end():
+        code = finish(console, run, folder)
+        if options.database is not None:
+            save(options.database, cases_of(run).values())
     return code
 
 

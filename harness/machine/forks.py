@@ -183,7 +183,9 @@ def serve_from_here() -> None:
         if pid == 0:
             try:
                 _let_go_of_all_but(theirs.fileno())
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    if signal.getsignal(number) is not signal.SIG_IGN:
+                        signal.signal(number, signal.SIG_DFL)
                 serve(theirs)
             finally:
                 os._exit(1)

@@ -15,11 +15,12 @@ from harness.cli.exit_codes import INTERRUPTED
 from harness.cli.folders import shown
 from harness.cli.spreading import print_run_again
 from harness.engines import fetch as engines
-from harness.engines.campaigns.soak import cases_of, figures, soak
+from harness.engines.campaigns.soak import Soaked, cases_of, figures, soak
 from harness.engines.trial import Settings
 from harness.errors import MalformedError
 from harness.lockstep.config import resolve_device
 from harness.lockstep.tracebacks import without_paths
+from harness.machine.stopping import heard_at_the_end
 from harness.machine.workers import workers_for
 from harness.records import record as run_record
 from harness.records.record import device_name
@@ -49,19 +50,27 @@ def soak_engine(options: argparse.Namespace) -> int:
     console.print(f"paritybit soaks {engine.name}, on {device_name(device)}")
     log.unlink(missing_ok=True)
     soaked = soak(engine, settings, options.steps or STEPS, log, Telling(console))
+    with heard_at_the_end():
+        return finish(console, engine.name, settings, options, soaked)
+
+
+def finish(
+    console: Console, name: str, settings: Settings, options: argparse.Namespace, soaked: Soaked
+) -> int:
+    """Show what a soak of an engine gave; write the figures and the cases; return the exit code."""
     folder = options.record.with_name(f"{options.record.stem}-cases")
     found = {
         "command": shlex.join(["paritybit", *map(shown, options.typed)]),
         "workers": settings.workers.processes,
-        **figures(soaked, engine.name, shown(str(folder))),
+        **figures(soaked, name, shown(str(folder))),
     }
     cases = cases_of(shown(options.engine), soaked)
     show(console, found, options.record, folder, options.engine)
-    for name, case in cases.items():
-        case.write(folder / name)
+    for file, case in cases.items():
+        case.write(folder / file)
     print_run_again(settings.workers)
     run_record.write_evidence(
-        "engine-soak", device, without_paths(found), options.record, settings.workers
+        "engine-soak", settings.device, without_paths(found), options.record, settings.workers
     )
     return INTERRUPTED if found["interrupted"] else EXIT_CODES[found["verdict"]]
 

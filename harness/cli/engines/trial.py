@@ -36,6 +36,7 @@ from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
 from harness.errors import CannotRunError, MalformedError, cut, quoted
 from harness.lockstep.config import resolve_device
+from harness.machine.stopping import heard_at_the_end
 from harness.machine.workers import workers_for
 from harness.records.files import write_whole
 from harness.records.record import device_name
@@ -56,6 +57,20 @@ def try_engine(options: argparse.Namespace) -> int:
     console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
     console.print("A leg plays one of the engine's runners on one model (docs/glossary.md).")
     answer = answer_of(engine, settings, folder, console)
+    with heard_at_the_end():
+        return finish(console, engine, settings, asked, options, answer, folder)
+
+
+def finish(
+    console: Console,
+    engine: engines.Found,
+    settings: Settings,
+    asked: engine_record.Asked,
+    options: argparse.Namespace,
+    answer: Answer,
+    folder: Path,
+) -> int:
+    """Show the trial of an engine; write its cases, record and page; return the exit code."""
     cases = cases_of(shown(options.engine), answer.cases)
     found = recorded(cases, answer.counterexamples, shown(str(folder / "cases"), keep=3))
     record = record_of(engine, settings, asked, options, answer, found)
@@ -220,10 +235,11 @@ def run_releases(options: argparse.Namespace) -> int:
             console.print(f"{version}: {error}", highlight=False)
             continue
         answer = answer_of(engine, settings, place, console)
-        record = record_of(engine, settings, asked, options, answer)
-        walked.append((version, record))
-        console.print(f"{version}: {record['verdict']}: {record['message']}", highlight=False)
-        write_engine(record, place)
+        with heard_at_the_end():
+            record = record_of(engine, settings, asked, options, answer)
+            walked.append((version, record))
+            console.print(f"{version}: {record['verdict']}: {record['message']}", highlight=False)
+            write_engine(record, place)
         if record["answer"]["interrupted"]:
             break
     console.print(runner_table(walked, package, settings.runners), release_table(walked))

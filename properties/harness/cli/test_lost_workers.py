@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.__main__ import Stop, main
+from harness.__main__ import main
 from harness.campaigns.executor import Campaign, Ended
 from harness.engines.case import EngineCase
 from harness.engines.fetch import Found
@@ -125,7 +125,7 @@ def test_the_code_of_an_engine_is_given_time_and_no_secret(
 TERMINATED_RUN = """
 import sys
 import harness.cli.regress
-from harness.__main__ import Stop, main
+from harness.__main__ import main
 from properties.support.harness.executor_tasks import CHORES, Chore, Workers, execute, say
 
 def run_tasks(tasks, workers, on_result):
@@ -136,17 +136,6 @@ harness.cli.regress.run_tasks = run_tasks
 sys.exit(main(["regress", "--device", "cpu", "--bug", "swa_pad@decode", "--out", sys.argv[1]]))
 """
 """The main job with tasks of nothing, of which two hang."""
-
-
-def test_a_second_termination_is_not_heard_while_the_record_is_written() -> None:
-    """As `timeout` sends it: to the process, and to its whole group. Ctrl-C is heard each time."""
-    stop = Stop()
-    for number, times in ((signal.SIGINT, 2), (signal.SIGTERM, 1)):
-        for _ in range(times):
-            with pytest.raises(KeyboardInterrupt):
-                stop.hear(number, None)
-    stop.hear(signal.SIGTERM, None)
-    assert stop.received == signal.SIGTERM
 
 
 def test_a_run_that_is_terminated_keeps_its_record(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from harness.records.case import Case, dump_json, write_case
 from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.places import ROOT
 
-OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED, TERMINATED = 0, 1, 2, 125, 130, 143
+OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED, TERMINATED, HUNG_UP = 0, 1, 2, 125, 130, 143, 129
 
 LONGEST = 150.0
 """Seconds after which a process is taken to hang."""

@@ -1,0 +1,104 @@
+"""Whatever becomes of a process's streams, its command keeps what it finds, and its exit code."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.records.record import write
+from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, OK
+from properties.support.places import ROOT
+from properties.support.reports.records import green
+
+BROKEN = "paritybit: stdout takes no more: Broken pipe\n"
+
+
+def in_a_shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a line of a shell in which `$paritybit` is the command line, and `"$@"` the words."""
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}", "bash", *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, "paritybit": f"{sys.executable} -m harness"},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+    )
+
+
+@pytest.fixture
+def two_records(tmp_path: Path) -> list[Path]:
+    """Two records, of which nothing is new or worse."""
+    paths = [tmp_path / f"{name}.json" for name in ("before", "after")]
+    for path in paths:
+        write(green(), path)
+    return paths
+
+
+def test_a_reader_that_goes_away_is_no_finding_and_the_page_is_written(
+    two_records: list[Path], tmp_path: Path
+) -> None:
+    """Of tables as of plain lines: rich would end the process with a finding's exit code."""
+    page = tmp_path / "page.html"
+    done = in_a_shell('$paritybit compare "$@" | true', *two_records, "--page", page)
+    assert (done.returncode, done.stderr) == (CANNOT_RUN, BROKEN)
+    assert page.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("list >&-", OK),
+        ("list <&- >&- 2>&-", OK),
+        ("list 2>/dev/full", OK),
+        ("nothing 2>&-", MALFORMED),
+        ("nothing 2>/dev/full", MALFORMED),
+        ("list >/dev/full 2>&-", CANNOT_RUN),
+    ],
+)
+def test_streams_that_are_closed_or_full_change_no_exit_code(line: str, code: int) -> None:
+    done = in_a_shell(f"$paritybit {line}")
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_a_file_that_is_written_takes_the_place_of_no_closed_stream(
+    two_records: list[Path], tmp_path: Path
+) -> None:
+    page, same = tmp_path / "page.html", tmp_path / "same.html"
+    for path, closed in ((page, ""), (same, "<&- >&- 2>&-")):
+        line = f'$paritybit compare "$@" {closed}'
+        assert in_a_shell(line, *two_records, "--page", path).returncode == OK
+    assert page.read_text() == same.read_text()
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
+    """As some CI systems open stdout: what is no room for is waited for, and is no error."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    read: list[bytes] = []
+
+    def read_slowly() -> None:
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            time.sleep(1.0)
+            read.extend(iter(lambda: pipe.read(4096), b""))
+
+    reader = threading.Thread(target=read_slowly)
+    reader.start()
+    words = [sys.executable, "-m", "harness", "list", "--json"]
+    with os.fdopen(writing, "w") as pipe:
+        done = subprocess.run(
+            words, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, timeout=LONGEST, check=False
+        )
+    reader.join()
+    assert (done.returncode, done.stderr) == (OK, b"")
+    assert b"".join(read).endswith(b"\n}\n")
+
+
+def test_a_terminal_of_no_width_is_shown_the_tables(two_records: list[Path]) -> None:
+    wanted = in_a_shell('$paritybit compare "$@"', *two_records)
+    line = 'COLUMNS=0 $paritybit compare "$@"'
+    assert in_a_shell(line, *two_records).stdout == wanted.stdout != ""
