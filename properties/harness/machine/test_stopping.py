@@ -98,12 +98,13 @@ def test_a_run_that_is_asked_to_stop_at_any_time_keeps_its_record_and_page(
 
 
 HANG = """
-import sys, time
+import signal, sys, time
 import harness.campaigns.task
 from harness.__main__ import main
 
 def hang(*_, **__):
-    print("plays", flush=True)
+    by_default = signal.SIGTERM, signal.SIGHUP
+    print("plays", {{signal.getsignal(number) for number in by_default}}, flush=True)
     time.sleep({longest})
 
 harness.campaigns.task.run_task = hang
@@ -129,7 +130,7 @@ def test_a_signal_to_the_whole_group_is_told_of_once(
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        assert "plays\n" in iter(process.stdout.readline, "")
+        assert "plays {<Handlers.SIG_DFL: 0>}\n" in iter(process.stdout.readline, "")
         os.killpg(process.pid, number)
         _, errors = process.communicate(timeout=LONGEST)
     assert (process.returncode, errors) == (code, "")
