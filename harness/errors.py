@@ -63,9 +63,14 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
     valid = list(names)
     if name in valid:
         return
-    likeliest = difflib.get_close_matches(name[:LONGEST_VALUE], valid, n=1)
-    meant = f" (did you mean {likeliest[0]}?)" if likeliest else ""
-    raise UnknownNameError(f"unknown {what} {quoted(name)}{meant}; valid: {', '.join(valid)}")
+    valid_names = f"{meant(name, valid)}; valid: {', '.join(valid)}"
+    raise UnknownNameError(f"unknown {what} {quoted(name)}{valid_names}")
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Return a question after the likeliest of `names` for a message; nothing if none is like."""
+    likeliest = difflib.get_close_matches(name[:LONGEST_VALUE], list(names), n=1)
+    return f" (did you mean {likeliest[0]}?)" if likeliest else ""
 
 
 def headline(error: str) -> str:

@@ -56,7 +56,7 @@ def run_bisect(options: argparse.Namespace) -> int:
 
     explained = Bisection(case, show).explain()
     if explained is None:
-        console.print("clean with all of them on: nothing to explain")
+        console.print(f"{case.target} is not violated with all of them on: nothing to explain")
         return OK
     console.print(f"smallest set: [bold]{' + '.join(explained.trial.bugs) or 'none of them'}[/]")
     if options.out is not None:

@@ -1,14 +1,13 @@
 """The parser of the command line, a function for each command."""
 
 import argparse
-import re
-from pathlib import Path
 from textwrap import fill
-from typing import Any, NoReturn
+from typing import Any
 
 from harness import __version__
 from harness.cli.folders import CORPUS, OUT
-from harness.errors import MalformedError, cut, known, quoted
+from harness.cli.words.reading import Parser
+from harness.cli.words.values import count, count_or_none, counts, file, names, number
 from harness.machine.workers import LOCAL
 
 Command = tuple[str, str]
@@ -69,28 +68,6 @@ RECORD = OUT / "latest" / "run.json"
 """The record that a command about one reads, if nothing else is said."""
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that reports a wrong command line in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise that sentence as MalformedError."""
-        raise MalformedError(f"{message} (see {self.prog} --help)")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise MalformedError for a command that there is not; nothing else has choices."""
-        try:
-            known("command", value, action.choices or (value,))
-        except MalformedError as error:
-            self.error(str(error))
-
-    def parse_args(self, *words: Any, **named: Any) -> Any:
-        """Return the options of a command line. Raises MalformedError for any other."""
-        options, unknown = self.parse_known_args(*words, **named)
-        if unknown:
-            self.error(f"unrecognized arguments: {cut(' '.join(unknown))}")
-        return options
-
-
 class Commands:
     """The commands of a parser, added one by one."""
 
@@ -106,49 +83,18 @@ class Commands:
             description=fill(summary, HELP_WIDTH),
             epilog=f"for example:{lines}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # --seed is none of soak's, and must not become --seeds.
         )
         command.set_defaults(run=run, parser=command)
         return command  # type: ignore[no-any-return]
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of names, at least one, or raise ArgumentTypeError."""
-    found = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not found:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} names nothing")
-    return found
-
-
-def number(text: str) -> int:
-    """Return a whole number of few digits, or raise ArgumentTypeError."""
-    if re.fullmatch("-?[0-9]{1,18}", text) is None:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number")
-    return int(text)
-
-
-def count(text: str, least: int = 1) -> int:
-    """Return a whole number of at least `least` and of few digits, or raise ArgumentTypeError."""
-    if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:
-        raise argparse.ArgumentTypeError(
-            f"{quoted(text)} is not a whole number of at least {least}"
-        )
-    return int(text)
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Return whole numbers of at least 1, or raise ArgumentTypeError."""
-    return tuple(count(part) for part in text.split(","))
-
-
-def count_or_none(text: str) -> int:
-    """Return a whole number of at least 0, or raise ArgumentTypeError."""
-    return count(text, least=0)
-
-
 def parser() -> Parser:
     """Return the parser of the command line. It leaves the command to run in `run`."""
     formatter = argparse.RawTextHelpFormatter
-    top = Parser(prog="paritybit", description=DESCRIPTION, formatter_class=formatter)
+    top = Parser(
+        prog="paritybit", description=DESCRIPTION, formatter_class=formatter, allow_abbrev=False
+    )
     top.add_argument("--version", action="version", version=f"paritybit {__version__}")
     commands = Commands(top)
     for add in (
@@ -200,7 +146,7 @@ def add_cluster(command: Parser) -> None:
     cluster = "Spread over a Ray cluster: one of this machine alone, or the one at an address"
     command.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help=cluster)
     journal = "File that keeps each end; what it has is not run again: call the same again to go on"
-    command.add_argument("--journal", type=Path, help=journal)
+    command.add_argument("--journal", type=file, help=journal)
 
 
 def add_regress(commands: Commands) -> None:
@@ -224,8 +170,8 @@ def add_regress(commands: Commands) -> None:
     database = (
         "Folder of an example database that runs share: found cases are kept, and tried first"
     )
-    regress.add_argument("--database", type=Path, help=database)
-    regress.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
+    regress.add_argument("--database", type=file, help=database)
+    regress.add_argument("--out", type=file, default=OUT, help=f"Folder of run folders ({OUT})")
     regress.add_argument(
         "--engine",
         metavar="ENGINE",
@@ -242,7 +188,7 @@ def add_replay(commands: Commands) -> None:
         "Replay a case file: 0 clean, 1 it differs. Several, or a folder of them, are each held"
         " against what they say: 0 all do as they say, 1 one does not",
     )
-    replay.add_argument("case", type=Path, nargs="+", help="Case file, or a folder of them")
+    replay.add_argument("case", type=file, nargs="+", help="Case file, or a folder of them")
     replay.add_argument(
         "--engine",
         help="Engine to replay an engine's case on, as of regress: 1 if what it seeks is there",
@@ -265,14 +211,14 @@ def add_bisect(commands: Commands) -> None:
         help="Bugs to choose from, by comma, of one location scheme; none of an engine's case",
     )
     bisect.add_argument(
-        "--case", type=Path, help="Case file whose schedule is played (else one is looked for)"
+        "--case", type=file, help="Case file whose schedule is played (else one is looked for)"
     )
     bisect.add_argument("--engine", help="Engine to play an engine's case on, as of regress")
     bisect.add_argument("--property", help="Property to explain (the case's, or the first seen)")
     bisect.add_argument("--runner", help="Runner to look on (one that the bugs can harm)")
     bisect.add_argument("--seed", type=number, default=0, help="Seed of the schedules (0)")
     bisect.add_argument("--examples", type=count, default=50, help="Schedules to look in (50)")
-    bisect.add_argument("--out", type=Path, help="Where a case of the smallest set goes")
+    bisect.add_argument("--out", type=file, help="Where a case of the smallest set goes")
     add_device(bisect)
 
 
@@ -282,7 +228,7 @@ def add_timeline(commands: Commands) -> None:
     timeline = commands.add("timeline", run_timeline, summary)
     add_workers(timeline)
     add_cluster(timeline)
-    timeline.add_argument("--record", type=Path, help="Where the figures go, as JSON")
+    timeline.add_argument("--record", type=file, help="Where the figures go, as JSON")
     add_device(timeline)
 
 
@@ -292,7 +238,7 @@ def add_corpus(commands: Commands) -> None:
     corpus = commands.add("corpus", run_corpus, summary)
     corpus.add_argument("--bug", type=names, default=(), help="BUG or BUG@RUNNER, by comma (all)")
     corpus.add_argument("--workers", type=count, help="Processes (a core each)")
-    corpus.add_argument("--out", type=Path, default=CORPUS, help=f"Folder of cases ({CORPUS})")
+    corpus.add_argument("--out", type=file, default=CORPUS, help=f"Folder of cases ({CORPUS})")
 
 
 def add_list(commands: Commands) -> None:
@@ -304,19 +250,19 @@ def add_list(commands: Commands) -> None:
 def add_pages(commands: Commands) -> None:
     """Add what makes pages and summaries of run records."""
     report = commands.add("report", run_report, "Make the HTML page of a run record again")
-    report.add_argument("record", type=Path, nargs="?", default=RECORD)
-    report.add_argument("--page", type=Path, help="Where to (index.html beside the record)")
+    report.add_argument("record", type=file, nargs="?", default=RECORD)
+    report.add_argument("--page", type=file, help="Where to (index.html beside the record)")
     summary = (
         "Two records side by side, of runs or of engines' trials: 1 if a finding is new or worse,"
         " 125 if the later one leaves open what the earlier one could tell"
     )
     compare = commands.add("compare", run_compare, summary)
-    compare.add_argument("before", type=Path, help="Record of the earlier run")
-    compare.add_argument("after", type=Path, help="Record of the later run")
-    compare.add_argument("--page", type=Path, default=OUT / "compare.html", help="Where to")
+    compare.add_argument("before", type=file, help="Record of the earlier run")
+    compare.add_argument("after", type=file, help="Record of the later run")
+    compare.add_argument("--page", type=file, default=OUT / "compare.html", help="Where to")
     summary = "Print a run as Markdown, for a CI job's summary"
     markdown = commands.add("summary", run_summary, summary)
-    markdown.add_argument("record", type=Path, nargs="?", default=RECORD)
+    markdown.add_argument("record", type=file, nargs="?", default=RECORD)
 
 
 def add_soak(commands: Commands) -> None:
@@ -329,9 +275,9 @@ def add_soak(commands: Commands) -> None:
     add_workers(soak)
     add_cluster(soak)
     soak.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
-    soak.add_argument("--record", type=Path, required=True, help="Where the figures go, as JSON")
+    soak.add_argument("--record", type=file, required=True, help="Where the figures go, as JSON")
     table = "Where the table of schedules that each bug needed goes, as Markdown"
-    soak.add_argument("--table", type=Path, help=table)
+    soak.add_argument("--table", type=file, help=table)
     soak.add_argument(
         "--engine",
         metavar="ENGINE",
@@ -351,7 +297,7 @@ def add_bench(commands: Commands) -> None:
     bench = commands.add("bench", run_bench, "Measure differential steps per second")
     numbers = "Numbers of processes that play at a time, by comma (those worth measuring here)"
     bench.add_argument("--processes", type=counts, default=(), help=numbers)
-    bench.add_argument("--record", type=Path, help="Where the figures go, as JSON")
+    bench.add_argument("--record", type=file, help="Where the figures go, as JSON")
     add_device(bench)
 
 
@@ -365,7 +311,7 @@ def add_mutants(commands: Commands) -> None:
     mutants.add_argument("--examples", type=count, default=50, help="Schedules for each seed (50)")
     add_workers(mutants)
     add_cluster(mutants)
-    mutants.add_argument("--record", type=Path, help="Where the figures go, as JSON")
+    mutants.add_argument("--record", type=file, help="Where the figures go, as JSON")
     add_device(mutants)
 
 
@@ -386,7 +332,7 @@ def add_releases(commands: Commands) -> None:
         "--releases", type=names, default=(), help="Releases, by comma, or all (its own few)"
     )
     table = "Where the matrix of runners by release goes, as Markdown"
-    walk.add_argument("--table", type=Path, help=table)
+    walk.add_argument("--table", type=file, help=table)
     walk.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")
     walk.add_argument("--preset", type=names, default=(), help="Models, by comma (each its own)")
     walk.add_argument("--seed", type=number, default=0, help="Seed of the schedules (0)")
@@ -394,5 +340,5 @@ def add_releases(commands: Commands) -> None:
         "--examples", type=count, help="Schedules for each runner beside its first (4)"
     )
     add_workers(walk)
-    walk.add_argument("--out", type=Path, default=OUT, help=f"Folder of run folders ({OUT})")
+    walk.add_argument("--out", type=file, default=OUT, help=f"Folder of run folders ({OUT})")
     add_device(walk)

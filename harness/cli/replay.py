@@ -35,6 +35,8 @@ from harness.records.case import Case, read_json
 def run_replay(options: argparse.Namespace) -> int:
     """Replay one case file, or many, with all properties on."""
     if len(options.case) > 1 or options.case[0].is_dir():
+        if options.engine is not None:
+            raise MalformedError("--engine is for one case of an engine at a time, not for several")
         return replay_many(options)
     path = options.case[0]
     data = read_json(path)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,7 @@ def fetch(version: str, package: Package = SGLANG) -> Found:
     home = folder() / f"{name}-{version}"
     found = folder_of_package(home, name, marker)
     if found is None:
+        _require_place(home.name)
         with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
             unpacked = Path(scratch) / "unpacked"
             with zipfile.ZipFile(_download(version, Path(scratch), package)) as archive:
@@ -172,6 +174,7 @@ def _require_dependencies(package: Package) -> None:
 
 def _install(name: str) -> None:
     """Install one folder of what engines import. Raises CannotRunError where it cannot be."""
+    _require_place(name)
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         target = Path(scratch) / name
         said = _pip(
@@ -192,11 +195,34 @@ def _install(name: str) -> None:
 
 
 def _move(source: Path, home: Path) -> None:
-    """Put a whole folder in its place in one move."""
-    home.parent.mkdir(parents=True, exist_ok=True)
+    """Put a whole folder in its place in one move, unless another process has just done so.
+
+    Raises CannotRunError where it cannot be kept.
+    """
     beside = home.with_name(f".{home.name}-{os.getpid()}")
-    subprocess.run(["cp", "-r", str(source), str(beside)], check=True)
-    beside.rename(home)
+    try:
+        shutil.copytree(source, beside, symlinks=True)
+        beside.rename(home)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        if not home.is_dir():
+            raise _not_kept(home.name, error) from error
+
+
+def _require_place(name: str) -> None:
+    """Raise CannotRunError before anything is fetched that could not be kept."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder()):
+            pass
+    except OSError as error:
+        raise _not_kept(name, error) from error
+
+
+def _not_kept(name: str, error: OSError) -> CannotRunError:
+    """Return why what was fetched is not there; it names no path, as a record may hold it."""
+    reason = error.strerror or "not all of it could be copied"
+    return CannotRunError(f"{name} cannot be kept where engines are ({FOLDER_VARIABLE}): {reason}")
 
 
 def _pip(*arguments: str) -> str:

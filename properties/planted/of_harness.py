@@ -813,7 +813,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="no-examples-are-enough",
-        file="harness/cli/parser.py",
+        file="harness/cli/words/values.py",
         old='if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:',
         new='if re.fullmatch("[0-9]{1,9}", text) is None:',
         tests=(

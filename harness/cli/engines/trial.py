@@ -39,7 +39,7 @@ from harness.lockstep.config import resolve_device
 from harness.machine.stopping import heard_at_the_end
 from harness.machine.workers import workers_for
 from harness.records.files import write_whole
-from harness.records.record import device_name
+from harness.records.record import device_name, require_writable
 from harness.records.schema import EngineCounterexample
 from reports.compared.previous import Previous
 from reports.engine_page import render
@@ -222,6 +222,8 @@ def run_releases(options: argparse.Namespace) -> int:
     package = PACKAGES[options.engine]
     asked = engine_record.faults_of(options.bug, ADAPTERS[package.name].faults)
     settings = settings_of(options, asked)
+    if options.table is not None:
+        require_writable(options.table)
     versions = versions_of(options.releases or (*package.walked, NEWEST), package)
     console, folder = Console(), new_folder(options.out)
     walked: list[tuple[str, dict[str, Any] | str]] = []

@@ -168,7 +168,8 @@ def test_what_is_clean_with_all_of_them_on_needs_no_explanation(
     assert capsys.readouterr().out == clean
     case = CORPUS / f"{PAIR}@cpu_graph.json"
     assert main(["bisect", "loc_memo_capture", "--case", str(case)]) == OK
-    assert capsys.readouterr().out.endswith(clean)
+    sought = "log_hygiene is not violated with all of them on: nothing to explain\n"
+    assert capsys.readouterr().out.endswith(sought)
     plain = tmp_path / "case.json"
     write_case(Case(TrialConfig("cpu_graph"), load_case(case).schedule, None, 0, ()), plain)
     assert main(["bisect", "loc_memo_capture", "--case", str(plain)]) == OK

@@ -98,6 +98,12 @@ MALFORMED_LINES = {
     "examples of too many digits": ["regress", "--examples", "1" * 5000],
     "ten thousand words": ["list", *["a"] * 10_000],
     "a device of replay": ["replay", "case.json", "--device"],
+    "an option cut short": ["regress", "--see", "1"],
+    "an option that is nearly another": ["soak", "--record", "r.json", "--seed", "3"],
+    "a folder that is no text": ["regress", "--out", ""],
+    "a case that is no text": ["replay", ""],
+    "a case of a bisection that is no text": ["bisect", "swa_pad", "--case", ""],
+    "an engine that there is not": ["bisect-releases", "--engine", "trtllm"],
 }
 
 
@@ -106,6 +112,42 @@ def test_a_malformed_command_line_is_refused_in_one_sentence(message: str, refus
     said = refused(MALFORMED, *MALFORMED_LINES[message])
     assert "--help" in said
     assert len(said) < LONGEST_VALUE + 300
+
+
+def test_what_is_unknown_is_told_with_the_likeliest_and_the_help_of_its_command(
+    refused: Any,
+) -> None:
+    assert refused(MALFORMED, *MALFORMED_LINES["an option that is nearly another"]) == (
+        "paritybit: unrecognized arguments: --seed 3 (did you mean --seeds?)"
+        " (see paritybit soak --help)\n"
+    )
+    said = refused(MALFORMED, *MALFORMED_LINES["an engine that there is not"])
+    assert "unknown engine 'trtllm'" in said and "valid: sglang, vllm (" in said
+
+
+def test_a_list_that_is_given_again_is_added_to() -> None:
+    """Where the last alone counted, a run would be green of what was never tried."""
+    options = parser().parse_args(
+        ["regress", "--bug", "swa_pad,swa_int64", "--bug", "swa_pad,b", "--seed", "1"]
+    )
+    assert options.bug == ("swa_pad", "swa_int64", "b")
+    assert options.runner == ()
+    assert parser().parse_args(["bisect", "swa_pad,swa_int64"]).bugs == ("swa_pad", "swa_int64")
+
+
+def test_an_engine_is_asked_about_one_case_at_a_time(tmp_path: Path, refused: Any) -> None:
+    """And no option is passed over without a word."""
+    for words in ([tmp_path], ["a.json", "b.json"]):
+        said = refused(MALFORMED, "replay", *words, "--engine", "sglang==0.5.12")
+        assert "--engine is for one case of an engine at a time" in said
+
+
+def test_the_table_of_a_walk_that_cannot_be_written_is_refused_before_it_begins(
+    tmp_path: Path, refused: Any
+) -> None:
+    words = ["--releases", "0.5.12", "--out", tmp_path / "out", "--table", tmp_path]
+    assert "cannot be written: Is a directory" in refused(MALFORMED, "bisect-releases", *words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_bug_without_a_runner_is_hunted_on_all_it_can_harm() -> None:

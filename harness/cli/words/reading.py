@@ -1,0 +1,55 @@
+"""A parser whose command lines are either understood as a whole or refused in one sentence."""
+
+import argparse
+from typing import Any, NoReturn
+
+from harness.cli.words.values import counts, names
+from harness.errors import MalformedError, cut, known, meant
+
+
+class Together(argparse.Action):
+    """What a list is given each time that its option stands on the command line, together."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Add the names, or numbers, that are not there yet."""
+        given = (*getattr(namespace, self.dest), *values)
+        setattr(namespace, self.dest, tuple(dict.fromkeys(given)))
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports a wrong command line in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise that sentence as MalformedError."""
+        raise MalformedError(f"{message} (see {self.prog} --help)")
+
+    def add_argument(self, *flags: Any, **named: Any) -> Any:
+        """Add an argument. An option that is a list may be given again: the last is not all."""
+        if named.get("type") in {names, counts}:
+            named["action"] = Together
+        return super().add_argument(*flags, **named)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise MalformedError for a command, or the value of an option, that there is not."""
+        what = action.dest if action.option_strings else "command"
+        try:
+            known(what, value, action.choices or (value,))
+        except MalformedError as error:
+            self.error(str(error))
+
+    def parse_known_args(self, *words: Any, **named: Any) -> Any:
+        """Return the options of a command line. Raises MalformedError for any other.
+
+        So a command refuses by itself what is unknown, and names its own options and help.
+        """
+        options, unknown = super().parse_known_args(*words, **named)
+        if unknown:
+            likeliest = meant(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {cut(' '.join(unknown))}{likeliest}")
+        return options, unknown

@@ -1,0 +1,51 @@
+"""What the value of an option may be."""
+
+import argparse
+import re
+from pathlib import Path
+
+from harness.errors import quoted
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Split a comma-separated list of names, at least one, or raise ArgumentTypeError."""
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} names nothing")
+    return found
+
+
+def number(text: str) -> int:
+    """Return a whole number of few digits, or raise ArgumentTypeError."""
+    if re.fullmatch("-?[0-9]{1,18}", text) is None:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number")
+    return int(text)
+
+
+def count(text: str, least: int = 1) -> int:
+    """Return a whole number of at least `least` and of few digits, or raise ArgumentTypeError."""
+    if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} is not a whole number of at least {least}"
+        )
+    return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Return whole numbers of at least 1, or raise ArgumentTypeError."""
+    return tuple(count(part) for part in text.split(","))
+
+
+def count_or_none(text: str) -> int:
+    """Return a whole number of at least 0, or raise ArgumentTypeError."""
+    return count(text, least=0)
+
+
+def file(text: str) -> Path:
+    """Return the path of a file or folder, or raise ArgumentTypeError for no text at all.
+
+    That is a script's variable that was not set; Path takes it for the current folder.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("'' names no file and no folder")
+    return Path(text)
