@@ -11,6 +11,7 @@ from rich.table import Table
 
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from harness.cli.folders import earlier_records, shown
+from harness.cli.parser import RECORD
 from harness.engines import record as engine_record
 from harness.engines.record import FORMAT as TRIAL
 from harness.engines.record import is_trial
@@ -36,12 +37,22 @@ PAGE = "index.html"
 def run_report(options: argparse.Namespace) -> int:
     """Make the page of a run record."""
     page = options.page or options.record.parent / PAGE
-    data = run_record.load(options.record)
+    data = record_asked_for(options.record)
     run_record.require_writable(page)
     beside = page.resolve().parent == options.record.resolve().parent
     write_whole(page, render(data, previous_of(options.record, data) if beside else None))
     print(page)
     return OK
+
+
+def record_asked_for(path: Path) -> Record:
+    """Return the record of a run of regress, or of the last one. Raises MalformedError for none."""
+    if path == RECORD and not path.exists():
+        raise MalformedError(
+            f"there is no {path}: say which run's record (run.json) is meant, or run paritybit"
+            " regress first"
+        )
+    return run_record.load(path)
 
 
 def run_compare(options: argparse.Namespace) -> int:
@@ -109,7 +120,7 @@ def show_comparison(
 
 def run_summary(options: argparse.Namespace) -> int:
     """Print a run record as Markdown."""
-    data = run_record.load(options.record)
+    data = record_asked_for(options.record)
     print(summarise(data), end="")
     return OK
 

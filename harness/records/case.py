@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.checks.table import PROPERTIES
-from harness.errors import MalformedError, known, quoted
+from harness.errors import MalformedError, cut, known, quoted
 from harness.lockstep.config import TrialConfig, trial_from_json
 from harness.records.files import write_whole
 from harness.schedules.schedule import Schedule, from_json, to_json
@@ -90,7 +90,7 @@ def read_json(path: Path) -> Any:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise MalformedError(f"{path.name} cannot be read: {error.strerror}") from error
+        raise MalformedError(f"{path.name or path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{path.name} is not whole JSON text: {error}") from error
     if deeper_than(DEEPEST, data):
@@ -117,7 +117,9 @@ def of_format(data: Any, name: str, file_format: str, *versions: int) -> dict[st
     Raises MalformedError, in one sentence, which calls it by `name`, for any other data.
     """
     if not isinstance(data, dict) or not is_of_format(data, file_format):
-        raise MalformedError(f"{name} is not a {file_format} file")
+        kind = data.get("format") if isinstance(data, dict) else None
+        other = f", but a {cut(kind)} file" if isinstance(kind, str) else ""
+        raise MalformedError(f"{name} is not a {file_format} file{other}")
     found = data.get("version")
     if type(found) is not int or found not in versions:
         known_versions = " and ".join(map(str, versions))

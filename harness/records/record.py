@@ -159,7 +159,7 @@ def require_writable(path: Path) -> None:
         if new:
             path.unlink()
     except OSError as error:
-        raise MalformedError(f"{path.name} cannot be written: {error.strerror}") from error
+        raise MalformedError(f"{path.name or path} cannot be written: {error.strerror}") from error
 
 
 def load(path: Path) -> Record:

@@ -43,7 +43,7 @@ def known(folder: Path) -> Known:
     for text in sorted(DirectoryBasedExampleDatabase(folder).fetch(KEY)):
         try:
             case = case_of(json.loads(text), "a case of the database")
-        except ValueError:  # Of another build, or no case at all.
+        except (ValueError, RecursionError):  # Of another build, or no case at all.
             unread += 1
         else:
             found.setdefault(case.trial.runner, {})[case.schedule] = None

@@ -269,6 +269,23 @@ def test_a_record_that_is_not_there_makes_no_page(tmp_path: Path, refused: Any) 
     assert "cannot be read" in refused(MALFORMED, "report", tmp_path / "run.json")
 
 
+@pytest.mark.parametrize("command", ["report", "summary"])
+def test_where_no_run_was_before_it_is_said_what_to_do(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refused(MALFORMED, command)
+    assert "there is no reports/out/latest/run.json: say which run's record" in said
+    assert ". cannot be read: Is a directory" in refused(MALFORMED, command, ".")
+
+
+def test_a_file_of_another_kind_is_called_what_it_is(tmp_path: Path, refused: Any) -> None:
+    path = tmp_path / "engine.json"
+    path.write_text('{"format": "paritybit-trial"}')
+    said = refused(MALFORMED, "summary", path)
+    assert "engine.json is not a paritybit-run file, but a paritybit-trial file" in said
+
+
 def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     names = {
         "bugs": BUGS,
