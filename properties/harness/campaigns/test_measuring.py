@@ -11,7 +11,7 @@ from harness.campaigns.executor import Campaign
 from harness.campaigns.measuring import before, beginnings, sharing
 from harness.campaigns.measuring.sharing import Rate, Share, meet, numbers_for, sharing_rates
 from harness.cli.bench import beginning_line, compared, sharing_line
-from harness.cli.parser import counts
+from harness.cli.words.values import counts
 from harness.machine import mps
 from harness.machine.workers import HERE, Workers
 from harness.records.case import dump_json
