@@ -1,5 +1,6 @@
 """One leg of an engine's trial: a runner played by a pair, judged, and what failed shrunk."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -7,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.campaigns.hunt import EnoughDrawn, HuntResult, draw, whole
+from harness.campaigns.hunt import EnoughDrawn, HuntResult, PlayingFailedError, draw, whole
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
 from harness.engines import statics
@@ -16,12 +17,16 @@ from harness.engines.faults import Evidence, Finding, faults_shown
 from harness.engines.localise import GivingBack
 from harness.engines.padding import RUN, PaddingLedger
 from harness.engines.playlist import TRAFFIC_OF_A_PIECE
+from harness.errors import headline
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import ExtraRun
+from harness.lockstep.tracebacks import SubjectFailedError
 from harness.records.case import Case
 from harness.schedules.schedule import Schedule, Step
 from harness.schedules.shrink import shrink
 from harness.schedules.traffic import traffic_schedules
+from subjects.engines.shared import missing
+from subjects.engines.shared.loading import message
 from subjects.protocol import Offer
 from subjects.runners import RUNNERS
 
@@ -226,3 +231,19 @@ def properties_json(
         for name in PROPERTIES
         if asked.get(name)
     }
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one sentence why a leg settles nothing: what was raised, and where.
+
+    What says itself which part of the engine is amiss is taken at its word.
+    """
+    if isinstance(error, SubjectFailedError):
+        return f"a step failed: {error}"
+    if not isinstance(error, PlayingFailedError):
+        return message(error)
+    said, of_parts = headline(str(error)), f"{missing.__name__}."
+    if said.startswith(of_parts):
+        return said.partition(": ")[2]
+    places = re.findall(r'^  File "(?:[^"]*/)?([^"/]+)", line (\d+)', str(error), re.MULTILINE)
+    return f"{said} ({places[-1][0]}, line {places[-1][1]})" if places else said

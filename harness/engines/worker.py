@@ -16,7 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from harness.campaigns.hunt import PlayingFailedError
 from harness.checks.of_schedules.dense_agreement import sample_error
 from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
@@ -24,7 +23,7 @@ from harness.engines.adapters.packages import SGLANG
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.explained.counterexample import Counterexample
 from harness.engines.faults import Evidence, Finding
-from harness.engines.legs import EAGERLY, OURS, OWN, Leg
+from harness.engines.legs import EAGERLY, OURS, OWN, Leg, reason_of
 from harness.engines.localise import GivingBack, Leftovers
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import (
@@ -36,7 +35,6 @@ from harness.engines.playlist import (
 )
 from harness.engines.progress import Played, tell
 from harness.engines.windows import measure, window_findings
-from harness.errors import headline
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
 from harness.lockstep.tracebacks import traceback_of
@@ -135,8 +133,7 @@ def run_leg(task: LegTask) -> LegAnswer:
         session.answer.lacking = str(error)
     except Exception as error:  # An engine's code may fail in any way.
         logging.error("%s: %s", task.label, traceback_of(error))
-        failed = isinstance(error, PlayingFailedError)
-        session.answer.undecided = headline(str(error)) if failed else message(error)
+        session.answer.undecided = reason_of(error)
     answer = session.answer
     answer.stubs, answer.modules = sorted(engine.stubs.used), sorted(set(engine.modules))
     answer.assumed_off = sorted(session.asked)

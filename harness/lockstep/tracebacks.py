@@ -11,6 +11,9 @@ from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+ADAPTERS = ROOT / "subjects" / "engines"
+"""Where engines of others are driven from."""
+
 OUTSIDE_PARTS = 3
 """Last parts that stay of the path of a source file outside this tree."""
 
@@ -35,9 +38,24 @@ class SubjectRuns(ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Raise SubjectFailedError for an error of a kind that a subject's mistakes have."""
-        if isinstance(error, IndexError | RuntimeError | ValueError):
-            raise SubjectFailedError(str(error).splitlines()[0]) from error
+        """Raise SubjectFailedError for an error of a kind that a subject's mistakes have.
+
+        What an adapter could not read of an engine is none: see `misread`.
+        """
+        if isinstance(error, IndexError | RuntimeError | ValueError) and not misread(error):
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise SubjectFailedError(said[0]) from error
+
+
+def misread(error: BaseException) -> bool:
+    """Whether an adapter was given something of another shape than it takes apart.
+
+    Python then raises ValueError in the adapter's own lines, which themselves raise none of a
+    step: more values than names, or lists of several lengths.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    within = bool(frames) and Path(frames[-1].filename).is_relative_to(ADAPTERS)
+    return isinstance(error, ValueError) and within
 
 
 SUBJECT_RUNS = SubjectRuns()

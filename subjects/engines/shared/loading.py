@@ -7,14 +7,19 @@ engine's own and fixed, whatever release is loaded.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.stubs import StubFinder
+
+NO_CONTEXT = DistributionFinder.Context()
+"""That of who asks for every distribution."""
 
 
 class Engine:
@@ -40,6 +45,7 @@ class Engine:
         sys.path.extend(map(str, dependencies))
         if front:
             sys.path.append(str(package.parent))
+            sys.meta_path.append(DistributionOfTree(name))
             return
         bare = ModuleType(name)
         bare.__path__ = [str(package)]
@@ -86,6 +92,40 @@ class Engine:
                 held.update({key: value for key, value in values.items() if key in held})
 
 
+class UnbuiltDistribution(Distribution):
+    """What is known of a package that was never built: its name, and a version of no release."""
+
+    def __init__(self, name: str) -> None:
+        self.package = name
+
+    def read_text(self, filename: str) -> str | None:
+        """Return the metadata; there is no other file."""
+        known = f"Metadata-Version: 2.1\nName: {self.package}\nVersion: 0.dev0\n"
+        return known if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Path:
+        """Return where a file would lie."""
+        return Path(path)
+
+
+class DistributionOfTree(DistributionFinder):
+    """Finds the distribution of an engine's source tree, last: of a release its own is found.
+
+    A front end may ask for its version, and take another way where it has none.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.package = name
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        """Find no module."""
+
+    def find_distributions(self, context: Any = NO_CONTEXT) -> Iterator[Distribution]:
+        """Yield the distribution, where it is asked for."""
+        if context.name == self.package:
+            yield UnbuiltDistribution(self.package)
+
+
 def attribute(holder: Any, *names: str) -> Any:
     """Return the first attribute that an engine's object has of `names`, by release."""
     for name in names:
@@ -111,9 +151,25 @@ def named(made: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
     return partial(made, **{name: value for name, value in arguments.items() if name in known})
 
 
+def takes(made: Callable[..., Any], name: str, known: Collection[str]) -> bool:
+    """Whether a callable of the engine takes an argument of a name, one of those `known`.
+
+    Raises PartMissingError where it takes any other: that may be the same by another name.
+    """
+    taken = [one for one in inspect.signature(made).parameters if one != "self"]
+    unknown = [one for one in taken if one not in known]
+    if unknown:
+        raise PartMissingError(f"the engine's {made.__qualname__} takes {unknown[0]}, unheard of")
+    return name in taken
+
+
 def message(error: BaseException) -> str:
-    """Return an error in one line."""
+    """Return an error in one line, with where it was raised, if that is not what it says."""
     lines = str(error).strip().splitlines()
     if isinstance(error, PartMissingError):
         return lines[0]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not frames:
+        return said
+    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

@@ -41,17 +41,17 @@ def pair_slots(
     `reserved` slots are their own counterparts; slots that hold no token are paired in order.
     The engine has `total` slots, as many more as are `apart` unless it is given; those apart
     have no counterpart.
-    Raises ValueError where two tokens of a side have one slot, or one that is no token's.
+    Raises RuntimeError where two tokens of a side have one slot, or one that is no token's.
     """
     slots_there = count + len(apart) if total is None else total
     most = {"ours": count, "the engine's": slots_there}
     for side, slots in (("ours", ours), ("the engine's", theirs)):
         if len(set(slots)) != len(slots):
-            raise ValueError(f"two tokens have one slot; the slots are {side}: {sorted(slots)}")
+            raise RuntimeError(f"two tokens have one slot; the slots are {side}: {sorted(slots)}")
         nobodys = apart if slots is theirs else ()
         wrong = [slot for slot in slots if slot in nobodys or not reserved <= slot < most[side]]
         if wrong:
-            raise ValueError(f"tokens have slots of nobody; the slots are {side}: {wrong}")
+            raise RuntimeError(f"tokens have slots of nobody; the slots are {side}: {wrong}")
     paired = dict(zip(ours, theirs, strict=True)) | {slot: slot for slot in range(reserved)}
     taken = {*paired.values(), *apart}
     free = (slot for slot in range(slots_there) if slot not in taken)

@@ -4,18 +4,24 @@ Most of its padded rows run no query, so that a wrong value in them changes no o
 judged by what the buffers hold.
 """
 
-from inspect import signature
 from typing import Any
 
 from reference.batch import Mode
 from reference.config import SPECULATION
 from subjects.engines.paged.engine import SLOTS, TABLES
+from subjects.engines.shared.loading import takes
 from subjects.engines.shared.padded import PaddingRow
+
+GATHERING = ["idx_mapping", "num_reqs_padded", "out", "out_ptrs", "num_computed_tokens"]
+"""What the engine's block tables may be gathered by, in any release."""
+
+COPYING = ["num_reqs", "idx_mapping", "temperature", "seeds", "dummy_run"]
+"""What its drafter may be given of requests."""
 
 
 def gathers_by(tables: Any, name: str) -> bool:
     """Whether the engine gathers its block tables by an argument of this name."""
-    return name in signature(type(tables).gather_block_tables).parameters
+    return takes(type(tables).gather_block_tables, name, GATHERING)
 
 
 def zeroes_block_tables(runner: Any) -> bool:
@@ -29,7 +35,7 @@ def marks_rows(runner: Any) -> bool:
     It is so since batches of no request at all are told apart.
     """
     copied = getattr(runner.runner.speculator, "_copy_request_inputs", None)
-    return copied is not None and "dummy_run" in signature(copied).parameters
+    return copied is not None and takes(copied, "dummy_run", COPYING)
 
 
 CONTRACT = (

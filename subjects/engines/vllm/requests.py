@@ -112,5 +112,5 @@ class VllmRequests(PagedRequests):
 
     def blocks_of(self, serial: int, kind: Kind) -> list[int]:
         """Return the blocks that the manager has given a request in a group, 0 for one freed."""
-        found: list[int] = self.manager.get_block_ids(name_of(serial))[list(Kind).index(kind)]
-        return found
+        found = dict(zip(Kind, self.manager.get_block_ids(name_of(serial)), strict=True))
+        return list[int](found[kind])

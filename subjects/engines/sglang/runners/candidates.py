@@ -50,7 +50,7 @@ def proposed(candidates: Candidates, tree: Sequence[Tensor], requests: int) -> O
 
     `tree` is the engine's result: parents and the places of the best candidates, in ascending
     order, and their tokens; what it says of those goes before what the candidates say. Raises
-    ValueError where others are better.
+    RuntimeError where others are better.
     """
     parents, best, drafted = (part[:requests] for part in tree)
     scores = torch.cat([part.flatten(1) for part in candidates.scores], 1)[:requests]
@@ -58,7 +58,7 @@ def proposed(candidates: Candidates, tree: Sequence[Tensor], requests: int) -> O
     kept = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, value=True)
     others = scores.masked_fill(kept, -torch.inf).amax(1, keepdim=True)
     if not (scores.gather(1, best) >= others).all() or not (best.diff(dim=1) > 0).all():
-        raise ValueError("the engine's tree is not of its likeliest candidates")
+        raise RuntimeError("the engine's tree is not of its likeliest candidates")
     topk = SPECULATION.topk
     followed = torch.cat((parents[:, topk + 1 :], candidates.parents[-1][:requests]), 1)
     step = torch.arange(SPECULATION.forwards, device=scores.device).repeat_interleave(topk)
