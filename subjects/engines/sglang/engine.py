@@ -125,7 +125,7 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
 
     def declared_padding(self) -> Mapping[str, DeclaredPadding]:
         """Return the padding policies of the engine's registry of buffers, where it has one."""
-        return declared_padding(getattr(self.runner.runner, "buffer_registry", None))
+        return declared_padding(self.runner.runner)
 
     def counted(self, run: Callable[[], Given]) -> Given:
         """Run a replay, and keep what of it `facts` tells and the Python state that it leaves."""

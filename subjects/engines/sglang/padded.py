@@ -8,6 +8,7 @@ from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
+from subjects.engines.shared.loading import attribute
 from subjects.engines.shared.padded import (
     KEPT,
     RESET,
@@ -127,10 +128,22 @@ def padded_rows(statics: Mapping[str, Tensor], requests: int) -> dict[str, Padde
     return found
 
 
-def declared_padding(registry: Any) -> dict[str, DeclaredPadding]:
-    """Return the padding policies of the engine's registry of buffers, None where it has none."""
-    found = {}
-    for name, slot in getattr(registry, "_slots", {}).items():
+def registry_of(runner: Any) -> Any:
+    """Return one of the engine's runners' registry of buffers, None where it has none.
+
+    It is known by its name in the runner or, where that has another, by its type.
+    """
+    named = getattr(runner, "buffer_registry", None)
+    held = (one for one in vars(runner).values() if type(one).__name__ == "CudaGraphBufferRegistry")
+    return next(held, None) if named is None else named
+
+
+def declared_padding(runner: Any) -> dict[str, DeclaredPadding]:
+    """Return the padding policies of a runner's registry of buffers, if it has one."""
+    found, registry = dict[str, DeclaredPadding](), registry_of(runner)
+    if registry is None:
+        return found
+    for name, slot in attribute(registry, "_slots").items():
         word = str(slot.padding_policy.value)
         value = {"zero": 0, "fill_sentinel": slot.pad_value}.get(word)
         found[name] = DeclaredPadding(word, POLICIES.get(word), value)

@@ -11,6 +11,7 @@ from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.engines.sglang.runners.runner import SglangRunner, output_of, tensors_of, uncompiled
+from subjects.engines.shared.loading import attribute, named
 
 UNPOPULATED = frozenset({"num_token_non_padded"})
 """Static inputs that replays leave as they were captured: the settings that they serve are off."""
@@ -30,8 +31,11 @@ class ReplayingRunner(SglangRunner, ABC):
 
     def replay(self, batch: Any) -> Output:
         """Run a batch through the engine's captured graph; return what its live rows give."""
-        execute = getattr(self.runner, "execute", None) or self.runner.replay
-        return output_of(execute(batch))
+        return output_of(self.executed(batch))
+
+    def executed(self, batch: Any, **named_so: Any) -> Any:
+        """Let the engine's runner replay a batch, told what else it takes; return what it gives."""
+        return named(attribute(self.runner, "execute", "replay"), **named_so)(batch)
 
     @property
     def carries_states(self) -> bool:
@@ -39,8 +43,8 @@ class ReplayingRunner(SglangRunner, ABC):
         return "mamba_track_indices" in self.inputs()
 
     def can_run(self, batch: Any) -> bool:
-        """Whether the engine would replay this batch."""
-        return True
+        """Whether the engine would replay this batch: its runner is asked, as it is on a server."""
+        return bool(attribute(self.runner, "can_run_graph", "can_run")(batch))
 
     def live_size(self, batch: Any) -> int:
         """Return how much of a bucket is live, in its own unit."""

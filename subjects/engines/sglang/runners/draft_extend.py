@@ -83,9 +83,8 @@ class EagleDraftExtendRunner(DraftingRunner):
         counts = batch.spec_info["num_accept_tokens"]
         first = torch.arange(batch.live_requests, device=loc.device) * self.width
         last = first + counts.to(torch.int64) - 1
-        execute = getattr(self.runner, "execute", None) or self.runner.replay
         with self.context(self.catching_backend):
-            output = named(execute, select_index=last)(given)
+            output = self.executed(given, select_index=last)
         if self.uniform and output.next_token_logits.shape[0] != batch.live_requests:
             output.next_token_logits = output.next_token_logits[last]
             output.hidden_states = output.hidden_states[last]

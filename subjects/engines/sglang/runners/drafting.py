@@ -160,6 +160,17 @@ class DraftingRunner(ReplayingRunner):
             if isinstance(value := getattr(holder, name, None), Tensor)
         }
 
+    def executed(self, batch: Any, **named_so: Any) -> Any:
+        """Let the engine's runner replay a batch: see `ReplayingRunner`.
+
+        Raises RuntimeError where it declines one that it has a graph for.
+        """
+        if not self.can_run(batch):
+            raise RuntimeError(
+                f"the engine's {self.name} runner declines a batch that it has a graph for"
+            )
+        return super().executed(batch, **named_so)
+
     @abstractmethod
     def drafted(self, batch: ForwardBatch, rows: Tensor, loc: Tensor) -> Output:
         """Run a batch of the runner's mode by replay; return what its live requests give."""

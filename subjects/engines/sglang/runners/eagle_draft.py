@@ -56,9 +56,8 @@ class ProposingRunner(DraftingRunner):
     def proposals(self, given: Any, batch: ForwardBatch) -> Output:
         """Replay one of the engine's batches; return what our batch's requests are proposed."""
         self.brought = self.given(given)
-        execute = getattr(self.runner, "execute", None) or self.runner.replay
         with self.context(self.draft_backend):
-            tree = execute(given)
+            tree = self.executed(given)
         return proposed(self.candidates[self.bucket], tree[:3], batch.live_requests)
 
 

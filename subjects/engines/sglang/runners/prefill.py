@@ -11,8 +11,10 @@ from torch import Tensor
 from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
+from subjects.engines.sglang.padded import registry_of
 from subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots, listed
 from subjects.engines.sglang.runners.runner import tensors_of
+from subjects.engines.shared.loading import attribute
 from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
 from subjects.graphs.pieces import installed, splitting
 
@@ -61,11 +63,6 @@ class PrefillRunner(ReplayingRunner):
         """Whether what recurrent states add reaches the graph: by embeddings, which are static."""
         return super().carries_states and self.model.has_embeddings
 
-    def can_run(self, batch: Any) -> bool:
-        """Whether the engine would replay this batch."""
-        chooses = getattr(self.runner, "can_run_graph", None) or self.runner.can_run
-        return bool(chooses(batch))
-
     def live_size(self, batch: Any) -> int:
         """Return how many tokens of a bucket are live."""
         return len(batch.input_ids)
@@ -78,9 +75,10 @@ class PrefillRunner(ReplayingRunner):
 
     def inputs(self) -> Mapping[str, Tensor]:
         """Return the runner's static input buffers, by name."""
-        registry = getattr(self.runner, "buffer_registry", None)
+        registry = registry_of(self.runner)
         if registry is not None:
-            return {name: slot.buffer for name, slot in registry._slots.items()}
+            slots = attribute(registry, "_slots")
+            return {name: slot.buffer for name, slot in slots.items()}
         return tensors_of(self.runner.buffers)
 
     def statics(self) -> Mapping[str, Tensor]:
