@@ -64,10 +64,17 @@ def package_of(spec: str) -> Package:
     named = NAMED.fullmatch(spec)
     if named is not None:
         return PACKAGES[named[1]]
-    for package in PACKAGES.values():
-        if folder_of_package(Path(spec), package.name, package.marker) is not None:
-            return package
-    raise MalformedError(f"{quoted(spec)} is no engine: {what_is_an_engine()}")
+    found = [
+        package
+        for package in PACKAGES.values()
+        if folder_of_package(Path(spec), package.name, package.marker) is not None
+    ]
+    if len(found) > 1:
+        both = " and of ".join(package.name for package in found)
+        raise MalformedError(f"{quoted(spec)} holds the source of {both}: name a folder of one")
+    if not found:
+        raise MalformedError(f"{quoted(spec)} is no engine: {what_is_an_engine()}")
+    return found[0]
 
 
 def what_is_an_engine() -> str:

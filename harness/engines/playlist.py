@@ -38,8 +38,8 @@ PAGE_SIZES = {"gemma3": 4}
 class Runner:
     """How a runner is tried: in which ways, and on which models if none are asked for.
 
-    `word` stands in the source of every engine that has it; `captures` is whether a GPU can
-    capture it.
+    `word` stands in the source of every engine that has it, in some case and with some space:
+    see `mentions`. `captures` is whether a GPU can capture it.
     """
 
     word: str
@@ -49,12 +49,12 @@ class Runner:
 
 
 RUNNERS = {
-    "decode": Runner("CudaGraphRunner", ("gpt_oss", "gemma3"), EVERY_WAY),
-    "target_verify": Runner("TARGET_VERIFY", ("gpt_oss", "gemma3")),
-    "cpu_graph": Runner("CPUGraphRunner", ("mimo",), captures=False),
-    "eagle_draft": Runner("EAGLEDraftCudaGraphRunner"),
-    "eagle_draft_extend": Runner("EAGLEDraftExtendCudaGraphRunner"),
-    "frozen_kv_mtp": Runner("FrozenKVMTPCudaGraphRunner"),
+    "decode": Runner("cuda graph", ("gpt_oss", "gemma3"), EVERY_WAY),
+    "target_verify": Runner("target verify", ("gpt_oss", "gemma3")),
+    "cpu_graph": Runner("CPU graph", ("mimo",), captures=False),
+    "eagle_draft": Runner("EAGLE draft"),
+    "eagle_draft_extend": Runner("EAGLE draft extend"),
+    "frozen_kv_mtp": Runner("frozen KV"),
     "piecewise": Runner("piecewise", ("mimo",)),
     "breakable": Runner("breakable", ("mimo",)),
 }

@@ -163,12 +163,31 @@ def sentence(
             for entry in answer["faults"]
             if entry["verdict"] == Verdict.UNDECIDED
         ]
-        return f"{name}: undecided: {'; '.join(open_legs + cells) or 'nothing was replayed'}"
+        why = open_legs + cells + untold(answer, asked)
+        return f"{name}: undecided: {'; '.join(why) or 'nothing was replayed'}"
     replays = sum(leg["replays"] for leg in answer["legs"])
     padded = sum(leg["padded"] for leg in answer["legs"])
     runners = ", ".join(dict.fromkeys(leg["runner"] for leg in answer["legs"]))
     what = f"no {of_faults}" if of_faults else "nothing differs"
     return f"{name}: {what} in {replays} replays, {padded} of them padded, of {runners}{still}"
+
+
+def untold(answer: Mapping[str, Any], asked: Asked) -> list[str]:
+    """Return which faults that were asked about no leg told of, and what the engine lacks.
+
+    The latter only where nothing was replayed.
+    """
+    told = {(entry["fault"], entry["runner"]) for entry in answer["faults"]}
+    open_runners = {entry["runner"] for entry in answer["undecided"]}
+    faults = [
+        f"{fault} on {runner} (no leg of it was played)"
+        for fault, runner in asked
+        if runner and (fault, runner) not in told and runner not in open_runners
+    ]
+    if any(leg["replays"] for leg in answer["legs"]):
+        return faults
+    lacking = answer.get("lacking", ())
+    return faults + [f"no {entry['runner']}: {entry['reason']}" for entry in lacking]
 
 
 def write(record: dict[str, Any], path: Path) -> None:

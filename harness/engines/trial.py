@@ -216,12 +216,18 @@ def planned(answer: Answer, engine: Found, settings: Settings, legs_of: LegsOf) 
 
 
 def mentions(folder_of_source: Path, word: str) -> bool:
-    """Whether a word stands anywhere in a folder of an engine's source.
+    """Whether a word stands anywhere in a folder of an engine's source, however it is written.
 
-    A runner whose class has only moved is still mentioned; one that is not was never there.
+    Neither case nor spaces, dashes and underscores count. A runner whose class has only moved, or
+    has another name, is still mentioned; one that is not was never there.
     """
-    sources = folder_of_source.rglob("*.py")
-    return any(word in source.read_text(errors="replace") for source in sources)
+    wanted, sources = run_together(word), folder_of_source.rglob("*.py")
+    return any(wanted in run_together(source.read_text(errors="replace")) for source in sources)
+
+
+def run_together(text: str) -> str:
+    """Return a text in lower case, without what may part words."""
+    return text.lower().translate(dict.fromkeys(map(ord, "_- ")))
 
 
 def _legs_of(name: str, engine: Found, settings: Settings, log: Path) -> list[LegTask]:

@@ -200,7 +200,7 @@ def encoder_refusal(engine: Engine, model: Model, trial: TrialConfig) -> str | N
     try:
         DecodeRunner(host, model, pool, trial.ops(), own_kernels=False)
     except AssertionError as error:
-        return str(error).strip().splitlines()[0]
+        return str(error).strip().partition("\n")[0] or message(error)
     return None
 
 

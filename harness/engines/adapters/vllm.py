@@ -62,12 +62,12 @@ class VllmAdapter(PairsByEngines):
     name = VLLM.name
     builds = VllmEngines
     runners: Mapping[str, Runner] = {
-        "decode": Runner("CudaGraphManager", ("gpt_oss", "gemma3"), EVERY_WAY),
-        "target_verify": Runner("num_speculative_steps", kinds=EAGERLY_TOO),
-        "piecewise": Runner("PIECEWISE"),
+        "decode": Runner("cuda graph", ("gpt_oss", "gemma3"), EVERY_WAY),
+        "target_verify": Runner("speculative", kinds=EAGERLY_TOO),
+        "piecewise": Runner("piecewise"),
         "breakable": Runner("breakable"),
-        "eagle_draft": Runner("EagleSpeculator", kinds=EAGERLY_TOO),
-        "eagle_draft_extend": Runner("prefill_cudagraph_manager", kinds=EAGERLY_TOO),
+        "eagle_draft": Runner("EAGLE", kinds=EAGERLY_TOO),
+        "eagle_draft_extend": Runner("prefill cuda graph", kinds=EAGERLY_TOO),
     }
     undriven: Mapping[str, str] = DECLARED["undriven"]
     faults: Mapping[str, Fault] = FAULTS

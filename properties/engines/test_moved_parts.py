@@ -1,0 +1,236 @@
+"""What is said of an engine whose parts have moved: no verdict, and one sentence that names them.
+
+Stand-ins are of a few lines each, so that no release is needed.
+"""
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.campaigns.hunt import PlayingFailedError
+from harness.engines import fetch as engines
+from harness.engines import record as engine_record
+from harness.engines.adapters.packages import DEPENDENCIES
+from harness.engines.adapters.table import ADAPTERS
+from harness.engines.legs import reason_of
+from harness.engines.trial import mentions
+from harness.errors import MalformedError
+from harness.lockstep.tracebacks import SubjectFailedError, subject_runs, traceback_of
+from properties.support.harness.command_line import CANNOT_RUN
+from reference.config import Kind
+from subjects.engines.sglang.padded import declared_padding
+from subjects.engines.sglang.runners.decode import DecodeRunner
+from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
+from subjects.engines.sglang.runners.prefill import BreakableRunner
+from subjects.engines.shared.loading import Engine, message
+from subjects.engines.shared.missing import PartMissingError, UndeclaredError
+from subjects.engines.shared.paired import pair_slots
+from subjects.engines.shared.stubs import StubFinder
+from subjects.engines.vllm.contract import gathers_by, marks_rows
+from subjects.engines.vllm.requests import VllmRequests
+
+FOLDERS = {"sglang": "srt", "vllm": "v1"}
+
+
+def failed(error: Exception) -> PlayingFailedError:
+    """Return what ends a leg in whose step an error was raised."""
+    try:
+        raise error
+    except Exception as raised:
+        return PlayingFailedError(traceback_of(raised))
+
+
+def test_an_error_without_a_word_says_where_it_was_raised() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        raise ZeroDivisionError
+    said = message(raised.value)
+    assert said.startswith("ZeroDivisionError (test_moved_parts.py, line ")
+    assert reason_of(failed(ZeroDivisionError())).startswith(
+        "ZeroDivisionError (test_moved_parts.py, line "
+    )
+    assert message(ZeroDivisionError("by nothing")) == "ZeroDivisionError: by nothing"
+
+
+def test_a_setting_that_is_not_declared_is_told_alike_whenever_it_is_asked_for() -> None:
+    said = "the engine asked for server_args.new, which is not declared"
+    assert reason_of(UndeclaredError(said)) == said
+    assert reason_of(failed(UndeclaredError(said))) == said
+
+
+def test_a_step_that_fails_outside_a_schedule_is_told_in_the_engine_s_words() -> None:
+    assert reason_of(SubjectFailedError("no room")) == "a step failed: no room"
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, IndexError])
+def test_an_error_of_an_engine_s_step_is_a_finding_even_without_a_word(
+    kind: type[Exception],
+) -> None:
+    with pytest.raises(SubjectFailedError, match=kind.__name__), subject_runs():
+        raise kind
+
+
+def requests_of(*groups: list[int]) -> Any:
+    """Return requests whose manager has these blocks of any of them."""
+    made = object.__new__(VllmRequests)
+    made.manager = SimpleNamespace(get_block_ids=lambda name: groups)
+    return made
+
+
+def test_what_an_adapter_cannot_take_apart_is_no_finding_of_the_engine() -> None:
+    assert requests_of([1], [2]).blocks_of(0, Kind.SWA) == [2]
+    with pytest.raises(ValueError, match="zip") as raised, subject_runs():
+        requests_of([1, 2]).blocks_of(0, Kind.SWA)
+    assert "(requests.py, line " in reason_of(raised.value)
+    with pytest.raises(SubjectFailedError, match="one slot"), subject_runs():
+        pair_slots(6, 1, ours=[1, 2], theirs=[1, 1])
+
+
+class CudaGraphBufferRegistry:
+    """Stands for the engine's registry of buffers, which holds them by this name."""
+
+    def __init__(self, held_as: str) -> None:
+        policy = SimpleNamespace(value="zero")
+        vars(self)[held_as] = {"positions": SimpleNamespace(padding_policy=policy, pad_value=None)}
+
+
+def test_padding_that_an_engine_declares_is_found_by_another_name_or_its_part_is_missed() -> None:
+    assert declared_padding(SimpleNamespace(buffers=None)) == {}
+    for name in ("buffer_registry", "registry"):
+        runner = SimpleNamespace(**{name: CudaGraphBufferRegistry("_slots")})
+        assert declared_padding(runner)["positions"].word == "zero"
+    moved = SimpleNamespace(buffer_registry=CudaGraphBufferRegistry("_entries"))
+    with pytest.raises(PartMissingError, match="CudaGraphBufferRegistry has no _slots"):
+        declared_padding(moved)
+    prefills = object.__new__(BreakableRunner)
+    prefills.runner = moved
+    with pytest.raises(PartMissingError, match="has no _slots"):
+        prefills.inputs()
+
+
+def pick(given: Any, batch: Any) -> Any:
+    """Return what is given, whatever the batch."""
+    return given
+
+
+def runner_of(kind: type[Any], **held: Any) -> Any:
+    """Return a runner of the adapter over one of the engine's that has these parts."""
+    made = object.__new__(kind)
+    made.runner = SimpleNamespace(**held)
+    return made
+
+
+@pytest.mark.parametrize("name", ["can_run_graph", "can_run"])
+def test_an_engine_s_runner_is_asked_whether_it_replays_a_batch(name: str) -> None:
+    for says in (True, False):
+        assert runner_of(DecodeRunner, **{name: partial(pick, says)}).can_run(3) is says
+    with pytest.raises(PartMissingError, match="no can_run_graph nor can_run"):
+        runner_of(DecodeRunner).can_run(3)
+
+
+def test_a_drafter_that_declines_a_batch_it_has_a_graph_for_fails_the_step() -> None:
+    for says in (True, False):
+        asked = partial(pick, says)
+        made = runner_of(EagleDraftRunner, can_run_graph=asked, replay=partial(pick, 5))
+        if says:
+            assert made.executed(3) == 5
+            continue
+        with pytest.raises(RuntimeError, match="the engine's eagle_draft runner declines a batch"):
+            made.executed(3)
+
+
+class Renamed:
+    """Stands for the engine's block tables and drafter, an argument of which has another name."""
+
+    def gather_block_tables(self, idx_mapping: Any, padded_requests: int) -> None:
+        """Do nothing."""
+
+    def _copy_request_inputs(self, num_reqs: int, idle_run: bool) -> None:
+        """Do nothing."""
+
+
+def test_an_argument_by_which_a_contract_is_known_is_not_taken_to_be_absent_by_another_name() -> (
+    None
+):
+    with pytest.raises(PartMissingError, match="gather_block_tables takes padded_requests"):
+        gathers_by(Renamed(), "num_reqs_padded")
+    runner = SimpleNamespace(runner=SimpleNamespace(speculator=Renamed()))
+    with pytest.raises(PartMissingError, match="_copy_request_inputs takes idle_run"):
+        marks_rows(runner)
+
+
+@pytest.mark.parametrize("name", ["EAGLEDraftCudaGraphRunner", "EagleDraftGraphs", "eagle_draft"])
+def test_a_runner_whose_class_has_another_name_is_mentioned_still(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "runner.py").write_text(f"class {name}: ...\n")
+    runners = ADAPTERS["sglang"].runners
+    assert mentions(tmp_path, runners["eagle_draft"].word)
+    assert not mentions(tmp_path, runners["frozen_kv_mtp"].word)
+
+
+@pytest.fixture
+def unbuilt(tmp_path: Path) -> Iterator[str]:
+    """An engine's source tree that was never built, loaded by its own front end."""
+    name = "unbuilt_for_a_test"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(
+        f"from importlib.metadata import version\nversion = version({name!r})\n"
+    )
+    before = list(sys.path), list(sys.meta_path)
+    with pytest.raises(PackageNotFoundError):
+        importlib.metadata.version(name)
+    assert Engine(name, tmp_path / name, [], StubFinder(()), front=True).name == name
+    yield name
+    sys.path[:], sys.meta_path[:] = before
+    sys.modules.pop(name, None)
+
+
+def test_the_front_end_of_a_source_tree_that_was_never_built_finds_a_version(unbuilt: str) -> None:
+    assert importlib.import_module(unbuilt).version == "0.dev0"
+    with pytest.raises(PackageNotFoundError):
+        importlib.metadata.version(f"{unbuilt}_besides")
+
+
+def test_a_folder_with_two_engines_is_neither(tmp_path: Path) -> None:
+    for name, marker in FOLDERS.items():
+        (tmp_path / name / marker).mkdir(parents=True)
+    with pytest.raises(MalformedError, match="holds the source of sglang and of vllm"):
+        engines.package_of(str(tmp_path))
+
+
+def test_a_fault_of_a_runner_that_was_not_played_is_not_said_to_have_replayed_nothing() -> None:
+    answer = {
+        "faults": [{"fault": "swa_pad", "runner": "decode", "verdict": "absent", "message": ""}],
+        "findings": [],
+        "undecided": [],
+        "lacking": [{"runner": "breakable", "reason": "nothing is called so"}],
+        "legs": [{"runner": "decode", "replays": 5, "padded": 5}],
+        "interrupted": False,
+    }
+    asked = [("swa_pad", "eagle_draft")]
+    assert engine_record.sentence("it", answer, asked) == (
+        "it: undecided: swa_pad on eagle_draft (no leg of it was played)"
+    )
+    assert engine_record.sentence("it", {**answer, "legs": []}, ()) == (
+        "it: undecided: no breakable: nothing is called so"
+    )
+
+
+def test_an_engine_without_a_runner_says_so_in_its_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept" / DEPENDENCIES).mkdir(parents=True)
+    monkeypatch.setenv(engines.FOLDER_VARIABLE, str(tmp_path / "kept"))
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    asked = ["--runner", "decode", "--out", str(tmp_path / "out")]
+    assert main(["regress", "--engine", str(tmp_path), *asked]) == CANNOT_RUN
+    last = " ".join(capsys.readouterr().out.split()).partition("undecided: sglang")[2]
+    assert "no decode: nothing in the engine is called cuda graph" in last
