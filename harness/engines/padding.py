@@ -110,7 +110,10 @@ class PaddingLedger:
             other = self._other_values(tail, self.bounds.get(held.holds, math.inf))
             with undone(pair, planned):
                 tail.copy_(other)
-                output = cloned(pair.run_subject(planned).output)
+                forward = pair.run_subject(planned)
+                if forward.replay is None:  # What nobody replays, nobody populates.
+                    return []
+                output = cloned(forward.output)
                 storage = pair.graph_pools.storage.clone()
                 outlived = bool((tail == other).all())
                 found.append(Disturbed(name, outlived, tail.clone(), output, storage))
@@ -139,10 +142,20 @@ class PaddingLedger:
                 as_declared = declared.meaning == (KEPT if kept else RESET)
                 right_value = kept or entry.left == {declared.value}
                 holds = "yes" if as_declared and right_value else "no"
+            if declared.meaning is None:
+                holds = "not known"
             found.append(
                 {"buffer": name, "declared": declared.word, "observed": observed, "holds": holds}
             )
         return found
+
+    def unknown_word(self) -> str | None:
+        """Say which policy the engine declares by a word of no known meaning, if it does."""
+        for name, declared in self.subject.declared_padding().items():
+            if declared.meaning is None:
+                word = declared.word
+                return f"the engine declares the padding of {name} as {word}, which is not known"
+        return None
 
     def _other_values(self, tail: Tensor, bound: float) -> Tensor:
         """Return valid values that no reset gives; of numbers, none that the tail holds."""

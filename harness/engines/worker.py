@@ -334,6 +334,7 @@ class _Session:
         answer.cases = leg.cases(task.seed, SHRINKING_FORWARDS)
         answer.counterexamples = leg.shown
         self._finish(leg)
+        answer.undecided = answer.undecided or ledger.unknown_word()
 
     def _label(self) -> dict[str, Any]:
         return {**self.answer.label(), "page_size": self.trial.page_size}
@@ -388,8 +389,9 @@ class _Session:
 
         leg.observer = hold_against_oracle
         leg.play(REUSING, STEP_PROPERTIES | {"dense_agreement"})
-        self.answer.notes.append(
-            f"with the engine's own kernels, live logits are off the dense oracle by up to"
-            f" {max(errors):.2g}; the bound is {bound:g}"
-        )
+        if errors:
+            self.answer.notes.append(
+                f"with the engine's own kernels, live logits are off the dense oracle by up to"
+                f" {max(errors):.2g}; the bound is {bound:g}"
+            )
         self._finish(leg, found)

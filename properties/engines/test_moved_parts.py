@@ -10,32 +10,40 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import Tensor
 
 from harness.__main__ import main
 from harness.campaigns.hunt import PlayingFailedError
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
+from harness.engines.adapters.adapter import EnginesOf
 from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.legs import reason_of
+from harness.engines.padding import PaddingLedger
 from harness.engines.trial import mentions
 from harness.errors import MalformedError
+from harness.lockstep.config import TrialConfig
 from harness.lockstep.tracebacks import SubjectFailedError, subject_runs, traceback_of
 from properties.support.harness.command_line import CANNOT_RUN
-from reference.config import Kind
+from reference.batch import Mode
+from reference.config import PRESETS, Kind
 from subjects.engines.sglang.padded import declared_padding
 from subjects.engines.sglang.runners.decode import DecodeRunner
 from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
 from subjects.engines.sglang.runners.prefill import BreakableRunner
 from subjects.engines.shared.loading import Engine, message
 from subjects.engines.shared.missing import PartMissingError, UndeclaredError
+from subjects.engines.shared.padded import PaddedInput
 from subjects.engines.shared.paired import pair_slots
 from subjects.engines.shared.stubs import StubFinder
 from subjects.engines.vllm.contract import gathers_by, marks_rows
 from subjects.engines.vllm.requests import VllmRequests
+from subjects.protocol import Forward
 
 FOLDERS = {"sglang": "srt", "vllm": "v1"}
 
@@ -234,3 +242,97 @@ def test_an_engine_without_a_runner_says_so_in_its_last_line(
     assert main(["regress", "--engine", str(tmp_path), *asked]) == CANNOT_RUN
     last = " ".join(capsys.readouterr().out.split()).partition("undecided: sglang")[2]
     assert "no decode: nothing in the engine is called cuda graph" in last
+
+
+class Declares:
+    """Stands for a runner under test of an engine, which declares how one input is padded.
+
+    It runs a batch eagerly, so that nobody populates that input, unless it `replays`.
+    """
+
+    mode = Mode.DECODE
+
+    def __init__(self, word: str, *, replays: bool = True) -> None:
+        self.held = torch.zeros(4, dtype=torch.int64)
+        policy = SimpleNamespace(value=word)
+        slots = {"positions": SimpleNamespace(padding_policy=policy, pad_value=None)}
+        self.runner = SimpleNamespace(buffer_registry=SimpleNamespace(_slots=slots))
+        self.replays = replays
+
+    def padded_inputs(self) -> Any:
+        """Return the input."""
+        return {"positions": PaddedInput(self.held, "positions")}
+
+    def declared_padding(self) -> Any:
+        """Return what it declares."""
+        return declared_padding(self.runner)
+
+    def run_subject(self, planned: Any) -> Forward:
+        """Run a batch of three."""
+        if self.replays:
+            self.held[3:] = 0
+        return Forward({"logits": torch.zeros(3)}, cast("Any", object()) if self.replays else None)
+
+    def static_buffers(self, mode: Mode) -> dict[str, Tensor]:
+        """Return the input."""
+        return {"positions": self.held}
+
+    def state(self) -> None:
+        """Have no state."""
+
+    def restore(self, state: None) -> None:
+        """Have no state."""
+
+
+def ledger_of(subject: Any) -> PaddingLedger:
+    """Return what is noted of a subject's padding once a batch of three was run again."""
+    pair: Any = SimpleNamespace(
+        subject=subject,
+        trial=TrialConfig(buckets=(4,)),
+        config=PRESETS["mimo"].tiny,
+        run_subject=subject.run_subject,
+        restore_graph=lambda: None,
+        graph_pools=SimpleNamespace(storage=torch.zeros(1)),
+    )
+    ledger = PaddingLedger(subject, pair)
+    ledger.at_once = 1
+    batch = SimpleNamespace(live_requests=3, live_tokens=3)
+    planned: Any = SimpleNamespace(mode=Mode.DECODE, graph=SimpleNamespace(batch=batch))
+    for disturbed in ledger.disturb(pair, planned):
+        ledger.entries[disturbed.name].disturbed += 1
+        ledger.entries[disturbed.name].outlived += disturbed.outlived
+        ledger.entries[disturbed.name].left |= {int(disturbed.tail)}
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("word", "replays", "holds"),
+    [
+        ("zero", True, "yes"),
+        ("keep_pad", True, "no"),
+        ("zero", False, "not tried"),
+        ("mirror", True, "not known"),
+    ],
+)
+def test_padding_is_held_against_a_known_word_where_a_replay_populated_it(
+    word: str, replays: bool, holds: str
+) -> None:
+    ledger = ledger_of(Declares(word, replays=replays))
+    assert [policy["holds"] for policy in ledger.policies()] == [holds]
+    said = "the engine declares the padding of positions as mirror, which is not known"
+    assert ledger.unknown_word() == (said if word == "mirror" else None)
+
+
+def engine_over(buffer: Tensor) -> Any:
+    """Return an engine with one static buffer."""
+    return SimpleNamespace(name="decode", statics=lambda: {"seq_lens": buffer})
+
+
+def test_a_fresh_runner_that_shares_a_static_buffer_has_a_history_and_is_refused() -> None:
+    one, other = torch.zeros(2), torch.zeros(2)
+    found = EnginesOf.apart(engine_over(one), engine_over(other))
+    assert [engine.statics()["seq_lens"].data_ptr() for engine in found] == [
+        *(one.data_ptr(), other.data_ptr())
+    ]
+    with pytest.raises(PartMissingError, match=r"static buffers of another \(seq_lens\)"):
+        EnginesOf.apart(engine_over(one), engine_over(one))

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 from harness.checks.play import Lockstep
 from harness.engines.faults import Fault
@@ -13,8 +13,9 @@ from harness.lockstep.config import DEVICES, TrialConfig
 from harness.lockstep.pair import Engines, Pair
 from reference.allocator import Owner
 from reference.config import SPECULATION
-from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS
+from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS, OthersEngine
 from subjects.engines.shared.loading import Engine
+from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.world import Known, World
 from subjects.protocol import Offer
 
@@ -69,6 +70,9 @@ class Adapter(Protocol):
         ...
 
 
+ApartEngine = TypeVar("ApartEngine", bound=OthersEngine)
+
+
 @dataclass
 class EnginesOf(ABC):
     """What builds an engine under test, and a fresh one beside it, for each pair.
@@ -91,6 +95,22 @@ class EnginesOf(ABC):
     @abstractmethod
     def __call__(self, pair: Pair) -> Engines:
         """Build both over the graph world of a pair."""
+
+    @staticmethod
+    def apart(subject: ApartEngine, fresh: ApartEngine) -> tuple[ApartEngine, ApartEngine]:
+        """Return an engine under test and a fresh one, which has no history.
+
+        Raises PartMissingError where it shares a static buffer with the other, and so its history:
+        what an engine shares buffers by has moved, or is new.
+        """
+        theirs = {held.data_ptr() for held in fresh.statics().values() if held.numel()}
+        for name, held in subject.statics().items():
+            if held.numel() and held.data_ptr() in theirs:
+                raise PartMissingError(
+                    f"the engine gives a fresh {fresh.name} runner the static buffers of another"
+                    f" ({name}): what holds those that are shared is not known here"
+                )
+        return subject, fresh
 
 
 class PairsByEngines:

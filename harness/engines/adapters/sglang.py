@@ -118,7 +118,7 @@ class RunnerEngines(EnginesOf):
             return subject, subject
         other = host_of(self.engine, pair.trial, self.asked)
         other.forget_shared_buffers()
-        return subject, self._build(pair, mirror, other)
+        return self.apart(subject, self._build(pair, mirror, other))
 
     def _build(self, pair: Pair, mirror: Mirror, host: Host) -> ReplayingEngine:
         kind = REPLAYING[pair.trial.runner]
@@ -154,7 +154,8 @@ class DraftingEngines(EnginesOf):
         )
         mirror = mirror_of(pair, host, pool, lagging=True)
         subject = self._build(pair, mirror, host)
-        return subject, self._build(pair, mirror, host_of(self.engine, trial, self.asked))
+        fresh = self._build(pair, mirror, host_of(self.engine, trial, self.asked))
+        return self.apart(subject, fresh)
 
     def _build(self, pair: Pair, mirror: Mirror, host: Host) -> DraftingEngine:
         kind, before = SPECULATING[pair.trial.runner], Replays.captured

@@ -53,7 +53,7 @@ class VllmEngines(EnginesOf):
         subject = made(trial.runner, mode, runner, requests, self.missing)
         if self.missing:
             return subject, subject
-        return subject, made(trial.runner, mode, runner.fresh(), requests, {})
+        return self.apart(subject, made(trial.runner, mode, runner.fresh(), requests, {}))
 
 
 class VllmAdapter(PairsByEngines):
