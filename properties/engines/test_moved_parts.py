@@ -32,6 +32,8 @@ from harness.lockstep.tracebacks import SubjectFailedError, subject_runs, traceb
 from properties.support.harness.command_line import CANNOT_RUN
 from reference.batch import Mode
 from reference.config import PRESETS, Kind
+from reference.pool import PoolSizes
+from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.padded import declared_padding
 from subjects.engines.sglang.runners.decode import DecodeRunner
 from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
@@ -336,3 +338,34 @@ def test_a_fresh_runner_that_shares_a_static_buffer_has_a_history_and_is_refused
     ]
     with pytest.raises(PartMissingError, match=r"static buffers of another \(seq_lens\)"):
         EnginesOf.apart(engine_over(one), engine_over(one))
+
+
+class FirstInFirstOut:
+    """Stands for an allocator of the engine, of so many slots in pages, which gives in turn."""
+
+    def __init__(self, slots: int, size: int) -> None:
+        self.size = size
+        self.pages = list(range(1, slots // size + 1))
+
+    def alloc(self, tokens: int) -> Tensor:
+        """Give the slots of whole pages."""
+        given, self.pages = self.pages[: tokens // self.size], self.pages[tokens // self.size :]
+        return torch.tensor(
+            [page * self.size + turn for page in given for turn in range(self.size)]
+        )
+
+    def free(self, slots: Tensor) -> None:
+        """Take back the pages of slots, in order."""
+        self.pages += sorted({slot // self.size for slot in slots.tolist()})
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_full_slot_and_its_swa_slot_have_other_numbers_from_the_first_on(size: int) -> None:
+    made = object.__new__(SglangPool)
+    made.spare, made.ahead, made.back, made.device = 0, 0, size, "cpu"
+    made.sizes = PoolSizes(full_slots=4 * size, swa_slots=4 * size, page_size=size, rows=2)
+    swa = FirstInFirstOut(5 * size, size)
+    made.allocator = SimpleNamespace(swa_attn_allocator=swa)
+    made._take_scratch()
+    assert swa.pages == [2, 3, 4, 1]
+    assert made.kept_back.tolist() == list(range(5 * size, 6 * size))

@@ -100,13 +100,19 @@ class SglangPool:
         )
 
     def _take_scratch(self) -> None:
-        """Take what requests are not given, or not at first."""
+        """Take what requests are not given, or not at first.
+
+        The first SWA page is given last: else a token's full slot and its SWA slot have one number
+        until the pools go apart, and a translation that is left out changes nothing.
+        """
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.scratch: Tensor = self.allocator.alloc(self.spare) if self.spare else nothing
         swa = self.allocator.swa_attn_allocator
         first = self.sizes.swa_slots + self.ahead
         given, self.kept_back = swa.alloc(first + self.back).split((first, self.back))
-        swa.free(given)
+        size = self.sizes.page_size
+        swa.free(given[size:])
+        swa.free(given[:size])
 
     @property
     def pages(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
