@@ -175,6 +175,7 @@ class ReplayFacts:
     `conversions` are dtype conversions on copy that are on no list: (buffer, from, to).
     `allocated` counts blocks that the CUDA allocator handed out around the replay.
     `graphs_replayed` and `graphs_expected` count graphs, None where they are not counted.
+    `strayed` says, in words, what was written of an engine's own memory that no world compares.
     """
 
     captured_buffers: Mapping[str, BufferFacts] = field(default_factory=dict)
@@ -187,6 +188,7 @@ class ReplayFacts:
     allocated: int = 0
     graphs_replayed: int | None = None
     graphs_expected: int | None = None
+    strayed: str | None = None
 
 
 @dataclass(frozen=True)

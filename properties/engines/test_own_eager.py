@@ -105,6 +105,8 @@ def test_an_eager_leg_is_called_so() -> None:
 class NoKV:
     """Stands for KV that nobody reads or writes."""
 
+    strayed: str | None = None
+
     def read_kv(self) -> None:
         """Do nothing."""
 

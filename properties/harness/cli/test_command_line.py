@@ -3,8 +3,6 @@
 import importlib
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,14 @@ from harness.records.case import VERSION as CASE_VERSION
 from harness.records.case import dump_json
 from harness.records.schema import FORMAT, VERSION
 from harness.schedules.schedule import Schedule
-from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, Data
+from properties.support.harness.command_line import (
+    CANNOT_RUN,
+    FINDING,
+    MALFORMED,
+    OK,
+    Data,
+    python,
+)
 from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import RUNNERS
@@ -321,17 +326,10 @@ def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert shown("/somewhere/out/latest/cases", keep=3) == "out/latest/cases"
 
 
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-def test_the_module_itself_exits_with_the_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["paritybit", "replay", "missing.json"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("harness", run_name="__main__")
-    assert ended.value.code == MALFORMED
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == ("paritybit: missing.json cannot be read: No such file or directory\n")
+def test_the_module_itself_exits_with_the_code() -> None:
+    ended = python("-m", "harness", "replay", "missing.json")
+    assert (ended.returncode, ended.stdout) == (MALFORMED, "")
+    assert ended.stderr == "paritybit: missing.json cannot be read: No such file or directory\n"
 
 
 def test_an_engine_of_which_nothing_was_decided_exits_as_what_cannot_run() -> None:

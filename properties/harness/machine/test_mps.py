@@ -134,7 +134,10 @@ def test_the_daemon_is_stopped_however_the_command_ends(
         assert process.stdout.readline() == "waiting\n"
         assert Path(f"/proc/{fakes.daemons[0][0]}").exists()
         os.killpg(process.pid, number)  # As a terminal does, and `timeout`: the whole group.
-        process.communicate(timeout=60)
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # Leaving the block waits for it.
     assert process.returncode == code
     assert fakes.gone()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reference.config import Kind
 from reference.pool import HybridKVPool
-from subjects.engines.shared.paired import PairedKV, inverse, pair_slots
+from subjects.engines.shared.paired import PairedKV, Plane, inverse, pair_slots, unpaired_of
 
 Cache = tuple[Tensor, Tensor]
 """K and V of a layer, each [blocks, slots of a block, kv_heads, head_dim]."""
@@ -23,6 +23,8 @@ class PairedPages(PairedKV):
     Through it all KV is read in the world's layout and slot numbers, and written.
     """
 
+    unit = "block"
+
     def __init__(self, pools: Sequence[HybridKVPool], caches: Sequence[Cache], blocks: int) -> None:
         self.pools = pools
         self.caches = caches
@@ -30,6 +32,7 @@ class PairedPages(PairedKV):
         self.size = pools[0].sizes.page_size
         self._places = dict[Kind, Tensor]()
         self._ours = dict[Kind, tuple[int, ...]]()
+        self._unpaired = dict[Kind, Tensor]()
 
     def pair(
         self,
@@ -52,6 +55,7 @@ class PairedPages(PairedKV):
         count = self.pools[0].sizes.slots(kind) // self.size
         paired = pair_slots(count, 1, ours, theirs, apart, self.blocks)
         self._places[kind], self._ours[kind] = torch.tensor(paired), inverse(paired)
+        self._unpaired[kind] = unpaired_of(paired, self.blocks)
 
     def ours(self, kind: Kind, slots: Collection[int]) -> list[int]:
         """Return the world's slots of some of the engine's, -1 for what is no slot."""
@@ -62,9 +66,10 @@ class PairedPages(PairedKV):
             found.append(-1 if page < 0 else page * self.size + slot % self.size)
         return found
 
-    def _planes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield K or V of each layer: the world's pages, the engine's blocks, their bijection."""
+    def _planes(self) -> Iterator[Plane]:
+        """Yield K or V of each layer: of the world in pages, of the engine in blocks."""
         layers = [(pool, *layer) for pool in self.pools for layer in enumerate(pool.config.layers)]
         for (pool, layer, kind), cache in zip(layers, self.caches, strict=True):
             for plane, buffer in zip(pool.cache(layer), cache, strict=True):
-                yield plane.unflatten(0, (-1, self.size)), buffer, self._places[kind]
+                pages = plane.unflatten(0, (-1, self.size))
+                yield Plane(pages, buffer, self._places[kind], self._unpaired[kind])

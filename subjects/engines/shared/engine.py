@@ -46,6 +46,8 @@ Given = TypeVar("Given")
 class OthersKV(Protocol):
     """KV of an engine beside a world's storage: see `PairedKV`."""
 
+    strayed: str | None
+
     def read_kv(self) -> None:
         """Write the engine's KV to the world's storage."""
         ...
@@ -172,6 +174,7 @@ class OthersEngine:
             allocated=self._allocated,
             graphs_replayed=self._replays,
             graphs_expected=self.graphs,
+            strayed=self.kv.strayed,
         )
 
     def counted(self, run: Callable[[], Given]) -> Given:

@@ -5,26 +5,72 @@ Knows no engine: the bijection is between our slots of a sub-pool and an engine'
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
+class Plane(NamedTuple):
+    """K or V of a layer: the world's, the engine's, and how places of one are the other's.
+
+    `places` are the engine's places of each of the world's; `unpaired` are those of the engine that
+    no token of the world has, and that no forward may write.
+    """
+
+    world: Tensor
+    engine: Tensor
+    places: Tensor
+    unpaired: Tensor
+
+
 class PairedKV(ABC):
-    """A world's storage and an engine's, of which every place has one counterpart."""
+    """A world's storage and an engine's: each place of the world has a counterpart.
+
+    An engine may have further places, which no world compares. `write_kv` clears these, and
+    `strayed` says, in words, which one was not clear at the `read_kv` after it; None if all were.
+    `unit` is what the engine calls a place.
+    """
+
+    unit = "slot"
+    strayed: str | None = None
 
     @abstractmethod
-    def _planes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield K or V of each layer: the world's, the engine's, the bijection of their places."""
+    def _planes(self) -> Iterator[Plane]:
+        """Yield K or V of each layer."""
 
     def write_kv(self) -> None:
         """Give every place of the engine the bytes of its counterpart in the world's storage."""
-        for plane, buffer, places in self._planes():
-            buffer[places] = plane
+        for plane in self._planes():
+            plane.engine[plane.places] = plane.world
+            plane.engine[plane.unpaired] = 0
 
     def read_kv(self) -> None:
         """Give every place of the world's storage the bytes of its counterpart in the engine."""
-        for plane, buffer, places in self._planes():
-            plane.copy_(buffer[places])
+        written = list[Tensor]()
+        for plane in self._planes():
+            plane.world.copy_(plane.engine[plane.places])
+            places = plane.unpaired
+            found = plane.engine[places].flatten(1).any(1)
+            written.append(torch.where(found, places.to(found.device), NOBODY))
+        first = int(torch.cat(written).min()) if any(map(len, written)) else NOBODY
+        self.strayed = (
+            None
+            if first == NOBODY
+            else f"the forward wrote the engine's {self.unit} {first}, which no token's KV is in"
+        )
+
+
+NOBODY = 2**62
+"""Stands for no place where a place is asked for."""
+
+
+def unpaired_of(paired: Sequence[int], total: int, at_will: Collection[int] = ()) -> Tensor:
+    """Return which of an engine's `total` places are no counterpart, int64.
+
+    Those that may be written `at_will` are left out.
+    """
+    return torch.tensor(sorted({*range(total)} - {*paired, *at_will}), dtype=torch.int64)
 
 
 def pair_slots(

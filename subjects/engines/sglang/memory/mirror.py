@@ -18,7 +18,7 @@ from reference.batch import ForwardBatch, Mode
 from reference.config import Kind
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.memory.scheduling import Asked, Scheduling
-from subjects.engines.shared.paired import PairedKV, inverse, pair_slots
+from subjects.engines.shared.paired import PairedKV, Plane, inverse, pair_slots, unpaired_of
 from subjects.engines.shared.world import World
 
 
@@ -221,13 +221,13 @@ class Mirror(PairedKV):
             held.unseen, held.evicted = unseen, self.scheduling.evicted(serial)
             self._freed = True
 
-    def _planes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield K or V of each layer of each model: the world's, the engine's, their bijection."""
+    def _planes(self) -> Iterator[Plane]:
+        """Yield K or V of each layer of each model."""
         for role, config in self.pool.configs.items():
             for layer, kind in enumerate(config.layers):
                 cache, held = self.pools[role].cache(layer), self.pool.keys_and_values(role, layer)
                 for plane, buffer in zip(cache, held, strict=True):
-                    yield plane, buffer, self._places[kind]
+                    yield Plane(plane, buffer, self._places[kind], self._unpaired[kind])
 
     def ours(self, kind: Kind, slots: Collection[int]) -> list[int]:
         """Return the world's slots of some of the engine's, -1 for what is no slot."""
@@ -268,7 +268,7 @@ class Mirror(PairedKV):
                     ours[kind].append(page * size + token % size)
                 theirs[kind].append(self.pool.held(held.row, first, held.tokens))
         nothing = torch.zeros(0, dtype=torch.int64, device=self.pool.device)
-        self._places, self._ours = {}, {}
+        self._places, self._ours, self._unpaired = {}, {}, {}
         for kind in Kind:
             found, apart = torch.cat([nothing, *theirs[kind]]), torch.cat([nothing, *ahead])
             if kind is Kind.SWA:
@@ -284,6 +284,8 @@ class Mirror(PairedKV):
             )
             self._places[kind] = torch.tensor(paired, device=self.pool.device)
             self._ours[kind] = inverse(paired)
+            unpaired = unpaired_of(paired, self.pool.slots(kind), self.pool.apart(kind))
+            self._unpaired[kind] = unpaired.to(self.pool.device)
 
     def _translated(self, slots: Tensor) -> Tensor:
         return self.pool.translate(slots) if len(slots) else slots
