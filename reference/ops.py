@@ -74,6 +74,14 @@ def operation(
     return logged
 
 
+def require_contiguous(*tensors: Tensor) -> None:
+    """Raise ValueError unless tensors are contiguous: a kernel reads them from their first byte."""
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            shape = list(tensor.shape)
+            raise ValueError(f"a kernel reads {shape} elements, which do not lie together")
+
+
 class Ops(ABC):
     """The ops of the decoder.
 
@@ -102,8 +110,9 @@ class Ops(ABC):
 
         That is the token's recurrent state, its row of `states` [T, H], where `state_mask`
         (bool) is set, and row `encoder_lens` of `encoder_table`, which stands for cross
-        attention. Mask and lengths have shape [T] and are contiguous.
+        attention. Mask and lengths have shape [T]. Raises ValueError unless they are contiguous.
         """
+        require_contiguous(state_mask, encoder_lens)
         return self._payload(states, state_mask, encoder_table, encoder_lens)
 
     @operation
@@ -123,16 +132,20 @@ class Ops(ABC):
         once. The state before token t is that of token parents[t], which is less than t; where
         that is -1 it is row sources[t] of `states` [N, H]; where that is -1 too it is zero, and
         nothing is loaded. No path of parents is longer than `longest` tokens. The index tensors
-        are int64 [T] and contiguous, `table` is [V, H], `decay` float32 [H].
+        are int64 [T], `table` is [V, H], `decay` float32 [H]. Raises ValueError unless the index
+        tensors are contiguous.
         """
+        require_contiguous(sources, parents, input_ids)
         return self._scan_states(states, sources, parents, longest, table, input_ids, decay)
 
     @operation
     def store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
-        """Write `values` [T, W] into rows `rows` (int64 [T], contiguous) of `table` [N, W].
+        """Write `values` [T, W] into rows `rows` (int64 [T]) of `table` [N, W].
 
-        Where several of them name one row, the highest wins.
+        Where several of them name one row, the highest wins. Raises ValueError unless `rows` is
+        contiguous.
         """
+        require_contiguous(rows)
         self._store_rows(table, rows, values)
 
     @operation
@@ -218,8 +231,7 @@ class Ops(ABC):
         converted. Where several rows name one slot, the highest row wins. Raises ValueError
         for a `loc` that is not contiguous: its first bytes would not be its first values.
         """
-        if not loc.is_contiguous():
-            raise ValueError("the locations of a store are not contiguous")
+        require_contiguous(loc)
         # To ask costs less than a view, or a part, that is what it is of.
         slots = loc if loc.dtype is loc_dtype else loc.view(loc_dtype)
         slots = slots if slots.shape == key.shape[:1] else slots[: key.shape[0]]
@@ -251,12 +263,16 @@ class Ops(ABC):
         no effect. A row's bits depend on its query, on its keys in list order and on which
         take part: a mask that is all set changes none.
 
-        `begin` and `end` are [T], `slots` is [N], all int32 or int64 and contiguous; every
-        entry of `slots` is a slot of the cache, listed or not.
+        `begin` and `end` are [T], `slots` is [N], all int32 or int64; every entry of `slots` is a
+        slot of the cache, listed or not. Raises ValueError unless they, and those of the mask, are
+        contiguous.
 
         `reused` is handed to the layers of one forward that may read by the same lists: nobody
         writes to these from the first of them to the last.
         """
+        require_contiguous(begin, end, slots)
+        if mask is not None and mask_start is not None:
+            require_contiguous(mask, mask_start)
         lists = begin, end, slots, sinks, max_keys, mask, mask_start
         return self._attention(query, cache, *lists, reused or Reused())
 

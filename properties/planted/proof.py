@@ -30,7 +30,7 @@ BROKEN = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError
 """Errors of code that does not hold together: no test of behaviour is needed to see them."""
 
 LEFT_OUT = shutil.ignore_patterns(
-    *(".git", ".venv", ".engines", ".hypothesis", ".*_cache", "__pycache__", "out", "shared")
+    *(".git", ".venv", ".engines", ".hypothesis", ".*_cache", "__pycache__", "out")
 )
 """What a copy of a tree leaves out, by name: nothing of it is source."""
 

@@ -384,3 +384,21 @@ def test_a_faulty_op_set_fails_its_check(faulty: type[Ops], check: Check) -> Non
 def test_every_check_has_a_fault_that_it_finds() -> None:
     """A new check comes with an op set that fails it."""
     assert {check for _, check in FAULTS} == set(CHECKS)
+
+
+def test_what_a_kernel_reads_from_its_first_byte_on_must_lie_together() -> None:
+    """A view of one element that is repeated has the right shape, and a kernel reads beyond it."""
+    ops, rows = TorchOps(), torch.zeros(3, 4)
+    right, wrong = torch.zeros(3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64).expand(3)
+    cache, query = torch.zeros(2, 5, 1, 4), torch.zeros(3, 1, 4)
+
+    def refused(run: object, *words: object) -> None:
+        assert callable(run)
+        with pytest.raises(ValueError, match=r"reads \[3\] elements, which do not lie together"):
+            run(*words)
+
+    refused(ops.payload, rows, right.bool(), rows, wrong)
+    refused(ops.scan_states, rows, right, wrong, 1, rows, right, rows[0])
+    refused(ops.store_rows, rows, wrong, rows)
+    refused(ops.store_kv, cache, wrong, torch.int64, query, query)
+    refused(ops.attention, query, cache, right, wrong, right, None, 1)

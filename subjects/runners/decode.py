@@ -105,7 +105,8 @@ class DecodeRunner(GraphRunner):
             values = self.view(name, bucket)
             if self.tokens_per_request == 1:
                 return values
-            return values[:, None].expand(-1, self.tokens_per_request).reshape(-1)
+            # Of one request `reshape` would give a view, all of whose elements are one.
+            return values[:, None].expand(-1, self.tokens_per_request).contiguous().view(-1)
 
         input_ids = self.view("input_ids", bucket)
         states = self.target.advance_states(

@@ -619,7 +619,7 @@ def test_whatever_is_played_the_ledger_is_exact(modes: frozenset[Mode], page_siz
     world = Scheduler(config, pools, 4, modes)
     events: Counter[str] = Counter()
 
-    @settings(max_examples=16)
+    @settings(max_examples=40)
     @given(SCHEDULES)
     def play(schedule: Schedule) -> None:
         generator = torch.Generator().manual_seed(schedule.seed)
