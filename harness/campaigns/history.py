@@ -248,7 +248,6 @@ def _point(point: Point, device: str, seen: Mapping[TrialConfig, HuntResult]) ->
             for runner, hunt_result in found.items()
         },
         "odd": odd,
-        "failed": [runner for runner, hunt_result in found.items() if hunt_result.error],
         "open": [runner for runner, hunt_result in found.items() if _left_open(hunt_result)],
         "as_said": not odd,
     }

@@ -3,8 +3,8 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,20 +37,25 @@ class Stop:
 
 
 @contextmanager
-def listening(stop: Stop) -> Iterator[None]:
-    """Let `stop` hear within what asks this process to stop, unless that is ignored."""
+def heard_by(hear: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Let `hear` be called within for what asks this process to stop, unless that is ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, stop.hear)
+            signal.signal(number, hear)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def listening(stop: Stop) -> AbstractContextManager[None]:
+    """Let `stop` hear within what asks this process to stop, unless that is ignored."""
+    return heard_by(stop.hear)
 
 
 @contextmanager
@@ -59,18 +64,8 @@ def heard_at_the_end() -> Iterator[None]:
 
     It is for what keeps a run: a moment's work, and nothing is left of the run without it.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     heard: list[int] = []
-    before = {number: signal.getsignal(number) for number in STOPS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: heard.append(number))
-    try:
+    with heard_by(lambda number, _: heard.append(number)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if heard:
         signal.raise_signal(heard[0])

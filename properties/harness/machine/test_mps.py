@@ -6,7 +6,6 @@ NVIDIA's programs are stand-ins on the PATH.
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,13 @@ from harness.errors import CannotRunError
 from harness.machine import keeper
 from harness.machine.keeper import MISSING
 from harness.machine.mps import answers, private_daemon
-from properties.support.harness.command_line import CANNOT_RUN, INTERRUPTED, TERMINATED
+from properties.support.harness.command_line import (
+    CANNOT_RUN,
+    INTERRUPTED,
+    TERMINATED,
+    in_its_own_group,
+)
 from properties.support.harness.fake_gpus import FakeGpus
-from properties.support.places import ROOT
 
 VARIABLES = (keeper.PIPES, keeper.LOGS)
 
@@ -122,22 +125,12 @@ sys.exit(main(["timeline", "--mps"]))
 def test_the_daemon_is_stopped_however_the_command_ends(
     number: signal.Signals, code: int, fakes: FakeGpus
 ) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WAITING],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with in_its_own_group(WAITING) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         assert Path(f"/proc/{fakes.daemons[0][0]}").exists()
         os.killpg(process.pid, number)  # As a terminal does, and `timeout`: the whole group.
-        try:
-            process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # Leaving the block waits for it.
+        process.communicate(timeout=60)
     assert process.returncode == code
     assert fakes.gone()
 

@@ -3,15 +3,19 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.machine.stopping import PATIENCE, Stop, heard_at_the_end
-from properties.support.harness.command_line import HUNG_UP, INTERRUPTED, LONGEST, TERMINATED
-from properties.support.places import ROOT
+from properties.support.harness.command_line import (
+    HUNG_UP,
+    INTERRUPTED,
+    LONGEST,
+    TERMINATED,
+    in_its_own_group,
+    python,
+)
 
 SIGNALS = ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED), (signal.SIGHUP, HUNG_UP))
 
@@ -82,15 +86,7 @@ def test_a_run_that_is_asked_to_stop_at_any_time_keeps_its_record_and_page(
     source = RUN.format(
         number=int(number), while_playing=while_playing, while_writing=while_writing
     )
-    done = subprocess.run(
-        [sys.executable, "-c", source, str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
+    done = python("-c", source, str(tmp_path))
     assert (done.returncode, done.stderr.replace("paritybit: interrupted\n", "")) == (code, "")
     record = json.loads((tmp_path / "latest/run.json").read_text())
     assert (record["verdict"] == "interrupted") == (while_playing != "pass")
@@ -120,15 +116,7 @@ def test_a_signal_to_the_whole_group_is_told_of_once(
     number: int, code: int, tmp_path: Path
 ) -> None:
     """As a terminal sends it, that is closed: the processes that play end without a word."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HANG.format(longest=LONGEST), str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with in_its_own_group(HANG.format(longest=LONGEST), tmp_path) as process:
         assert process.stdout is not None
         assert "plays {<Handlers.SIG_DFL: 0>}\n" in iter(process.stdout.readline, "")
         os.killpg(process.pid, number)

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,6 +48,28 @@ def kept_traceback(said: str) -> str:
     text = Path(named[1]).read_text()
     Path(named[1]).unlink()
     return text
+
+
+@contextmanager
+def in_its_own_group(source: str, *words: object) -> Iterator[subprocess.Popen[str]]:
+    """Start this interpreter on a source text, in a process group to be sent a signal.
+
+    It is killed if it has not ended when this ends, so that a test fails and does not hang.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", source, *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def python(
