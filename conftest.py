@@ -136,7 +136,7 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send all tests that share the playing of a trial, or an engine's run, to one worker."""
+    """Send all tests that share the playing of a trial, or a file, to one worker."""
     return ByTrial(config, log)
 
 
@@ -147,20 +147,25 @@ class ByTrial(LoadScopeScheduling):  # type: ignore[misc]  # xdist leaves it unt
         return shared_scope(nodeid)
 
 
-ALONE = ("properties/harness/campaigns/test_corpus.py", "properties/verdicts/test_detection.py")
-"""Files whose tests share nothing: each of them captures an engine of its own."""
+ALONE = (
+    "properties/harness/campaigns/test_corpus.py",
+    "properties/harness/cli/",
+    "properties/harness/machine/",
+    "properties/verdicts/test_detection.py",
+)
+"""Where tests share nothing: each captures an engine of its own, or starts a process or more."""
 
 
 def shared_scope(nodeid: str) -> str:
-    """Return what a test shares with others: a clean trial, a released engine, or its file.
+    """Return what a test shares with others: a clean trial or its file. Or itself, if nothing.
 
-    Tests of one file share what is captured or set up for them.
+    Tests of one file share what is captured or set up for them. One worker plays them all, so
+    that a file whose tests take long and share nothing would be waited for at the end.
     """
-    shared = re.search(r"test_clean\.py::\w+\[(.*page\d+)|properties/(engines)/", nodeid)
-    if shared:
-        return shared.group(1) or shared.group(2)
-    file = nodeid.partition("::")[0]
-    return nodeid if file in ALONE else file
+    clean_trial = re.search(r"test_clean\.py::\w+\[(.*page\d+)", nodeid)
+    if clean_trial:
+        return clean_trial[1]
+    return nodeid if nodeid.startswith(ALONE) else nodeid.partition("::")[0]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

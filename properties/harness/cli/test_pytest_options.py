@@ -252,17 +252,21 @@ TRIAL = "decode-gpt_oss-memo-float32-page4"
 SCOPES = {
     f"properties/verdicts/test_clean.py::test_a[{TRIAL}-kv_parity]": TRIAL,
     f"properties/test_clean.py::test_b[{TRIAL}]": TRIAL,
-    "properties/engines/test_release.py::test_a": "engines",
-    "properties/engines/test_padding.py::test_b[1]": "engines",
-    "properties/harness/test_replay.py::test_c": "properties/harness/test_replay.py",
-    f"{conftest.ALONE[0]}::test_d[1]": f"{conftest.ALONE[0]}::test_d[1]",
+    "properties/engines/test_release.py::test_c[1]": "properties/engines/test_release.py",
+    **{f"{place}::test_d[1]": f"{place}::test_d[1]" for place in conftest.ALONE},
 }
 """Tests, and what those have in common that go to one worker."""
 
 
 @pytest.mark.parametrize("test", SCOPES)
-def test_what_shares_a_trial_or_an_engine_goes_to_one_worker(test: str) -> None:
+def test_what_shares_a_trial_or_a_file_goes_to_one_worker(test: str) -> None:
     assert conftest.shared_scope(test) == SCOPES[test]
+
+
+@pytest.mark.parametrize("place", conftest.ALONE)
+def test_where_tests_share_nothing_there_are_tests(place: str) -> None:
+    """A file or a folder that moved would be played by one worker again, unseen."""
+    assert (ROOT / place).exists()
 
 
 class Asked:
