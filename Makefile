@@ -3,11 +3,11 @@ PYTHON ?= python3
 BUG ?=
 BUGS ?=
 CASE ?=
-DEVICE ?= auto
+DEVICE ?=
 RUNNER ?=
 PRESET ?=
 SHAPE ?=
-SEED ?= 0
+SEED ?=
 EXAMPLES ?=
 RECORD ?= reports/out/latest/run.json
 ARGS ?=
@@ -37,38 +37,38 @@ help: ## Show this help
 setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
 regress: $(SETUP) ## Try the unchanged engine, then each bug (or BUG=…): tables, record, page; ENGINE=… tries that
-	@$(RUN) -m harness regress --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
+	@$(RUN) -m harness regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
 	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 engine: $(SETUP) ## Fetch a release of an engine, apart: VERSION=0.5.12, or vllm==0.33.0
 	@$(RUN) -m harness engine $(call quoted,$(VERSION))
 
 bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…); ENGINE=vllm: of that
-	@$(RUN) -m harness bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
+	@$(RUN) -m harness bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
 	  $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
 	@$(RUN) -m properties.engines.planted $(call quoted,$(VERSION)) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 releases: $(SETUP) ## Try every release of an engine: the matrix in reports/evidence/releases.md; ENGINE=vllm: releases-vllm.md
-	@$(RUN) -m harness bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) --device $(call quoted,$(DEVICE)) $(SHARED) --seed $(call quoted,$(SEED)) --releases all \
+	@$(RUN) -m harness bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) --releases all \
 	  --table reports/evidence/releases$(if $(filter vllm,$(ENGINE)),-vllm).md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…; an engine's with ENGINE=…
 	@$(RUN) -m harness replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(ARGS)
 
 bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule, hunted or CASE=… (an engine's: no BUGS)
-	@$(RUN) -m harness bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE)),--device $(call quoted,$(DEVICE)) --seed $(call quoted,$(SEED))) \
+	@$(RUN) -m harness bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE)),$(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED)))) \
 	  $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 timeline: $(SETUP) ## Play the upstream history: which properties were red when
-	@$(RUN) -m harness timeline --device $(call quoted,$(DEVICE)) $(SHARED) $(ARGS)
+	@$(RUN) -m harness timeline $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(ARGS)
 
 corpus: $(SETUP) ## Make the regression corpus again, or the cases of BUG=…
 	@$(RUN) -m harness corpus $(if $(BUG),--bug $(call quoted,$(BUG))) $(ARGS)
 
 test: $(SETUP) ## Run the test suite
-	@$(RUN) -m pytest -n auto --device $(call quoted,$(DEVICE)) $(SHARED) $(ARGS)
+	@$(RUN) -m pytest -n auto $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(ARGS)
 
 test-releases: $(SETUP) ## Run the tests of releases of the engine, which are fetched first: minutes
 	@for version in 0.5.11 0.5.12 0.5.23 vllm==0.17.0 vllm==0.33.0; do $(RUN) -m harness engine $$version || exit; done
@@ -78,7 +78,7 @@ planted: $(SETUP) ## Plant the table's faults and see that the suite catches eac
 	@$(RUN) -m properties.planted.run $(ARGS)
 
 mutants: $(SETUP) ## Get every static buffer wrong in each way; a property must see each: ARGS="--workers 60"
-	@$(RUN) -m harness mutants --device $(call quoted,$(DEVICE)) $(SHARED) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
+	@$(RUN) -m harness mutants $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 code-mutants: $(SETUP) ## Make small mistakes in subjects/ by rule; the harness must see each: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)
@@ -99,14 +99,14 @@ list: $(SETUP) ## List bugs, runners, models (presets) and properties
 	@$(RUN) -m harness list $(ARGS)
 
 bench: $(SETUP) ## Measure differential steps per second
-	@$(RUN) -m harness bench --device $(call quoted,$(DEVICE)) $(ARGS)
+	@$(RUN) -m harness bench $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
 soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"; ENGINE=… soaks that
-	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
+	@$(RUN) -m harness soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
 	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table in reports/evidence/detections.md
-	@$(RUN) -m harness soak --device $(call quoted,$(DEVICE)) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
+	@$(RUN) -m harness soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
 
 check: .venv/ready ## Lint and types, and the workflows of CI
 	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor

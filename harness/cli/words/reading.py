@@ -22,6 +22,24 @@ class Together(argparse.Action):
         setattr(namespace, self.dest, tuple(dict.fromkeys(given)))
 
 
+class Once(argparse.Action):
+    """The one value of an option. A second is refused: it would pass over the first unsaid."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the value, and that the option was given."""
+        given = vars(namespace).setdefault("given", set[str]())
+        if self.dest in given:
+            parser.error(f"{option_string} takes one value, and is given more than once")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that reports a wrong command line in one sentence."""
 
@@ -30,9 +48,11 @@ class Parser(argparse.ArgumentParser):
         raise MalformedError(f"{message} (see {self.prog} --help)")
 
     def add_argument(self, *flags: Any, **named: Any) -> Any:
-        """Add an argument. An option that is a list may be given again: the last is not all."""
+        """Add an argument. An option may be given again if it is a list, which is added to."""
         if named.get("type") in {names, counts}:
             named["action"] = Together
+        elif "action" not in named and flags[0].startswith("-"):
+            named["action"] = Once
         return super().add_argument(*flags, **named)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

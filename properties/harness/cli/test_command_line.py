@@ -20,7 +20,8 @@ from harness.cli.folders import shown
 from harness.cli.names import check_names
 from harness.cli.parser import EXAMPLES, parser
 from harness.cli.regress import hunts_of
-from harness.errors import LONGEST_VALUE
+from harness.cli.words.reading import Together
+from harness.errors import LONGEST_VALUE, MalformedError
 from harness.records.case import VERSION as CASE_VERSION
 from harness.records.case import dump_json
 from harness.records.schema import FORMAT, VERSION
@@ -138,6 +139,29 @@ def test_a_list_that_is_given_again_is_added_to() -> None:
     assert options.bug == ("swa_pad", "swa_int64", "b")
     assert options.runner == ()
     assert parser().parse_args(["bisect", "swa_pad,swa_int64"]).bugs == ("swa_pad", "swa_int64")
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_an_option_of_one_value_that_is_given_again_is_refused(command: str) -> None:
+    """Where the last alone counted, an engine that was named would never be tried."""
+    line = EXAMPLES[command].splitlines()[0].split()
+    for option in parser().parse_args(line).parser._actions:
+        if not option.option_strings or option.nargs == 0:
+            continue
+        name, value = option.option_strings[0], next(iter(option.choices or ["1"]))
+        if "by comma" in option.help:
+            assert isinstance(option, Together)
+        else:
+            said = f"^{name} takes one value, and is given more than once .see paritybit {command}"
+            with pytest.raises(MalformedError, match=said):
+                parser().parse_args([*line, f"{name}={value}", name, value])
+
+
+def test_an_option_of_one_value_is_counted_by_the_command_line_alone() -> None:
+    """Neither its default nor what an earlier command line gave is a first value."""
+    reader = parser()
+    for _ in range(2):
+        assert reader.parse_args(["regress", "--seed", "0", "--mps", "--mps"]).seed == 0
 
 
 def test_an_engine_is_asked_about_one_case_at_a_time(tmp_path: Path, refused: Any) -> None:
