@@ -1,6 +1,8 @@
 """Folders of runs, and what of a command line a record may hold."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -32,6 +34,24 @@ def shown(word: str, keep: int = 1) -> str:
     inside = [part for part in path.parts if part not in {"..", path.anchor}]
     leaves = path.is_absolute() or (".." in path.parts and len(inside) > keep)
     return str(Path(*inside[-keep:])) if leaves else word
+
+
+@contextmanager
+def run_folder(out: Path) -> Iterator[Path]:
+    """Make a folder for this run under `out`, as `new_folder` does.
+
+    If the run raises with nothing in it yet, as for a journal or a cluster that cannot be used,
+    it is removed again, and so is what had to be made above it.
+    """
+    above = [folder for folder in (out, *out.parents) if not folder.exists()]
+    folder = new_folder(out)
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # A folder that holds something is kept.
+            for empty in (folder / "cases", folder, *above):
+                empty.rmdir()
+        raise
 
 
 def new_folder(out: Path) -> Path:

@@ -56,11 +56,11 @@ def run_soak(options: argparse.Namespace) -> int:
             "no steps and no seeds are nothing to play (see paritybit soak --help)"
         )
     device = resolve_device(options.device or "auto")
+    shape = Shape(options.shape)
+    workers = fitting(workers_asked_for(options, device), trials(device, shape))
     run_record.require_writable(options.record)
     if options.table is not None:
         run_record.require_writable(options.table)
-    shape = Shape(options.shape)
-    workers = fitting(workers_asked_for(options, device), trials(device, shape))
     figures = soak(device, steps, range(seeds), options.first_seed, workers, shape)
     with heard_at_the_end():
         print(figures["message"])
@@ -88,9 +88,9 @@ def detection_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def run_timeline(options: argparse.Namespace) -> int:
     """Play the upstream history and show what was red at each point."""
     device = resolve_device(options.device or "auto")
+    workers = workers_asked_for(options, device)
     if options.record is not None:
         run_record.require_writable(options.record)
-    workers = workers_asked_for(options, device)
     figures = play_history(device, workers)
     with heard_at_the_end():
         Console().print(history_table(figures))
@@ -110,6 +110,7 @@ def run_mutants(options: argparse.Namespace) -> int:
     for name in options.runner:
         known("runner", name, RUNNERS)
     device = resolve_device(options.device or "auto")
+    workers = workers_asked_for(options, device)
     if options.record is not None:
         run_record.require_writable(options.record)
     seeds = tuple(range(options.first_seed, options.first_seed + options.seeds))
@@ -118,7 +119,6 @@ def run_mutants(options: argparse.Namespace) -> int:
         for mutant in mutants()
         if not options.runner or mutant.runner in options.runner
     ]
-    workers = workers_asked_for(options, device)
     ends: list[MutantEnded] = []
     clock, interrupted = time.monotonic(), False
     console = Console()

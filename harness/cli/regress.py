@@ -18,7 +18,7 @@ from harness.cli.display import clean_table, matrix, print_errors, progress, run
 from harness.cli.engines.trial import try_engine
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.failures import print_failures
-from harness.cli.folders import new_folder, shown, swap_link
+from harness.cli.folders import run_folder, shown, swap_link
 from harness.cli.pages import previous_of, print_previous
 from harness.cli.spreading import (
     fitting,
@@ -72,7 +72,12 @@ def run_regress(options: argparse.Namespace) -> int:
         shape=shape,
     )
     settings = replace(settings, workers=fitting(settings.workers, trials_of(settings)))
-    folder = new_folder(options.out)
+    with run_folder(options.out) as folder:
+        return played(settings, folder, options.database)
+
+
+def played(settings: RunConfig, folder: Path, database: Path | None) -> int:
+    """Play a run whose results go into a folder, and its cases into a database, if one is named."""
     console, run, tasks = Console(), Run(settings), plan(settings)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
     console.print(WORDS)
@@ -88,8 +93,8 @@ def run_regress(options: argparse.Namespace) -> int:
         run.interrupted = True
     with heard_at_the_end():
         code = finish(console, run, folder)
-        if options.database is not None:
-            save(options.database, cases_of(run).values())
+        if database is not None:
+            save(database, cases_of(run).values())
     return code
 
 

@@ -21,7 +21,7 @@ from harness.cli.engines.display import (
 )
 from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from harness.cli.folders import new_folder, shown, swap_link
+from harness.cli.folders import run_folder, shown, swap_link
 from harness.cli.pages import previous_of, print_previous
 from harness.cli.parser import EVERY, NEWEST
 from harness.cli.spreading import print_run_again
@@ -53,12 +53,13 @@ def try_engine(options: argparse.Namespace) -> int:
     asked = engine_record.faults_of(options.bug, faults)
     settings = settings_of(options, asked)
     engine = engines.find(options.engine)
-    console, folder = Console(), new_folder(options.out)
-    console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
-    console.print("A leg plays one of the engine's runners on one model (docs/glossary.md).")
-    answer = answer_of(engine, settings, folder, console)
-    with heard_at_the_end():
-        return finish(console, engine, settings, asked, options, answer, folder)
+    console = Console()
+    with run_folder(options.out) as folder:
+        console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
+        console.print("A leg plays one of the engine's runners on one model (docs/glossary.md).")
+        answer = answer_of(engine, settings, folder, console)
+        with heard_at_the_end():
+            return finish(console, engine, settings, asked, options, answer, folder)
 
 
 def finish(
@@ -214,6 +215,24 @@ def versions_of(names: Sequence[str], package: Package = SGLANG) -> list[str]:
     return sorted(found, key=engines.in_order)
 
 
+def tried(
+    engine: engines.Found,
+    settings: Settings,
+    asked: engine_record.Asked,
+    options: argparse.Namespace,
+    place: Path,
+    console: Console,
+) -> dict[str, Any]:
+    """Try one release of a walk; make its folder, record and page; return the record."""
+    place.mkdir()
+    answer = answer_of(engine, settings, place, console)
+    with heard_at_the_end():
+        record = record_of(engine, settings, asked, options, answer)
+        console.print(f"{place.name}: {record['verdict']}: {record['message']}", highlight=False)
+        write_engine(record, place)
+    return record
+
+
 def run_releases(options: argparse.Namespace) -> int:
     """Try releases in order and say where each fault appears and disappears.
 
@@ -222,28 +241,23 @@ def run_releases(options: argparse.Namespace) -> int:
     package = PACKAGES[options.engine]
     asked = engine_record.faults_of(options.bug, ADAPTERS[package.name].faults)
     settings = settings_of(options, asked)
+    versions = versions_of(options.releases or (*package.walked, NEWEST), package)
     if options.table is not None:
         require_writable(options.table)
-    versions = versions_of(options.releases or (*package.walked, NEWEST), package)
-    console, folder = Console(), new_folder(options.out)
+    console = Console()
     walked: list[tuple[str, dict[str, Any] | str]] = []
-    for version in versions:
-        place = folder / version
-        place.mkdir()
-        try:
-            engine = engines.fetch(version, package)
-        except (CannotRunError, MalformedError) as error:
-            walked.append((version, str(error)))
-            console.print(f"{version}: {error}", highlight=False)
-            continue
-        answer = answer_of(engine, settings, place, console)
-        with heard_at_the_end():
-            record = record_of(engine, settings, asked, options, answer)
+    with run_folder(options.out) as folder:
+        for version in versions:
+            try:
+                engine = engines.fetch(version, package)
+            except (CannotRunError, MalformedError) as error:
+                walked.append((version, str(error)))
+                console.print(f"{version}: {error}", highlight=False)
+                continue
+            record = tried(engine, settings, asked, options, folder / version, console)
             walked.append((version, record))
-            console.print(f"{version}: {record['verdict']}: {record['message']}", highlight=False)
-            write_engine(record, place)
-        if record["answer"]["interrupted"]:
-            break
+            if record["answer"]["interrupted"]:
+                break
     console.print(runner_table(walked, package, settings.runners), release_table(walked))
     for line in changes(walked):
         console.print(line, highlight=False)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from harness.cli.folders import new_folder, swap_link
 from harness.errors import CannotRunError
 from harness.records.files import write_whole
 from harness.records.record import write
-from properties.support.harness.command_line import CANNOT_RUN, LONGEST
+from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED
 from properties.support.places import ROOT
 from properties.support.reports.records import green
 from reports.compared.runs import compare_runs
@@ -134,6 +135,43 @@ def test_runs_that_start_at_once_have_a_folder_each(tmp_path: Path) -> None:
     assert all((tmp_path / "out" / name / "cases").is_dir() for name in made)
 
 
+UNUSABLE = {
+    "a journal of something else": (MALFORMED, ["--journal", "notes"]),
+    "a journal that is a folder": (MALFORMED, ["--journal", "."]),
+    "a cluster without its size": (MALFORMED, ["--ray", "10.0.0.1:1"]),
+    "a cluster that does not answer": (CANNOT_RUN, ["--ray", "10.0.0.1:1", "--workers", "1"]),
+}
+"""Words of a command line that are found out late, and how it ends."""
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_a_run_that_cannot_begin_leaves_nothing(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder of its own, nor those above it; runs that are there stay, and so does the link."""
+
+    def init(**_: Any) -> None:
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_text("notes")
+    code, words = UNUSABLE[what]
+    run = ["regress", "--device", "cpu", "--runner", "cpu_graph", "--bug", "req_pool_pad"]
+    assert main([*run, *words, "--out", "a/out"]) == code
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    swap_link(earlier := new_folder(tmp_path / "a/out"))
+    assert main([*run, *words, "--out", "a/out"]) == code
+    assert {path.name for path in (tmp_path / "a/out").iterdir()} == {earlier.name, "latest"}
+
+
+@pytest.mark.parametrize("command", ["soak", "timeline", "mutants"])
+def test_the_folder_of_a_record_is_made_last(command: str, tmp_path: Path, refused: Any) -> None:
+    words = ["--record", tmp_path / "b/c.json", "--device", "cpu", "--ray", "10.0.0.1:1"]
+    assert "needs --workers" in refused(MALFORMED, command, *words)
+    assert not (tmp_path / "b").exists()
+
+
 def test_the_link_to_the_last_run_is_swapped_in_one_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,8 +220,7 @@ def test_a_walk_over_releases_leaves_the_link_to_the_last_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has no record of its own, and may have tried nothing."""
-    run = new_folder(tmp_path / "out")
-    swap_link(run)
+    swap_link(run := new_folder(tmp_path / "out"))
     monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path))
     monkeypatch.setattr("harness.engines.fetch._pip", lambda *_: "(from versions: 0.5.11)")
     words = ["--releases", "0.0.0", "--device", "cpu", "--out", str(tmp_path / "out")]
