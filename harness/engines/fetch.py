@@ -47,8 +47,8 @@ def folder() -> Path:
 def find(spec: str) -> Found:
     """Return the engine of `NAME==VERSION`, fetched if need be, or of a folder.
 
-    Raises ValueError for what is neither, and for a release that does not exist;
-    CannotRunError for one that cannot be had here.
+    Raises MalformedError for what is neither, for a release that does not exist, and for a file
+    that has another hash than is pinned; CannotRunError for a release that cannot be had here.
     """
     package, named = package_of(spec), NAMED.fullmatch(spec)
     if named is not None:
@@ -157,7 +157,7 @@ def _download(version: str | None, into: Path, package: Package) -> Path:
     if wheels:
         return wheels[0]
     if OTHER_HASH in said:
-        raise CannotRunError(f"what the index has of {wanted} has another hash than is pinned")
+        raise MalformedError(f"what the index has of {wanted} has another hash than is pinned")
     listed = re.search(r"from versions: (.*)\)", said)
     if version is not None and listed is not None and listed[1].strip() not in {"", "none"}:
         raise MalformedError(
@@ -180,7 +180,10 @@ def _require_dependencies(package: Package) -> None:
 
 
 def _install(name: str) -> None:
-    """Install one folder of what engines import. Raises CannotRunError where it cannot be."""
+    """Install one folder of what engines import.
+
+    Raises CannotRunError where it cannot be, MalformedError where a file is not what is pinned.
+    """
     _require_place(name)
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         target = Path(scratch) / name
@@ -195,7 +198,7 @@ def _install(name: str) -> None:
         )
         if not target.exists():
             if OTHER_HASH in said:
-                raise CannotRunError("what engines import has another hash than is pinned")
+                raise MalformedError("what engines import has another hash than is pinned")
             last = (said.strip().splitlines() or ["no output"])[-1]
             raise CannotRunError(f"what engines import could not be installed: {last}")
         _move(target, folder() / name)

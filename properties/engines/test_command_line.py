@@ -15,7 +15,7 @@ from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.faults import FAULTS, Verdict
-from harness.errors import CannotRunError, UnknownNameError
+from harness.errors import CannotRunError, MalformedError, UnknownNameError
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 from properties.support.places import ROOT
 
@@ -75,7 +75,7 @@ def test_a_release_is_taken_if_its_hash_is_as_pinned(
     (tmp_path / "pins.txt").write_text("".join(pins))
     monkeypatch.setattr(engines, "RELEASES", tmp_path / "pins.txt")
     assert engines.fetch("0.0.1").package.is_dir()
-    with pytest.raises(CannotRunError, match=r"sglang==0\.0\.2 has another hash than is pinned"):
+    with pytest.raises(MalformedError, match=r"sglang==0\.0\.2 has another hash than is pinned"):
         engines.fetch("0.0.2")
     assert engines.fetch("0.0.3").package.is_dir()
 

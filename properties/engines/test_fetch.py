@@ -1,6 +1,8 @@
-"""Where engines are kept: a folder that cannot be, and two that fetch one release at a time."""
+"""Where engines are kept, who fetches one, and what CI makes of one that it cannot have."""
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from harness.engines import fetch
 from harness.engines.adapters.packages import SGLANG, Package
 from harness.errors import CannotRunError
 from properties.support.harness.command_line import CANNOT_RUN
+from properties.support.places import ROOT
 
 
 @pytest.mark.parametrize("place", ["/proc/engines", "a file"])
@@ -57,3 +60,41 @@ def test_an_engine_that_cannot_be_kept_whole_leaves_nothing(
     with pytest.raises(CannotRunError, match="sglang-1 cannot be kept where engines are"):
         fetch._move(tmp_path / "unpacked", tmp_path / "sglang-1")
     assert list(tmp_path.iterdir()) == []
+
+
+FETCHES = {
+    "both are fetched": ("0 0", 0),
+    "no index answers": ("125 125", 0),
+    "the first has another hash": ("2 0", 1),
+    "the second has another hash": ("0 2", 1),
+    "an error of ours": ("1 1", 1),
+}
+"""How the fetches of the two releases end that CI tries, and how its script does."""
+
+ENDS_AS_TOLD = """#!/bin/sh
+set -- "$@" $ENDS
+case "$*" in
+  *"harness engine 0.5.11"*) exit "$5";;
+  *"harness engine 0.5.12"*) exit "$6";;
+  *"--engine sglang==0.5.11"*) exit 1;;
+esac
+"""
+
+
+@pytest.mark.parametrize("what", FETCHES)
+def test_ci_takes_nothing_but_a_silent_index_for_a_release_that_was_not_tried(
+    what: str, tmp_path: Path
+) -> None:
+    """The interpreter is one that ends as it is told; both trials end as they should."""
+    ends, code = FETCHES[what]
+    interpreter = tmp_path / "python"
+    interpreter.write_text(ENDS_AS_TOLD)
+    interpreter.chmod(0o755)
+    variables = {**os.environ, "PYTHON": str(interpreter), "ENDS": ends}
+    done = subprocess.run(
+        [ROOT / ".ci/engines"], env=variables, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.count("was not tried")) == (
+        code,
+        ends.split().count("125"),
+    )
