@@ -40,11 +40,13 @@ from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
 from subjects.engines.sglang.runners.prefill import BreakableRunner
 from subjects.engines.shared.loading import Engine, message
 from subjects.engines.shared.missing import PartMissingError, UndeclaredError
-from subjects.engines.shared.padded import PaddedInput
+from subjects.engines.shared.padded import PaddedInput, PaddingRow, padding_of
 from subjects.engines.shared.paired import pair_slots
 from subjects.engines.shared.stubs import StubFinder
-from subjects.engines.vllm.contract import gathers_by, marks_rows
+from subjects.engines.vllm.contract import gathers_by, marks_padding, marks_rows, names_last_tokens
+from subjects.engines.vllm.drafter import DraftingRunner
 from subjects.engines.vllm.requests import VllmRequests
+from subjects.engines.vllm.runner import VllmRunner
 from subjects.protocol import Forward
 
 FOLDERS = {"sglang": "srt", "vllm": "v1"}
@@ -174,6 +176,73 @@ def test_an_argument_by_which_a_contract_is_known_is_not_taken_to_be_absent_by_a
     runner = SimpleNamespace(runner=SimpleNamespace(speculator=Renamed()))
     with pytest.raises(PartMissingError, match="_copy_request_inputs takes idle_run"):
         marks_rows(runner)
+
+
+class Common:
+    """Stands for what all of the engine's drafters have in common, in later releases."""
+
+    __module__ = "vllm.v1.worker.gpu.spec_decode.speculator"
+
+
+class Drafter(Common):
+    """Stands for a drafter that copies requests by another name."""
+
+
+def drafting(kind: type[Any], **held: Any) -> Any:
+    """Return a runner with a drafter that holds these static buffers."""
+    drafter = kind()
+    vars(drafter).update(held, input_buffers=SimpleNamespace())
+    return SimpleNamespace(runner=SimpleNamespace(speculator=drafter))
+
+
+def test_a_promise_is_not_dropped_with_the_part_by_which_it_is_known() -> None:
+    """An early release, which has none of that code, never made it."""
+    with pytest.raises(PartMissingError, match="Drafter has no _copy_request_inputs"):
+        marks_rows(drafting(Drafter))
+    assert marks_rows(drafting(SimpleNamespace)) is False
+    assert names_last_tokens(drafting(Drafter)) is True
+    assert names_last_tokens(drafting(SimpleNamespace)) is False
+    assert names_last_tokens(drafting(SimpleNamespace, last_token_indices=0)) is True
+    with pytest.raises(PartMissingError, match="no VLLM_MOE_SKIP_PADDING"):
+        marks_padding(SimpleNamespace(), SimpleNamespace(is_padding=0))
+    assert marks_padding(SimpleNamespace(), SimpleNamespace()) is False
+    for told in (False, True):
+        known = SimpleNamespace(VLLM_MOE_SKIP_PADDING=told)
+        assert marks_padding(known, SimpleNamespace(is_padding=0)) is told
+
+
+def test_a_static_input_of_which_something_is_promised_is_not_passed_over() -> None:
+    batch: Any = SimpleNamespace(live_requests=1, live_tokens=1)
+    row = PaddingRow("slots", lambda tokens: -1)
+    found = padding_of([row], {"slots": torch.zeros(3)}, {}, batch, 2, 1)
+    assert found["slots"][1].tolist() == [-1.0, -1.0]
+    with pytest.raises(PartMissingError, match="no static input slots, of whose padding"):
+        padding_of([row], {"slot_ids": torch.zeros(3)}, {}, batch, 2, 1)
+
+
+def test_a_drafter_s_static_buffer_is_not_passed_over_by_another_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(VllmRunner, "statics", lambda runner: {})
+    made = object.__new__(DraftingRunner)
+    names = ("positions", "seq_lens", "query_start_loc", "hidden_states", "idx_mapping")
+    made.runner = drafting(Drafter, **dict.fromkeys(names)).runner
+    with pytest.raises(PartMissingError, match="Drafter has no input_ids"):
+        made.statics()
+    made.runner.speculator.input_ids = None
+    assert set(made.statics()) == {f"drafter.{name}" for name in (*names, "input_ids")}
+
+
+@pytest.mark.parametrize("gone", ["swa_loc", "set_swa_loc"])
+def test_swa_locations_that_are_preset_are_not_passed_over_by_another_name(gone: str) -> None:
+    held: dict[str, Any] = {"swa_loc": None, "set_swa_loc": print}
+    made = object.__new__(SglangPool)
+    made.kv = SimpleNamespace()
+    assert made.preset_locations is None
+    moved = object.__new__(SglangPool)
+    moved.kv = SimpleNamespace(**{name: held[name] for name in held if name != gone})
+    with pytest.raises(PartMissingError, match=f"SimpleNamespace has no {gone}"):
+        moved.preset(None)
 
 
 @pytest.mark.parametrize("name", ["EAGLEDraftCudaGraphRunner", "EagleDraftGraphs", "eagle_draft"])

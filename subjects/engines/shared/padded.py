@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch
+from subjects.engines.shared.missing import PartMissingError
 
 KEPT, RESET = "kept", "reset"
 
@@ -75,12 +76,15 @@ def padding_of(
 ) -> dict[str, tuple[int, Tensor]]:
     """Return, by static input, where padding begins behind a batch's live part and what it holds.
 
-    A row of a table is one element of it.
+    A row of a table is one element of it. Raises PartMissingError where an input is not there of
+    which something is promised.
     """
     found = dict[str, tuple[int, Tensor]]()
     for row in rows:
         if row.name not in statics:
-            continue
+            raise PartMissingError(
+                f"the engine has no static input {row.name}, of whose padding something is promised"
+            )
         held = statics[row.name]
         live = len(given[row.name]) if row.name in given else batch.live_requests
         end = bucket * (1 if row.of_requests else tokens_per_request)

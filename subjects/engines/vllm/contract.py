@@ -10,10 +10,14 @@ from reference.batch import Mode
 from reference.config import SPECULATION
 from subjects.engines.paged.engine import SLOTS, TABLES
 from subjects.engines.shared.loading import takes
+from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.padded import PaddingRow
 
 GATHERING = ["idx_mapping", "num_reqs_padded", "out", "out_ptrs", "num_computed_tokens"]
 """What the engine's block tables may be gathered by, in any release."""
+
+COMMON = "spec_decode.speculator"
+"""Where what all drafters have in common is, in later releases."""
 
 COPYING = ["num_reqs", "idx_mapping", "temperature", "seeds", "dummy_run"]
 """What its drafter may be given of requests."""
@@ -32,17 +36,48 @@ def zeroes_block_tables(runner: Any) -> bool:
 def marks_rows(runner: Any) -> bool:
     """Whether rows that are nobody's are -1 in the drafter's map of requests: their slots are too.
 
-    It is so since batches of no request at all are told apart.
+    It is so since batches of no request at all are told apart. Raises PartMissingError where what
+    all drafters have in common no longer copies requests by the name it had from the first.
     """
-    copied = getattr(runner.runner.speculator, "_copy_request_inputs", None)
+    drafter = runner.runner.speculator
+    copied = getattr(drafter, "_copy_request_inputs", None)
+    if copied is None and of_common_code(drafter):
+        raise PartMissingError(
+            f"the engine's {type(drafter).__name__} has no _copy_request_inputs: whether it marks"
+            " rows that are nobody's is not known"
+        )
     return copied is not None and takes(copied, "dummy_run", COPYING)
+
+
+def marks_padding(settings: Any, buffers: Any) -> bool:
+    """Whether the engine is set to read which tokens are padding.
+
+    Raises PartMissingError where it has a buffer of that and no such setting.
+    """
+    name = "VLLM_MOE_SKIP_PADDING"
+    if hasattr(buffers, "is_padding") and not hasattr(settings, name):
+        raise PartMissingError(
+            f"the engine has no {name}: whether it reads which tokens are padding is not known"
+        )
+    return bool(getattr(settings, name, False))
+
+
+def names_last_tokens(runner: Any) -> bool:
+    """Whether the drafter names the last token of each request: all but the first releases do."""
+    drafter = runner.runner.speculator
+    return hasattr(drafter, "last_token_indices") or of_common_code(drafter)
+
+
+def of_common_code(drafter: Any) -> bool:
+    """Whether the drafter is built on what all drafters have in common, as in later releases."""
+    return any(one.__module__.endswith(COMMON) for one in type(drafter).__mro__)
 
 
 CONTRACT = (
     *(PaddingRow(name, lambda tokens: -1) for name in SLOTS),
     PaddingRow("seq_lens", lambda tokens: 0, of_requests=True),
     PaddingRow("query_start_loc", lambda tokens: tokens, of_requests=True),
-    PaddingRow("is_padding", lambda tokens: 1, in_bucket=True),
+    PaddingRow("is_padding", lambda tokens: 1, True, lambda runner: runner.marks_padding),
     *(PaddingRow(name, lambda tokens: 0, True, zeroes_block_tables, True) for name in TABLES),
 )
 """The engine's contract; input ids and positions of padded tokens are stale, and it holds so."""
@@ -57,7 +92,7 @@ OF_DRAFTS = {
     Mode.DRAFT_EXTEND: (
         *OF_DRAFTERS,
         PaddingRow("drafter.seq_lens", lambda tokens: 0, of_requests=True),
-        PaddingRow("drafter.last_token_indices", lambda tokens: 0, of_requests=True),
+        PaddingRow("drafter.last_token_indices", lambda tokens: 0, False, names_last_tokens, True),
         *CONTRACT,
     ),
     Mode.DRAFT: (

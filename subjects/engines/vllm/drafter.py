@@ -39,11 +39,11 @@ MANAGERS = {
 }
 """What holds the graphs of a drafter that catches up, and of one that proposes, by release."""
 
-BUFFERS = (
-    *("input_ids", "positions", "seq_lens", "query_start_loc", "hidden_states"),
-    *("idx_mapping", "last_token_indices", "sample_src_positions"),
-)
-"""The drafter's own static buffers, those that a release has."""
+BUFFERS = "input_ids", "positions", "seq_lens", "query_start_loc", "hidden_states", "idx_mapping"
+"""The drafter's own static buffers, in every release."""
+
+LATER_BUFFERS = "last_token_indices", "sample_src_positions"
+"""Those that came later."""
 
 
 class DraftDecoder(Decoder):
@@ -205,8 +205,11 @@ class DraftingRunner(PagedDrafter, VllmRunner):
         """Return every static buffer that a replay reads: the target's, then the drafter's."""
         drafter = self.runner.speculator
         held = {**vars(drafter.input_buffers), **vars(drafter)}
-        own = {f"drafter.{name}": held[name] for name in BUFFERS if name in held}
-        return {**super().statics(), **own}
+        moved = [name for name in BUFFERS if name not in held]
+        if moved:
+            raise PartMissingError(f"the engine's {type(drafter).__name__} has no {moved[0]}")
+        names = (*BUFFERS, *(name for name in LATER_BUFFERS if name in held))
+        return {**super().statics(), **{f"drafter.{name}": held[name] for name in names}}
 
 
 def tokens_of(size: Any) -> int:

@@ -17,7 +17,7 @@ from reference.ops import Ops
 from subjects.engines.paged.runner import PagedRunner, Ran
 from subjects.engines.shared.loading import Engine, named
 from subjects.engines.shared.tensors import tensors_in
-from subjects.engines.vllm.contract import gathers_by
+from subjects.engines.vllm.contract import gathers_by, marks_padding
 from subjects.engines.vllm.loading import PACKAGE
 from subjects.engines.vllm.model import Decoder, layer_name, spec_of
 from subjects.engines.vllm.settings import configuration
@@ -73,7 +73,6 @@ class VllmRunner(PagedRunner):
     ) -> None:
         super().__init__(models, mode, ops)
         self.engine = engine
-        self.marks_padding = getattr(engine.module("envs"), "VLLM_MOE_SKIP_PADDING", False)
         config = configuration(engine, self, self.captured(buckets), rows, asked)
         self.plan = cache_config(engine, self.cached, blocks)
         self.prepare()
@@ -82,6 +81,7 @@ class VllmRunner(PagedRunner):
         known = config.compilation_config.static_forward_context
         known.update(zip(self.decoder.names, self.decoder.attention, strict=True))
         runner = self.runner
+        self.marks_padding = marks_padding(engine.module("envs"), runner.input_buffers)
         runner.model = self.decoder
         made = engine.part(f"{GPU}.model_states:init_model_state")
         runner.model_state = made(config, self.decoder, None, self.device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from reference.config import Kind, ModelConfig, Role
 from reference.pool import PoolSizes
 from reference.state_pool import StatePool
 from subjects.engines.shared.loading import Engine, named
+from subjects.engines.shared.missing import PartMissingError
 
 
 class SglangPool:
@@ -187,12 +189,24 @@ class SglangPool:
     @property
     def preset_locations(self) -> Tensor | None:
         """The SWA write locations preset for stores to come; None where there are none."""
-        found: Tensor | None = getattr(self.kv, "swa_loc", None)
+        found: Tensor | None = self.kv.swa_loc if self.has_preset else None
         return found
+
+    @cached_property
+    def has_preset(self) -> bool:
+        """Whether the engine's pool can be preset with SWA write locations, in early releases.
+
+        Raises PartMissingError where one of the two names that come with that has gone alone.
+        """
+        held, setter = hasattr(self.kv, "swa_loc"), hasattr(self.kv, "set_swa_loc")
+        if held != setter:
+            gone = "set_swa_loc" if held else "swa_loc"
+            raise PartMissingError(f"the engine's {type(self.kv).__name__} has no {gone}")
+        return held
 
     def preset(self, loc: Tensor | None) -> None:
         """Preset the SWA write locations, or forget them, where the engine has such."""
-        if hasattr(self.kv, "set_swa_loc"):
+        if self.has_preset:
             self.kv.set_swa_loc(loc)
 
     def keys_and_values(self, role: Role, layer: int) -> tuple[Tensor, Tensor]:
