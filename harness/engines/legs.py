@@ -59,6 +59,7 @@ class Leg:
     failing: dict[str, tuple[Schedule, str]] = field(default_factory=dict)
     causes: dict[str, str] = field(default_factory=dict)
     shown: list[Counterexample] = field(default_factory=list)
+    judged: statics.Judged = field(default_factory=statics.Judged)
     observer: Callable[[Observation], None] | None = None
     started: float = field(default_factory=time.perf_counter)
 
@@ -80,6 +81,7 @@ class Leg:
             places.update(dict.fromkeys(violated, f"step {place} ({step.name})"))
             showing.update({name: faults_shown(name, observation, told) for name in violated})
             self.evidence.see(observation, asked)
+            self.judged.see(observation)
             if self.observer is not None:
                 self.observer(observation)
             if ledger is not None:
@@ -133,6 +135,11 @@ class Leg:
         """Return every violated property as a finding, with its cause where one was proved."""
         found = self.evidence.findings(self.lockstep.trial.preset)
         return [replace(one, cause=self.causes.get(one.property)) for one in found]
+
+    def notes(self) -> list[str]:
+        """Return, in words, which static inputs no property judges by themselves."""
+        entries = {} if self.ledger is None else self.ledger.entries
+        return self.judged.notes([name for name, one in entries.items() if one.disturbed])
 
     def cases(self, seed: int, most_forwards: int) -> list[Case]:
         """Return a case of each violated property: its first failing schedule, shrunk.

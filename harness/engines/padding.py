@@ -135,7 +135,7 @@ class PaddingLedger:
         found = []
         for name, declared in self.subject.declared_padding().items():
             entry = self.entries.get(name)
-            observed, holds = "not tried", "not tried"
+            observed = holds = "not judged" if entry is None else "not tried"
             if entry is not None and entry.disturbed:
                 kept = bool(entry.outlived)
                 observed = KEPT if kept else f"reset to {sorted(entry.left)}"

@@ -1,7 +1,8 @@
 """An engine's static inputs around one replay: what they held before it, and their padded tails."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -60,3 +61,55 @@ def tail(observation: Observation, name: str, held: Tensor) -> Tensor:
     live = right.shape[axis]
     end = live * replay.bucket // replay.live_size
     return held.narrow(axis, live, min(end, held.shape[axis]) - live).flatten()
+
+
+@dataclass
+class Judged:
+    """The static inputs of replays, and those of which something is known to hold them against.
+
+    That is, of their live part, what the batch brings, and of their padding, what is promised.
+    """
+
+    there: set[str] = field(default_factory=set)
+    live: set[str] = field(default_factory=set)
+    padding: set[str] = field(default_factory=set)
+
+    def see(self, observation: Observation) -> None:
+        """Take note of the static inputs of a step that replayed."""
+        replay = observation.replay
+        if replay is not None:
+            self.there.update(observation.static)
+            self.live.update(replay.given or ())
+            self.padding.update(replay.padding)
+
+    def notes(self, disturbed: Collection[str]) -> list[str]:
+        """Say, in words, which no property judges by itself; `disturbed` are tails overwritten."""
+        live = self.there - self.live
+        padding = self.there - self.padding - set(disturbed)
+        unknown = {
+            "": live & padding,
+            "the live part of ": live - padding,
+            "the padding of ": padding - live,
+        }
+        return [
+            f"not judged by itself: {part}{listed(names)}: what it must hold is not known; what is"
+            " wrong in it shows only by what a replay reads, stores or gives"
+            for part, names in unknown.items()
+            if names
+        ]
+
+
+MANY = 3
+"""Of so many static inputs of one holder, as of a backend, none is named."""
+
+
+def listed(names: Collection[str]) -> str:
+    """Return static inputs by name; of a holder that has many of them, how many."""
+    held = dict[str, list[str]]()
+    for name in sorted(names):
+        held.setdefault(name.rpartition(".")[0], []).append(name)
+    return ", ".join(
+        part
+        for holder, own in sorted(held.items())
+        for part in (own if not holder or len(own) < MANY else [f"{len(own)} of {holder}"])
+    )

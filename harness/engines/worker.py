@@ -313,9 +313,9 @@ class _Session:
         for schedule in leg.traffic(task.seed, of_traffic):
             leg.play(schedule)
         leg.play_drawn(task.seed, task.examples - of_traffic)
-        leg.ledger = None
         answer = self.answer
-        answer.notes += subject.notes()
+        answer.notes += subject.notes() + leg.notes()
+        leg.ledger = None
         answer.padding = [
             {**self._label(), "buffer": name, **entry.to_json()}
             for name, entry in ledger.entries.items()
