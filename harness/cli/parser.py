@@ -39,7 +39,7 @@ Run every step of an inference engine twice, once eagerly and once by CUDA-graph
 and compare the bits.
 
 Exit codes: 0 as hoped, 1 a finding, 2 a malformed command line or file or a name no build
-has, 125 no verdict, 130 interrupted, 143 terminated.
+has, 125 no verdict, 130 interrupted, 143 terminated, 129 its terminal is gone.
 
 docs/glossary.md explains the words: runner, bucket, schedule, trial, hunt, leg, case.
 """

@@ -1,6 +1,7 @@
 """Exit code 1 is a finding and nothing else; what is no verdict is one sentence and a file."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 from harness.__main__ import main
 from harness.checks.play import DeviceLostError, Outcome
+from harness.cli import exit_codes
+from harness.cli.parser import DESCRIPTION
 from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import (
     CANNOT_RUN,
@@ -178,6 +181,15 @@ def test_ctrl_c_while_torch_is_imported_is_one_sentence(tmp_path: Path) -> None:
         rest = process.stderr.read()
     said = [line for line in rest.splitlines() if not line.startswith("import time:")]
     assert (process.returncode, said) == (INTERRUPTED, ["paritybit: interrupted"])
+
+
+def test_help_and_documents_name_every_exit_code_and_no_other() -> None:
+    codes = {value for value in vars(exit_codes).values() if type(value) is int}
+    table = (ROOT / "docs/commands.md").read_text().partition("## Exit codes")[2]
+    named = re.findall(r"^\| ([\d, ]+) \|", table, re.M)
+    assert {int(code) for cell in named for code in cell.split(", ")} == codes
+    said = DESCRIPTION.partition("Exit codes: ")[2].partition(".")[0]
+    assert {int(code) for code in re.findall(r"\b\d+\b", said)} == codes
 
 
 WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [
