@@ -269,7 +269,10 @@ def add_soak(commands: Commands) -> None:
     """Add the measurement of endurance."""
     summary = "Count false alarms over many clean steps, and bugs by seed; or soak an engine"
     soak = commands.add("soak", run_soak, summary)
-    steps = "Clean steps (20000), or steps of each runner of an engine (1000)"
+    steps = (
+        "Clean steps (20000), or steps of each runner of an engine (1000), at least: what is begun"
+        " is played to its end, of clean steps 50 schedules of one trial"
+    )
     soak.add_argument("--steps", type=count_or_none, help=steps)
     soak.add_argument("--seeds", type=count_or_none, help="Seeds for each bug (20)")
     add_workers(soak)

@@ -37,6 +37,9 @@ from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
+WHOLE_PIECE = soaking.EXAMPLES
+"""Schedules of one piece of a soak, as no test sets them."""
+
 PAIR = ("swa_int64", "breakable")
 
 
@@ -112,6 +115,19 @@ def test_a_soak_records_its_figures(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert figured[f"{runner}: replay"] >= figured[f"{runner}: padded replay"] > 0
     (bug,) = figures["bugs"]
     assert (bug["bug"], bug["runner"], bug["caught"]) == (*PAIR, 1)
+
+
+@pytest.mark.usefixtures("short_soak")
+def test_a_soak_plays_to_its_end_what_it_began_as_help_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One step is asked for, and all schedules of a piece are played."""
+    figures = soaking.soak("cpu", 1, range(0), 0, Workers(1))["clean"]
+    assert (figures["schedules"], figures["seeds"]) == (soaking.EXAMPLES, [0, 0])
+    with pytest.raises(SystemExit):
+        main(["soak", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"played to its end, of clean steps {WHOLE_PIECE} schedules of one trial" in said
 
 
 def test_a_soak_tries_every_preset_scheme_and_engine_in_two_shapes() -> None:
