@@ -284,3 +284,18 @@ def test_no_paragraph_stands_in_two_documents() -> None:
             text = " ".join(paragraph.split())
             if len(text) > 80 and not text.startswith(("|", "<!--", "- **")):
                 assert seen.setdefault(text, name) == name, text
+
+
+def test_a_bound_of_the_oracle_that_a_document_names_is_the_one_that_a_test_holds() -> None:
+    folder = ROOT / "properties/reference"
+    bounds = [
+        number
+        for name in ("test_oracle.py", "test_transformers.py")
+        for line in re.findall(r"^\w*BOUND.* = (.*)$", (folder / name).read_text(), re.M)
+        for number in line.split(", ")
+    ]
+    page = text_of("docs/properties.md").partition("## What the dense oracle rests on")[2]
+    oracle, same_oracle, eager = re.findall(r"\| ([\d.e-]+) \|$", page, re.M)
+    numpy = re.findall(r"agrees to ([\d.e-]+)\.", page)
+    assert [*numpy, oracle, eager] == bounds
+    assert same_oracle == oracle
