@@ -47,11 +47,9 @@ KEPT = 8
 """Locksteps that a process keeps: those of a bug."""
 
 CHUNK_STEPS = 2000
-"""Clean steps asked of one piece of work, at most.
+"""Clean steps asked of one piece of work, at most, which plays whole seeds of schedules.
 
-A soak has a piece for each trial, if it is of as many steps. A piece plays the whole schedules of
-one seed, or of several.
-"""
+A soak has a piece for each trial, if it is of as many steps."""
 
 MOST_SCHEDULES = 500
 """More schedules than a piece of work plays, alarms and their shrinking included."""
