@@ -9,7 +9,8 @@ from harness.checks.of_steps.hermetic_replay import FreshReplay
 from harness.checks.property import judge
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES
 from harness.engines import statics
-from harness.engines.faults import FAULTS, Evidence, Verdict, faults_shown, overall
+from harness.engines.adapters.table import ADAPTERS
+from harness.engines.faults import Evidence, Verdict, faults_shown, overall
 from harness.lockstep.observation import Observation
 from properties.support.harness.observations import FREE, arena_of, idle, observation
 from reference.config import Kind, Role
@@ -79,8 +80,11 @@ def shown_by(found: Observation) -> set[str]:
     return {fault for violation in violations for fault in faults_shown(violation.property, found)}
 
 
-def test_each_fault_class_names_properties_and_what_else_it_breaks() -> None:
-    for fault in FAULTS.values():
+@pytest.mark.parametrize("engine", ADAPTERS)
+def test_each_fault_class_names_properties_and_what_else_it_breaks(engine: str) -> None:
+    faults = ADAPTERS[engine].faults.values()
+    assert faults
+    for fault in faults:
         assert fault.properties <= PROPERTIES.keys()
         assert fault.follows <= PROPERTIES.keys() - fault.properties
 

@@ -189,12 +189,6 @@ def test_one_graph_in_place_of_several_shows_that_attention_is_in_it(
     assert not fault.lives(replace(found, facts=None))
 
 
-def test_each_fault_class_names_properties_and_what_else_it_breaks() -> None:
-    for fault in FAULTS.values():
-        assert fault.properties <= PROPERTIES.keys()
-        assert fault.follows <= PROPERTIES.keys() - fault.properties
-
-
 def test_padding_that_is_not_what_the_engine_promises_violates_live_inputs() -> None:
     found = stored(-1)
     assert found.replay is not None

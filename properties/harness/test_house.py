@@ -294,3 +294,28 @@ def test_what_is_pinned_twice_is_pinned_alike() -> None:
     shared = pins[0].keys() & pins[1].keys()
     assert shared
     assert {name: pins[0][name] for name in shared} == {name: pins[1][name] for name in shared}
+
+
+LARGEST_TWIN = 450
+"""Signs of a syntax tree, as Python shows it, of what may stand in two files of tests."""
+
+
+def body_of(node: ast.FunctionDef | ast.ClassDef) -> str:
+    """Return what a function or a class of a file is, whatever it is called and described as."""
+    bare = ast.parse(ast.unparse(node)).body[0]
+    assert isinstance(bare, ast.FunctionDef | ast.ClassDef)
+    bare.name = ""
+    if ast.get_docstring(bare) is not None:
+        bare.body = bare.body[1:]
+    return ast.dump(bare)
+
+
+def test_what_tests_share_stands_in_one_place() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "properties").rglob("*.py")):
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                place = f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+                places.setdefault(body_of(node), []).append(place)
+    twins = [found for body, found in places.items() if len(found) > 1 and len(body) > LARGEST_TWIN]
+    assert twins == []

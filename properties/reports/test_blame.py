@@ -1,13 +1,10 @@
 """Tests of who is to blame, and where: said in the same words on terminal, page and summary."""
 
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from harness.cli.failures import print_failures
 from harness.explain.facts import (
     BakedIn,
     CodeSite,
@@ -23,7 +20,7 @@ from harness.explain.facts import (
     Writer,
 )
 from harness.records.schema import Environment, Finding, HuntStatus, Record
-from properties.support.reports.pages import folded, text_of
+from properties.support.reports.pages import folded, printed_failures, text_of
 from properties.support.reports.records import (
     cause,
     explanation,
@@ -56,13 +53,6 @@ def fails_elsewhere() -> Record:
     return with_clean(replace(green(), verdict="red"), 4, status="red", finding=found)
 
 
-def printed(record: Record, width: int = 80) -> str:
-    """Return what a console without a terminal gets of a record's failures."""
-    stream = StringIO()
-    print_failures(Console(file=stream, width=width), record)
-    return stream.getvalue()
-
-
 CUDA_ERROR = """\
 torch.AcceleratorError: CUDA error: device-side assert triggered
 CUDA kernel errors might be asynchronously reported at some other API call.
@@ -79,7 +69,7 @@ def test_an_error_of_several_lines_is_told_by_the_one_that_says_what_was_raised(
     assert group.cause == raised
     (change,) = [one for one in compare_runs(green(), record).changes if one.kind == "undecided"]
     assert change.after == f"failed: {raised}"
-    for text in (folded(printed(record)), summarise(record)):
+    for text in (folded(printed_failures(record)), summarise(record)):
         assert "TORCH_USE_CUDA_DSA" not in text
 
 
@@ -87,7 +77,7 @@ def test_a_trial_that_fails_in_another_runners_forward_says_so_everywhere() -> N
     record = fails_elsewhere()
     (group,) = groups(record)
     assert group.cause == "eagle_draft_extend: static input out_cache_loc_swa"
-    assert ELSEWHERE in folded(printed(record))
+    assert ELSEWHERE in folded(printed_failures(record))
     assert f"runner {ELSEWHERE}" in text_of(record)
     markdown = summarise(record).replace("\\", "")
     assert ELSEWHERE in markdown
@@ -224,7 +214,7 @@ def test_six_questions_are_answered_by_one_place_for_terminal_and_page() -> None
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_last_lines_of_the_terminal_answer_what_a_reader_of_a_red_run_asks(width: int) -> None:
     """They are 15, the last three of which are the verdict and the page's address."""
-    lines = printed(fails_elsewhere(), width).splitlines()[-12:]
+    lines = printed_failures(fails_elsewhere(), width).splitlines()[-12:]
     text = folded(" ".join(lines))
     for name, answer in ANSWERS.items():
         assert f"{name} " in text

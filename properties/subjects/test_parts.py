@@ -8,7 +8,8 @@ from harness.checks.play import Lockstep
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Pair
 from harness.schedules.schedule import Admit, Decode, Schedule
-from reference.allocator import Allocator, PageAllocation
+from properties.support.subjects.leaking import Leaking
+from reference.allocator import Allocator
 from reference.batch import Mode
 from reference.pool import Tables
 from subjects.bugs.bug import Bug
@@ -51,15 +52,6 @@ class SmallerWindow(GraphRunner):
     def window(self) -> int:
         """Return a key too few."""
         return super().window - 1
-
-
-class Leaking(Allocator):
-    """An allocator that forgets the last page it frees."""
-
-    def free(self, allocation: PageAllocation) -> None:
-        """Free all pages but one."""
-        super().free(allocation)
-        self.free_full.pop()
 
 
 class OtherTables(Tables):

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from harness.machine import gpus
+
 
 @pytest.fixture(scope="module", autouse=True)
 def inference() -> Iterator[None]:
@@ -12,3 +14,9 @@ def inference() -> Iterator[None]:
     torch.set_num_threads(1)
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the driver name eight GPUs."""
+    monkeypatch.setattr(gpus, "gpu_names", lambda: ["a GPU"] * 8)

@@ -24,15 +24,13 @@ from harness.campaigns.history import (
 )
 from harness.campaigns.hunt import HuntResult
 from harness.checks.expectations import detected_by, unaffected_reason
-from harness.checks.play import DeviceLostError, Outcome
 from harness.checks.table import STEP_PROPERTIES
 from harness.cli.display import history_table
 from harness.machine.workers import Workers
 from harness.records.case import of_format, read_json
 from harness.records.schema import VERSION
-from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK, kept_traceback
-from properties.support.harness.scripted import ERROR, Scripted, violating
+from properties.support.harness.scripted import ERROR, Scripted, losing
 from subjects.bugs.catalogue import BUGS
 from subjects.bugs.switching import lacking
 from subjects.runners import RUNNERS
@@ -259,9 +257,6 @@ def test_a_timeline_that_an_error_of_ours_ends_is_no_verdict(
 
 
 def test_a_lost_device_is_what_a_trial_showed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose(_: Scripted, schedule: Schedule) -> Outcome:
-        raise DeviceLostError(schedule, violating("captured_path"))
-
     trial = HISTORY[-1].trial("cpu_graph", "cpu")
-    monkeypatch.setattr("harness.campaigns.history.Lockstep", lambda *_: Scripted(trial, lose))
+    monkeypatch.setattr("harness.campaigns.history.Lockstep", lambda *_: Scripted(trial, losing))
     assert watch(trial).violated == {"captured_path": 1}

@@ -17,13 +17,12 @@ from harness.campaigns.fresh import PlayFresh
 from harness.campaigns.measuring import bandwidth, captures, sharing
 from harness.campaigns.regress import one_size
 from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_seed, trials
-from harness.checks.play import DeviceLostError, Lockstep, Outcome
+from harness.checks.play import Lockstep, Outcome
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.machine.workers import Workers
 from harness.records.schema import VERSION
 from harness.schedules.coverage import required_replays
-from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -32,7 +31,7 @@ from properties.support.harness.command_line import (
     Data,
     kept_traceback,
 )
-from properties.support.harness.scripted import ERROR, Script, Scripted, clean, violating
+from properties.support.harness.scripted import ERROR, Script, Scripted, clean, losing, violating
 from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
@@ -291,10 +290,7 @@ def test_an_interrupted_soak_keeps_what_has_ended(monkeypatch: pytest.MonkeyPatc
 def test_a_lost_device_ends_a_piece_of_work_and_is_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lose(_: Scripted, schedule: Schedule) -> Outcome:
-        raise DeviceLostError(schedule, violating("captured_path"))
-
-    scripted_soak(monkeypatch, lose)
+    scripted_soak(monkeypatch, losing)
     played = clean_steps(soaking.Chunk(TrialConfig(), 0, 9))
     assert played.spoiled
     (alarm,) = played.alarms

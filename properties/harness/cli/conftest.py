@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
+from properties.support.fixtures import eight_gpus
 from properties.support.harness.command_line import write_swa_pad_case
+
+__all__ = ["eight_gpus"]
 
 
 @pytest.fixture

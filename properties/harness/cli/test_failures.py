@@ -9,26 +9,19 @@ from rich.console import Console
 from harness.campaigns.hunt import HuntResult
 from harness.campaigns.task import Finding, Result, Source, Status, Task
 from harness.cli.display import clean_table, matrix, said_of
-from harness.cli.failures import annotation, print_failures
+from harness.cli.failures import annotation
 from harness.explain.facts import SourceLine
 from harness.lockstep.config import TrialConfig
-from harness.records.schema import Record
 from harness.schedules.schedule import Schedule
+from properties.support.reports.pages import printed_failures
 from properties.support.reports.records import bug, green, played, red, swa_pad_finding
 from reports.causes import groups
 
 REPLAY = "replay: paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json"
 
 
-def printed(record: Record, width: int = 80) -> str:
-    """Return what a console without a terminal gets of a record's failures."""
-    stream = StringIO()
-    print_failures(Console(file=stream, width=width), record)
-    return stream.getvalue()
-
-
 def test_a_red_trial_says_what_where_why_and_how_to_replay_it() -> None:
-    text = printed(red())
+    text = printed_failures(red())
     words = " ".join(text.split())
     assert "red: decode: static input out_cache_loc_swa" in words
     assert "step 3 violates kv_parity: layer 0 (swa), K, slot 9 of request 1" in words
@@ -46,7 +39,7 @@ def sentences() -> tuple[str, ...]:
 
 
 def test_a_missed_bug_names_the_property_that_must_see_it() -> None:
-    text = printed(red())
+    text = printed_failures(red())
     assert "swa_int64@decode" in text
     assert "must be seen by index_contract" in text
 
@@ -59,7 +52,7 @@ def test_findings_of_one_cause_are_told_once_and_named() -> None:
     record = replace(green(), bugs=hunts)
     (group,) = groups(record)
     assert len(group.failures) == 3
-    text = printed(record)
+    text = printed_failures(record)
     assert "3 not as expected, of 1 cause\n" in text
     assert text.count(REPLAY) == 1  # The last lines have it once more, without the colon.
     assert all(f"swa_pad@{runner}" in text for runner in ("target_verify", "decode", "piecewise"))
@@ -76,12 +69,12 @@ def test_of_one_cause_the_finding_with_the_shortest_schedule_is_told() -> None:
 
 
 def test_a_run_without_failures_has_no_block() -> None:
-    assert printed(green()) == ""
+    assert printed_failures(green()) == ""
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_lines_are_folded_between_words_and_a_command_stays_whole(width: int) -> None:
-    lines = [line for line in printed(red(), width).splitlines() if line.startswith("   ")]
+    lines = [line for line in printed_failures(red(), width).splitlines() if line.startswith("   ")]
     assert f"   {REPLAY}" in lines
     assert all(line == line.rstrip() for line in lines)
     long = [line for line in lines if len(line) > width and "replay: " not in line]
@@ -101,7 +94,7 @@ def test_on_github_each_cause_is_an_annotation_of_its_line(
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     record = red()
-    lines = [line for line in printed(record).splitlines() if line.startswith("::")]
+    lines = [line for line in printed_failures(record).splitlines() if line.startswith("::")]
     assert len(lines) == len(groups(record))
     place = "file=subjects/runners/decode.py,line=36"
     title = "title=red%3A decode%3A static input out_cache_loc_swa"
@@ -115,7 +108,7 @@ def test_elsewhere_nothing_is_annotated(value: str | None, monkeypatch: pytest.M
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     if value is not None:
         monkeypatch.setenv("GITHUB_ACTIONS", value)
-    assert "::error" not in printed(red())
+    assert "::error" not in printed_failures(red())
 
 
 def test_an_annotation_is_one_line_whatever_the_record_holds() -> None:
@@ -132,7 +125,7 @@ def test_an_annotation_is_one_line_whatever_the_record_holds() -> None:
 
 
 def test_the_last_lines_tell_of_the_first_cause_and_of_no_other() -> None:
-    text = printed(red())
+    text = printed_failures(red())
     assert text.count("\nfirst: ") == 1
     last = text[text.index("\nfirst: ") :]
     assert last.startswith("\nfirst: red: decode: static input out_cache_loc_swa\n")

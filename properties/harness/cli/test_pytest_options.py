@@ -19,7 +19,7 @@ from harness.__main__ import main
 from harness.checks.expectations import affected_runners
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import DTYPES
-from harness.machine import gpus, mps
+from harness.machine import mps
 from harness.records.case import load_case
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, python
 from properties.support.harness.fake_gpus import FakeGpus
@@ -313,12 +313,6 @@ class AskedSession:
     def getoption(self, name: str) -> str | None:
         """Return an option."""
         return self.names.get(name.removeprefix("--"))
-
-
-@pytest.fixture
-def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the driver name eight GPUs."""
-    monkeypatch.setattr(gpus, "gpu_names", lambda: ["a GPU"] * 8)
 
 
 @pytest.mark.usefixtures("eight_gpus")

@@ -8,6 +8,7 @@ from harness.explain.reach import Reaching
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Pair
 from harness.schedules.schedule import Admit, Decode, Finish, Schedule, Step
+from properties.support.subjects.leaking import Leaking
 from reference.allocator import Allocator, PageAllocation
 from subjects.bugs.bug import Bug
 from subjects.bugs.catalogue import BUGS
@@ -16,15 +17,6 @@ from subjects.toggles import LocationScheme
 
 ADMIT = Admit(3, 99)
 UNPADDED = (ADMIT, ADMIT, ADMIT, ADMIT, Decode((0, 1, 2, 3)))
-
-
-class Leaking(Allocator):
-    """An allocator that forgets the last page that it frees."""
-
-    def free(self, allocation: PageAllocation) -> None:
-        """Free all pages but one."""
-        super().free(allocation)
-        self.free_full.pop()
 
 
 class Harmless(Allocator):

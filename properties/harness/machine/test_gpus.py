@@ -13,12 +13,6 @@ from harness.machine.gpus import first_name, free_memory, gpu_names, visible_gpu
 from harness.records.record import device_name
 
 
-@pytest.fixture
-def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the driver name eight GPUs."""
-    monkeypatch.setattr(gpus, "gpu_names", lambda: ["a GPU"] * 8)
-
-
 @pytest.mark.parametrize(
     ("named", "seen"),
     [

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
-from harness.checks.play import Outcome
+from harness.checks.play import DeviceLostError, Outcome
 from harness.checks.property import Violation
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Schedule
@@ -48,6 +48,11 @@ def violating(*properties: str, error: str | None = None) -> Outcome:
     """Return the outcome of a playing that violated some properties, or failed."""
     violations = tuple(Violation(name, 0, f"{name} does not hold") for name in properties)
     return Outcome(violations, steps=1, replays=1, padded_replays=1, error=error)
+
+
+def losing(_: Scripted, schedule: Schedule) -> Outcome:
+    """Play a schedule that loses the device after it violated a property."""
+    raise DeviceLostError(schedule, violating("captured_path"))
 
 
 def clean() -> Outcome:

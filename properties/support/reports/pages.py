@@ -5,11 +5,22 @@ from collections import Counter
 from functools import cache
 from html import unescape
 from html.parser import HTMLParser
+from io import StringIO
 from typing import NamedTuple
 
+from rich.console import Console
+
+from harness.cli.failures import print_failures
 from harness.records.schema import Record
 from properties.support.reports.records import SAMPLES
 from reports.page import render
+
+
+def printed_failures(record: Record, width: int = 80) -> str:
+    """Return what a console without a terminal gets of a record's failures."""
+    stream = StringIO()
+    print_failures(Console(file=stream, width=width), record)
+    return stream.getvalue()
 
 
 class Page(HTMLParser):
