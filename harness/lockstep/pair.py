@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
-from harness.lockstep.logs import LogTrap
+from harness.lockstep.logs import LogTrap, warnings_logged
 from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from harness.lockstep.overlapped import OverlappedScheduler, RanForward
 from harness.lockstep.padding import SpoiledMemory, padding_values, spoil
@@ -257,7 +257,7 @@ class Pair:
 
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
         """Run a planned forward on the subject, whose padded rows were made equal."""
-        with recorder.forwarding(), subject_runs():
+        with recorder.forwarding(), subject_runs(), warnings_logged():
             forward = self.subject.forward(planned.graph.batch, planned.mode)
         self.subject.read_kv()
         return forward

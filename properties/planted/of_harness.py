@@ -425,6 +425,18 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="What the fresh engine logs counts as the subject's.",
     ),
     Fault(
+        name="python-warnings-are-not-heard",
+        file="harness/lockstep/logs.py",
+        old='SUBJECT_LOGGER.warning("%s", message)',
+        new="pass",
+        tests=(
+            "properties/harness/checks/test_planted_faults.py",
+            "-k",
+            "heard_each_time",
+        ),
+        why="What a step says by Python's `warnings` is taken for nothing.",
+    ),
+    Fault(
         name="single-steps-are-never-cut",
         file="harness/schedules/shrink.py",
         old="    while block:",

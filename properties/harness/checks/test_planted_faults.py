@@ -4,6 +4,8 @@ What a property makes of what was observed is tested on observations made by han
 what a fault does is observed at all.
 """
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES
 from harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
-from harness.lockstep.logs import LogTrap
+from harness.lockstep.logs import LogTrap, warnings_logged
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.schedules.schedule import Step
@@ -157,3 +159,24 @@ def test_only_the_subject_is_heard() -> None:
         SUBJECT_LOGGER.info("quiet")
     SUBJECT_LOGGER.warning("afterwards")
     assert trap.take() == ("subject",)
+
+
+def test_what_the_subject_says_by_python_s_warnings_is_heard_each_time() -> None:
+    """Of what is for whoever runs it; a process that ignores all of it, ignores this too."""
+
+    def speak() -> None:
+        for category in (UserWarning, RuntimeWarning, DeprecationWarning):
+            warnings.warn(category.__name__, category, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as elsewhere, LogTrap() as trap:
+        warnings.resetwarnings()
+        for _ in range(2):
+            with warnings_logged():
+                speak()
+        assert trap.take() == ("UserWarning", "RuntimeWarning") * 2
+        assert {one.category for one in elsewhere} == {DeprecationWarning}
+        speak()
+        warnings.simplefilter("ignore")
+        with warnings_logged():
+            speak()
+        assert trap.take() == ()

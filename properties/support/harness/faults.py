@@ -4,6 +4,7 @@ Each is one wrong byte, path or message, in one or in both worlds; the schedule 
 clean without it. A fault planted in both worlds alike must not be seen by parity.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -338,6 +339,15 @@ def warning(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) ->
     on_replay(lockstep, runner, monkeypatch, change)
 
 
+def python_warning(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same by Python's `warnings`, from one line in every replay."""
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        warnings.warn("something is odd", stacklevel=1)
+
+    on_replay(lockstep, runner, monkeypatch, change)
+
+
 def drifting(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that nobody wrote yet, in both worlds, other ones at each playing."""
     pair = lockstep.pair
@@ -454,6 +464,7 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("captured_path", "decode", moved_output),
     ("captured_path", "decode", allocating_replay),
     ("log_hygiene", "decode", warning),
+    ("log_hygiene", "decode", python_warning),
     ("determinism", "cpu_graph", drifting),
     ("batch_invariance", "decode", other_bits_alone),
     ("dense_agreement", "decode", window_off_by_one),
