@@ -271,7 +271,7 @@ def add_soak(commands: Commands) -> None:
     soak = commands.add("soak", run_soak, summary)
     steps = (
         "Clean steps (20000), or steps of each runner of an engine (1000), at least: what is begun"
-        " is played to its end, of clean steps 50 schedules of one trial"
+        " is played to its end, of clean steps 50 schedules of one runner and model"
     )
     soak.add_argument("--steps", type=count_or_none, help=steps)
     soak.add_argument("--seeds", type=count_or_none, help="Seeds for each bug (20)")
