@@ -25,7 +25,7 @@ from harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from harness.machine.workers import HERE, Workers
 from harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from harness.schedules.coverage import required_at_edges, required_events, required_replays
-from harness.schedules.edges import longest_context, many_replays
+from harness.schedules.edges import handed_over, longest_context, many_replays
 from reference.batch import Mode
 from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
@@ -209,7 +209,8 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
             seed += 1
     for place, runner in enumerate(settings.overlapping):
         trial = replace(trial_of(settings, runner, schemes[place % len(schemes)]), overlap=True)
-        tasks.append(Task(trial, Source.GENERATED, seed, min(OVERLAPPING, settings.examples)))
+        few = min(OVERLAPPING, settings.examples)
+        tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial.model),)))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))

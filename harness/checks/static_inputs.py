@@ -5,7 +5,7 @@ subject's: a row that its contract gets wrong is not forgiven by that contract.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -39,20 +39,30 @@ class Expected:
     wide: bool = False
 
 
+CONVERTED: Mapping[str, torch.dtype] = dict.fromkeys(
+    ("seq_lens", "seq_lens_cpu", "encoder_lens"), torch.int32
+)
+"""The dtypes of those static inputs that a batch brings in another one, by name.
+
+One of them that drifts to what the batch brings is no longer converted, and where every runner's
+does, none disagrees with another: no list of conversions shows it.
+"""
+
+
 @dataclass(frozen=True)
 class ExpectedInputs:
     """The static inputs of one runner, by name.
 
     With `only_padded` a replay without padding reads none of them. `bucket_tokens` are the tokens
-    of a bucket of one, where the runner has its token counts as static inputs. `lengths` is the
-    dtype of `seq_lens`: where runners differ, a copy that converts it is legitimate, and hides
-    that it is another one's.
+    of a bucket of one, where the runner has its token counts as static inputs. `dtypes` are those
+    of the inputs that a copy may convert: where runners differ, a conversion that is legitimate
+    hides that an input is another one's.
     """
 
     rows: Mapping[str, Expected]
     only_padded: bool = False
     bucket_tokens: int | None = None
-    lengths: torch.dtype = torch.int32
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=lambda: CONVERTED)
 
 
 def carried(name: str) -> Live:
@@ -153,7 +163,7 @@ INPUTS: Mapping[str, ExpectedInputs] = {
             **mrope(1, None),
         },
         only_padded=True,
-        lengths=torch.int64,
+        dtypes={"seq_lens": torch.int64},
     ),
     "eagle_draft": ExpectedInputs(
         {
@@ -195,14 +205,16 @@ INPUTS: Mapping[str, ExpectedInputs] = {
 }
 """What is expected of each runner, by its name. A new runner needs an entry."""
 
-METADATA = frozenset(
-    {
-        *("kv_indptr", "kv_indices", "window_kv_indptr", "window_kv_indices"),
-        *("key_begin", "key_end", "window_key_begin", "window_key_end"),
-        *("swa_page_table", "window_kv_offsets", "mask_indptr", "tree_parents"),
-    }
-)
-"""Static buffers of index lists, which are judged by what is read by them."""
+METADATA: Mapping[str, torch.dtype] = {
+    **dict.fromkeys(("kv_indptr", "window_kv_indptr", "swa_page_table"), torch.int32),
+    **dict.fromkeys(("key_begin", "key_end", "window_key_begin", "window_key_end"), torch.int32),
+    **dict.fromkeys(("kv_indices", "window_kv_indices", "window_kv_offsets"), torch.int64),
+    **dict.fromkeys(("mask_indptr", "tree_parents"), torch.int64),
+}
+"""Static buffers of index lists, by name, with the dtypes that the engine's kernels take.
+
+What they hold is judged by what is read by them.
+"""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.lockstep.requests import PlannedForward
+from harness.lockstep.requests import PlannedForward, Request
 from harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
 from harness.lockstep.speculation import count_caught_up, keep_caught_up
-from harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
+from harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
 from harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
 from reference.allocator import Ownership
 from reference.batch import (
@@ -88,6 +88,7 @@ class OverlappedScheduler(Scheduler):
 
     def __init__(self, *args: Any, overlap: Overlap) -> None:
         self.overlap = overlap
+        self.kept_in_flight: dict[int, int] = {}
         self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
         super().__init__(*args, order=overlap)
 
@@ -110,6 +111,7 @@ class OverlappedScheduler(Scheduler):
         """Start again with nothing in flight and nothing planned."""
         self.overlap.clear()
         self.ahead.clear()
+        self.kept_in_flight.clear()
         super().reset(seed)
         self.observed = self.tokens.clone()
         self.over = self._over()
@@ -147,6 +149,14 @@ class OverlappedScheduler(Scheduler):
             if self._plan(step) is not None:
                 break
         return bool(self.ahead)
+
+    def _add(self, asked: int, chunk: int) -> Request | None:
+        """Admit a request, and count one whose tokens reach where a forward in flight keeps its."""
+        request = super()._add(asked, chunk)
+        if request is not None:
+            kept = self.kept_in_flight.get(request.token_row, request.known)
+            self.events[HANDED_OVER_IN_FLIGHT] += kept < request.known
+        return request
 
     def _plan(self, step: Step) -> PlannedForward | None:
         """Plan a step, and keep the plan for when it is played."""
@@ -233,7 +243,9 @@ class OverlappedScheduler(Scheduler):
             staged.staged if staged else None, run, follow, asks=work.mode is not Mode.DECODE
         )
         if keep is not None or staged is None:
+            self.kept_in_flight = {span.token_row: span.end for span in work.spans}
             planned = self.plan_ahead(upcoming)
+            self.kept_in_flight.clear()
             self.events[OVERLAPPED] += planned and not flight.done.done
         self.over = over
         return flight.result

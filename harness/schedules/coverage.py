@@ -65,8 +65,9 @@ MANY_REPLAYS = f"replay {MANY} of a runner"
 
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
+HANDED_OVER_IN_FLIGHT = "tokens written where a forward in flight keeps its own"
 
-OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT)
+OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT)
 """What they must reach besides, where steps overlap."""
 
 

@@ -1,4 +1,8 @@
-"""Edges that random steps hardly ever reach: the end of a context, and of a counter of a byte."""
+"""Edges that random steps hardly ever reach.
+
+They are the end of a context and of a counter of a byte, and a row that is another's before the
+forward in flight has kept what it gave.
+"""
 
 from harness.schedules.schedule import (
     Admit,
@@ -19,6 +23,9 @@ BOTH = (0, 1)
 
 ROUNDS, LIVES = 6, 15
 """Rounds of decodes of one set of requests, and how many sets there are, one after the other."""
+
+HANDED_OVER = 3
+"""How often a longer request comes while the decode of a shorter one that leaves is in flight."""
 
 MANY = 256
 """Replays of one runner after which a counter of a byte begins again."""
@@ -59,3 +66,17 @@ def many_replays(bucket: int) -> Schedule:
     decodes = Decode(rows[:-1]), Decode(rows[:-2]), Decode(rows)
     life = (*([Admit(2, 2)] * bucket), *(decodes * ROUNDS), *([Finish(0)] * bucket))
     return Schedule(life * LIVES)
+
+
+def handed_over(config: ModelConfig) -> Schedule:
+    """Return a schedule in which a request leaves as it is decoded, and a longer one comes at once.
+
+    Where steps overlap, the tokens of the longer one are written where the forward in flight
+    has yet to keep the next token of the other.
+    """
+    longer, parked = 2 * config.window, Admit(2, 2)
+    turn: tuple[Step, ...] = (
+        *(Admit(3, 3), Decode(BOTH), Finish(1)),
+        *(Admit(longer, longer), Decode(BOTH), Finish(1)),
+    )
+    return Schedule((parked, *(turn * HANDED_OVER)))

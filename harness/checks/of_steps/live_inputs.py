@@ -62,7 +62,8 @@ def odd_inputs(observation: Observation) -> list[str]:
     if replay.given is not None:
         return _odd_given(observation, replay.given)
     expected = expected_inputs(replay)
-    there = {name for name in observation.static if not name.startswith(OUTPUTS)} - METADATA
+    there = {name for name in observation.static if not name.startswith(OUTPUTS)}
+    there -= METADATA.keys()
     counts = {"num_token_non_padded", "global_num_tokens"} if expected.bucket_tokens else set()
     needed = {name for name, row in expected.rows.items() if not row.swa} | counts
     known = needed | set(expected.rows)
@@ -73,10 +74,10 @@ def odd_inputs(observation: Observation) -> list[str]:
         ),
         *(f"there is no static input {name}" for name in sorted(needed - there)),
         *(
-            f"static input {name} is {observation.static[name].dtype}, where the engine has"
-            f" {expected.lengths}"
-            for name in sorted(LENGTHS & there)
-            if observation.static[name].dtype != expected.lengths
+            f"static buffer {name} is {observation.static[name].dtype}, where the engine has"
+            f" {dtype}"
+            for name, dtype in sorted({**METADATA, **expected.dtypes}.items())
+            if name in observation.static and observation.static[name].dtype != dtype
         ),
         *_too_small(observation, replay),
     ]

@@ -17,7 +17,7 @@ from harness.checks.of_steps.read_frame import flag as reads_flag
 from harness.checks.of_steps.slot_ownership import describe as describe_end
 from harness.checks.of_steps.slot_ownership import flag as end_flag
 from harness.checks.play import Lockstep, Outcome
-from harness.checks.static_inputs import INPUTS, ROOM
+from harness.checks.static_inputs import CONVERTED, INPUTS, METADATA, ROOM
 from harness.checks.table import STEP_PROPERTIES
 from harness.explain.recorded import record_forward
 from harness.lockstep.config import TrialConfig
@@ -43,7 +43,8 @@ from reference.allocator import Owner, Ownership
 from reference.batch import ForwardBatch, Mode
 from reference.config import Role
 from reference.model import Output
-from subjects.contracts import Axis, Policy
+from subjects.contracts import LISTED_CONVERSIONS, Axis, Policy
+from subjects.mutants.lists import OTHER_DTYPES
 from subjects.mutants.mutant import metadata
 from subjects.protocol import Keys
 from subjects.runners import ONE_PER_ENGINE, RUNNERS
@@ -234,8 +235,33 @@ def test_lengths_of_the_dtype_that_another_runner_has_are_seen() -> None:
     other = replace(right, static={**right.static, "seq_lens": widened})
     assert inputs_flag(other)
     assert describe_inputs(other)[0] == (
-        "decode: static input seq_lens is torch.int64, where the engine has torch.int32"
+        "decode: static buffer seq_lens is torch.int64, where the engine has torch.int32"
     )
+
+
+@pytest.mark.parametrize("mode", [RUNNERS[runner].mode for runner in ROOM])
+def test_a_buffer_whose_dtype_drifts_in_every_runner_is_seen(mode: Mode) -> None:
+    """No runner disagrees with another then, and no copy converts what is not listed."""
+    bare = observation(mode)
+    assert bare.replay is not None
+    runner = bare.replay.runner
+    dtypes = {name: METADATA[name] for name in metadata(RUNNERS[runner])}
+    lists = {name: torch.zeros(4096, dtype=dtype) for name, dtype in dtypes.items()}
+    right = replace(bare, static={**bare.static, **lists})
+    assert not inputs_flag(right)
+    dtypes |= {name: dtype for name, dtype in INPUTS[runner].dtypes.items() if name in right.static}
+    for name, dtype in dtypes.items():
+        drifted = right.static[name].to(OTHER_DTYPES[dtype])
+        other = replace(right, static={**right.static, name: drifted})
+        assert inputs_flag(other)
+        words = f"static buffer {name} is {drifted.dtype}, where the engine has {dtype}"
+        assert describe_inputs(other)[0] == f"{runner}: {words}"
+
+
+def test_the_dtype_of_whatever_a_copy_may_convert_is_said() -> None:
+    converted = {name: into for name, _, into in LISTED_CONVERSIONS}
+    assert converted.items() <= {**METADATA, **CONVERTED}.items()
+    assert METADATA.keys() == set().union(*(metadata(RUNNERS[runner]) for runner in ROOM))
 
 
 def test_a_runner_of_which_nothing_is_said_cannot_be_judged() -> None:
@@ -260,7 +286,8 @@ def test_a_buffer_that_the_longest_requests_of_a_bucket_outgrow_is_seen(mode: Mo
     runner = right.replay.runner
     for name, room in ROOM[runner].items():
         needed = room.of(right.layout.configs[Role.TARGET], BUCKET)
-        held = right.static.get(name, torch.zeros(0)).flatten()
+        none = torch.zeros(0, dtype=METADATA.get(name))
+        held = right.static.get(name, none).flatten()
         whole = torch.cat([held, held.new_zeros(needed)])
         fits = replace(right, static={**right.static, name: whole[:needed]})
         assert not inputs_flag(fits)

@@ -22,7 +22,8 @@ from harness.explain.reach import Reaching
 from harness.lockstep.config import TrialConfig, trial_from_json
 from harness.lockstep.overlapped import FORWARDS_LAG, TURN
 from harness.lockstep.pair import Pair
-from harness.schedules.coverage import FREED_IN_FLIGHT, OVERLAPPED
+from harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
+from harness.schedules.edges import handed_over
 from harness.schedules.schedule import Admit, Decode, Evict, Finish, Idle, Schedule, Step, Verify
 from subjects.bugs.catalogue import BUGS
 from subjects.overlap import Overlap
@@ -167,6 +168,18 @@ def test_a_prompt_that_is_overwritten_by_a_token_of_who_had_its_row_is_seen(devi
     )
     assert outcome.error is None
     assert {"logits_parity", "token_trajectory"} <= outcome.violated
+
+
+@pytest.mark.parametrize("before", [Whole, DoneBeforeSampling])
+def test_a_row_is_handed_over_while_a_forward_in_flight_has_yet_to_keep_its_token(
+    before: type[Overlap], device: str
+) -> None:
+    """Where nobody waits for that, the next owner's prompt is not what it was."""
+    lockstep = broken(before, device)
+    outcome = lockstep.play(handed_over(lockstep.trial.model))
+    assert outcome.error is None
+    assert outcome.events[HANDED_OVER_IN_FLIGHT] > 0
+    assert ("logits_parity" in outcome.violated) is (before is DoneBeforeSampling)
 
 
 def test_a_verify_is_not_planned_ahead(device: str) -> None:
@@ -323,4 +336,6 @@ def test_steps_overlap_in_a_clean_trial_of_each_engine_that_launches() -> None:
         found = [task for task in clean_tasks(settings) if task.trial.overlap]
         assert [task.trial.runner for task in found] == runners
         assert all(task.examples == OVERLAPPING for task in found)
-        assert (OVERLAPPED in settings.required_events) is bool(runners)
+        assert all(task.known == (handed_over(task.trial.model),) for task in found)
+        for event in (OVERLAPPED, HANDED_OVER_IN_FLIGHT):
+            assert (event in settings.required_events) is bool(runners)
