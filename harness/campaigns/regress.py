@@ -24,8 +24,19 @@ from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from harness.machine.workers import HERE, Workers
 from harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
-from harness.schedules.coverage import required_at_edges, required_events, required_replays
-from harness.schedules.edges import handed_over, longest_context, many_replays
+from harness.schedules.coverage import (
+    required_at_edges,
+    required_events,
+    required_replays,
+    required_together,
+)
+from harness.schedules.edges import (
+    handed_over,
+    longest_context,
+    many_replays,
+    prefilled_together,
+)
+from harness.schedules.schedule import Schedule
 from reference.batch import Mode
 from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
@@ -150,7 +161,8 @@ class RunConfig:
         if self.shape is not Shape.TINY:
             return required_replays(self.runners, far=self.shape is Shape.REAL)
         everywhere = required_events(self.runners, overlap=bool(self.overlapping))
-        return (*everywhere, *required_at_edges(self.at_edges))
+        together = required_together(self.runners)
+        return (*everywhere, *together, *required_at_edges(self.at_edges))
 
 
 @dataclass
@@ -201,7 +213,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     for place, runner in enumerate(settings.runners):
         for scheme in schemes:
             trial = trial_of(settings, runner, scheme)
-            known = settings.known.by_runner.get(runner, ())
+            known = (*settings.known.by_runner.get(runner, ()), *prefills_of(trial))
             few = min(share, settings.examples)
             tasks.append(Task(trial, Source.GENERATED, seed, few, known))
             if scheme is schemes[place % len(schemes)]:
@@ -245,6 +257,16 @@ def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialC
     turn = list(RUNNERS).index(runner) + list(LocationScheme).index(scheme)
     preset = settings.presets[turn % len(settings.presets)]
     return trial_of_shape(settings.shape, preset, runner, settings.device, scheme, turn)
+
+
+def prefills_of(trial: TrialConfig) -> tuple[Schedule, ...]:
+    """Return the prefills of many requests that the runner of a trial must run, if it prefills.
+
+    None where the model is not tiny: no other has its states required.
+    """
+    if trial.shape != Shape.TINY or not RUNNERS[trial.runner].token_buckets:
+        return ()
+    return (prefilled_together(trial.model, max(trial.buckets), trial.token_buckets),)
 
 
 def smallest(trial: TrialConfig) -> TrialConfig:

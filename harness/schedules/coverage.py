@@ -110,6 +110,16 @@ def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[s
     return (*always, *required_replays(names), *filled)
 
 
+def required_together(runners: Iterable[str]) -> tuple[str, ...]:
+    """Return what the trials of those of some runners that prefill must reach: a batch of most."""
+    return tuple(most_together(name) for name in runners if RUNNERS[name].token_buckets)
+
+
+def most_together(runner: str) -> str:
+    """Return the name of the event that a runner prefilled as many requests as a batch holds."""
+    return f"{runner}: prefill of {max(BUCKETS)} requests"
+
+
 def required_at_edges(runners: Iterable[str]) -> tuple[str, ...]:
     """Return what the trials of some runners with the smallest sizes must reach."""
     full = [
@@ -152,6 +162,8 @@ class Coverage:
             MANY_REPLAYS: self.replays[runner] == MANY,
             "runner after another": self.last_runner not in {None, runner},
         }
+        if self.prefills(runner):
+            seen[most_together(runner)] = requests == max(BUCKETS)
         for how, reached in fillings(replay, last).items():
             seen[filling(runner, bucket, how)] = reached
         self.events.update(event for event, reached in seen.items() if reached)

@@ -1,16 +1,20 @@
 """Edges that random steps hardly ever reach.
 
-They are the end of a context and of a counter of a byte, and a row that is another's before the
-forward in flight has kept what it gave.
+They are the end of a context and of a counter of a byte, a prefill of as many requests as a batch
+holds, and a row that is another's before the forward in flight has kept what it gave.
 """
+
+from collections.abc import Sequence
 
 from harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
     DraftExtend,
+    Evict,
     Extend,
     Finish,
+    Prefill,
     Resume,
     Retract,
     Schedule,
@@ -80,3 +84,22 @@ def handed_over(config: ModelConfig) -> Schedule:
         *(Admit(longer, longer), Decode(BOTH), Finish(1)),
     )
     return Schedule((parked, *(turn * HANDED_OVER)))
+
+
+def prefilled_together(config: ModelConfig, requests: int, buckets: Sequence[int]) -> Schedule:
+    """Return a schedule in which each bucket of tokens is filled by up to `requests` requests.
+
+    It is full, and then one token short. At last two requests of which one has more to come go
+    beyond their windows together, chunk by chunk, and both are evicted from after each.
+    """
+    steps: list[Step] = []
+    for bucket in buckets:
+        for tokens in (bucket, bucket - 1):
+            count = min(requests, tokens)
+            prompts = tuple((tokens + place) // count for place in range(count))
+            steps += [Prefill(prompts, tokens), *([Finish(0)] * count)]
+    chunk = max(buckets) // len(BOTH)
+    evicted = tuple(map(Evict, BOTH))
+    steps += [Prefill((2 * config.window + 1, config.window + 2), chunk), *evicted]
+    steps += [Prefill((), chunk), *evicted] * (2 * config.window // chunk)
+    return Schedule((*steps, Decode(BOTH)))

@@ -943,4 +943,28 @@ OF_HARNESS: tuple[Fault, ...] = (
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "drifts_in_every_runner"),
         why="A key list whose dtype drifts in every runner alike is not named.",
     ),
+    Fault(
+        name="few-prompts-fill-a-bucket",
+        file="harness/schedules/edges.py",
+        old="count = min(requests, tokens)",
+        new="count = min(requests // 2, tokens)",
+        tests=("properties/harness/lockstep/test_joint_prefill.py", "-k", "batch_holds or fit"),
+        why="No prefill is of as many requests as a batch holds.",
+    ),
+    Fault(
+        name="prefills-of-random-alone",
+        file="harness/campaigns/regress.py",
+        old="known = (*settings.known.by_runner.get(runner, ()), *prefills_of(trial))",
+        new="known = settings.known.by_runner.get(runner, ())",
+        tests=("properties/harness/campaigns/test_plan.py", "-k", "many_prompts_first"),
+        why="Whether many requests are prefilled together is left to chance.",
+    ),
+    Fault(
+        name="joint-prefills-are-not-required",
+        file="harness/schedules/coverage.py",
+        old="most_together(name) for name in runners if RUNNERS[name].token_buckets",
+        new="most_together(name) for name in runners if not RUNNERS[name].captures",
+        tests=("properties/harness/campaigns/test_plan.py", "-k", "many_prompts_first"),
+        why="A run in which no prefill was of many requests is green.",
+    ),
 )

@@ -12,6 +12,7 @@ from harness.campaigns.regress import (
     FEWEST_TRIALS,
     RunConfig,
     all_hunts,
+    clean_tasks,
     one_size,
     plan,
 )
@@ -22,8 +23,10 @@ from harness.lockstep.config import TrialConfig
 from harness.lockstep.scale.shapes import TINY
 from harness.records.case import Case, dump_json
 from harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
-from harness.schedules.coverage import LONGEST
-from reference.config import PRESETS
+from harness.schedules.coverage import LONGEST, most_together
+from harness.schedules.edges import prefilled_together
+from reference.batch import Mode
+from reference.config import PRESETS, Shape
 from subjects.bugs.catalogue import BUGS
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from subjects.toggles import LocationScheme
@@ -72,6 +75,21 @@ def test_a_run_of_all_runners_tries_one_of_each_engine_at_the_edges() -> None:
     assert {LONGEST, "decode: bucket 1 full"} <= set(settings.required_events)
     one = RunConfig("cpu", tuple(pair for pair in all_hunts() if pair[1] == "decode"))
     assert not one.at_edges and LONGEST not in one.required_events
+
+
+def test_every_clean_trial_that_prefills_fills_its_buckets_by_many_prompts_first() -> None:
+    """And the run must have prefilled as many requests as a batch holds, by each runner."""
+    settings, prefills = RunConfig("cpu"), set[str]()
+    for task in clean_tasks(settings):
+        if task.source is Source.GENERATED and usual(task):
+            trial, prefilled = task.trial, RUNNERS[task.trial.runner].mode is Mode.EXTEND
+            joint = prefilled_together(trial.model, max(trial.buckets), trial.token_buckets)
+            assert task.known == ((joint,) if prefilled else ())
+            prefills |= {trial.runner} if prefilled else set()
+    assert prefills == {"piecewise", "breakable"}
+    assert {most_together(runner) for runner in prefills} <= set(settings.required_events)
+    large = replace(settings, shape=Shape.MID)
+    assert not any(task.known for task in clean_tasks(large) if not task.trial.overlap)
 
 
 def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> None:

@@ -10,10 +10,16 @@ from harness.checks.table import PROPERTIES
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import Pair
 from harness.lockstep.scheduler import Scheduler
+from harness.schedules.buckets import FILLINGS, filling
+from harness.schedules.coverage import most_together
+from harness.schedules.edges import prefilled_together
 from harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
-from reference.batch import Mode
+from reference.batch import ForwardBatch, Mode
+from reference.config import PRESETS
 from reference.pool import KVPools
 from subjects.protocol import Offer
+from subjects.runners import RUNNERS
+from subjects.runners.base import GraphRunner
 
 ROWS = (0, 1, 2)
 
@@ -56,6 +62,37 @@ def test_more_tokens_together_than_a_graph_holds_run_eagerly(device: str) -> Non
     assert (outcome.error, outcome.violations) == (None, ())
     assert (outcome.steps, outcome.replays) == (3, 1)
     assert outcome.events["prefill of several requests"] == 1
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("runner", ["piecewise", "breakable"])
+def test_each_bucket_is_filled_by_as_many_prompts_as_a_batch_holds(
+    runner: str, preset: str, page_size: int, device: str
+) -> None:
+    """And requests go beyond their windows together; all properties hold of it."""
+    trial = TrialConfig(runner, preset, page_size=page_size, device=device)
+    schedule = prefilled_together(trial.model, max(trial.buckets), trial.token_buckets)
+    outcome = Lockstep(trial, PROPERTIES).play(schedule)
+    assert (outcome.error, outcome.violations) == (None, ())
+    wanted = [filling(runner, bucket, how) for bucket in trial.token_buckets for how in FILLINGS]
+    wanted += [most_together(runner), "evicted", "length window + 1"]
+    assert [event for event in wanted if not outcome.events[event]] == []
+
+
+def test_a_prefill_that_is_not_replayed_with_as_many_requests_as_fit_is_seen(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = TrialConfig("piecewise", device=device)
+    most, can_run = max(trial.buckets), RUNNERS["piecewise"].can_run
+
+    def fewer(runner: GraphRunner, batch: ForwardBatch) -> bool:
+        return can_run(runner, batch) and batch.live_requests < most
+
+    monkeypatch.setattr(RUNNERS["piecewise"], "can_run", fewer)
+    outcome = Lockstep(trial).play(prefilled_together(trial.model, most, trial.token_buckets))
+    assert outcome.error is None
+    assert "captured_path" in outcome.violated
 
 
 def test_no_more_are_prefilled_than_a_batch_holds_and_there_is_room_for(device: str) -> None:
