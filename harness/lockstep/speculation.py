@@ -52,7 +52,7 @@ def verify(book: RequestBook, picks: Sequence[int], accept: int) -> PlannedForwa
         if span is not None:
             book.events["tree of the harness"] += not request.tree
             book.events["tree of a draft model"] += bool(request.tree)
-            tree = request.tree or _tree_of_the_harness(book, request)
+            tree = request.tree or _tree_of_the_harness(book, request, accept)
             spans.append(span._replace(tree=tree, accept=accept))
     return book.planned(Mode.TARGET_VERIFY, spans)
 
@@ -94,6 +94,7 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
         book.free_unused(request)
         book.events["draft accepted"] += len(path) > 1
         book.events["draft rejected"] += len(path) < drafts
+        book.events["all drafts accepted"] += len(path) == drafts
         book.events["accepted beside the first branch"] += path != list(range(len(path)))
         said.append(first + path[-1])
     return said
@@ -162,14 +163,15 @@ def _may_catch_up(book: RequestBook, request: Request) -> bool:
     return request.drafted < end and None not in pages
 
 
-def _tree_of_the_harness(book: RequestBook, request: Request) -> Tree:
+def _tree_of_the_harness(book: RequestBook, request: Request, accept: int) -> Tree:
     """Return a tree of random drafts, two branches of which the second is longer.
 
-    It is a chain for an engine that takes no branches.
+    It is a chain for an engine that takes no branches, and where no branch is as long as the
+    path that will be accepted.
     """
     draw = random.Random(book.seed * 100_003 + request.serial * 1009 + request.length)
     root = int(book.tokens[request.token_row, request.length])
-    wide = branches(book)
+    wide = branches(book) if accept <= SPECULATION.draft_tokens - branches(book) else 1
     parents = [0 if i <= wide else i - 1 for i in range(SPECULATION.draft_tokens)]
     drafts = [(draw.randrange(book.config.vocab), parent) for parent in parents[1:]]
     return ((root, -1), *drafts)

@@ -48,6 +48,7 @@ ALWAYS_REQUIRED = (
 SPECULATION_REQUIRED = (
     "draft accepted",
     "draft rejected",
+    "all drafts accepted",
     "accepted beside the first branch",
     "tree of the harness",
     "tree of a draft model",

@@ -691,4 +691,12 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         tests=("properties/harness/schedules/test_edges.py", "-k", "begins_again"),
         why="At every 256th replay of a runner padding is not reset.",
     ),
+    Fault(
+        name="longest-path-of-a-tree-one-short",
+        file="subjects/states.py",
+        old="return StatePaths(rows, rows + 1 + node, parents, drafts)",
+        new="return StatePaths(rows, rows + 1 + node, parents, drafts - 1)",
+        tests=("properties/harness/lockstep/test_speculation.py", "-k", "asks_for"),
+        why="The state of the last draft of a tree that is a chain does not follow its parent's.",
+    ),
 )

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.checks.of_schedules.dense_agreement import DENSE_BOUND
+from harness.checks.play import Lockstep
+from harness.checks.table import PROPERTIES
 from harness.lockstep.bits import bits
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.pair import DRAFT_SEED
@@ -200,6 +202,30 @@ def test_a_verified_request_is_as_if_it_had_decoded_the_tokens_accepted(
         cycle((1, 4) if accept % 2 else (4, 1)), cycle(PRESETS), VERIFIED, strict=False
     ):
         check_verified(accept, SHAPES[shape], preset, page_size, device)
+
+
+@pytest.mark.parametrize("runner", ["target_verify", "frozen_kv_mtp"])
+@pytest.mark.parametrize("accepted", range(NODES))
+def test_as_many_drafts_are_accepted_as_a_verify_asks_for(
+    runner: str, accepted: int, device: str
+) -> None:
+    """Of trees of the harness too: up to all of them, and all properties hold of it."""
+    lockstep = Lockstep(TrialConfig(runner, device=device), PROPERTIES)
+    both = (0, 1)
+    outcome = lockstep.play(
+        Schedule(
+            (
+                *(Admit(2, WHOLE), Admit(9, WHOLE), Decode(both), DraftExtend(both)),
+                *(Verify(both, accepted), DraftExtend(both), Decode(both)),
+            )
+        )
+    )
+    assert (outcome.error, outcome.violations) == (None, ())
+    known = [request.length for request in lockstep.pair.eager.running]
+    assert all(
+        length >= prompt + accepted + 3 for length, prompt in zip(known, (2, 9), strict=True)
+    )
+    assert (outcome.events["all drafts accepted"] > 0) is (accepted == NODES - 1)
 
 
 def check_verified(
