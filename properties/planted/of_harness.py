@@ -975,4 +975,42 @@ OF_HARNESS: tuple[Fault, ...] = (
         tests=("properties/harness/lockstep/test_speculation.py", "-k", "asks_for"),
         why="Of a tree of the harness all drafts can never be accepted.",
     ),
+    Fault(
+        name="poison-spares-a-sub-pool",
+        file="harness/checks/of_steps/padded_reads.py",
+        old="        for _, _, arena in pools.arenas_of(kept):\n",
+        new=(
+            "        for _, kind, arena in pools.arenas_of(kept):\n"
+            "            arena |= kind == 'swa'\n"
+        ),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "stray_read"),
+        why="No KV of SWA layers is NaN while the step runs among poison.",
+    ),
+    Fault(
+        name="noise-spares-the-state",
+        file="harness/lockstep/noise.py",
+        old="held[places.beside[section]] = True",
+        new="held[1:] = True",
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "stray_read"),
+        why="The state that other requests have beside KV keeps its bytes in every extra run.",
+    ),
+    Fault(
+        name="states-that-hunts-reached-count",
+        file="harness/campaigns/regress.py",
+        old="        if result.task.bug is None:\n            events += result.hunt_result.events",
+        new="        if result.task is not None:\n            events += result.hunt_result.events",
+        tests=("properties/harness/campaigns/test_tasks.py", "-k", "not_green"),
+        why="What the clean trials must reach may be reached by hunts of bugs alone.",
+    ),
+    Fault(
+        name="one-section-of-positions-is-judged",
+        file="harness/checks/of_steps/live_inputs.py",
+        old="held = buffer[..., :live] if row.wide else buffer[:live]",
+        new=(
+            "held = buffer[:1, :live] if row.wide else buffer[:live]\n"
+            "        right = right[:1] if row.wide else right"
+        ),
+        tests=("properties/harness/checks/test_wrong_tables.py", "-k", "other_axes"),
+        why="Of multimodal positions the first section alone is held against the batch.",
+    ),
 )

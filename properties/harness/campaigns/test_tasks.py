@@ -367,6 +367,10 @@ def test_a_run_is_not_green_without_a_result_of_each_task_that_was_planned() -> 
     assert (verdict(run)[0], run.undecided) == ("green", False)
     events[run.settings.required_events[0]] = 0
     assert (verdict(run)[0], run.undecided) == ("red", True)
+    hunted = run.results[-1]
+    reached = replace(hunted.hunt_result, events=Counter(run.settings.required_events))
+    run.results[-1] = replace(hunted, hunt_result=reached)
+    assert (verdict(run)[0], run.undecided) == ("red", True)  # What a hunt reached does not count.
     events[run.settings.required_events[0]] = 1
     run.results.pop()
     outcome, message = verdict(run)

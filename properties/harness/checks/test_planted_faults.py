@@ -5,6 +5,7 @@ what a fault does is observed at all.
 """
 
 import warnings
+from itertools import product
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from harness.lockstep.logs import LogTrap, warnings_logged
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
-from harness.schedules.schedule import Step
+from harness.schedules.schedule import Admit, Decode, Schedule, Step
 from properties.support.harness.faults import (
     FAULTS,
     failing_replay,
@@ -25,11 +26,16 @@ from properties.support.harness.faults import (
     reads_free_bytes,
     wrong_kv,
 )
-from properties.support.harness.planting import SCHEDULE, Plant, build, play, shared
-from reference.batch import Mode
+from properties.support.harness.planting import SCHEDULE, Plant, build, on_replay, play, shared
+from properties.support.harness.tensors import first_of
+from reference.allocator import Owner
+from reference.batch import ForwardBatch, Mode
+from reference.config import Kind, Role
+from reference.state_pool import Section
 from reference.torch_ops import TorchOps
 from subjects.buffers import SharedBufferError
 from subjects.captured import CountingGraph, allocations
+from subjects.protocol import Replay
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 
@@ -71,6 +77,56 @@ def test_a_planted_fault_is_seen_by_one_property(
 ) -> None:
     _, outcome = play(device, runner, plant, monkeypatch)
     assert outcome.violated == {property_id}
+
+
+Place = tuple[Role, Kind] | Section
+
+PLACES: tuple[Place, ...] = (*product(Role, Kind), *Section)
+"""Everything that requests have: sub-pools of both models, and the state beside KV."""
+
+
+def stray_read(place: Place, *, padded: bool) -> Plant:
+    """Return a fault: a padded or a live row takes up what a parked request has in one place."""
+
+    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        pair = lockstep.pair
+
+        def held_by(owner: Owner) -> Tensor:
+            if isinstance(place, Section):
+                return pair.graph_pools.state.sections[place][owner.place(place)]
+            role, kind = place
+            return pair.graph_pools[role].arena[kind][:, :, owner.slots(kind)[-1]]
+
+        def change(batch: ForwardBatch | None, replay: Replay) -> None:
+            rows = {span.row for span in batch.spans} if batch is not None else set()
+            parked = [owner for owner in pair.graph.owners() if owner.row not in rows]
+            if batch is None or not parked:
+                return
+            found = held_by(parked[0])
+            if padded:
+                first_of(replay.output)[-1] += found.sum()
+            else:
+                first_of(replay.live_output)[-1] += 1e-30 * found.nan_to_num(0, 0, 0).sum()
+
+        on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
+
+    return plant
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "live"])
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_a_stray_read_of_whatever_requests_have_is_seen(
+    place: Place, padded: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both runs that hermetic_replay compares read it, and the lists say nothing of it."""
+    lockstep = shared(device, "decode")
+    seen_by = "padded_reads" if padded else "padding_noninterference"
+    lockstep.watch({seen_by})
+    with torch.inference_mode():
+        stray_read(place, padded=padded)(lockstep, "decode", monkeypatch)
+    outcome = lockstep.play(Schedule((Admit(9, 9), Admit(5, 5), Decode((0,)))))
+    assert outcome.error is None
+    assert outcome.violated == {seen_by}
 
 
 def test_every_property_has_a_fault_that_it_alone_sees() -> None:

@@ -191,6 +191,19 @@ def test_any_element_that_is_judged_is_seen_and_named_where_it_is_wrong(
             assert f"{name}[" in message
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_a_part_is_judged_over_the_whole_of_its_other_axes(mode: Mode) -> None:
+    """Every section of positions, and every element of a row."""
+    judged = observation(mode)
+    assert judged.replay is not None
+    known = EXPECTED[judged.replay.runner]
+    for part in parts(judged):
+        wide = part.name in known.inputs and known.inputs[part.name].axis is Axis.MROPE
+        held, whole = (list(t.shape) for t in (part.held, judged.static[part.name]))
+        del held[-1 if wide else 0], whole[-1 if wide else 0]
+        assert held == whole
+
+
 @pytest.mark.parametrize("make", [observation, idle])
 @pytest.mark.parametrize("mode", Mode)
 def test_a_tail_is_judged_to_the_end_of_its_bucket(
