@@ -47,9 +47,11 @@ class Verdict(StrEnum):
 class Fault:
     """A fault class: present where one of `properties` is violated and the observation `shows` it.
 
-    It `lives` where a runner has what it is about; one that has not has `nowhere` for it.
-    `exposed` says whether the state that would show it was reached: an observation that shows
-    nothing then says something. `follows` are properties that it also breaks.
+    It `lives` where a runner has what it is about; one that has not has `nowhere` for it. That is
+    believed of the runners that are `lacking`, of any if none are named: another that seems to
+    have none has one by a name that is not known. `exposed` says whether the state that would show
+    it was reached: an observation that shows nothing then says something. `follows` are properties
+    that it also breaks.
     """
 
     statement: str
@@ -59,6 +61,7 @@ class Fault:
     shows: Seen
     nowhere: str
     follows: frozenset[str] = frozenset()
+    lacking: frozenset[str] | None = None
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -87,6 +90,7 @@ FAULTS: Mapping[str, Fault] = {
         exposed=tail_was_used(REQUEST_ROWS),
         shows=padded_rows_are_requests,
         nowhere="no batch brings it static request rows",
+        lacking=frozenset({"piecewise", "breakable"}),
     ),
 }
 """The fault classes that sglang's behaviour can tell."""
@@ -196,6 +200,8 @@ class Evidence:
             verdict, message = Verdict.ABSENT, f"it would have shown in {count} replays"
         elif self.replays and not self.living[name]:
             verdict, message = Verdict.ABSENT, fault.nowhere
+            if fault.lacking is not None and self.runner not in fault.lacking:
+                verdict, message = Verdict.UNDECIDED, f"{message} by a name that is known"
         else:
             verdict = Verdict.UNDECIDED
             message = f"none of {self.replays} replays could have shown it"

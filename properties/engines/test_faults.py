@@ -131,9 +131,11 @@ def test_locations_of_another_dtype_show_swa_int64() -> None:
     assert shown_by(other_dtype()) == {"swa_int64"}
 
 
-def evidence_of(*steps: Observation, asked: frozenset[str] = EVERY) -> Evidence:
-    """Return the evidence of some steps of the decode runner."""
-    evidence = Evidence("decode", asked=set(asked))
+def evidence_of(
+    *steps: Observation, asked: frozenset[str] = EVERY, runner: str = "decode"
+) -> Evidence:
+    """Return the evidence of some steps of a runner."""
+    evidence = Evidence(runner, asked=set(asked))
     for found in steps:
         evidence.see(found, asked)
         for violation in judge(PROPERTIES.values(), found):
@@ -174,9 +176,15 @@ def test_a_runner_without_what_a_fault_is_about_has_nowhere_for_it() -> None:
     found = right()
     assert found.facts is not None and found.replay is not None
     bare = replace(found, facts=replace(found.facts, locations=None), static={})
-    evidence = evidence_of(replace(bare, replay=replace(found.replay, given={})))
+    bare = replace(bare, replay=replace(found.replay, given={}))
+    evidence = evidence_of(bare, runner="breakable")
     assert set(verdicts(evidence).values()) == {Verdict.ABSENT}
     assert any("hands no SWA" in judged.message for judged in evidence.judge())
+    # Every other runner has static request rows, whatever the engine calls them.
+    judged = {one.fault: one for one in evidence_of(bare).judge()}
+    assert judged["req_pool_pad"].verdict is Verdict.UNDECIDED
+    assert "static request rows by a name that is known" in judged["req_pool_pad"].message
+    assert judged["swa_pad"].verdict is Verdict.ABSENT
 
 
 def test_a_fault_class_of_which_no_property_was_asked_has_no_verdict() -> None:

@@ -35,7 +35,7 @@ from reference.config import PRESETS, Kind
 from reference.pool import PoolSizes
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.padded import declared_padding
-from subjects.engines.sglang.runners.decode import DecodeRunner
+from subjects.engines.sglang.runners.decode import BACKEND_LOCATIONS, DecodeRunner
 from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
 from subjects.engines.sglang.runners.prefill import BreakableRunner
 from subjects.engines.shared.loading import Engine, message
@@ -137,6 +137,42 @@ def runner_of(kind: type[Any], **held: Any) -> Any:
     made = object.__new__(kind)
     made.runner = SimpleNamespace(**held)
     return made
+
+
+@pytest.mark.parametrize(
+    ("called", "given", "known"),
+    [
+        ("cuda_graph_swa_out_cache_loc", "cuda_graph_swa_out_cache_loc", True),
+        ("window_write_ids", "window_write_ids", True),
+        ("window_write_ids", "nothing", False),
+    ],
+)
+def test_swa_locations_of_another_name_are_known_by_what_the_store_is_given(
+    called: str, given: str, known: bool
+) -> None:
+    held = {name: torch.zeros(4, dtype=torch.int64) for name in (called, "kv_indptr", "nothing")}
+    runner = runner_of(DecodeRunner, buffers=SimpleNamespace(out_cache_loc=torch.zeros(4)))
+    runner.backend = SimpleNamespace(**{k: v for k, v in held.items() if k != "nothing"})
+    runner.pool = SimpleNamespace(translate=lambda loc: loc + 1)
+    before = set(runner.statics())
+    runner.find_locations([held[given][:2]])
+    brought = runner.given(SimpleNamespace(out_cache_loc=torch.ones(2)))
+    assert (BACKEND_LOCATIONS in brought) == known
+    assert (runner.statics().get(BACKEND_LOCATIONS) is held[called]) == known
+    assert len(runner.statics()) == len(before)
+
+
+class Presetting:
+    """Stands for a pool of the engine whose stores take what was preset before a forward."""
+
+    presets = True
+
+
+def test_locations_to_preset_that_a_batch_has_by_another_name_are_a_part_that_is_missing() -> None:
+    runner = runner_of(DecodeRunner)
+    runner.pool = Presetting()
+    with pytest.raises(PartMissingError, match="has no out_cache_loc_swa"):
+        runner.eagerly(SimpleNamespace(window_locations=torch.zeros(2)))
 
 
 @pytest.mark.parametrize("name", ["can_run_graph", "can_run"])

@@ -123,10 +123,11 @@ class RunnerEngines(EnginesOf):
     def _build(self, pair: Pair, mirror: Mirror, host: Host) -> ReplayingEngine:
         kind = REPLAYING[pair.trial.runner]
         before = Replays.captured
-        with mirror.pool.stored_dtypes() as stored:
+        with mirror.pool.stored_locations() as stored:
             runner = kind(
                 host, pair.model, mirror.pool, pair.trial.ops(), own_kernels=self.own_kernels
             )
+        runner.find_locations(stored)
         graphs = graphs_of_a_replay(before, pair.trial, kind)
         missing = self.missing
         if not (self.eagerly or runner.carries_states):
@@ -160,7 +161,7 @@ class DraftingEngines(EnginesOf):
     def _build(self, pair: Pair, mirror: Mirror, host: Host) -> DraftingEngine:
         kind, before = SPECULATING[pair.trial.runner], Replays.captured
         host.forget_shared_buffers()
-        with mirror.pool.stored_dtypes() as stored:
+        with mirror.pool.stored_locations() as stored:
             runner = kind(host, pair.models, mirror.pool, pair.trial.ops())
         graphs = graphs_of_a_replay(before, pair.trial, kind)
         return DraftingEngine(runner, mirror, stored, graphs, {})

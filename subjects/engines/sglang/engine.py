@@ -2,11 +2,10 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from reference.allocator import Ownership
@@ -21,7 +20,12 @@ from subjects.engines.sglang.padded import (
     declared_padding,
     padded_inputs,
 )
-from subjects.engines.sglang.runners.decode import CpuGraphRunner, ReplayingRunner, RowSlots
+from subjects.engines.sglang.runners.decode import (
+    BACKEND_LOCATIONS,
+    CpuGraphRunner,
+    ReplayingRunner,
+    RowSlots,
+)
 from subjects.engines.shared.engine import Given, OthersEngine, offers
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
 from subjects.protocol import (
@@ -41,8 +45,8 @@ Runner = TypeVar("Runner", bound=ReplayingRunner)
 class SglangEngine(OthersEngine, ABC, Generic[Runner]):
     """What every runner of the engine has in common as an engine under test.
 
-    `stored` are the dtypes of SWA locations that the store was given during capture, `graphs` is
-    how many graphs a replay is of.
+    `stored` are the SWA locations that the store was given during capture, `graphs` is how many
+    graphs a replay is of.
     """
 
     lacks = offers(DECLARED["missing"])
@@ -51,14 +55,14 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
         self,
         runner: Runner,
         mirror: Mirror,
-        stored: Collection[torch.dtype],
+        stored: Sequence[Tensor],
         graphs: int,
         missing: Mapping[Offer, str],
     ) -> None:
         self.runner = runner
         self.mirror = mirror
         self.pool = mirror.pool
-        self.stored = frozenset(stored)
+        self.stored = frozenset(one.dtype for one in stored)
         self._preset = self.pool.preset_locations
         super().__init__(runner.name, runner.mode, runner.statics, mirror, missing, graphs)
 
@@ -179,12 +183,18 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
 
     def notes(self) -> list[str]:
         """Return, in words, what was seen of the engine that no property judges."""
+        found = list[str]()
         if isinstance(self.runner, CpuGraphRunner) and self.runner.left_behind:
-            return [
+            found.append(
                 "the SWA locations that an eager forward preset are still set when a batch is"
                 " replayed; they were cleared before each replay here"
-            ]
-        return []
+            )
+        if self.runner.locations != BACKEND_LOCATIONS:
+            found.append(
+                f"the engine's {self.runner.locations}, from which its store takes SWA locations,"
+                f" is called {BACKEND_LOCATIONS} here"
+            )
+        return found
 
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""

@@ -170,14 +170,14 @@ class SglangPool:
         return found
 
     @contextmanager
-    def stored_dtypes(self) -> Iterator[set[torch.dtype]]:
-        """Collect the dtypes of the locations that the SWA sub-pool's store is given."""
-        swa, found = self.kv.swa_kv_pool, set[torch.dtype]()
+    def stored_locations(self) -> Iterator[list[Tensor]]:
+        """Collect the locations that the SWA sub-pool's store is given."""
+        swa, found = self.kv.swa_kv_pool, list[Tensor]()
         store = swa.set_kv_buffer
 
         def watched(layer: object, loc: object, *arguments: object, **by_name: object) -> None:
             parts = [loc] if isinstance(loc, Tensor) else list(vars(loc).values())
-            found.update(part.dtype for part in parts if isinstance(part, Tensor))
+            found.extend(part for part in parts if isinstance(part, Tensor))
             store(layer, loc, *arguments, **by_name)
 
         swa.set_kv_buffer = watched

@@ -1,7 +1,7 @@
 """The engine's runners of decodes over its own pool: built, captured and replayed by its code."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
+from subjects.engines.sglang.padded import HOLDS
 from subjects.engines.sglang.runners.runner import SglangRunner, output_of, tensors_of, uncompiled
 from subjects.engines.shared.loading import attribute, named
 
@@ -17,7 +18,8 @@ UNPOPULATED = frozenset({"num_token_non_padded"})
 """Static inputs that replays leave as they were captured: the settings that they serve are off."""
 
 BACKEND_LOCATIONS = "attention.cuda_graph_swa_out_cache_loc"
-"""The static SWA write locations of an engine whose attention backend holds them."""
+"""The static SWA write locations of an engine whose attention backend holds them, by the name
+that they have here, whatever the engine calls them."""
 
 RowSlots = Mapping[Kind, list[list[int]]]
 """Per sub-pool, the engine's slots that each row is to read."""
@@ -28,6 +30,22 @@ class ReplayingRunner(SglangRunner, ABC):
 
     mode: ClassVar[Mode] = Mode.DECODE
     tokens_per_request: ClassVar[int] = 1
+    locations = BACKEND_LOCATIONS
+    """What the static SWA write locations are called by the engine."""
+
+    def find_locations(self, stored: Sequence[Tensor]) -> None:
+        """Find the static SWA write locations by what the store was given during capture.
+
+        A static input of a name that is known is not looked at: its name says what it is.
+        """
+        for name, held in self.statics().items():
+            if name not in HOLDS and any(lies_in(held, one) for one in stored):
+                self.locations = name
+
+    def by_names_here(self, held: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return static inputs with the SWA write locations by the name that they have here."""
+        known = {self.locations: BACKEND_LOCATIONS}
+        return {known.get(name, name): one for name, one in held.items()}
 
     def replay(self, batch: Any) -> Output:
         """Run a batch through the engine's captured graph; return what its live rows give."""
@@ -96,13 +114,13 @@ class DecodeRunner(ReplayingRunner):
 
     def inputs(self) -> Mapping[str, Tensor]:
         """Return the runner's static input buffers, by name."""
-        return tensors_of(self.runner.buffers)
+        return self.by_names_here(tensors_of(self.runner.buffers))
 
     def statics(self) -> Mapping[str, Tensor]:
         """Return every static buffer that a replay reads: the runner's and the backend's."""
         held = {f"attention.{name}": held for name, held in tensors_of(self.backend).items()}
         held.pop("attention.req_to_token", None)
-        return {**self.inputs(), **held}
+        return {**self.inputs(), **self.by_names_here(held)}
 
     def reads(self, batch: Any) -> RowSlots:
         """Return the slots that the last replay's index lists give its bucket's rows."""
@@ -192,6 +210,11 @@ class CpuGraphRunner(ReplayingRunner):
             Kind.FULL: listed(planned.kv_indptr, planned.kv_indices, rows),
             Kind.SWA: listed(planned.window_kv_indptr, planned.window_kv_indices, rows),
         }
+
+
+def lies_in(held: Tensor, part: Tensor) -> bool:
+    """Whether a tensor begins within the memory of another."""
+    return held.data_ptr() <= part.data_ptr() < held.data_ptr() + held.nbytes
 
 
 def listed(indptr: Tensor, indices: Tensor, rows: int) -> list[list[int]]:

@@ -18,7 +18,7 @@ from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.model.attention import OurArithmetic, keep_whole
 from subjects.engines.sglang.model.decoder import Decoder
 from subjects.engines.shared.graphs import whole
-from subjects.engines.shared.loading import named
+from subjects.engines.shared.loading import attribute, named
 from subjects.engines.shared.missing import PartMissingError
 
 
@@ -174,9 +174,10 @@ class SglangRunner:
 
     def eagerly(self, batch: Any) -> Output:
         """Run a batch without a graph, as the engine's model runner does; return what it gives."""
-        loc = getattr(batch, "out_cache_loc_swa", None)
-        if loc is not None:
-            self.pool.preset(loc)
+        if self.pool.has_preset:
+            loc = attribute(batch, "out_cache_loc_swa")
+            if loc is not None:
+                self.pool.preset(loc)
         with self.context():
             self.backend.init_forward_metadata(batch)
             return output_of(self.model.forward(batch.input_ids, batch.positions, batch))
