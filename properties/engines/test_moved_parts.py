@@ -38,15 +38,22 @@ from subjects.engines.sglang.padded import declared_padding
 from subjects.engines.sglang.runners.decode import BACKEND_LOCATIONS, DecodeRunner
 from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
 from subjects.engines.sglang.runners.prefill import BreakableRunner
-from subjects.engines.shared.loading import Engine, message
+from subjects.engines.shared.loading import Engine, message, renew
 from subjects.engines.shared.missing import PartMissingError, UndeclaredError
 from subjects.engines.shared.padded import PaddedInput, PaddingRow, padding_of
 from subjects.engines.shared.paired import pair_slots
 from subjects.engines.shared.stubs import StubFinder
-from subjects.engines.vllm.contract import gathers_by, marks_padding, marks_rows, names_last_tokens
+from subjects.engines.vllm.contract import (
+    MARKING,
+    OF_PADDING,
+    gathers_by,
+    marks_padding,
+    marks_rows,
+    names_last_tokens,
+)
 from subjects.engines.vllm.drafter import DraftingRunner
 from subjects.engines.vllm.requests import VllmRequests
-from subjects.engines.vllm.runner import VllmRunner
+from subjects.engines.vllm.runner import OF_BATCHES, VllmRunner, batch_inputs
 from subjects.protocol import Forward
 
 FOLDERS = {"sglang": "srt", "vllm": "v1"}
@@ -165,7 +172,7 @@ def test_swa_locations_of_another_name_are_known_by_what_the_store_is_given(
 class Presetting:
     """Stands for a pool of the engine whose stores take what was preset before a forward."""
 
-    presets = True
+    can_preset = True
 
 
 def test_locations_to_preset_that_a_batch_has_by_another_name_are_a_part_that_is_missing() -> None:
@@ -256,19 +263,6 @@ def test_a_static_input_of_which_something_is_promised_is_not_passed_over() -> N
         padding_of([row], {"slot_ids": torch.zeros(3)}, {}, batch, 2, 1)
 
 
-def test_a_drafter_s_static_buffer_is_not_passed_over_by_another_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(VllmRunner, "statics", lambda runner: {})
-    made = object.__new__(DraftingRunner)
-    names = ("positions", "seq_lens", "query_start_loc", "hidden_states", "idx_mapping")
-    made.runner = drafting(Drafter, **dict.fromkeys(names)).runner
-    with pytest.raises(PartMissingError, match="Drafter has no input_ids"):
-        made.statics()
-    made.runner.speculator.input_ids = None
-    assert set(made.statics()) == {f"drafter.{name}" for name in (*names, "input_ids")}
-
-
 @pytest.mark.parametrize("gone", ["swa_loc", "set_swa_loc"])
 def test_swa_locations_that_are_preset_are_not_passed_over_by_another_name(gone: str) -> None:
     held: dict[str, Any] = {"swa_loc": None, "set_swa_loc": print}
@@ -279,6 +273,68 @@ def test_swa_locations_that_are_preset_are_not_passed_over_by_another_name(gone:
     moved.kv = SimpleNamespace(**{name: held[name] for name in held if name != gone})
     with pytest.raises(PartMissingError, match=f"SimpleNamespace has no {gone}"):
         moved.preset(None)
+
+
+class InputBuffers(SimpleNamespace):
+    """Stands for the engine's static buffers of batches."""
+
+
+def batch_inputs_of(*names: str, told: bool | None = None) -> tuple[str, ...]:
+    """Return the inputs of an engine with buffers of these names, told or not to mark padding."""
+    buffers = InputBuffers(max_num_reqs=4, **{name: torch.zeros(4) for name in names})
+    envs = SimpleNamespace() if told is None else SimpleNamespace(**{MARKING: told})
+    return batch_inputs(cast("Any", SimpleNamespace(module=partial(pick, envs))), buffers)
+
+
+def test_buffers_of_batches_are_those_that_are_known_and_no_other() -> None:
+    assert batch_inputs_of(*OF_BATCHES, "dcp_local_seq_lens") == OF_BATCHES
+    assert batch_inputs_of(*OF_BATCHES, OF_PADDING, told=True) == (*OF_BATCHES, OF_PADDING)
+    assert batch_inputs_of(*OF_BATCHES, OF_PADDING, told=False) == OF_BATCHES
+    with pytest.raises(PartMissingError, match="InputBuffers holds padded_rows, unheard of"):
+        batch_inputs_of(*OF_BATCHES, "padded_rows", told=True)
+    with pytest.raises(PartMissingError, match=f"has no {MARKING}"):
+        batch_inputs_of(*OF_BATCHES, OF_PADDING)
+
+
+def statics_of(kind: type[Any], **held: Any) -> set[str]:
+    """Return the names of the drafter's static buffers where a drafter holds these."""
+    batches = SimpleNamespace(**{name: torch.zeros(2) for name in OF_BATCHES})
+    made = drafting(kind, hidden_states=torch.zeros(2), **held)
+    made.runner.speculator.input_buffers = made.runner.input_buffers = batches
+    rows = [torch.zeros(2)] * 2
+    made.runner.block_tables = SimpleNamespace(slot_mappings=rows, input_block_tables=rows)
+    runner = object.__new__(DraftingRunner)
+    runner.names, runner.runner = (), made.runner
+    return {name for name in runner.statics() if name.startswith("drafter.")}
+
+
+def test_a_drafter_s_static_buffer_of_another_name_is_a_part_that_is_missing() -> None:
+    """An early release names no last tokens; only later ones keep where drafts came from."""
+    rows, least = torch.zeros(2), {*OF_BATCHES, "hidden_states", "idx_mapping"}
+    for lacking, held in (
+        ("idx_mapping", {"index_mapping": rows, "last_token_indices": rows}),
+        ("last_token_indices", {"idx_mapping": rows, "last_tokens": rows}),
+    ):
+        with pytest.raises(PartMissingError, match=f"Drafter has no {lacking}"):
+            statics_of(Drafter, **held)
+    assert statics_of(SimpleNamespace, idx_mapping=rows) == {f"drafter.{one}" for one in least}
+    later = {"idx_mapping": rows, "last_token_indices": rows, "sample_src_positions": rows}
+    assert statics_of(Drafter, **later) == {f"drafter.{one}" for one in (*least, *later)}
+
+
+def test_an_attribute_that_is_to_be_renewed_and_is_not_there_names_itself() -> None:
+    holder = SimpleNamespace(graphs={1: 2})
+    renew(holder, graphs={})
+    assert holder.graphs == {}
+    with pytest.raises(PartMissingError, match="SimpleNamespace has no hidden_states"):
+        renew(holder, hidden_states=None)
+
+
+def test_a_batch_that_says_nothing_of_what_is_sampled_is_a_part_that_is_missing() -> None:
+    runner = object.__new__(VllmRunner)
+    runner.runner = SimpleNamespace(execute_model_state=SimpleNamespace(input_batch=3))
+    with pytest.raises(PartMissingError, match="no batch that has logits_indices"):
+        runner.kept()
 
 
 @pytest.mark.parametrize("name", ["EAGLEDraftCudaGraphRunner", "EagleDraftGraphs", "eagle_draft"])

@@ -19,6 +19,9 @@ GATHERING = ["idx_mapping", "num_reqs_padded", "out", "out_ptrs", "num_computed_
 COMMON = "spec_decode.speculator"
 """Where what all drafters have in common is, in later releases."""
 
+OF_PADDING, MARKING = "is_padding", "VLLM_MOE_SKIP_PADDING"
+"""Its static buffer of which tokens are padding, in later releases, and what says it is read."""
+
 COPYING = ["num_reqs", "idx_mapping", "temperature", "seeds", "dummy_run"]
 """What its drafter may be given of requests."""
 
@@ -54,12 +57,11 @@ def marks_padding(settings: Any, buffers: Any) -> bool:
 
     Raises PartMissingError where it has a buffer of that and no such setting.
     """
-    name = "VLLM_MOE_SKIP_PADDING"
-    if hasattr(buffers, "is_padding") and not hasattr(settings, name):
+    if hasattr(buffers, OF_PADDING) and not hasattr(settings, MARKING):
         raise PartMissingError(
-            f"the engine has no {name}: whether it reads which tokens are padding is not known"
+            f"the engine has no {MARKING}: whether it reads which tokens are padding is not known"
         )
-    return bool(getattr(settings, name, False))
+    return bool(getattr(settings, MARKING, False))
 
 
 def names_last_tokens(runner: Any) -> bool:
@@ -77,7 +79,7 @@ CONTRACT = (
     *(PaddingRow(name, lambda tokens: -1) for name in SLOTS),
     PaddingRow("seq_lens", lambda tokens: 0, of_requests=True),
     PaddingRow("query_start_loc", lambda tokens: tokens, of_requests=True),
-    PaddingRow("is_padding", lambda tokens: 1, True, lambda runner: runner.marks_padding),
+    PaddingRow(OF_PADDING, lambda tokens: 1, True, lambda runner: runner.marks_padding),
     *(PaddingRow(name, lambda tokens: 0, True, zeroes_block_tables, True) for name in TABLES),
 )
 """The engine's contract; input ids and positions of padded tokens are stale, and it holds so."""

@@ -24,8 +24,9 @@ from subjects.engines.paged.runner import PagedDrafter, Verified, accepted
 from subjects.engines.shared.loading import Engine, attribute, named
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.tensors import given_back
+from subjects.engines.vllm.contract import names_last_tokens
 from subjects.engines.vllm.model import Decoder, layer_name
-from subjects.engines.vllm.runner import GPU, VllmRunner
+from subjects.engines.vllm.runner import GPU, OF_BATCHES, VllmRunner
 
 DRAFTER = f"{GPU}.spec_decode.eagle.speculator"
 """Where the engine's drafter is."""
@@ -39,11 +40,9 @@ MANAGERS = {
 }
 """What holds the graphs of a drafter that catches up, and of one that proposes, by release."""
 
-BUFFERS = "input_ids", "positions", "seq_lens", "query_start_loc", "hidden_states", "idx_mapping"
-"""The drafter's own static buffers, in every release."""
-
-LATER_BUFFERS = "last_token_indices", "sample_src_positions"
-"""Those that came later."""
+BUFFERS = ("hidden_states", "idx_mapping")
+LAST_TOKENS, SOURCES = "last_token_indices", "sample_src_positions"
+"""The drafter's own static buffers besides those of batches; and two that came later."""
 
 
 class DraftDecoder(Decoder):
@@ -204,12 +203,11 @@ class DraftingRunner(PagedDrafter, VllmRunner):
     def statics(self) -> dict[str, Tensor]:
         """Return every static buffer that a replay reads: the target's, then the drafter's."""
         drafter = self.runner.speculator
-        held = {**vars(drafter.input_buffers), **vars(drafter)}
-        moved = [name for name in BUFFERS if name not in held]
-        if moved:
-            raise PartMissingError(f"the engine's {type(drafter).__name__} has no {moved[0]}")
-        names = (*BUFFERS, *(name for name in LATER_BUFFERS if name in held))
-        return {**super().statics(), **{f"drafter.{name}": held[name] for name in names}}
+        later = {LAST_TOKENS: names_last_tokens(self), SOURCES: hasattr(drafter, SOURCES)}
+        names = (*BUFFERS, *(name for name, there in later.items() if there))
+        holders = (drafter.input_buffers, OF_BATCHES), (drafter, names)
+        own = {f"drafter.{name}": attribute(of, name) for of, names in holders for name in names}
+        return {**super().statics(), **own}
 
 
 def tokens_of(size: Any) -> int:

@@ -15,15 +15,20 @@ from reference.config import Kind, ModelConfig, Role
 from reference.model import Model
 from reference.ops import Ops
 from subjects.engines.paged.runner import PagedRunner, Ran
-from subjects.engines.shared.loading import Engine, named
+from subjects.engines.shared.loading import Engine, attribute, holds_only, named, renew
+from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.tensors import tensors_in
-from subjects.engines.vllm.contract import gathers_by, marks_padding
+from subjects.engines.vllm.contract import OF_PADDING, gathers_by, marks_padding
 from subjects.engines.vllm.loading import PACKAGE
 from subjects.engines.vllm.model import Decoder, layer_name, spec_of
 from subjects.engines.vllm.settings import configuration
 
 GPU = "v1.worker.gpu"
 """The engine's package of its runner."""
+
+OF_BATCHES = ("input_ids", "positions", "seq_lens", "query_start_loc")
+OF_SEVERAL_RANKS = "dcp_local_seq_lens"
+"""The engine's static buffers of batches; and of several ranks, which nothing here reads."""
 
 NO_SAMPLER = SimpleNamespace(
     penalties_state=SimpleNamespace(output_bin_counts=None), apply_staged_writes=lambda: None
@@ -48,6 +53,17 @@ def cache_config(engine: Engine, config: ModelConfig, blocks: int) -> Any:
         for kind in Kind
     ]
     return module.KVCacheConfig(blocks, tensors, groups)
+
+
+def batch_inputs(engine: Engine, buffers: Any) -> tuple[str, ...]:
+    """Return the names of the static buffers that the engine fills for every batch.
+
+    Raises PartMissingError for a tensor by any other name, and where one that marks padding is
+    there and nothing says whether it is filled.
+    """
+    holds_only(buffers, (*OF_BATCHES, OF_PADDING, OF_SEVERAL_RANKS))
+    marked = marks_padding(engine.module("envs"), buffers)
+    return (*OF_BATCHES, OF_PADDING) if marked else OF_BATCHES
 
 
 class VllmRunner(PagedRunner):
@@ -81,7 +97,6 @@ class VllmRunner(PagedRunner):
         known = config.compilation_config.static_forward_context
         known.update(zip(self.decoder.names, self.decoder.attention, strict=True))
         runner = self.runner
-        self.marks_padding = marks_padding(engine.module("envs"), runner.input_buffers)
         runner.model = self.decoder
         made = engine.part(f"{GPU}.model_states:init_model_state")
         runner.model_state = made(config, self.decoder, None, self.device)
@@ -89,6 +104,7 @@ class VllmRunner(PagedRunner):
         if getattr(runner, "sampler", None) is None:
             runner.sampler = NO_SAMPLER
         runner.initialize_kv_cache(self.plan)
+        self.names = batch_inputs(engine, runner.input_buffers)
         # Its own tables of requests, which a fresh runner reads too.
         held = runner.req_states, *runner.block_tables.block_tables, runner.block_tables.num_blocks
         self._tables = [(one, one.clone()) for one in tensors_in(held, PACKAGE)]
@@ -110,6 +126,11 @@ class VllmRunner(PagedRunner):
         """Whether the engine is told where windows begin: it clears the blocks below them."""
         return gathers_by(self.runner.block_tables, "num_computed_tokens")
 
+    @property
+    def marks_padding(self) -> bool:
+        """Whether the engine fills a static buffer of which tokens are padding."""
+        return OF_PADDING in self.names
+
     def speculator(self, config: Any, device: torch.device, *rest: Any) -> Any:
         """Return what the engine drafts with: nothing."""
 
@@ -130,8 +151,7 @@ class VllmRunner(PagedRunner):
         tables.input_block_table_ptrs = tables._make_ptr_tensor(tables.input_block_tables)
         tables.slot_mappings = torch.zeros_like(tables.slot_mappings)
         runner.cudagraph_manager = manager = copy(runner.cudagraph_manager)
-        manager.graphs, manager.hidden_states = {}, None
-        manager.pool = torch.cuda.graph_pool_handle()
+        renew(manager, graphs={}, hidden_states=None, pool=torch.cuda.graph_pool_handle())
         other.renew()
         other.capture()
         return other
@@ -147,7 +167,7 @@ class VllmRunner(PagedRunner):
         states.req_id_to_index.clear()
         getattr(states, "index_to_req_id", {}).clear()
         states.free_indices[:] = self.rows
-        self.runner.execute_model_state = None
+        renew(self.runner, execute_model_state=None)
         torch.cuda.synchronize()  # The engine writes memory next that a GPU has a view of.
 
     def run(self, told: Any, *, verifies: bool) -> Ran:
@@ -172,7 +192,10 @@ class VllmRunner(PagedRunner):
         """Return the engine's batch of the forward that just ran, and all that it keeps of it."""
         state = self.runner.execute_model_state
         parts = state if isinstance(state, tuple) else tuple(vars(state).values())
-        return next(one for one in parts if hasattr(one, "logits_indices")), parts
+        batch = next((one for one in parts if hasattr(one, "logits_indices")), None)
+        if batch is None:
+            raise PartMissingError("the engine keeps no batch that has logits_indices")
+        return batch, parts
 
     def settle(
         self, batch: Any, starts: Tensor, sampled: Sequence[Sequence[int]], rejected: list[int]
@@ -202,10 +225,7 @@ class VllmRunner(PagedRunner):
     def statics(self) -> dict[str, Tensor]:
         """Return every static buffer that a replay reads, by name, a view for each group."""
         buffers, tables = self.runner.input_buffers, self.runner.block_tables
-        names = ("input_ids", "positions", "seq_lens", "query_start_loc")
-        found = {name: getattr(buffers, name) for name in names}
-        if self.marks_padding:
-            found["is_padding"] = buffers.is_padding
+        found = {name: attribute(buffers, name) for name in self.names}
         for group, kind in enumerate(Kind):
             found[f"slot_mapping.{kind}"] = tables.slot_mappings[group]
             found[f"block_table.{kind}"] = tables.input_block_tables[group]

@@ -189,11 +189,11 @@ class SglangPool:
     @property
     def preset_locations(self) -> Tensor | None:
         """The SWA write locations preset for stores to come; None where there are none."""
-        found: Tensor | None = self.kv.swa_loc if self.has_preset else None
+        found: Tensor | None = self.kv.swa_loc if self.can_preset else None
         return found
 
     @cached_property
-    def has_preset(self) -> bool:
+    def can_preset(self) -> bool:
         """Whether the engine's pool can be preset with SWA write locations, in early releases.
 
         Raises PartMissingError where one of the two names that come with that has gone alone.
@@ -206,7 +206,7 @@ class SglangPool:
 
     def preset(self, loc: Tensor | None) -> None:
         """Preset the SWA write locations, or forget them, where the engine has such."""
-        if self.has_preset:
+        if self.can_preset:
             self.kv.set_swa_loc(loc)
 
     def keys_and_values(self, role: Role, layer: int) -> tuple[Tensor, Tensor]:

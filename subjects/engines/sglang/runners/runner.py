@@ -174,7 +174,7 @@ class SglangRunner:
 
     def eagerly(self, batch: Any) -> Output:
         """Run a batch without a graph, as the engine's model runner does; return what it gives."""
-        if self.pool.has_preset:
+        if self.pool.can_preset:
             loc = attribute(batch, "out_cache_loc_swa")
             if loc is not None:
                 self.pool.preset(loc)
