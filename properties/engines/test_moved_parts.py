@@ -31,7 +31,7 @@ from harness.lockstep.config import TrialConfig
 from harness.lockstep.tracebacks import SubjectFailedError, subject_runs, traceback_of
 from properties.support.harness.command_line import CANNOT_RUN
 from reference.batch import Mode
-from reference.config import PRESETS, Kind
+from reference.config import PRESETS, Kind, Role
 from reference.pool import PoolSizes
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.padded import declared_padding
@@ -51,7 +51,7 @@ from subjects.engines.vllm.contract import (
     marks_rows,
     names_last_tokens,
 )
-from subjects.engines.vllm.drafter import DraftingRunner
+from subjects.engines.vllm.drafter import DraftingRunner, catching_graphs
 from subjects.engines.vllm.requests import VllmRequests
 from subjects.engines.vllm.runner import OF_BATCHES, VllmRunner, batch_inputs
 from subjects.protocol import Forward
@@ -134,6 +134,26 @@ def test_padding_that_an_engine_declares_is_found_by_another_name_or_its_part_is
         prefills.inputs()
 
 
+def test_facts_of_requests_are_judged_by_what_the_batch_brings_in_their_own_dtypes() -> None:
+    lengths = torch.tensor([9], dtype=torch.int32)
+    made = object.__new__(BreakableRunner)
+    slots = {"positions": SimpleNamespace(buffer=torch.zeros(16))}
+    facts = {
+        name: torch.zeros(16, dtype=torch.int64)
+        for name in ("extend_prefix_lens", "req_pool_indices", "extend_start_loc")
+    }
+    made.runner = SimpleNamespace(
+        buffer_registry=SimpleNamespace(_slots=slots), _prefill_static_buffers=facts
+    )
+    positions = torch.arange(3)
+    batch = SimpleNamespace(
+        positions=positions, extend_prefix_lens=lengths, req_pool_indices=lengths
+    )
+    given = made.given(batch)
+    assert given.keys() == {"positions", "extend_prefix_lens"}
+    assert given["extend_prefix_lens"].dtype is torch.int64
+
+
 def pick(given: Any, batch: Any) -> Any:
     """Return what is given, whatever the batch."""
     return given
@@ -199,6 +219,28 @@ def test_a_drafter_that_declines_a_batch_it_has_a_graph_for_fails_the_step() -> 
             continue
         with pytest.raises(RuntimeError, match="the engine's eagle_draft runner declines a batch"):
             made.executed(3)
+
+
+def started_with(bonus_tokens: Tensor) -> Any:
+    """Stand for what the engine's drafts start from."""
+    return SimpleNamespace(bonus_tokens=bonus_tokens)
+
+
+def test_bonus_tokens_change_from_batch_to_batch_and_are_in_the_vocabulary() -> None:
+    config = PRESETS["gpt_oss"].tiny
+    made = object.__new__(EagleDraftRunner)
+    made.host = cast("Any", SimpleNamespace(engine=SimpleNamespace(part=lambda *of: started_with)))
+    made.models = {Role.DRAFT: cast("Any", SimpleNamespace(config=config))}
+    index = torch.tensor([[config.vocab - 1, 3], [0, 5]])
+    spec = dict.fromkeys(("topk_p", "topk_index", "hidden_states"), index)
+    found = [
+        made.speculative_input(
+            cast("Any", SimpleNamespace(spec_info=spec, seq_lens=lengths, positions=lengths))
+        ).bonus_tokens
+        for lengths in (torch.tensor([4, 7]), torch.tensor([5, 8]))
+    ]
+    assert bool((found[0] != found[1]).all())
+    assert all(0 <= token < config.vocab for tokens in found for token in tokens.tolist())
 
 
 class Renamed:
@@ -320,6 +362,15 @@ def test_a_drafter_s_static_buffer_of_another_name_is_a_part_that_is_missing() -
     assert statics_of(SimpleNamespace, idx_mapping=rows) == {f"drafter.{one}" for one in least}
     later = {"idx_mapping": rows, "last_token_indices": rows, "sample_src_positions": rows}
     assert statics_of(Drafter, **later) == {f"drafter.{one}" for one in (*least, *later)}
+
+
+def test_graphs_that_catch_up_are_none_only_where_a_drafter_has_one_graph_manager() -> None:
+    manager = SimpleNamespace(graphs={1: "one", 2: "two"})
+    assert catching_graphs(SimpleNamespace(cudagraph_manager=manager)) == 0
+    both = SimpleNamespace(decode_cudagraph_manager=manager, prefill_cudagraph_manager=manager)
+    assert catching_graphs(both) == 2
+    with pytest.raises(PartMissingError, match="has no prefill_cudagraph_manager"):
+        catching_graphs(SimpleNamespace(decode_cudagraph_manager=manager, first_graphs=manager))
 
 
 def test_an_attribute_that_is_to_be_renewed_and_is_not_there_names_itself() -> None:

@@ -115,8 +115,7 @@ class DraftingRunner(PagedDrafter, VllmRunner):
         watched = attribute(drafter, *MANAGERS[self.mode])
         watched.run_fullgraph = partial(self._replay, watched.run_fullgraph)
         # Every graph was run once before it was captured; one that catches up is a forward.
-        catching = getattr(getattr(drafter, "prefill_cudagraph_manager", None), "graphs", ())
-        forwards = (self.draft.ran // 2 - len(catching)) // len(watched.graphs)
+        forwards = (self.draft.ran // 2 - catching_graphs(drafter)) // len(watched.graphs)
         self.graphs = SPECULATION.forwards // forwards if self.mode is Mode.DRAFT else 1
         return states
 
@@ -208,6 +207,18 @@ class DraftingRunner(PagedDrafter, VllmRunner):
         holders = (drafter.input_buffers, OF_BATCHES), (drafter, names)
         own = {f"drafter.{name}": attribute(of, name) for of, names in holders for name in names}
         return {**super().statics(), **own}
+
+
+def has_both_managers(drafter: Any) -> bool:
+    """Whether a drafter has a graph manager of its own for catching up: later releases have."""
+    return hasattr(drafter, MANAGERS[Mode.DRAFT][0])
+
+
+def catching_graphs(drafter: Any) -> int:
+    """Return how many graphs a drafter has that catch up."""
+    if not has_both_managers(drafter):
+        return 0
+    return len(attribute(drafter, *MANAGERS[Mode.DRAFT_EXTEND]).graphs)
 
 
 def tokens_of(size: Any) -> int:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from reference.batch import ForwardBatch, Mode
@@ -42,12 +41,17 @@ class ProposingRunner(DraftingRunner):
         return made
 
     def speculative_input(self, batch: ForwardBatch, **other: Any) -> Any:
-        """Return where drafting starts, as the engine has it."""
+        """Return where drafting starts, as the engine has it.
+
+        Bonus tokens, whose forward is answered, are any that change from batch to batch: a row
+        that keeps an earlier one's is seen.
+        """
         spec = batch.spec_info
         values: dict[str, Any] = {
             name: spec[name] for name in ("topk_p", "topk_index", "hidden_states")
         }
-        bonus = torch.zeros_like(spec["topk_index"][:, 0])
+        bonus = spec["topk_index"][:, 0] + batch.seq_lens
+        bonus = bonus % self.models[Role.DRAFT].config.vocab
         values |= {"bonus_tokens": bonus, "num_tokens_per_req": SPECULATION.topk, **other}
         made = named(self.host.engine.part(*self.input_places), **values)()
         made.positions = batch.positions

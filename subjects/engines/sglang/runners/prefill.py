@@ -90,6 +90,20 @@ class PrefillRunner(ReplayingRunner):
         }
         return {**self.inputs(), **facts}
 
+    def given(self, batch: Any) -> Mapping[str, Tensor]:
+        """Return what a batch brings, and facts of its requests, in the dtypes of the static ones.
+
+        Request rows are not among them: here they are no input of tokens, and have no padding.
+        """
+        facts = getattr(self.runner, "_prefill_static_buffers", None) or {}
+        brought = {
+            name: value.to(held.dtype)
+            for name, held in facts.items()
+            if isinstance(value := getattr(batch, name, None), Tensor)
+            and name != "req_pool_indices"
+        }
+        return {**super().given(batch), **brought}
+
     def reads(self, batch: Any) -> RowSlots:
         """Return the slots that each live token reads.
 
