@@ -134,7 +134,10 @@ def test_padding_that_an_engine_declares_is_found_by_another_name_or_its_part_is
         prefills.inputs()
 
 
-def test_facts_of_requests_are_judged_by_what_the_batch_brings_in_their_own_dtypes() -> None:
+@pytest.mark.parametrize("called", ["_prefill_static_buffers", "_request_facts"])
+def test_facts_of_requests_are_judged_by_what_the_batch_brings_in_their_own_dtypes(
+    called: str,
+) -> None:
     lengths = torch.tensor([9], dtype=torch.int32)
     made = object.__new__(BreakableRunner)
     slots = {"positions": SimpleNamespace(buffer=torch.zeros(16))}
@@ -143,7 +146,7 @@ def test_facts_of_requests_are_judged_by_what_the_batch_brings_in_their_own_dtyp
         for name in ("extend_prefix_lens", "req_pool_indices", "extend_start_loc")
     }
     made.runner = SimpleNamespace(
-        buffer_registry=SimpleNamespace(_slots=slots), _prefill_static_buffers=facts
+        buffer_registry=SimpleNamespace(_slots=slots), graphs={16: "a graph"}, **{called: facts}
     )
     positions = torch.arange(3)
     batch = SimpleNamespace(
@@ -200,6 +203,9 @@ def test_locations_to_preset_that_a_batch_has_by_another_name_are_a_part_that_is
     runner.pool = Presetting()
     with pytest.raises(PartMissingError, match="has no out_cache_loc_swa"):
         runner.eagerly(SimpleNamespace(window_locations=torch.zeros(2)))
+    runner.pool.kv = SimpleNamespace(preset_window=None)
+    with pytest.raises(PartMissingError, match="has no set_swa_loc"):
+        runner.eagerly(SimpleNamespace(out_cache_loc_swa=torch.zeros(2)))
 
 
 @pytest.mark.parametrize("name", ["can_run_graph", "can_run"])

@@ -209,15 +209,10 @@ class DraftingRunner(PagedDrafter, VllmRunner):
         return {**super().statics(), **own}
 
 
-def has_both_managers(drafter: Any) -> bool:
-    """Whether a drafter has a graph manager of its own for catching up: later releases have."""
-    return hasattr(drafter, MANAGERS[Mode.DRAFT][0])
-
-
 def catching_graphs(drafter: Any) -> int:
-    """Return how many graphs a drafter has that catch up."""
-    if not has_both_managers(drafter):
-        return 0
+    """Return how many graphs a drafter has that catch up: early releases have none."""
+    if not hasattr(drafter, MANAGERS[Mode.DRAFT][0]):
+        return 0  # One graph manager alone is that of proposals.
     return len(attribute(drafter, *MANAGERS[Mode.DRAFT_EXTEND]).graphs)
 
 

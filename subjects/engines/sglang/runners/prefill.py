@@ -83,22 +83,30 @@ class PrefillRunner(ReplayingRunner):
 
     def statics(self) -> Mapping[str, Tensor]:
         """Return every static buffer that a replay reads: inputs, and facts of requests."""
-        facts = getattr(self.runner, "_prefill_static_buffers", None) or {
+        facts = self.facts() or {
             name: held
             for name, held in tensors_of(self.runner).items()
             if name.startswith("static_")
         }
         return {**self.inputs(), **facts}
 
+    def facts(self) -> dict[str, Tensor]:
+        """Return the static facts of requests, which later releases hold in a dictionary.
+
+        It is known by what it holds, whatever it is called.
+        """
+        held = (one for one in vars(self.runner).values() if isinstance(one, dict) and one)
+        found = (one for one in held if all(isinstance(fact, Tensor) for fact in one.values()))
+        return next(found, {})
+
     def given(self, batch: Any) -> Mapping[str, Tensor]:
         """Return what a batch brings, and facts of its requests, in the dtypes of the static ones.
 
         Request rows are not among them: here they are no input of tokens, and have no padding.
         """
-        facts = getattr(self.runner, "_prefill_static_buffers", None) or {}
         brought = {
             name: value.to(held.dtype)
-            for name, held in facts.items()
+            for name, held in self.facts().items()
             if isinstance(value := getattr(batch, name, None), Tensor)
             and name != "req_pool_indices"
         }

@@ -174,10 +174,12 @@ class SglangRunner:
 
     def eagerly(self, batch: Any) -> Output:
         """Run a batch without a graph, as the engine's model runner does; return what it gives."""
-        if self.pool.can_preset:
-            loc = attribute(batch, "out_cache_loc_swa")
-            if loc is not None:
-                self.pool.preset(loc)
+        loc = getattr(batch, "out_cache_loc_swa", None)
+        if loc is not None:
+            attribute(self.pool.kv, "set_swa_loc")
+            self.pool.preset(loc)
+        elif self.pool.can_preset:
+            attribute(batch, "out_cache_loc_swa")
         with self.context():
             self.backend.init_forward_metadata(batch)
             return output_of(self.model.forward(batch.input_ids, batch.positions, batch))
