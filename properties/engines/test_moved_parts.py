@@ -145,9 +145,9 @@ def test_facts_of_requests_are_judged_by_what_the_batch_brings_in_their_own_dtyp
         name: torch.zeros(16, dtype=torch.int64)
         for name in ("extend_prefix_lens", "req_pool_indices", "extend_start_loc")
     }
-    made.runner = SimpleNamespace(
-        buffer_registry=SimpleNamespace(_slots=slots), graphs={16: "a graph"}, **{called: facts}
-    )
+    outputs = {16: torch.zeros(16)}
+    registry = SimpleNamespace(_slots=slots)
+    made.runner = SimpleNamespace(buffer_registry=registry, outputs=outputs, **{called: facts})
     positions = torch.arange(3)
     batch = SimpleNamespace(
         positions=positions, extend_prefix_lens=lengths, req_pool_indices=lengths
