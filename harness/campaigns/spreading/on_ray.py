@@ -7,6 +7,7 @@ anything of ours is imported in it. This build's packages are sent to the nodes.
 
 import importlib
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +41,9 @@ TRIES = 3
 
 GRACE = 60.0
 """Seconds that a task's process has to end it once its time is over, before it is killed."""
+
+SILENT_SECONDS = 30.0
+"""How long the head of a cluster may not answer: after 60 Ray ends this process, with code 1."""
 
 READY_SECONDS = 600.0
 """How long no actor may be there, before the cluster is taken for one that has no room."""
@@ -110,6 +114,16 @@ class _Place(Generic[T, R]):
         self.ray.kill(self.actor)
 
 
+def answers(head: str) -> bool:
+    """Whether the head of a cluster takes connections at an address, HOST:PORT."""
+    host, _, port = head.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5.0):
+            return True
+    except OSError:
+        return False
+
+
 @contextmanager
 def joined(workers: Workers) -> Iterator[Any]:
     """Join the cluster asked for, or start one on this machine; leave it at the end.
@@ -166,12 +180,16 @@ def _spread(
 ) -> None:
     """Run every task in as many actors as there are to be processes, and leave the cluster."""
     waiting = Waiting(campaign, tasks)
-    if not waiting:
-        return
-    with joined(workers) as ray:
-        sharing = SHARING_UNDER_MPS if workers.mps else SHARING_PLAINLY
-        gpu = 1 / sharing if workers.gpus else 0.0
-        _Spread(ray, campaign, waiting, gpu, on_end).run(workers.processes)
+    sharing = SHARING_UNDER_MPS if workers.mps else SHARING_PLAINLY
+    gpu = 1 / sharing if workers.gpus else 0.0
+    lost = 0
+    while waiting:
+        if lost == TRIES:
+            raise CannotRunError(f"the Ray cluster of this machine was lost {TRIES} times")
+        with joined(workers) as ray:
+            own = workers.cluster == LOCAL
+            _Spread(ray, campaign, waiting, gpu, on_end, own=own).run(workers.processes)
+        lost += 1
 
 
 class _Spread(Generic[T, R]):
@@ -184,17 +202,28 @@ class _Spread(Generic[T, R]):
         waiting: Waiting[T, R],
         gpu: float,
         on_end: Callable[[Ended[T, R]], None],
+        *,
+        own: bool,
     ) -> None:
         self.ray, self.campaign, self.waiting, self.gpu = ray, campaign, waiting, gpu
-        self.on_end = on_end
+        self.on_end, self.own = on_end, own
+        self.heard = time.monotonic()
         self.deaths: Counter[T] = Counter()
         self.failed_starts = 0
 
     def run(self, count: int) -> None:
-        """Run what waits, in so many actors at most."""
+        """Run what waits, in so many actors at most.
+
+        Where a cluster of this run's own is lost, this returns, and what had not ended waits again.
+        """
         places: list[_Place[T, R] | None] = [None] * count
         last_there = time.monotonic()
         while True:
+            if self._lost():
+                for place in places:
+                    if place and place.busy and place.task is not None:
+                        self.waiting.put_back(place.task)
+                return
             self._hand_out(places)
             awaited = [place for place in places if place and (place.busy or not place.there)]
             if not self.waiting and not any(place.busy for place in awaited):
@@ -208,6 +237,18 @@ class _Spread(Generic[T, R]):
                 last_there = time.monotonic()
             elif time.monotonic() - last_there > READY_SECONDS:
                 raise CannotRunError("the Ray cluster has had no room for any process for long")
+
+    def _lost(self) -> bool:
+        """Whether a cluster of this run's own is no more: its head, or the one node that it has.
+
+        Raises CannotRunError for another, which may be given new nodes, but no new head.
+        """
+        if answers(self.ray.get_runtime_context().gcs_address):
+            self.heard = time.monotonic()
+            return self.own and not any(node["Alive"] for node in self.ray.nodes())
+        if not self.own and time.monotonic() - self.heard > SILENT_SECONDS:
+            raise CannotRunError("the Ray cluster answers no more")
+        return self.own
 
     def _hand_out(self, places: list[_Place[T, R] | None]) -> None:
         """Give every idle actor a task, while there are tasks; start those that are not there."""
@@ -230,10 +271,11 @@ class _Spread(Generic[T, R]):
         if not place.busy:
             try:
                 self.ray.get(place.awaited)
-            except self.ray.exceptions.RayActorError as error:
+            except self.ray.exceptions.RayError as error:
                 self.failed_starts += 1
                 if self.failed_starts == TRIES:
-                    raise CannotRunError(f"no process of the cluster starts: {error}") from error
+                    why = headline(str(error))
+                    raise CannotRunError(f"no process of the cluster starts: {why}") from error
                 return False
             place.there, self.failed_starts = True, 0
             return True

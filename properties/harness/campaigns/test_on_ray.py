@@ -14,8 +14,10 @@ import pytest
 
 from harness.campaigns.executor import Campaign, Ended
 from harness.campaigns.regress import TASKS, one_size
+from harness.campaigns.spreading import on_ray
 from harness.campaigns.spreading.backends import execute
 from harness.campaigns.task import Result, Source, Task, run_in_turn
+from harness.errors import CannotRunError
 from harness.lockstep.config import TrialConfig
 from harness.machine.workers import LOCAL, Workers
 from properties.support.harness.executor_tasks import CHORES, Chore, Done
@@ -76,6 +78,43 @@ def test_what_a_node_was_at_that_is_lost_is_done_by_the_others() -> None:
     assert nodes == {True}
     assert [ended.error for ended in ends] == [None] * len(tasks)
     assert {ended.task for ended in ends} == set(tasks)
+
+
+@on_a_cluster
+@pytest.mark.parametrize("part", ["kill_raylet", "kill_gcs_server"])
+def test_where_the_cluster_of_this_machine_is_lost_another_takes_its_place(part: str) -> None:
+    """Its one node, or its head, is killed while two tasks run: each is done again, and once."""
+    ends: list[Ended[Chore, Done]] = []
+
+    def on_end(ended: Ended[Chore, Done]) -> None:
+        ends.append(ended)
+        if len(ends) == 2:
+            getattr(importlib.import_module("ray._private.worker")._global_node, part)()
+
+    tasks = [Chore("take a moment", place) for place in range(6)]
+    execute(CHORES, tasks, Workers(2, cluster=LOCAL), on_end)
+    assert [ended.error for ended in ends] == [None] * len(tasks)
+    assert {ended.task for ended in ends} == set(tasks)
+
+
+@on_a_cluster
+def test_a_cluster_of_which_the_head_is_lost_ends_the_run_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray itself would end this process, with the exit code of a finding."""
+    monkeypatch.setattr(on_ray, "SILENT_SECONDS", 3.0)
+    cluster_utils = importlib.import_module("ray.cluster_utils")
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+
+    def on_end(_: Ended[Chore, Done]) -> None:
+        cluster.head_node.kill_gcs_server()
+
+    tasks = [Chore("take a moment", place) for place in range(9)]
+    try:
+        with pytest.raises(CannotRunError, match="answers no more"):
+            execute(CHORES, tasks, Workers(1, cluster=cluster.address), on_end)
+    finally:
+        cluster.shutdown()
 
 
 def killed_midway(task: Task) -> Result:
