@@ -6,6 +6,7 @@ anything of ours is imported in it. This build's packages are sent to the nodes.
 """
 
 import importlib
+import re
 import signal
 import socket
 import time
@@ -134,12 +135,16 @@ def joined(workers: Workers) -> Iterator[Any]:
         ray = importlib.import_module("ray")
     except ImportError as error:
         raise CannotRunError("--ray needs Ray: pip install 'paritybit[ray]'") from error
-    own = workers.cluster == LOCAL
+    address = workers.cluster or LOCAL
+    own = address == LOCAL
+    there = re.fullmatch(r"(?:\w+://)?(.+:\d+)", address)
+    if there and not answers(there[1]):  # Ray itself would try for minutes.
+        raise CannotRunError(f"no Ray cluster answers at {address}: nothing listens there")
     size = {"num_cpus": workers.processes, "include_dashboard": False} if own else {}
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(
-            address=workers.cluster,
+            address=address,
             log_to_driver=False,
             logging_level="ERROR",
             runtime_env={"py_modules": [str(ROOT / name) for name in SENT]},
@@ -147,7 +152,7 @@ def joined(workers: Workers) -> Iterator[Any]:
         )
     except Exception as error:
         why = headline(str(error))
-        raise CannotRunError(f"no Ray cluster answers at {workers.cluster}: {why}") from error
+        raise CannotRunError(f"no Ray cluster answers at {address}: {why}") from error
     finally:
         for number, handler in heard.items():
             signal.signal(number, handler)
@@ -187,8 +192,7 @@ def _spread(
         if lost == TRIES:
             raise CannotRunError(f"the Ray cluster of this machine was lost {TRIES} times")
         with joined(workers) as ray:
-            own = workers.cluster == LOCAL
-            _Spread(ray, campaign, waiting, gpu, on_end, own=own).run(workers.processes)
+            _Spread(ray, campaign, waiting, gpu, on_end, workers.cluster).run(workers.processes)
         lost += 1
 
 
@@ -202,11 +206,12 @@ class _Spread(Generic[T, R]):
         waiting: Waiting[T, R],
         gpu: float,
         on_end: Callable[[Ended[T, R]], None],
-        *,
-        own: bool,
+        cluster: str | None,
     ) -> None:
         self.ray, self.campaign, self.waiting, self.gpu = ray, campaign, waiting, gpu
-        self.on_end, self.own = on_end, own
+        self.on_end, self.own = on_end, cluster == LOCAL
+        by_proxy = cluster is not None and cluster.startswith("ray://")
+        self.head = None if by_proxy else ray.get_runtime_context().gcs_address
         self.heard = time.monotonic()
         self.deaths: Counter[T] = Counter()
         self.failed_starts = 0
@@ -243,7 +248,7 @@ class _Spread(Generic[T, R]):
 
         Raises CannotRunError for another, which may be given new nodes, but no new head.
         """
-        if answers(self.ray.get_runtime_context().gcs_address):
+        if self.head is None or answers(self.head):
             self.heard = time.monotonic()
             return self.own and not any(node["Alive"] for node in self.ray.nodes())
         if not self.own and time.monotonic() - self.heard > SILENT_SECONDS:

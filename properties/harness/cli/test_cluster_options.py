@@ -1,5 +1,6 @@
 """The options that spread work over a cluster: what they need is said in one sentence."""
 
+import importlib.util
 import sys
 from typing import Any
 
@@ -23,6 +24,15 @@ def test_of_a_cluster_one_says_how_much_is_used(refused: Any) -> None:
     assert said == (
         "paritybit: --ray 10.0.0.1:6379 needs --workers: how many processes of the cluster to use\n"
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+def test_where_nothing_listens_no_cluster_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """At once: Ray itself tries for minutes."""
+    words = ["--device", "cpu", "--runner", "cpu_graph", "--ray", "127.0.0.1:1", "--workers", "1"]
+    assert main(["mutants", *words]) == CANNOT_RUN
+    said = capsys.readouterr().err
+    assert said == "paritybit: no Ray cluster answers at 127.0.0.1:1: nothing listens there\n"
 
 
 @pytest.mark.parametrize("option", [("--ray",), ("--journal", "x"), ("--database", "x")])
