@@ -14,7 +14,7 @@ from rich.table import Table
 
 from harness.campaigns.task import GOOD, Result
 from harness.cli.exit_codes import CANNOT_RUN
-from harness.errors import headline, kept, refused
+from harness.errors import CannotRunError, headline, kept, refused
 from harness.records.schema import BugOnRunner, BugRow, Record, TrialRow
 from reports.blame import failing_runner
 from reports.texts import sized
@@ -64,10 +64,20 @@ def said_of(result: Result) -> str:
     return f"{first['property']} at step {first['step']}{where}: {first['message']}"
 
 
+LACKING = f"{CannotRunError.__module__}.{CannotRunError.__qualname__}: "
+"""How the last line of a traceback begins that is no error of ours, but what is missing."""
+
+
 def print_errors(errors: Iterable[str]) -> None:
-    """Say in one sentence on stderr which errors of ours left something without a verdict."""
+    """Say in one sentence on stderr what left something without a verdict.
+
+    Where every process, perhaps of another machine, was lacking something, that is what is said.
+    """
     found = list(errors)
-    if found:
+    lines = [headline(error) for error in found]
+    if found and all(line.startswith(LACKING) for line in lines):
+        refused(lines[0].removeprefix(LACKING), CANNOT_RUN)
+    elif found:
         refused(kept(found), CANNOT_RUN)
 
 

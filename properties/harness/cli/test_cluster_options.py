@@ -2,11 +2,13 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.__main__ import main
+from harness.lockstep.scale import memory
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 
 
@@ -17,6 +19,21 @@ def test_without_ray_one_sentence_says_what_is_missing(
     words = ["mutants", "--runner", "cpu_graph", "--device", "cpu", "--ray"]
     assert main(words) == CANNOT_RUN
     assert capsys.readouterr().err == "paritybit: --ray needs Ray: pip install 'paritybit[ray]'\n"
+
+
+@pytest.mark.parametrize("command", [("regress",), ("soak", "--record", "soak.json")])
+def test_a_cluster_of_this_machine_has_no_more_memory_than_it(
+    command: tuple[str, ...],
+    refused: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is missing is said before a cluster is started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory, "free_on_host", lambda: 2**30)
+    said = refused(CANNOT_RUN, *command, "--device", "cpu", "--shape", "real", "--ray")
+    assert "GiB of host memory" in said
+    assert said.endswith("and 1.0 GiB are free here\n")
 
 
 def test_of_a_cluster_one_says_how_much_is_used(refused: Any) -> None:
