@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from harness.cli.exit_codes import OK
+from harness.cli.words.values import EVERY, NEWEST
 from harness.errors import CannotRunError, known
 from harness.records.files import write_whole
 from harness.records.sources import digest
@@ -66,9 +67,25 @@ def asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def check_names(options: argparse.Namespace) -> None:
-    """Raise UnknownNameError for a name of a command line that this build lacks."""
+    """Raise MalformedError for a name of a command line that is none, or that this build lacks."""
+    check_engine(options)
     for kind, name in asked_for(options):
         known(kind, name, DEVICES if kind == "device" else catalogue()[PLURALS[kind]])
+
+
+def check_engine(options: argparse.Namespace) -> None:
+    """Raise MalformedError for what is no engine, and for what is no version of a release."""
+    values = vars(options)
+    engine, version, versions = (values.get(name) for name in ("engine", "version", "releases"))
+    if engine is None and version is None:
+        return
+    fetch = importlib.import_module("harness.engines.fetch")
+    if version is not None:
+        fetch.release_of(version)
+    elif versions is None:
+        fetch.package_of(engine)
+    for named in set(versions or ()) - {EVERY, NEWEST}:
+        fetch.require_release(named, fetch.PACKAGES[engine])
 
 
 def run_list(options: argparse.Namespace) -> int:

@@ -31,9 +31,6 @@ run_summary: Command = "harness.cli.pages", "run_summary"
 run_regress: Command = "harness.cli.regress", "run_regress"
 run_replay: Command = "harness.cli.replay", "run_replay"
 
-NEWEST, EVERY = "newest", "all"
-"""What else a release may be called."""
-
 DESCRIPTION = """\
 Run every step of an inference engine twice, once eagerly and once by CUDA-graph replay,
 and compare the bits.

@@ -29,7 +29,8 @@ def workers_asked_for(options: argparse.Namespace, device: str) -> Workers:
 def fitting(workers: Workers, trials: Sequence[TrialConfig]) -> Workers:
     """Return as many of some workers as the memory holds, each with the largest of some trials.
 
-    Nothing is asked of tiny ones, nor of this machine for a cluster of others. Raises CannotRunError where it does not hold one.
+    Nothing is asked of tiny ones, nor of this machine for a cluster of others. Raises
+    CannotRunError where it does not hold one.
     """
     largest = max(trials, key=lambda trial: sum(needs_of(trial).values()))
     if largest.shape == Shape.TINY or workers.cluster not in {None, LOCAL}:

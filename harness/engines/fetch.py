@@ -90,6 +90,19 @@ def require_release(version: str, package: Package = SGLANG) -> None:
         raise MalformedError(f"{quoted(version)} is not a release, as {package.example} is")
 
 
+def release_of(spec: str) -> tuple[str, Package]:
+    """Return the version and the engine of a release: of sglang, where none but that is said.
+
+    Raises MalformedError for what names no engine, or no version.
+    """
+    name, _, version = spec.rpartition("==")
+    package = PACKAGES.get(name or SGLANG.name)
+    if package is None:
+        raise MalformedError(f"{quoted(name)} is no engine: there are {', '.join(PACKAGES)}")
+    require_release(version, package)
+    return version, package
+
+
 def fetch(version: str, package: Package = SGLANG) -> Found:
     """Return a release, unpacked; fetch it and what it imports with the package client first.
 

@@ -23,8 +23,8 @@ from harness.cli.engines.matrix import write_matrix
 from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from harness.cli.folders import run_folder, shown, swap_link
 from harness.cli.pages import previous_of, print_previous
-from harness.cli.parser import EVERY, NEWEST
 from harness.cli.spreading import print_run_again
+from harness.cli.words.values import EVERY, NEWEST
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.adapters.packages import PACKAGES, SGLANG, Package
@@ -34,7 +34,7 @@ from harness.engines.explained.record import read, recorded
 from harness.engines.faults import Verdict
 from harness.engines.playlist import EXAMPLES
 from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
-from harness.errors import CannotRunError, MalformedError, cut, quoted
+from harness.errors import CannotRunError, MalformedError, cut
 from harness.lockstep.config import resolve_device
 from harness.machine.stopping import heard_at_the_end
 from harness.machine.workers import workers_for
@@ -188,11 +188,7 @@ def write_engine(record: dict[str, Any], folder: Path) -> Previous | None:
 
 def run_engine(options: argparse.Namespace) -> int:
     """Fetch a release: of sglang, where none but a version is said."""
-    name, _, version = options.version.rpartition("==")
-    package = PACKAGES.get(name or SGLANG.name)
-    if package is None:
-        raise MalformedError(f"{quoted(name)} is no engine: there are {', '.join(PACKAGES)}")
-    found = engines.fetch(version, package)
+    found = engines.fetch(*engines.release_of(options.version))
     print(f"{found.name} is in {shown(str(engines.folder()), keep=2)}")
     return OK
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from harness.errors import quoted
 
+NEWEST, EVERY = "newest", "all"
+"""What else a release may be called."""
+
 
 def names(text: str) -> tuple[str, ...]:
     """Split a comma-separated list of names, at least one, or raise ArgumentTypeError."""

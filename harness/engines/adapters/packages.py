@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from subjects.engines.sglang.host import loading as sglang
-from subjects.engines.vllm import loading as vllm
+from subjects.engines import sglang, vllm
 
 DEPENDENCIES = "dependencies"
 

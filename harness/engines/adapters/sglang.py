@@ -17,10 +17,11 @@ from reference.batch import Mode
 from reference.config import PRESETS, SPECULATION, full_draft_config
 from reference.model import Model
 from reference.state_pool import StatePool
+from subjects.engines.sglang import PACKAGE
 from subjects.engines.sglang.draft_engine import DraftingEngine
 from subjects.engines.sglang.engine import NO_TRACKING, ReplayingEngine
 from subjects.engines.sglang.host.host import Host, server_arguments
-from subjects.engines.sglang.host.loading import PACKAGE, load_sglang
+from subjects.engines.sglang.host.loading import load_sglang
 from subjects.engines.sglang.host.settings import DECLARED
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.memory.pool import SglangPool

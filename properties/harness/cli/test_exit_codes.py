@@ -206,6 +206,13 @@ WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [
     (["bisect", "swa_pad", "--property", "parity"], MALFORMED),
     (["mutants", "--runner", "decod"], MALFORMED),
     (["replay", "case.json", "--device", "gpu"], MALFORMED),
+    (["regress", "--engine", "nonsense"], MALFORMED),
+    (["soak", "--record", "soak.json", "--engine", "/nowhere"], MALFORMED),
+    (["replay", "case.json", "--engine", "sglang==new"], MALFORMED),
+    (["engine", "new"], MALFORMED),
+    (["engine", "sgl==0.5.12"], MALFORMED),
+    (["bisect-releases", "--releases", "0.5.12,new"], MALFORMED),
+    (["bisect-releases", "--engine", "vllm", "--releases", "new"], MALFORMED),
 ]
 """Command lines that need nothing that takes long, and their exit codes."""
 

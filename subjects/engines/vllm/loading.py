@@ -15,10 +15,8 @@ from subjects.engines.shared.operators import define_operators
 from subjects.engines.shared.ranks import OneRank
 from subjects.engines.shared.stubs import StubFinder
 from subjects.engines.shared.tensors import on_device
+from subjects.engines.vllm import PACKAGE
 from subjects.engines.vllm.settings import DECLARED
-
-PACKAGE, MARKER = "vllm", "v1"
-"""The engine's package, and the folder in it by which it is known."""
 
 STUBS, COMPILED = tuple(DECLARED["stubs"]), tuple(DECLARED["compiled"])
 """Modules that are empty stand-ins, and of a GPU's branches what the engine compiles."""

@@ -7,13 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from subjects.engines.sglang import PACKAGE
 from subjects.engines.sglang.host.settings import DECLARED
 from subjects.engines.shared.loading import Engine
 from subjects.engines.shared.operators import define_operators
 from subjects.engines.shared.stubs import StubFinder
-
-PACKAGE, MARKER = "sglang", "srt"
-"""The engine's package, and the folder in it by which it is known."""
 
 STUBS, ABSENT = tuple(DECLARED["stubs"]), tuple(DECLARED["absent"])
 """Modules that are empty stand-ins, and what must not be found below one."""
