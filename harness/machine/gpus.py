@@ -70,6 +70,8 @@ def visible_gpus() -> list[str]:
     if named is None or not present:
         return present
     entries = [entry.strip() for entry in named.split(",")]
+    if len(set(entries)) < len(entries):
+        return []  # As CUDA reads it: where one is named twice, none is visible.
     # As CUDA reads it: whatever follows the first entry that names no GPU does not count.
     valid = [entry in present or entry.startswith(("GPU-", "MIG-")) for entry in entries]
     return entries[: valid.index(False)] if False in valid else entries

@@ -3,9 +3,12 @@
 It grows by each end as it comes. Whatever ends the process costs the last entry at most.
 """
 
+import hashlib
 import io
 import os
 import pickle
+import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +22,13 @@ from harness.records.sources import digest
 T = TypeVar("T")
 R = TypeVar("R", bound=Reported)
 
-HEAD = b"paritybit-journal 1 "
+HEAD = b"paritybit-journal 2 "
 """What a journal begins with; what `build` returns follows, to the end of the line."""
+
+SIZE = struct.Struct("<Q")
+"""Before each entry stand its length and its digest: what was damaged is not taken for a result."""
+
+DIGEST = hashlib.sha256().digest_size
 
 OURS = frozenset({"harness", "reference", "subjects"})
 
@@ -29,6 +37,11 @@ def build() -> str:
     """Return what results depend on: this build's sources, Python, and what draws and computes."""
     versions = [str(package_version(name)) for name in ("torch", "triton", "numpy", "hypothesis")]
     return "-".join([digest(), *versions])
+
+
+def framed(entry: bytes) -> bytes:
+    """Return an entry as it stands in a journal."""
+    return SIZE.pack(len(entry)) + hashlib.sha256(entry).digest() + entry
 
 
 class _ForeignError(Exception):
@@ -92,14 +105,16 @@ class Journal(Generic[T, R]):
         return whole
 
     def _entries(self, file: io.BytesIO) -> Iterator[tuple[str, Ended[T, R]]]:
-        """Yield the entries of a file up to its end, or to one that was cut short."""
-        while True:
+        """Yield the entries of a file up to its end, or to one that was cut short or damaged."""
+        while len(size := file.read(SIZE.size)) == SIZE.size:
+            kept, (length,) = file.read(DIGEST), SIZE.unpack(size)
+            entry = file.read(min(length, sys.maxsize))
+            if len(entry) != length or hashlib.sha256(entry).digest() != kept:
+                return
             try:
-                yield _OurClasses(file, self.packages).load()
+                yield _OurClasses(io.BytesIO(entry), self.packages).load()
             except _ForeignError as error:
                 raise MalformedError(f"{self.path.name}: {error}") from error
-            except (EOFError, pickle.UnpicklingError):
-                return
 
     def key(self, task: T) -> str:
         """Return what a task is known by: what carries it out, and all that it is."""
@@ -113,7 +128,7 @@ class Journal(Generic[T, R]):
         """Add an end to the file. A task without a usable result is left out, to be run again."""
         if ended.result is None or ended.result.spoiled:
             return
-        entry = pickle.dumps((self.key(ended.task), ended))
+        entry = framed(pickle.dumps((self.key(ended.task), ended)))
         with self.path.open("ab") as file:
             file.write(entry)
             file.flush()

@@ -10,7 +10,7 @@ import pytest
 from harness.campaigns.executor import Ended
 from harness.campaigns.spreading import journal
 from harness.campaigns.spreading.backends import execute
-from harness.campaigns.spreading.journal import HEAD, Journal
+from harness.campaigns.spreading.journal import HEAD, Journal, framed
 from harness.errors import MalformedError
 from harness.machine.workers import Workers
 from harness.records.sources import digest
@@ -77,6 +77,22 @@ def test_an_entry_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
     assert {key.split("'")[1] for key in Journal(path, run).ends} == {"a", "b"}
 
 
+@pytest.mark.parametrize("bit", [0, 7])
+def test_what_was_damaged_is_no_result(bit: int, tmp_path: Path) -> None:
+    """Any byte of the last entry: what stood before it counts, and it is done again."""
+    path = tmp_path / "journal"
+    ends_of(path, "a")
+    before = path.stat().st_size
+    ends_of(path, "a", "b")
+    whole = path.read_bytes()
+    for place in range(before, len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << bit
+        path.write_bytes(damaged)
+        assert {key.split("'")[1] for key in Journal(path, run).ends} == {"a"}
+    assert [ended.task.does for ended in ends_of(path, "b", "a")] == ["a", "b"]
+
+
 def test_a_journal_of_another_build_has_no_part_in_this_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +130,7 @@ def test_a_journal_calls_nothing_and_makes_no_class_of_others(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "journal"
     for foreign in (Evil(), Path("x")):
-        path.write_bytes(HEAD + b"this-build\n" + pickle.dumps(("a", foreign)))
+        path.write_bytes(HEAD + b"this-build\n" + framed(pickle.dumps(("a", foreign))))
         with pytest.raises(MalformedError, match="is nothing that a journal holds"):
             ends_of(path, "a")
     assert not (tmp_path / "made").exists()

@@ -21,6 +21,8 @@ from harness.records.record import device_name
         ("", []),
         ("-1", []),
         ("3,99,4", ["3"]),
+        ("0,0", []),
+        ("1,2,1", []),
         ("GPU-1a2b,GPU-3c4d", ["GPU-1a2b", "GPU-3c4d"]),
     ],
 )
