@@ -6,7 +6,6 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from harness.campaigns.executor import outcome_of
 from harness.campaigns.hunt import HuntResult
 from harness.campaigns.task import Finding, Result, Source, Status, Task
 from harness.cli.display import clean_table, matrix, print_errors, said_of
@@ -14,6 +13,7 @@ from harness.cli.failures import annotation
 from harness.errors import CannotRunError
 from harness.explain.facts import SourceLine
 from harness.lockstep.config import TrialConfig
+from harness.lockstep.tracebacks import traceback_of
 from harness.schedules.schedule import Schedule
 from properties.support.reports.pages import printed_failures
 from properties.support.reports.records import bug, green, played, red, swa_pad_finding
@@ -44,19 +44,12 @@ def test_what_every_process_was_lacking_is_no_error_of_ours(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As on a node of a cluster with too little memory; beside another error that is said."""
-    _, lacking = outcome_of(require_much, None)
-    _, broken = outcome_of(len, None)
-    assert lacking is not None
-    assert broken is not None
+    lacking = traceback_of(CannotRunError("it needs much, and little is free here"))
+    broken = traceback_of(LookupError("nothing of that name"))
     print_errors([lacking, lacking])
     assert capsys.readouterr().err == "paritybit: it needs much, and little is free here\n"
     print_errors([lacking, broken])
     assert "an error of ours" in capsys.readouterr().err
-
-
-def require_much(_: object) -> None:
-    """Stand for a task whose machine has too little."""
-    raise CannotRunError("it needs much, and little is free here")
 
 
 def test_a_missed_bug_names_the_property_that_must_see_it() -> None:
