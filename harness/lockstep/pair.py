@@ -257,7 +257,7 @@ class Pair:
 
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
         """Run a planned forward on the subject, whose padded rows were made equal."""
-        with recorder.forwarding(), subject_runs(), warnings_logged():
+        with recorder.forwarding(), subject_runs(), warnings_logged(self.subject):
             forward = self.subject.forward(planned.graph.batch, planned.mode)
         self.subject.read_kv()
         return forward

@@ -6,7 +6,10 @@ what a fault does is observed at all.
 
 import warnings
 from itertools import product
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -34,7 +37,7 @@ from reference.config import Kind, Role
 from reference.state_pool import Section
 from reference.torch_ops import TorchOps
 from subjects.buffers import SharedBufferError
-from subjects.captured import CountingGraph, allocations
+from subjects.captured import CapturedEngine, CountingGraph, allocations
 from subjects.protocol import Replay
 from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
@@ -218,7 +221,8 @@ def test_only_the_subject_is_heard() -> None:
 
 
 def test_what_the_subject_says_by_python_s_warnings_is_heard_each_time() -> None:
-    """Of what is for whoever runs it; a process that ignores all of it, ignores this too."""
+    """Of what is for whoever runs it, and whatever the process ignores elsewhere."""
+    ours = object.__new__(CapturedEngine)
 
     def speak() -> None:
         for category in (UserWarning, RuntimeWarning, DeprecationWarning):
@@ -227,12 +231,26 @@ def test_what_the_subject_says_by_python_s_warnings_is_heard_each_time() -> None
     with warnings.catch_warnings(record=True) as elsewhere, LogTrap() as trap:
         warnings.resetwarnings()
         for _ in range(2):
-            with warnings_logged():
+            with warnings_logged(ours):
                 speak()
         assert trap.take() == ("UserWarning", "RuntimeWarning") * 2
         assert {one.category for one in elsewhere} == {DeprecationWarning}
         speak()
         warnings.simplefilter("ignore")
-        with warnings_logged():
+        with warnings_logged(ours):
             speak()
+        assert trap.take() == ("UserWarning", "RuntimeWarning")
+
+
+def test_what_is_said_beside_the_subject_s_code_is_not_heard() -> None:
+    """Neither what a released engine says by `warnings`, nor what Triton's interpreter does."""
+    ours, released = object.__new__(CapturedEngine), cast("CapturedEngine", SimpleNamespace())
+    with warnings.catch_warnings(), LogTrap() as trap:
+        warnings.simplefilter("always")
+        with pytest.warns(UserWarning, match="of an engine"), warnings_logged(released):
+            warnings.warn("of an engine", UserWarning, stacklevel=1)
+        with pytest.warns(RuntimeWarning, match="overflow"):
+            np.exp(np.float32(1000))
+        with warnings_logged(ours):
+            np.exp(np.float32(1000))
         assert trap.take() == ()
