@@ -26,8 +26,8 @@ CHECKED = {**DOCUMENTS, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}
 MOST_LINES = 200
 """Of the README, so that it is read."""
 
-PLACEHOLDER = re.compile(r"[A-Z…][A-Z…./]*")
-"""A word that stands for what a reader puts there: CASE, BUGS, …"""
+PLACEHOLDER = re.compile(r"[A-Z…][A-Z…./]*|[.]")
+"""A word that stands for what a reader puts there: CASE, BUGS, …, or the folder a reader is in."""
 
 
 @cache

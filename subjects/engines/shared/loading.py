@@ -15,8 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
-
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.stubs import StubFinder
 
@@ -141,17 +139,6 @@ def renew(holder: Any, **values: Any) -> None:
     for name, value in values.items():
         attribute(holder, name)
         setattr(holder, name, value)
-
-
-def holds_only(holder: Any, known: Collection[str]) -> None:
-    """Raise PartMissingError where an engine's object holds a tensor by a name that is not known.
-
-    That may be one of those known, by another name, or one that nobody judges.
-    """
-    tensors = (name for name, held in vars(holder).items() if isinstance(held, Tensor))
-    unknown = next((name for name in tensors if name not in known), None)
-    if unknown is not None:
-        raise PartMissingError(f"the engine's {type(holder).__name__} holds {unknown}, unheard of")
 
 
 def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:

@@ -1,12 +1,14 @@
 """The tensors that an engine's objects hold. Knows no engine."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from numpy import ndarray
 from torch import Tensor
+
+from subjects.engines.shared.missing import PartMissingError
 
 
 def tensors_in(objects: Iterable[Any], package: str) -> Iterator[Tensor]:
@@ -20,6 +22,17 @@ def tensors_in(objects: Iterable[Any], package: str) -> Iterator[Tensor]:
             yield from tensors_in(vars(held).values(), package)
         elif isinstance(held, list | tuple):
             yield from tensors_in(held, package)
+
+
+def holds_only(holder: Any, known: Collection[str]) -> None:
+    """Raise PartMissingError where an engine's object holds a tensor by a name that is not known.
+
+    That may be one of those known, by another name, or one that nobody judges.
+    """
+    tensors = (name for name, held in vars(holder).items() if isinstance(held, Tensor))
+    unknown = next((name for name in tensors if name not in known), None)
+    if unknown is not None:
+        raise PartMissingError(f"the engine's {type(holder).__name__} holds {unknown}, unheard of")
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from reference.config import Kind, ModelConfig, Role
 from reference.model import Model
 from reference.ops import Ops
 from subjects.engines.paged.runner import PagedRunner, Ran
-from subjects.engines.shared.loading import Engine, attribute, holds_only, named, renew
+from subjects.engines.shared.loading import Engine, attribute, named, renew
 from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.tensors import tensors_in
+from subjects.engines.shared.tensors import holds_only, tensors_in
 from subjects.engines.vllm import PACKAGE
 from subjects.engines.vllm.contract import OF_PADDING, gathers_by, marks_padding
 from subjects.engines.vllm.model import Decoder, layer_name, spec_of
