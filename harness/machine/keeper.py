@@ -7,6 +7,7 @@ it does, or is done to it, leaves a daemon behind. Imports nothing of ours: it i
 """
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -29,8 +30,11 @@ PROBE = "get_server_list"
 MISSING = "Cannot find MPS control daemon"
 """What NVIDIA's program says where no daemon listens."""
 
-PROBE_SECONDS, START_SECONDS, QUIT_SECONDS = 10.0, 30.0, 3.0
-"""How long a command may take, a daemon until it answers, and clients to end once told to."""
+PROBE_SECONDS, QUIT_SECONDS = 10.0, 3.0
+"""How long a command may take, and clients to end once told to."""
+
+START_SECONDS, FIRST_SECONDS = 30.0, 2.0
+"""How long a daemon may take until it answers, and a command meanwhile."""
 
 
 def command(words: str, variables: Mapping[str, str], seconds: float) -> str | None:
@@ -81,14 +85,17 @@ def keep(folder: Path) -> None:
         say(refusal or READY)
         if refusal is None:
             sys.stdin.read()
+            dismiss(daemon, variables)
     finally:
-        stop(daemon, variables)
+        with suppress(ProcessLookupError):
+            os.killpg(daemon.pid, signal.SIGKILL)
+        daemon.wait()
 
 
 def refused(
     daemon: subprocess.Popen[bytes], variables: Mapping[str, str], said: Path
 ) -> str | None:
-    """Wait until a daemon answers; return why it never will, or None."""
+    """Wait until a daemon answers, or stdin ends; return why it never will, or None."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         code = daemon.poll()
@@ -96,21 +103,19 @@ def refused(
             lines = said.read_text(errors="replace").split("\n")
             why = next((line.strip() for line in reversed(lines) if line.strip()), "no word")
             return f"{CONTROL} ended with exit code {code}: {why}"
-        if command(PROBE, variables, PROBE_SECONDS) is not None:
+        if command(PROBE, variables, FIRST_SECONDS) is not None:
             return None
-        time.sleep(0.05)
+        if select.select([sys.stdin], [], [], 0.05)[0]:
+            return "nobody waits for it any more"
     return f"{CONTROL} did not answer within {START_SECONDS:.0f} s"
 
 
-def stop(daemon: subprocess.Popen[bytes], variables: Mapping[str, str]) -> None:
-    """End a daemon and its servers: by its own command and, if need be, by force."""
+def dismiss(daemon: subprocess.Popen[bytes], variables: Mapping[str, str]) -> None:
+    """Tell a daemon to end its servers and itself, and give it time to."""
     if daemon.poll() is None:
         command(f"quit -t {QUIT_SECONDS:.0f}", variables, PROBE_SECONDS + QUIT_SECONDS)
     with suppress(subprocess.TimeoutExpired):
         daemon.wait(QUIT_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(daemon.pid, signal.SIGKILL)
-    daemon.wait()
 
 
 def say(sentence: str) -> None:

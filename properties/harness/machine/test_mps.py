@@ -6,6 +6,8 @@ NVIDIA's programs are stand-ins on the PATH.
 import os
 import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,17 +137,24 @@ def test_the_daemon_is_stopped_however_the_command_ends(
     assert fakes.gone()
 
 
-def test_a_daemon_that_does_not_quit_is_killed(
-    fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_that_does_not_quit_is_killed(fakes: FakeGpus) -> None:
     (fakes.folder / "stays").touch()
-    monkeypatch.setattr(keeper, "QUIT_SECONDS", 0.1)
-    variables = {**os.environ, **keeper.variables_of(tmp_path)}
-    Path(variables[keeper.PIPES]).mkdir()
-    daemon = subprocess.Popen([keeper.CONTROL, "-f"], env=variables, start_new_session=True)
-    assert keeper.refused(daemon, variables, tmp_path / "said") is None
-    keeper.stop(daemon, variables)
-    assert daemon.returncode == -signal.SIGKILL
+    with private_daemon("cuda"):
+        assert fakes.daemons
+    assert fakes.commands[-1].startswith("quit")
+    assert fakes.gone()
+
+
+def test_ctrl_c_does_not_wait_for_a_daemon_that_does_not_answer(fakes: FakeGpus) -> None:
+    (fakes.folder / "hangs").touch()
+    with in_its_own_group(WAITING) as process:
+        while not fakes.daemons:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        said, error = process.communicate(timeout=keeper.START_SECONDS / 2)
+    assert (process.returncode, said) == (INTERRUPTED, "")
+    assert error.splitlines()[-1] == "paritybit: interrupted"
+    assert fakes.gone()
 
 
 def no_program(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +201,7 @@ def test_a_keeper_that_says_nothing_is_no_daemon(
 ) -> None:
     silent = tmp_path / "silent.py"
     silent.touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # Nobody removes what is in there.
     monkeypatch.setattr(keeper, "__file__", str(silent))
     with pytest.raises(CannotRunError, match="ended without a word"), private_daemon("cuda"):
         raise AssertionError
