@@ -28,6 +28,6 @@ def run_again(again: Sequence[RunAgain]) -> str:
     tasks = "1 task was" if count == 1 else f"{count} tasks were"
     more = f"; and {count - NAMED} more" if count > NAMED else ""
     return (
-        f"{tasks} run again, alone, for under MPS another process may have ended the first run:"
+        f"{tasks} run again, for another process or its machine may have ended the first run:"
         f" {named}{more}"
     )

@@ -192,7 +192,7 @@ def _spread(
         if lost == TRIES:
             raise CannotRunError(f"the Ray cluster of this machine was lost {TRIES} times")
         with joined(workers) as ray:
-            _Spread(ray, campaign, waiting, gpu, on_end, workers.cluster).run(workers.processes)
+            _Spread(ray, campaign, waiting, gpu, on_end, workers).run(workers.processes)
         lost += 1
 
 
@@ -206,11 +206,11 @@ class _Spread(Generic[T, R]):
         waiting: Waiting[T, R],
         gpu: float,
         on_end: Callable[[Ended[T, R]], None],
-        cluster: str | None,
+        workers: Workers,
     ) -> None:
         self.ray, self.campaign, self.waiting, self.gpu = ray, campaign, waiting, gpu
-        self.on_end, self.own = on_end, cluster == LOCAL
-        by_proxy = cluster is not None and cluster.startswith("ray://")
+        self.on_end, self.again, self.own = on_end, workers.again, workers.cluster == LOCAL
+        by_proxy = workers.cluster is not None and workers.cluster.startswith("ray://")
         self.head = None if by_proxy else ray.get_runtime_context().gcs_address
         self.heard = time.monotonic()
         self.deaths: Counter[T] = Counter()
@@ -227,7 +227,7 @@ class _Spread(Generic[T, R]):
             if self._lost():
                 for place in places:
                     if place and place.busy and place.task is not None:
-                        self.waiting.put_back(place.task)
+                        self._run_again(place.task, "its cluster was lost")
                 return
             self._hand_out(places)
             awaited = [place for place in places if place and (place.busy or not place.there)]
@@ -266,6 +266,13 @@ class _Spread(Generic[T, R]):
                 running = [other.task for other in places if other and other.busy and other.task]
                 place.give(self.waiting.take(place.task, running))
 
+    def _run_again(self, task: T, why: str) -> None:
+        """Let a task wait again that nobody ended, and take note of it, once."""
+        self.waiting.put_back(task)
+        noted = self.campaign.label(task), why
+        if noted not in self.again:
+            self.again.append(noted)
+
     def _ended(self, awaited: Sequence[_Place[T, R]]) -> list[_Place[T, R]]:
         """Wait a while for actors that are there, have answered, have died or are overdue."""
         answered, _ = self.ray.wait([place.awaited for place in awaited], timeout=1.0)
@@ -290,7 +297,7 @@ class _Spread(Generic[T, R]):
         if ended is None:
             self.deaths[task] += 1
             if self.deaths[task] < TRIES:
-                self.waiting.put_back(task)
+                self._run_again(task, "its process died")
                 return False
             ended = Ended(task, 0.0, error=f"its process died {TRIES} times")
         self.on_end(ended)

@@ -41,10 +41,13 @@ def ends_of(campaign: Campaign[Any, Any], tasks: list[Any], workers: Workers) ->
 
 @on_a_cluster
 def test_tasks_end_on_a_cluster_as_they_do_here(tmp_path: Path) -> None:
-    """One whose process dies is done again; one that always dies ends with an error."""
+    """One whose process dies is done again, and that is noted; one that always dies fails."""
     dies_once = Chore(f"die the first time {tmp_path / 'died'}")
     bad, well = [Chore("raise"), Chore("die"), Chore("lose the device")], [Chore("a"), Chore("b")]
-    ends = ends_of(CHORES, [dies_once, *bad, *well], Workers(2, cluster=LOCAL))
+    workers = Workers(2, cluster=LOCAL)
+    ends = ends_of(CHORES, [dies_once, *bad, *well], workers)
+    died = sorted(CHORES.label(task) for task in (dies_once, Chore("die")))
+    assert sorted(workers.again) == [(name, "its process died") for name in died]
     assert (tmp_path / "died").exists()
     for task in (dies_once, *well):
         assert ends[task].error is None
@@ -92,9 +95,12 @@ def test_where_the_cluster_of_this_machine_is_lost_another_takes_its_place(part:
             getattr(importlib.import_module("ray._private.worker")._global_node, part)()
 
     tasks = [Chore("take a moment", place) for place in range(6)]
-    execute(CHORES, tasks, Workers(2, cluster=LOCAL), on_end)
+    workers = Workers(2, cluster=LOCAL)
+    execute(CHORES, tasks, workers, on_end)
     assert [ended.error for ended in ends] == [None] * len(tasks)
     assert {ended.task for ended in ends} == set(tasks)
+    assert {why for _, why in workers.again} <= {"its cluster was lost", "its process died"}
+    assert workers.again
 
 
 @on_a_cluster

@@ -212,6 +212,6 @@ def test_a_run_says_what_was_run_again_and_which_gates_opened_by_themselves(
     shown = " ".join(capsys.readouterr().out.split())
     page = (tmp_path / "latest" / "index.html").read_text()
     for text in (shown, html.unescape(page)):
-        assert "1 task was run again, alone, for under MPS another process" in text
+        assert "1 task was run again, for another process or its machine" in text
         assert f"{again['task']} ({again['error']})" in text
         assert f"{2 * len(rows)}: where steps overlap" in text
