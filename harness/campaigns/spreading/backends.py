@@ -7,6 +7,8 @@ from harness.campaigns import executor
 from harness.campaigns.executor import Campaign, Ended, Reported
 from harness.campaigns.spreading.journal import Journal
 from harness.campaigns.spreading.on_ray import execute_on_ray
+from harness.errors import CannotRunError
+from harness.lockstep.tracebacks import traceback_of
 from harness.machine.workers import Workers
 
 T = TypeVar("T")
@@ -23,8 +25,32 @@ def execute(
 
     With a journal, ends that it has are handed on first and their tasks not run again; those
     that come are kept in it before they are handed on. Raises as both backends do, and
-    MalformedError for a journal of another build.
+    MalformedError for a journal of another build. Where the work can go on no more, as without
+    its cluster, and something has ended, nothing is raised: all else ends with that error.
     """
+    waiting = list(tasks)
+    planned = len(waiting)
+
+    def end(ended: Ended[T, R]) -> None:
+        waiting.remove(ended.task)
+        on_end(ended)
+
+    try:
+        _carry_out(campaign, tuple(waiting), workers, end)
+    except CannotRunError as error:
+        if len(waiting) == planned:
+            raise
+        for task in waiting:
+            on_end(Ended(task, 0.0, error=traceback_of(error)))
+
+
+def _carry_out(
+    campaign: Campaign[T, R],
+    tasks: Iterable[T],
+    workers: Workers,
+    on_end: Callable[[Ended[T, R]], None],
+) -> None:
+    """Run every task that no journal has, and keep how it ended in the one there is."""
     backend = executor.execute if workers.cluster is None else execute_on_ray
     if workers.journal is None:
         backend(campaign, tasks, workers, on_end)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from harness.campaigns import executor
 from harness.campaigns.executor import Ended
-from harness.campaigns.spreading import journal
+from harness.campaigns.spreading import backends, journal
 from harness.campaigns.spreading.backends import execute
 from harness.campaigns.spreading.journal import HEAD, Journal, framed
-from harness.errors import MalformedError
-from harness.machine.workers import Workers
+from harness.errors import CannotRunError, MalformedError, headline
+from harness.machine.workers import LOCAL, Workers
 from harness.records.sources import digest
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run
 
@@ -54,6 +55,34 @@ def test_a_campaign_that_was_cut_short_goes_on_where_it_was(tmp_path: Path) -> N
     assert ends[0] == kept
     assert [ended.task.does for ended in ends] == ["a", "c", "b"]
     assert ends_of(path, "c", "b", "a") == [ends[1], ends[2], ends[0]]
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_where_work_can_go_on_no_more_what_has_ended_is_kept(
+    before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All else ends with that error, to be done again; where nothing has ended, it is raised."""
+    path = tmp_path / "journal"
+
+    def lose_the_cluster(*given: Any) -> None:
+        campaign, tasks, workers, on_end = given
+        executor.execute(campaign, tasks[:before], workers, on_end)
+        raise CannotRunError("the cluster answers no more")
+
+    with monkeypatch.context() as lost:
+        lost.setattr(backends, "execute_on_ray", lose_the_cluster)
+        workers = Workers(0, cluster=LOCAL, journal=path)
+        ends: list[Ended[Chore, Done]] = []
+        chores = [Chore(what) for what in "abcd"]
+        if before:
+            execute(CHORES, chores, workers, ends.append)
+        else:
+            with pytest.raises(CannotRunError, match="answers no more"):
+                execute(CHORES, chores, workers, ends.append)
+    assert [ended.task for ended in ends] == (chores if before else [])
+    said = "harness.errors.CannotRunError: the cluster answers no more"
+    assert [headline(ended.error or "") for ended in ends[before:]] == [said] * len(ends[before:])
+    assert [ended.error for ended in ends_of(path, *"abcd")] == [None] * len(chores)
 
 
 def test_what_ended_without_a_result_is_done_again(tmp_path: Path) -> None:
