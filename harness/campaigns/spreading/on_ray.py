@@ -152,7 +152,8 @@ def joined(workers: Workers) -> Iterator[Any]:
         )
     except Exception as error:
         why = headline(str(error))
-        raise CannotRunError(f"no Ray cluster answers at {address}: {why}") from error
+        token = "" if own else ", or it asks for a token, which RAY_AUTH_MODE=token sends"
+        raise CannotRunError(f"no Ray cluster answers at {address}{token}: {why}") from error
     finally:
         for number, handler in heard.items():
             signal.signal(number, handler)
