@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = Stop()
     with listening(stop):
         try:
-            code = carried_out(words, own=own)
+            code = carried_out(words, stop, own=own)
         except KeyboardInterrupt:
             code = refused("interrupted", INTERRUPTED)
         except SystemExit:
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return STOPPED_BY.get(stop.received, INTERRUPTED) if code == INTERRUPTED else code
 
 
-def carried_out(words: Sequence[str], *, own: bool) -> int:
+def carried_out(words: Sequence[str], stop: Stop, *, own: bool) -> int:
     """Run a command line, flush what it printed, and return its exit code."""
     raw = taken_over() if own else None
     for stream in (sys.stdout, sys.stderr):
@@ -78,17 +78,19 @@ def carried_out(words: Sequence[str], *, own: bool) -> int:
             stream.reconfigure(errors="backslashreplace")
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]  # A terminal of no width would be shown nothing at all.
-    code = answered(words, own=own)
+    code = answered(words, stop, own=own)
     sys.stdout.flush()
     if raw is not None and raw.lost is not None and code != INTERRUPTED:
         return refused(f"stdout takes no more: {raw.lost.strerror}", CANNOT_RUN)
     return code
 
 
-def answered(words: Sequence[str], *, own: bool) -> int:
+def answered(words: Sequence[str], stop: Stop, *, own: bool) -> int:
     """Run the command of a command line and return its exit code, whatever error it raised.
 
     `own` says that the command line is this process's own, which may then serve forks from here.
+    Where `stop` heard a signal that an import swallowed, as torch's of numpy does, nothing is run:
+    what was imported may be half of it.
     """
     try:
         options = importlib.import_module("harness.cli.parser").parser().parse_args(words)
@@ -97,6 +99,7 @@ def answered(words: Sequence[str], *, own: bool) -> int:
         module, function = options.run
         with sharing_gpus(options):
             run = getattr(imported(module), function)
+            stop.raise_if_swallowed()
             if own and hasattr(options, "workers"):
                 serve_from_here()
             code: int = run(options)

@@ -35,6 +35,11 @@ class Stop:
         self.received, self.at = number, now
         raise KeyboardInterrupt
 
+    def raise_if_swallowed(self) -> None:
+        """Stop what goes on although a signal was heard: what it had raised, something caught."""
+        if self.received is not None:
+            raise KeyboardInterrupt
+
 
 @contextmanager
 def heard_by(hear: Callable[[int, FrameType | None], object]) -> Iterator[None]:

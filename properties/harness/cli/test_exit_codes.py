@@ -1,5 +1,6 @@
 """Exit code 1 is a finding and nothing else; what is no verdict is one sentence and a file."""
 
+import importlib
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +138,7 @@ STOPPED = """
 import os, sys
 import harness.__main__
 
-def run(words, own):
+def run(words, stop, own):
     try:
         os.kill(os.getpid(), {number})
     except KeyboardInterrupt:
@@ -181,6 +183,23 @@ def test_ctrl_c_while_torch_is_imported_is_one_sentence(tmp_path: Path) -> None:
         rest = process.stderr.read()
     said = [line for line in rest.splitlines() if not line.startswith("import time:")]
     assert (process.returncode, said) == (INTERRUPTED, ["paritybit: interrupted"])
+
+
+def test_ctrl_c_that_an_import_swallows_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torch's import of numpy does, which then is half there: a run would be red by that."""
+
+    def half(module: str) -> Any:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return importlib.import_module(module)
+
+    ran: list[Any] = []
+    monkeypatch.setattr("harness.__main__.imported", half)
+    monkeypatch.setattr(LIST, ran.append)
+    assert main(["list"]) == INTERRUPTED
+    assert (ran, capsys.readouterr().err) == ([], "paritybit: interrupted\n")
 
 
 def test_help_and_documents_name_every_exit_code_and_no_other() -> None:
