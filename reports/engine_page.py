@@ -8,6 +8,7 @@ from reports.cards import engine_cards
 from reports.compared.engines import Comparison
 from reports.compared.previous import Previous
 from reports.page import environment
+from reports.verdicts import of_faults
 
 SIGNS = {"present": ("✗", "bad"), "absent": ("✓", "good"), "undecided": ("?", "warn")}
 """Sign and tone of a verdict."""
@@ -31,6 +32,7 @@ def render(
     return page.render(
         record=record,
         answer=answer,
+        faults=of_faults(answer),
         sign=sign,
         tone=tone,
         figures=figures,

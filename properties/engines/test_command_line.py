@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from harness.__main__ import main
-from harness.cli.engines.display import changes
+from harness.cli.engines.display import changes, fault_table, release_table
 from harness.engines import fetch as engines
 from harness.engines import record as engine_record
 from harness.engines.adapters.packages import DEPENDENCIES
@@ -292,3 +293,42 @@ def test_a_walk_says_where_a_fault_appears_and_where_it_is_gone() -> None:
         "swa_pad on decode: appears in 1, after 0",
         "swa_pad on decode: is gone in 3, after 1",
     ]
+
+
+def release(*verdicts: str, undecided: Sequence[dict[str, str]] = ()) -> dict[str, Any]:
+    """Return a release's record: a verdict on swa_pad by each leg of the decode runner."""
+    seen = {"fault": "swa_pad", "runner": "decode", "observations": 3}
+    faults = [{**seen, "verdict": verdict, "message": f"{verdict}!"} for verdict in verdicts]
+    found = {**answer(), "faults": faults, "undecided": list(undecided)}
+    return {"engine": "sglang 1", "faults": {"swa_pad": "a row"}, "answer": found}
+
+
+def cells_of(table: Table) -> list[str]:
+    """Return what the rows of a table show, but the first two columns."""
+    return [str(cell) for column in table.columns[2:] for cell in column.cells]
+
+
+LEGS: dict[str, tuple[tuple[str, ...], Sequence[dict[str, str]], list[str]]] = {
+    "one of two shows it": (("absent", "present"), (), ["● present", "6", "present!"]),
+    "one of two is open": (("absent", "undecided"), (), ["? undecided", "6", "undecided!"]),
+    "both were tried": (("absent", "absent"), (), ["○ absent", "6", "absent!"]),
+    "one came to no end": (
+        ("absent",),
+        open_leg("decode"),
+        ["? undecided", "3", "decode came to no verdict: a part has moved"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEGS)
+def test_a_fault_has_one_verdict_for_all_legs_of_a_runner(name: str) -> None:
+    """It is never absent while one leg shows it or leaves it open, in whatever order they end."""
+    verdicts, undecided, expected = LEGS[name]
+    record = release(*verdicts, undecided=undecided)
+    assert cells_of(fault_table(record)) == expected
+    assert cells_of(release_table([("1", record)])) == [expected[0][0]]
+
+
+def test_a_walk_says_nothing_of_legs_of_one_release_that_differ() -> None:
+    walked = [("0", release("present", "absent")), ("1", release("absent", "present"))]
+    assert changes(walked) == ["swa_pad on decode: present in 0, the first that was decided"]

@@ -130,9 +130,19 @@ def test_legs_that_lack_the_same_for_one_reason_are_named_together() -> None:
 def test_the_terminal_says_in_how_many_schedules_a_property_was_violated() -> None:
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(property_table(record(leg())))
-    assert "1/2" in capture.get()
-    assert "kv_parity" in capture.get()
+        console.print(property_table(record(leg(), leg(leg="decode gpt_oss, its own kernels"))))
+    own, apart = (line.split() for line in capture.get().splitlines() if "kv_parity" in line)
+    assert own[:4] == ["decode", "gpt_oss", "kv_parity", "1/2"]
+    assert " ".join(apart[:5]) == "decode gpt_oss, its own kernels"
+
+
+def test_the_page_has_one_verdict_on_a_fault_class_of_a_runner() -> None:
+    """Of two legs of one runner: the one that shows it decides."""
+    made = record()
+    made["answer"]["faults"][:0] = [{**made["answer"]["faults"][0], "verdict": "absent"}]
+    rows = words_of(render(made)).partition("Fault classes")[2]
+    assert "swa_pad decode present 6 seen" in rows
+    assert "absent" not in rows
 
 
 def test_replays_of_all_legs_are_counted_together() -> None:

@@ -12,7 +12,7 @@ from harness.__main__ import main
 from harness.engines import record as engine_record
 from harness.records import record as records
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
-from properties.support.reports.engine_trials import Data, engine_trial
+from properties.support.reports.engine_trials import Data, engine_trial, judged, leg
 from properties.support.reports.engine_trials import engine_finding as finding
 from properties.support.reports.records import SAMPLES
 from reports.compared.engines import Comparison, compare_trials
@@ -162,6 +162,30 @@ def test_a_property_that_is_not_asked_any_more_does_not_make_a_finding_mended() 
     assert (comparison.alarming, comparison.unsettled) == (False, True)
     back = compare_trials(edited(unasked), engine_trial())
     assert [row.lost for row in back.asked] == [False]
+
+
+def test_a_finding_is_not_mended_while_a_leg_that_could_have_made_it_is_not_tried_again() -> None:
+    """Two legs of one runner and model: the later trial could not play the one that found it."""
+    own = leg(leg="decode gpt_oss, its own kernels")
+    before = edited(lambda data: data["answer"]["legs"].append(own))
+    after = edited(lambda data: data["answer"].update(findings=[]))
+    gone = {"kv_parity@decode": "gone", "read_frame@decode": "gone"}
+    assert kinds(compare_trials(before, after)) == gone
+    after["answer"]["legs"].append({**own, "undecided": "a part has moved"})
+    assert kinds(compare_trials(before, after)) == gone
+    after["answer"]["legs"][-1] = own
+    assert set(kinds(compare_trials(before, after)).values()) == {"mended"}
+
+
+@pytest.mark.parametrize("verdicts", [("present", "absent"), ("absent", "present")])
+def test_a_fault_class_that_one_leg_of_a_runner_shows_is_worse(verdicts: tuple[str, str]) -> None:
+    """Whatever the other leg of that runner, tried before it or after, says of it."""
+
+    def shown_by_one(data: Data) -> None:
+        data["answer"]["faults"] = [judged(verdict) for verdict in verdicts]
+
+    (row,) = compared(shown_by_one).faults
+    assert (row.before, row.after, row.worse) == ("absent", "present", True)
 
 
 def test_what_is_judged_though_no_property_was_asked_for_it_can_be_mended() -> None:

@@ -23,6 +23,7 @@ from reports.compared.kinds import (
     gravity,
     verdict,
 )
+from reports.verdicts import of_faults
 
 TRIED, UNTRIED, UNDECIDED = "tried", "not tried", "undecided"
 PLAYED = ("schedules", "steps", "replays", "padded")
@@ -238,23 +239,24 @@ def _kind(
 def _still_asked(key: Key, before: Record, after: Record) -> bool:
     """Whether the later trial tells of what the earlier one found.
 
-    A leg of that runner and model was tried, and nothing keeps the property from being asked
-    of it that did not in the earlier trial.
+    Every leg of that runner and model that could have found it came to an end again, and nothing
+    keeps the property from being asked of it that did not in the earlier trial. A finding does not
+    say which of them it is of.
     """
-    unasked = _unasked(before, key)
-    return any(
-        key.violated not in of_leg or any(key.violated in earlier for earlier in unasked)
-        for of_leg in _unasked(after, key)
+    old, new = _unasked(before, key), _unasked(after, key)
+    could = {leg for leg in old if key.violated not in old[leg]}
+    return all(
+        leg in new and (key.violated not in new[leg] or leg not in could) for leg in could or old
     )
 
 
-def _unasked(record: Record, key: Key) -> list[Mapping[str, str]]:
+def _unasked(record: Record, key: Key) -> dict[str, Mapping[str, str]]:
     """Return what could not be asked of each leg of a runner and a model that was decided."""
-    return [
-        leg["unasked"]
+    return {
+        leg["leg"]: leg["unasked"]
         for leg in record["answer"]["legs"]
         if (leg["runner"], leg["preset"]) == (key.runner, key.preset) and leg["undecided"] is None
-    ]
+    }
 
 
 def _describe(findings: Sequence[Record]) -> str | None:
@@ -317,7 +319,7 @@ def _asked(before: Record, after: Record) -> Iterator[Row]:
 def _faults(before: Record, after: Record) -> Iterator[Row]:
     """Yield the fault classes and runners of which the verdicts differ."""
     found = [
-        {(one["fault"], one["runner"]): one["verdict"] for one in record["answer"]["faults"]}
+        {(one["fault"], one["runner"]): one["verdict"] for one in of_faults(record["answer"])}
         for record in (before, after)
     ]
     for key in {**found[0], **found[1]}:

@@ -12,6 +12,7 @@ from harness.engines.adapters.packages import SGLANG, Package
 from harness.engines.faults import Verdict
 from harness.engines.progress import Played, TimeLeft
 from harness.engines.worker import LegAnswer
+from reports.verdicts import of_faults
 
 MARKS = {Verdict.PRESENT: "● present", Verdict.ABSENT: "○ absent", Verdict.UNDECIDED: "? undecided"}
 
@@ -70,7 +71,7 @@ def fault_table(record: Mapping[str, Any]) -> Table:
     table = Table(title=f"faults of {record['engine']}, by what it does", box=None)
     for column in ("fault", "runner", "verdict", "seen", "how"):
         table.add_column(column, justify="right" if column == "seen" else "left")
-    for judged in record["answer"]["faults"]:
+    for judged in of_faults(record["answer"]):
         table.add_row(
             judged["fault"],
             judged["runner"],
@@ -84,13 +85,13 @@ def fault_table(record: Mapping[str, Any]) -> Table:
 def property_table(record: Mapping[str, Any]) -> Table:
     """Return the properties that were violated, by leg: in how many schedules of how many."""
     table = Table(title="properties violated, by leg", box=None)
-    for column in ("runner", "model", "property", "schedules", "how first"):
+    for column in ("leg", "property", "schedules", "how first"):
         table.add_column(column, justify="right" if column == "schedules" else "left")
     for leg in record["answer"]["legs"]:
         for name, found in leg["properties"].items():
             if found["violated"]:
                 schedules = f"{found['violated']}/{found['asked']}"
-                table.add_row(leg["runner"], leg["preset"], name, schedules, found["message"])
+                table.add_row(leg["leg"], name, schedules, found["message"])
     return table
 
 
@@ -162,7 +163,7 @@ def release_table(walked: Walked) -> Table:
         {
             (list(record["faults"]).index(judged["fault"]), judged["fault"], judged["runner"])
             for _, record in tried
-            for judged in record["answer"]["faults"]
+            for judged in of_faults(record["answer"])
         }
     )
     table = Table(title="faults by release: ● present, ○ absent, ? undecided", box=None)
@@ -173,7 +174,7 @@ def release_table(walked: Walked) -> Table:
     for _, fault, runner in pairs:
         cells = []
         for _, record in walked:
-            found = [] if isinstance(record, str) else record["answer"]["faults"]
+            found = [] if isinstance(record, str) else of_faults(record["answer"])
             verdicts = [
                 judged["verdict"]
                 for judged in found
@@ -189,7 +190,7 @@ def changes(walked: Walked) -> list[str]:
     last: dict[tuple[str, str], tuple[str, str]] = {}
     lines: list[str] = []
     for name, record in walked:
-        for judged in [] if isinstance(record, str) else record["answer"]["faults"]:
+        for judged in [] if isinstance(record, str) else of_faults(record["answer"]):
             key, verdict = (judged["fault"], judged["runner"]), judged["verdict"]
             if verdict == Verdict.UNDECIDED:
                 continue

@@ -38,7 +38,8 @@ def engine_finding(
 
 def judged(verdict: str) -> Data:
     """Return the verdict on a fault class."""
-    return {"fault": "swa_pad", "runner": "decode", "verdict": verdict, "message": "seen"}
+    seen = {"observations": 3, "message": "seen"}
+    return {"fault": "swa_pad", "runner": "decode", "verdict": verdict, **seen}
 
 
 def engine_trial() -> Data:
