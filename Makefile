@@ -21,8 +21,39 @@ READY := $(shell $(PYTHON) .ci/satisfied.py 2>/dev/null)
 RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
+# What each target reads. A setting on the command line that none of a call's targets reads is an
+# error: `make test CASE=…` would be green without it. A make that calls this one hands down its own.
+READ_BY_regress := ENGINE BUG RUNNER PRESET SHAPE DEVICE MPS SEED EXAMPLES ARGS
+READ_BY_engine := VERSION
+READ_BY_bisect-releases := ENGINE BUG RUNNER PRESET DEVICE MPS SEED EXAMPLES ARGS
+READ_BY_planted-engine := VERSION RUNNER ARGS
+READ_BY_releases := ENGINE DEVICE MPS SEED EXAMPLES ARGS
+READ_BY_replay := CASE ENGINE DEVICE ARGS
+READ_BY_bisect := BUGS CASE ENGINE RUNNER DEVICE SEED ARGS
+READ_BY_timeline := DEVICE MPS ARGS
+READ_BY_corpus := BUG ARGS
+READ_BY_test := BUG RUNNER PRESET SHAPE DEVICE MPS ARGS
+READ_BY_test-releases := ARGS
+READ_BY_planted := ARGS
+READ_BY_mutants := RUNNER DEVICE MPS EXAMPLES ARGS
+READ_BY_code-mutants := ARGS
+READ_BY_report := RECORD ARGS
+READ_BY_compare := A B ARGS
+READ_BY_summary := RECORD ARGS
+READ_BY_list := ARGS
+READ_BY_bench := DEVICE ARGS
+READ_BY_soak := ENGINE RUNNER PRESET SHAPE DEVICE MPS ARGS
+READ_BY_detections := DEVICE MPS ARGS
+
+GOALS := $(or $(MAKECMDGOALS),help)
+READ := $(sort $(foreach goal,$(GOALS),$(READ_BY_$(goal))) PYTHON)
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+UNREAD := $(if $(filter 0,$(MAKELEVEL)),$(filter-out $(READ) READY,$(GIVEN)))
+$(if $(UNREAD),$(error make $(GOALS) does not read $(UNREAD); it reads $(READ)))
+
 # MPS=1 lets processes share GPUs by an MPS daemon of the run's own.
-SHARED := $(if $(filter-out 0,$(MPS)),--mps)
+$(if $(filter-out 0 1,$(MPS)),$(error MPS=$(MPS) is neither 1 nor 0))
+SHARED := $(if $(filter 1,$(MPS)),--mps)
 
 # A setting as one word of the shell, whatever it holds; ARGS alone may be several.
 quoted = '$(subst ','\'',$(1))'
@@ -33,6 +64,7 @@ quoted = '$(subst ','\'',$(1))'
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SHAPE=tiny|mid|real SEED= EXAMPLES= MPS=1 PYTHON="
+	@echo "  A setting that a target does not read is refused, and those that it reads are named."
 
 setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
@@ -55,10 +87,10 @@ releases: $(SETUP) ## Try every release of an engine: the matrix in reports/evid
 	  --table reports/evidence/releases$(if $(filter vllm,$(ENGINE)),-vllm).md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…; an engine's with ENGINE=…
-	@$(RUN) -m harness replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(ARGS)
+	@$(RUN) -m harness replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
 bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule, hunted or CASE=… (an engine's: no BUGS)
-	@$(RUN) -m harness bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE)),$(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED)))) \
+	@$(RUN) -m harness bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) \
 	  $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 timeline: $(SETUP) ## Play the upstream history: which properties were red when
@@ -68,7 +100,8 @@ corpus: $(SETUP) ## Make the regression corpus again, or the cases of BUG=…
 	@$(RUN) -m harness corpus $(if $(BUG),--bug $(call quoted,$(BUG))) $(ARGS)
 
 test: $(SETUP) ## Run the test suite
-	@$(RUN) -m pytest -n auto $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(ARGS)
+	@$(RUN) -m pytest -n auto $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(BUG),--bug $(call quoted,$(BUG))) \
+	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 test-releases: $(SETUP) ## Run the tests of releases of the engine, which are fetched first: minutes
 	@for version in 0.5.11 0.5.12 0.5.23 vllm==0.17.0 vllm==0.33.0; do $(RUN) -m harness engine $$version || exit; done

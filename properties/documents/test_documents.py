@@ -86,10 +86,13 @@ def check(command: str) -> None:
 def check_make(command: str) -> None:
     """Fail for a target or a setting that the Makefile has not, or a name that no build has."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for word in shlex.split(command)[1:]:
+    words = shlex.split(command)[1:]
+    lists = dict(re.findall(r"^READ_BY_(\S+) := (.*)$", makefile, re.MULTILINE))
+    read = {name for word in words for name in lists.get(word, "").split()}
+    for word in words:
         name, setting, value = word.partition("=")
         if setting:
-            assert f"$({name})" in makefile or f",$({name})" in makefile, command
+            assert name in {"PYTHON", *read}, command
             names = [part for part in value.split(",") if not PLACEHOLDER.fullmatch(part)]
             known = {"BUG": BUGS, "BUGS": BUGS, "RUNNER": RUNNERS}.get(name)
             bugs = {part.partition("@")[0] for part in names}

@@ -53,7 +53,7 @@ def test_a_call_of_make_is_found_wherever_it_ends() -> None:
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed here")
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_job_calls_commands_that_the_parser_knows(path: Path) -> None:
-    """With settings that the Makefile has: one that it lacks would be dropped without a word."""
+    """With settings that the Makefile has."""
     calls = list(calls_of_make(path.read_text()))
     assert calls
     known = set(re.findall(r"^([A-Z]+) \?=", (ROOT / "Makefile").read_text(), re.M))

@@ -1,5 +1,6 @@
 """Whatever surrounds a command does it no harm: make, an ASCII terminal, python -OO, no xdist."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,21 +19,22 @@ NASTY = "a b';touch x;$$HOME\"|`c"
 """A setting that no shell must read; make itself reads two dollars as one."""
 
 TARGETS = {
-    "regress": ["BUG", "RUNNER", "PRESET", "SEED", "EXAMPLES", "DEVICE", "ENGINE"],
+    "regress": ["BUG", "RUNNER", "PRESET", "SHAPE", "SEED", "EXAMPLES", "DEVICE", "ENGINE"],
     "engine": ["VERSION"],
-    "bisect-releases": ["BUG", "RUNNER", "PRESET", "SEED", "EXAMPLES", "DEVICE"],
+    "bisect-releases": ["BUG", "RUNNER", "PRESET", "SEED", "EXAMPLES", "DEVICE", "ENGINE"],
     "planted-engine": ["VERSION", "RUNNER"],
-    "releases": ["SEED", "EXAMPLES", "DEVICE"],
-    "replay": ["CASE", "ENGINE"],
-    "bisect": ["BUGS", "CASE", "ENGINE", "RUNNER"],
+    "releases": ["SEED", "EXAMPLES", "DEVICE", "ENGINE"],
+    "replay": ["CASE", "DEVICE", "ENGINE"],
+    "bisect": ["BUGS", "CASE", "DEVICE", "ENGINE", "RUNNER", "SEED"],
     "timeline": ["DEVICE"],
     "corpus": ["BUG"],
+    "test": ["BUG", "RUNNER", "PRESET", "SHAPE", "DEVICE"],
     "mutants": ["DEVICE", "EXAMPLES", "RUNNER"],
     "report": ["RECORD"],
     "compare": ["A", "B"],
     "summary": ["RECORD"],
     "bench": ["DEVICE"],
-    "soak": ["DEVICE", "ENGINE", "RUNNER", "PRESET"],
+    "soak": ["DEVICE", "ENGINE", "RUNNER", "PRESET", "SHAPE"],
     "detections": ["DEVICE"],
 }
 """Targets of the Makefile, and the settings that each hands on."""
@@ -43,7 +45,23 @@ case "$1" in *satisfied.py) echo yes;; *) printf '%s\\n' "$@";; esac
 """
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed here")
+def made(*words: str, level: str = "0") -> subprocess.CompletedProcess[str]:
+    """Run make here, with some words, and with nothing of a make that runs this suite."""
+    return subprocess.run(
+        ["make", "--no-print-directory", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
+        env={"PATH": os.environ["PATH"], "MAKELEVEL": level},
+    )
+
+
+NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed here")
+
+
+@NEEDS_MAKE
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_setting_of_make_is_one_word_of_the_command(target: str, tmp_path: Path) -> None:
     """The interpreter is one that prints its words, and says that nothing is missing."""
@@ -51,16 +69,59 @@ def test_every_setting_of_make_is_one_word_of_the_command(target: str, tmp_path:
     interpreter.write_text(PRINTS_WORDS)
     interpreter.chmod(0o755)
     settings = [f"{name}={NASTY}" for name in TARGETS[target]]
-    done = subprocess.run(
-        ["make", "--no-print-directory", f"PYTHON={interpreter}", target, *settings],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST,
-        check=False,
-    )
+    done = made(f"PYTHON={interpreter}", target, *settings)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines().count(NASTY.replace("$$", "$")) == len(settings)
+
+
+@NEEDS_MAKE
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("test", "CASE=x"), "make test does not read CASE; it reads ARGS BUG DEVICE"),
+        (("replay", "CASE=x", "BUG=y"), "make replay does not read BUG; it reads"),
+        (("regress", "BUGS=swa_pad"), "make regress does not read BUGS; it reads"),
+        (("list", "NOTHING=1"), "make list does not read NOTHING; it reads ARGS PYTHON"),
+        (("regress", "MPS=no"), "MPS=no is neither 1 nor 0"),
+    ],
+)
+def test_a_setting_that_would_change_nothing_is_refused(words: tuple[str, ...], said: str) -> None:
+    """Passed over, it is a false green: `make replay DEVICE=cuda` once replayed on a CPU."""
+    done = made("-n", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"Makefile:\d+: \*\*\* {re.escape(said)}.*  Stop\.\n", done.stderr)
+
+
+@NEEDS_MAKE
+def test_a_setting_that_one_of_several_targets_reads_is_taken() -> None:
+    done = made("-n", "regress", "summary", "BUG=swa_pad", "RECORD=x", "MPS=0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--mps" not in done.stdout
+
+
+@NEEDS_MAKE
+def test_what_another_make_hands_down_is_not_refused() -> None:
+    """Its own settings come with every call that it makes."""
+    assert made("-n", "list", "VERBOSE=1", level="1").returncode == 0
+
+
+def test_a_target_of_make_says_which_settings_its_commands_read() -> None:
+    """`RUN` is PYTHON's, which every target reads, and `SHARED` says what MPS is."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    said = {
+        name: set(of.split()) for name, of in re.findall(r"^READ_BY_(\S+) := (.*)$", text, re.M)
+    }
+    recipes = re.findall(r"^([a-z-]+): .*\n((?:\t.*\n)+)", text.replace("\\\n", ""), re.M)
+    read = {
+        target: {
+            name.replace("SHARED", "MPS")
+            for name in re.findall(r"\$\(([A-Z]+)\)", recipe)
+            if name != "RUN"
+        }
+        for target, recipe in recipes
+    }
+    assert {target: names for target, names in read.items() if names} == said
+    assert all(set(names) <= said[target] for target, names in TARGETS.items())
 
 
 BOTH = "import sys; from harness.__main__ import main; print(main(['list']), main(sys.argv[1:]))"
