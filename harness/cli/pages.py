@@ -92,7 +92,7 @@ def compare_engines(pair: Sequence[tuple[Any, str]], options: argparse.Namespace
     try:
         comparison = compare_trials(before, after)
         text = engine_page.render_comparison(before, after, comparison)
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         files = f"{options.before.name} and {options.after.name}"
         raise MalformedError(f"{files} are not both whole records of trials: {error!r}") from error
     run_record.require_writable(options.page)
@@ -145,7 +145,7 @@ def previous_of(path: Path, record: Record | Mapping[str, Any]) -> Previous | No
             )
         trial = engine_record.trial_of(data, file)
         return Previous(name, page, command, compare_trials(trial, record))
-    except (MalformedError, LookupError, TypeError, AttributeError) as error:
+    except (MalformedError, LookupError, TypeError, AttributeError, ValueError) as error:
         why = str(error) if isinstance(error, MalformedError) else "its record is not whole"
         return Previous(name, page, command, None, why)
 

@@ -44,7 +44,7 @@ class SubjectRuns(ContextDecorator):
         """
         if isinstance(error, IndexError | RuntimeError | ValueError) and not misread(error):
             said = str(error).strip().splitlines() or [type(error).__name__]
-            raise SubjectFailedError(said[0]) from error
+            raise SubjectFailedError(without_paths(said[0])) from error
 
 
 def misread(error: BaseException) -> bool:
@@ -67,8 +67,9 @@ def subject_runs() -> SubjectRuns:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the whole traceback of an error, with no absolute path of a source file."""
-    return without_absolute_paths("".join(traceback.format_exception(error)))
+    """Return the whole traceback of an error, with no absolute path of a file."""
+    text: str = without_paths(without_absolute_paths("".join(traceback.format_exception(error))))
+    return text
 
 
 PATH = re.compile(r"(?:(?:file://|(?<![\w./:-]))/|(?:\.\./)+)[\w.+@-]+(?:/[\w.+@-]+)+/?")

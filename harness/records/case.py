@@ -84,17 +84,32 @@ def write_case(case: Case, path: Path) -> None:
 def read_json(path: Path) -> Any:
     """Return the JSON data of a file, which is read once: it may be a pipe.
 
-    Raises MalformedError if it cannot be read, is not JSON, or is nested too deep for any case
-    or record.
+    Raises MalformedError if it cannot be read, is not JSON, has an object with a key twice, or is
+    nested too deep for any case or record.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except IsADirectoryError as error:
+        files = ", ".join(sorted(file.name for file in path.glob("*.json"))) or "none"
+        raise MalformedError(
+            f"{path.name or path} is a folder; JSON files in it: {files}"
+        ) from error
     except OSError as error:
         raise MalformedError(f"{path.name or path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{path.name} is not whole JSON text: {error}") from error
     if deeper_than(DEEPEST, data):
         raise MalformedError(f"{path.name} is nested more than {DEEPEST} deep")
+    return data
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the JSON object of some keys and values. Raises ValueError if a key is there twice."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in data if keys.count(key) > 1)
+        raise ValueError(f"the key {quoted(twice)} is there twice")
     return data
 
 

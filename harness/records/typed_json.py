@@ -6,6 +6,7 @@ dictionaries by str. Does not know what the data means, and reads no file.
 
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -98,12 +99,13 @@ def _dict(kinds: tuple[Any, ...], data: Any, place: str) -> dict[str, Any]:
 GENERIC = {Union: _one_of, UnionType: _one_of, Literal: _literal, tuple: _tuple, dict: _dict}
 """How the value of a kind with arguments is read."""
 
-PLAIN = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+PLAIN = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
 
 
 def _plain(kind: Any, data: Any, place: str) -> Any:
-    """Return a text, a number or a truth value. A whole number is a number, a bool is none."""
+    """Return a text, a number or a truth value. A whole number is a number, a bool or NaN none."""
     fits = type(data) is kind or (kind is float and type(data) is int)
+    fits = fits and not (type(data) is float and not isfinite(data))
     if not fits:
         raise _wrong(place, data, PLAIN[kind])
     return data

@@ -99,6 +99,16 @@ def test_what_becomes_of_a_finding_is_told(name: str) -> None:
     assert comparison.alarming is alarming
 
 
+def test_a_record_of_a_time_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (tmp_path / name for name in ("before.json", "after.json"))
+    engine_record.write(engine_trial(), before)
+    engine_record.write(edited(lambda data: data["answer"].update(seconds="long")), after)
+    assert main(["compare", str(before), str(after)]) == MALFORMED
+    assert "are not both whole records of trials" in capsys.readouterr().err
+
+
 def open_leg(data: Data) -> None:
     """Let the decode runner's leg be undecided, and find nothing."""
     data["answer"]["legs"][0]["undecided"] = "a part has moved"

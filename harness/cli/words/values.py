@@ -21,7 +21,9 @@ def names(text: str) -> tuple[str, ...]:
 def number(text: str) -> int:
     """Return a whole number of few digits, or raise ArgumentTypeError."""
     if re.fullmatch("-?[0-9]{1,18}", text) is None:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number")
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} is not a whole number of 18 digits at most"
+        )
     return int(text)
 
 
@@ -29,7 +31,7 @@ def count(text: str, least: int = 1) -> int:
     """Return a whole number of at least `least` and of few digits, or raise ArgumentTypeError."""
     if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:
         raise argparse.ArgumentTypeError(
-            f"{quoted(text)} is not a whole number of at least {least}"
+            f"{quoted(text)} is not a whole number of at least {least}, of 9 digits at most"
         )
     return int(text)
 

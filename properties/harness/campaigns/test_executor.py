@@ -17,7 +17,12 @@ import pytest
 
 from harness.campaigns.executor import Campaign, Ended, Waiting, execute
 from harness.errors import headline
-from harness.lockstep.tracebacks import traceback_of, without_absolute_paths
+from harness.lockstep.tracebacks import (
+    SubjectFailedError,
+    subject_runs,
+    traceback_of,
+    without_absolute_paths,
+)
 from harness.machine.gpus import VISIBLE
 from harness.machine.workers import HERE, Workers
 from harness.records.record import environment
@@ -312,6 +317,14 @@ def raised(message: str) -> Exception:
 def test_the_headline_of_a_traceback_is_what_was_raised_last() -> None:
     assert headline(traceback_of(raised("one\ntwo"))) == "ValueError: one"
     assert headline("it died\nof itself") == "it died"
+
+
+def test_what_a_traceback_says_of_a_file_names_no_absolute_path() -> None:
+    """It goes into the record, which another machine may show."""
+    said = traceback_of(raised("no file '/home/someone/weights/a.bin'"))
+    assert said.endswith("ValueError: no file 'a.bin'\n")
+    with pytest.raises(SubjectFailedError, match=r"^no file a\.bin$"), subject_runs():
+        raise RuntimeError("no file /home/someone/a.bin")
 
 
 def test_a_path_outside_this_tree_keeps_its_end() -> None:

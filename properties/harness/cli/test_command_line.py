@@ -298,6 +298,19 @@ def test_a_record_that_is_not_there_makes_no_page(tmp_path: Path, refused: Any) 
     assert "cannot be read" in refused(MALFORMED, "report", tmp_path / "run.json")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--seed", "9" * 19, "is not a whole number of 18 digits at most"),
+        ("--examples", "9" * 10, "is not a whole number of at least 1, of 9 digits at most"),
+    ],
+)
+def test_a_number_too_long_is_said_to_be_that(
+    option: str, value: str, said: str, refused: Any
+) -> None:
+    assert f"'{value}' {said}" in refused(MALFORMED, "regress", option, value)
+
+
 @pytest.mark.parametrize("command", ["report", "summary"])
 def test_where_no_run_was_before_it_is_said_what_to_do(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
@@ -305,7 +318,7 @@ def test_where_no_run_was_before_it_is_said_what_to_do(
     monkeypatch.chdir(tmp_path)
     said = refused(MALFORMED, command)
     assert "there is no reports/out/latest/run.json: say which run's record" in said
-    assert ". cannot be read: Is a directory" in refused(MALFORMED, command, ".")
+    assert ". is a folder; JSON files in it: none" in refused(MALFORMED, command, ".")
 
 
 def test_a_file_of_another_kind_is_called_what_it_is(tmp_path: Path, refused: Any) -> None:

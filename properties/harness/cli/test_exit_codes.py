@@ -140,7 +140,7 @@ import harness.__main__
 
 def run(words, stop, own):
     try:
-        os.kill(os.getpid(), {number})
+        {kill}
     except KeyboardInterrupt:
         {then}
 
@@ -149,6 +149,11 @@ sys.exit(harness.__main__.main(["list"]))
 """
 """A command that is sent a signal while it runs, and what becomes of it there."""
 
+HEARD = {
+    "in a file": "os.kill(os.getpid(), {number})",
+    "in text, as dataclasses run it": 'exec("os.kill(os.getpid(), {number})")',
+}
+
 BECOMES = {"it goes on": "raise", "an import turns it into an error": "raise ImportError"}
 
 
@@ -156,11 +161,17 @@ BECOMES = {"it goes on": "raise", "an import turns it into an error": "raise Imp
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
 )
-def test_what_stops_a_process_is_said_in_one_sentence(number: int, code: int, then: str) -> None:
-    source = STOPPED.format(number=int(number), then=BECOMES[then])
+@pytest.mark.parametrize("where", HEARD)
+def test_what_stops_a_process_is_said_in_one_sentence(
+    where: str, number: int, code: int, then: str, tmp_path: Path
+) -> None:
+    """It is run as a module, as `python -m harness` is, which Python may end by SIGINT."""
+    kill = HEARD[where].format(number=int(number))
+    (tmp_path / "stopped.py").write_text(STOPPED.format(kill=kill, then=BECOMES[then]))
     done = subprocess.run(
-        [sys.executable, "-c", source],
-        cwd=ROOT,
+        [sys.executable, "-m", "stopped"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=LONGEST,

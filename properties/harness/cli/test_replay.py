@@ -63,6 +63,13 @@ def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refuse
         assert "is not whole JSON text" in refused(MALFORMED, "replay", tmp_path / name)
 
 
+def test_a_case_that_says_a_thing_twice_is_refused(case_file: Path, refused: Any) -> None:
+    """As a merge leaves it: with the later `bugs`, of none, it would be clean."""
+    text = case_file.read_text()
+    case_file.write_text(text.replace('"trial": {', '"trial": {"bugs": ["swa_pad"], ', 1))
+    assert "the key 'bugs' is there twice" in refused(MALFORMED, "replay", case_file)
+
+
 def test_a_malformed_case_is_refused(case_file: Path, refused: Any) -> None:
     text = case_file.read_text()
     case_file.write_text(text[: len(text) // 2])
