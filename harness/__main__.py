@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if stop.received is None
                 else refused("interrupted", INTERRUPTED)
             )
-    exec("")  # Forget a Ctrl-C in an earlier exec: `python -m` would end by SIGINT, whatever is said.
+    exec("")  # Forget a Ctrl-C in an earlier exec: `python -m` would end by SIGINT in any case.
     if own:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # All is done; what ends is the interpreter.
     return STOPPED_BY.get(stop.received, INTERRUPTED) if code == INTERRUPTED else code

@@ -312,7 +312,8 @@ def verdict(run: Run) -> tuple[str, str]:
     if missing and not run.interrupted and len(clean_good) == len(clean):
         message += f"; never reached: {first_of(missing)}"
     if run.interrupted:
-        return "interrupted", f"cut short; so far {message}"
+        rest = f"; {lost} of {len(run.results) + lost} did not end" if lost else ""
+        return "interrupted", f"cut short; so far {message}{rest}"
     whole = len(good) == len(bugs) and len(clean_good) == len(clean) and not (lost or missing)
     return ("green" if whole and clean else "red"), message
 

@@ -29,6 +29,7 @@ from properties.support.reports.records import (
     finding_of,
     findings,
     green,
+    interrupted,
     many,
     played,
     red,
@@ -322,6 +323,14 @@ def test_a_run_without_bugs_and_one_without_clean_trials_are_told_as_such() -> N
     assert "Needs attention" not in text
     nothing = replace(green(), clean=(), bugs=())
     assert "Nothing was found, and no bug was sought." in text_of(nothing)
+
+
+def test_a_run_cut_short_before_a_hunt_ended_does_not_say_that_no_bug_was_asked_for() -> None:
+    page = Page(render(replace(interrupted(), clean=(), bugs=())))
+    assert "Nothing was found before the run was cut short." in page.text
+    assert "No hunt had ended when the run was cut short." in page.text
+    assert "no bug was sought" not in page.text
+    assert "No bug was switched on" not in page.text
 
 
 def test_findings_can_be_filtered_by_what_tells_them_apart() -> None:

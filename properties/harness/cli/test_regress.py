@@ -160,6 +160,8 @@ def test_an_interrupted_run_keeps_what_it_has(
     assert len(record["clean"]) == 2 < len(plan(asked))
     assert [row["status"] for row in record["clean"]] == ["green", "green"]
     assert record["bugs"] == []
+    planned = len(plan(asked))
+    assert record["message"].endswith(f"; {planned - 2} of {planned} did not end")
 
 
 def test_a_run_without_a_verdict_is_neither_green_nor_a_finding(
