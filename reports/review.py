@@ -48,7 +48,7 @@ VERDICTS: Mapping[str, tuple[str, str, str]] = {
 MARKS: Mapping[str, tuple[str, str]] = {
     "caught": ("●", "must detect it, and did"),
     "also": ("○", "saw it as well"),
-    "missed": ("✕", "must detect it, but did not"),
+    "missed": ("✕", "must detect it, but did not, or an error ended the hunt"),
     "none": ("·", "did not see it"),
 }
 """Of each kind of mark: the sign, the words."""

@@ -325,6 +325,16 @@ def test_a_run_without_bugs_and_one_without_clean_trials_are_told_as_such() -> N
     assert "Nothing was found, and no bug was sought." in text_of(nothing)
 
 
+@pytest.mark.parametrize("status", ["failed", "vacuous", "device lost"])
+def test_a_clean_trial_that_came_to_no_verdict_is_not_said_to_violate_nothing(status: str) -> None:
+    """Whatever it played before an error ended it."""
+    made = render(with_clean(green(), 0, status=status)).partition('<section id="clean">')[2]
+    cells = re.findall(r"<td>(.*?)</td>", made.partition("</tr>")[2].partition("</tr>")[0])
+    assert f'<strong class="bad">{status}</strong>' in cells
+    assert "none" not in cells
+    assert "<td>none</td>" in render(green())
+
+
 def test_a_run_cut_short_before_a_hunt_ended_does_not_say_that_no_bug_was_asked_for() -> None:
     page = Page(render(replace(interrupted(), clean=(), bugs=())))
     assert "Nothing was found before the run was cut short." in page.text
