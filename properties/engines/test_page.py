@@ -112,6 +112,15 @@ def test_the_page_and_the_terminal_show_findings_and_what_is_undecided_in_words(
     assert "a part moved" in head
 
 
+def test_the_page_says_that_a_trial_was_cut_short_and_which_leg_is_undecided() -> None:
+    """A leg's own row too: that none of its schedules violates anything is no verdict."""
+    made = record(leg(undecided="it broke"))
+    assert "cut short" not in render(made)
+    made["answer"]["interrupted"] = True
+    assert "The trial was cut short." in render(made)
+    assert "undecided: it broke" in words_of(render(made)).partition("What was played")[2]
+
+
 def test_the_page_and_the_terminal_say_what_was_not_asked_and_why() -> None:
     made = record(leg())
     page, said = render(made), "\n".join(notes(made))
