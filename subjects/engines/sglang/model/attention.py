@@ -4,7 +4,7 @@ Which slots a token reads, where it writes, and when, stays the engine's; that i
 hands to these functions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,18 @@ from reference.model import most_keys
 from reference.ops import Ops
 from subjects.engines.sglang.model.trees import TreeBatch, tree_keys
 from subjects.engines.shared.missing import PartMissingError
+
+FURTHER = {"decode_attention_fwd": 7, "extend_attention_fwd": 3}
+"""How many arguments more the engine gives its kernels by place: of scratch memory, and scales."""
+
+BESIDE = frozenset(
+    {
+        *("logit_cap", "xai_temperature_len", "has_mla", "use_pdl", "page_size", "uneven_batch"),
+        *("sm_scale", "extend_seq_lens_cpu"),
+        *("enable_lean", "lean_Mp", "lean_Lp", "lean_Op", "lean_locks"),
+    }
+)
+"""What it gives them by name besides: nothing that our model has, or that our arithmetic needs."""
 
 
 class OurArithmetic:
@@ -46,6 +58,7 @@ class OurArithmetic:
         **named: Any,
     ) -> None:
         """Attend from each row to its listed slots."""
+        must_be_heard_of("decode_attention_fwd", rest, named)
         rows = query.shape[0]
         must_be_planned(kv_indices)
         mixed = self.ops.attention(
@@ -87,6 +100,7 @@ class OurArithmetic:
         where they were stored: a graph holds no batch that could tell where that was. Queries
         beyond the last request's get nothing.
         """
+        must_be_heard_of("extend_attention_fwd", rest, named)
         must_be_planned(kv_indices)
         given = TreeBatch(
             qo_indptr=qo_indptr,
@@ -121,6 +135,22 @@ class OurArithmetic:
         return self.ops.attention(
             query, cache, *bounds, seen.slots, sinks, most, seen.mask, seen.begin
         )
+
+
+def must_be_heard_of(kernel: str, rest: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise PartMissingError for an argument of a kernel that nobody has heard of.
+
+    It may be one that our arithmetic goes by, of another name or in another place. What is off,
+    None or False, cannot.
+    """
+    if len(rest) > FURTHER[kernel]:
+        raise PartMissingError(
+            f"the engine gives its {kernel} {len(rest) - FURTHER[kernel]} arguments more than are"
+            " heard of"
+        )
+    for name, value in named.items():
+        if name not in BESIDE and value is not None and value is not False:
+            raise PartMissingError(f"the engine gives its {kernel} {name}, unheard of")
 
 
 def must_be_planned(kv_indices: Tensor | None) -> None:

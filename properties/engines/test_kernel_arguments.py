@@ -1,0 +1,37 @@
+"""What the engine gives its kernels, in whose place our arithmetic stands, is known or refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from harness.lockstep.config import TrialConfig
+from reference.config import PRESETS
+from subjects.engines.sglang.model.attention import FURTHER, OurArithmetic
+from subjects.engines.shared.missing import PartMissingError
+
+
+def called(kernel: str, *rest: Any, **named: Any) -> None:
+    """Let our arithmetic attend from no query, told what the engine gives its kernel besides."""
+    config = PRESETS["gpt_oss"].tiny
+    arithmetic, full = OurArithmetic(TrialConfig().ops(), config), config.full
+    query = torch.zeros(1, config.heads, full.head_dim)
+    stored = torch.zeros(4, full.kv_heads, full.head_dim)
+    starts, slots = torch.tensor([0, 1]), torch.tensor([2])
+    if kernel == "decode_attention_fwd":
+        arithmetic.decode(query, stored, stored, query, starts, slots, *rest, **named)
+        return
+    new = stored[:1]
+    lists = starts, starts, slots, None, True, None, 1
+    arithmetic.extend(query, new, new, query, stored, stored, *lists, *rest, **named)
+
+
+@pytest.mark.parametrize("kernel", FURTHER)
+def test_an_argument_that_our_arithmetic_may_go_by_is_refused_by_another_name(kernel: str) -> None:
+    called(kernel, *range(FURTHER[kernel]), page_size=4, logit_cap=0.0, score_mod=None)
+    called(kernel, skip_prefix=False, brand_new=None)
+    for value in (torch.zeros(1), 8, -1, True):
+        with pytest.raises(PartMissingError, match=f"gives its {kernel} win_offsets, unheard of"):
+            called(kernel, win_offsets=value)
+    with pytest.raises(PartMissingError, match=f"gives its {kernel} 1 arguments more"):
+        called(kernel, *range(FURTHER[kernel] + 1))
