@@ -27,6 +27,7 @@ from harness.schedules.shrink import shrink
 from harness.schedules.traffic import traffic_schedules
 from subjects.engines.shared import missing
 from subjects.engines.shared.loading import message
+from subjects.engines.shared.missing import PartMissingError
 from subjects.protocol import Offer
 from subjects.runners import RUNNERS
 
@@ -240,6 +241,13 @@ def properties_json(
     }
 
 
+def names_a_part(error: Exception) -> bool:
+    """Whether an error says which part of the engine is missing, as a step that was played does."""
+    if isinstance(error, PlayingFailedError):
+        return headline(str(error)).startswith(f"{missing.__name__}.")
+    return isinstance(error, PartMissingError)
+
+
 def reason_of(error: Exception) -> str:
     """Return in one sentence why a leg settles nothing: what was raised, and where.
 
@@ -249,8 +257,8 @@ def reason_of(error: Exception) -> str:
         return f"a step failed: {error}"
     if not isinstance(error, PlayingFailedError):
         return message(error)
-    said, of_parts = headline(str(error)), f"{missing.__name__}."
-    if said.startswith(of_parts):
+    said = headline(str(error))
+    if names_a_part(error):
         return said.partition(": ")[2]
     places = re.findall(r'^  File "(?:[^"]*/)?([^"/]+)", line (\d+)', str(error), re.MULTILINE)
     return f"{said} ({places[-1][0]}, line {places[-1][1]})" if places else said

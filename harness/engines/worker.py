@@ -23,7 +23,7 @@ from harness.engines.adapters.packages import SGLANG
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.explained.counterexample import Counterexample
 from harness.engines.faults import Evidence, Finding
-from harness.engines.legs import EAGERLY, OURS, OWN, Leg, reason_of
+from harness.engines.legs import EAGERLY, OURS, OWN, Leg, names_a_part, reason_of
 from harness.engines.localise import GivingBack, Leftovers
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import (
@@ -133,6 +133,7 @@ def run_leg(task: LegTask) -> LegAnswer:
         session.answer.lacking = str(error)
     except Exception as error:  # An engine's code may fail in any way.
         logging.error("%s: %s", task.label, traceback_of(error))
+        session.keep(error)
         session.answer.undecided = reason_of(error)
     answer = session.answer
     answer.stubs, answer.modules = sorted(engine.stubs.used), sorted(set(engine.modules))
@@ -174,6 +175,7 @@ class _Session:
         self.asked: set[str] = set()
         self.answer = LegAnswer(task.label, task.runner, task.preset)
         self.refused: str | None = None
+        self.kept: Leg | None = None
 
     def run(self) -> None:
         """Run the leg, whichever its kind."""
@@ -287,33 +289,35 @@ class _Session:
             self.answer.undecided = f"{target} was not violated again: it depends on the first play"
 
     def _soak(self) -> None:
-        """Play one piece of a soak; shrink what fails. What came before an error is kept."""
-        seed, steps = self.task.seed, self.task.steps
-        leg = self._leg(self._beside_decode())
-        try:
-            leg.play_steps(seed, steps)
-            self.answer.cases = leg.cases(seed, SHRINKING_FORWARDS)
-        except Exception:
-            self.answer.cases = leg.unshrunk(seed)
-            raise
-        finally:
-            self._book(leg)
+        """Play one piece of a soak; shrink what fails."""
+        leg = self.kept = self._leg(self._beside_decode())
+        leg.play_steps(self.task.seed, self.task.steps)
+        self.answer.cases = leg.cases(self.task.seed, SHRINKING_FORWARDS)
+        self._book(leg)
+
+    def keep(self, error: Exception) -> None:
+        """Keep what schedules showed before an error, by which no fault class is absent.
+
+        Where it names a part that is missing, only those of a soak are kept.
+        """
+        if self.kept and (self.task.kind is Kind.SOAKED or not names_a_part(error)):
+            self._book(self.kept)
+            self.answer.faults = [one for one in self.answer.faults if one["verdict"] == "present"]
+            self.answer.cases = self.kept.unshrunk(self.task.seed)
 
     def _replayed(self) -> None:
         """Play a runner with our arithmetic, bit by bit; shrink what fails."""
-        task = self.task
-        leg = self._leg(self._beside_decode())
+        task, answer = self.task, self.answer
+        leg = self.kept = self._leg(self._beside_decode())
         subject = cast("TriedEngine", leg.lockstep.pair.subject)
         ledger = leg.ledger = PaddingLedger(subject, leg.lockstep.pair)
         leg.play(FIRST[task.runner], frozenset(PROPERTIES))
         if leg.failing and not leg.result.padded_replays:
             # The worlds diverged before anything was padded: what judges one alone goes on.
             leg.play(FIRST[task.runner], STEP_PROPERTIES - STATE_PROPERTIES)
-        of_traffic = task.examples // 2
-        for schedule in leg.traffic(task.seed, of_traffic):
+        for schedule in leg.traffic(task.seed, task.examples // 2):
             leg.play(schedule)
-        leg.play_drawn(task.seed, task.examples - of_traffic)
-        answer = self.answer
+        leg.play_drawn(task.seed, task.examples - task.examples // 2)
         answer.notes += subject.notes() + leg.notes()
         leg.ledger = None
         answer.padding = [
@@ -374,10 +378,9 @@ class _Session:
         """Try the decode runner with the engine's own kernels, against the dense oracle."""
         leg = self._leg(self.adapter.own_kernels(self.engine, self.trial, self.asked), OWN)
         pair = leg.lockstep.pair
-        subject = pair.subject
         seen, bound = measure(pair), OWN_BOUND[self.task.device]
         windows, found = window_findings(self.trial, pair.config.window, seen)
-        subject.arithmetic = OwnArithmetic(windows, bound)
+        pair.subject.arithmetic = OwnArithmetic(windows, bound)
         errors: list[float] = []
 
         def hold_against_oracle(observation: Observation) -> None:
