@@ -16,6 +16,7 @@ from harness.checks.play import Lockstep
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
 from harness.schedules.schedule import Schedule
+from subjects.engines.shared.tensors import bring_back
 
 RUN = "leftovers"
 """What the further run is called in an observation. It leaves a trace: what it gives back."""
@@ -119,10 +120,11 @@ class GivingBack:
         captured = fresh.static_buffers(planned.mode)
         if not names:
             self.left = tuple(
-                name for name in captured if not torch.equal(held[name], captured[name])
+                name
+                for name in captured
+                if name in held and not torch.equal(held[name], captured[name])
             )
-        for name in names:
-            held[name].copy_(captured[name])
+        bring_back(held, {name: captured[name] for name in names})
 
 
 def smallest_set(names: InputSet, mends: Callable[[InputSet], bool]) -> InputSet:

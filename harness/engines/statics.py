@@ -10,6 +10,7 @@ from harness.checks.of_steps.live_inputs import batch_axis
 from harness.lockstep.observation import Observation
 from harness.lockstep.pair import Pair
 from harness.lockstep.requests import PlannedStep
+from subjects.engines.shared.tensors import bring_back
 
 RUN = "statics"
 """What the further run is called in an observation."""
@@ -30,8 +31,7 @@ def undone(pair: Pair, planned: PlannedStep) -> Iterator[Mapping[str, Tensor]]:
     subject = pair.subject
     history, state = held_before(pair, planned), subject.state()
     yield subject.static_buffers(planned.mode)
-    for name, buffer in subject.static_buffers(planned.mode).items():
-        buffer.copy_(history[name])
+    bring_back(subject.static_buffers(planned.mode), history)
     subject.restore(state)
     pair.restore_graph()
 

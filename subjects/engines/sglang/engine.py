@@ -127,6 +127,10 @@ class SglangEngine(OthersEngine, ABC, Generic[Runner]):
     def padded_inputs(self) -> Mapping[str, PaddedInput]:
         """Return the static inputs that have a padded tail, by name."""
 
+    def notes(self) -> list[str]:
+        """Return, in words, which tensors of backends were taken for a batch's."""
+        return self.runner.held.notes()
+
     def declared_padding(self) -> Mapping[str, DeclaredPadding]:
         """Return the padding policies of the engine's registry of buffers, where it has one."""
         return declared_padding(self.runner.runner)
@@ -183,7 +187,7 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
 
     def notes(self) -> list[str]:
         """Return, in words, what was seen of the engine that no property judges."""
-        found = list[str]()
+        found = super().notes()
         if isinstance(self.runner, CpuGraphRunner) and self.runner.left_behind:
             found.append(
                 "the SWA locations that an eager forward preset are still set when a batch is"

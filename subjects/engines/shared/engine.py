@@ -11,6 +11,7 @@ from reference.model import Output
 from subjects.captured import facts_of
 from subjects.engines.shared.graphs import Replays
 from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
+from subjects.engines.shared.tensors import bring_back
 from subjects.protocol import EngineUnderTest, Offer, Overrides, OwnArithmetic, Replay, ReplayFacts
 
 NOT_OFFERED = {
@@ -128,9 +129,7 @@ class OthersEngine:
 
     def recapture(self) -> None:
         """Give every static buffer, and the Python state, what they held after capture."""
-        for name, buffer in self.statics().items():
-            if name in self._captured:
-                buffer.copy_(self._captured[name])
+        bring_back(self.statics(), self._captured)
         self.restore(self._captured_state)
 
     def state(self) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -94,12 +94,13 @@ def whole(function: Callable[..., Any]) -> Callable[..., Any]:
 class Replays:
     """What the replays of this process were: how many, and the CUDA blocks allocated around them.
 
-    `captured` counts graphs. All only ever grow.
+    `captured` counts graphs. All only ever grow. `watchers` are called after each capture.
     """
 
     count = 0
     allocated = 0
     captured = 0
+    watchers: ClassVar[list[Callable[[], None]]] = []
 
 
 def count_replays() -> None:
@@ -109,6 +110,8 @@ def count_replays() -> None:
     def ended(graph: Any) -> None:
         capture_end(graph)
         Replays.captured += 1
+        for watch in Replays.watchers:
+            watch()
 
     def counted(graph: Any) -> None:
         before = allocations()

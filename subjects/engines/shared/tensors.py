@@ -1,6 +1,6 @@
 """The tensors that an engine's objects hold. Knows no engine."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,16 @@ def holds_only(holder: Any, known: Collection[str]) -> None:
         raise PartMissingError(f"the engine's {type(holder).__name__} holds {unknown}, unheard of")
 
 
+def bring_back(buffers: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:
+    """Let buffers hold what they did, by name: not one of another shape by now, nor a new one.
+
+    That one is no more what it was, and a property's to judge.
+    """
+    for name, buffer in buffers.items():
+        if name in before and buffer.shape == before[name].shape:
+            buffer.copy_(before[name])
+
+
 @contextmanager
 def given_back(*places: tuple[Tensor, Any]) -> Iterator[None]:
     """Give back, in the end, what places of tensors held: each an index, `...` for all of one."""
@@ -44,6 +54,34 @@ def given_back(*places: tuple[Tensor, Any]) -> Iterator[None]:
     finally:
         for tensor, place, values in held:
             tensor[place] = values
+
+
+class Reissued:
+    """Gives copies of tensors, each at the address of the last one of its size and name.
+
+    It does so as soon as nobody holds that any more, as an allocator may: what goes by the address
+    of a batch's tensor, as a memo does, then takes it for the one before.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, torch.dtype, int], torch.UntypedStorage] = {}
+
+    def copy(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a copy of a tensor."""
+        key = name, tensor.dtype, tensor.numel()
+        memory = self._memory.get(key)
+        if memory is None or holders(memory) > 1:
+            memory = torch.UntypedStorage(tensor.nbytes, device=tensor.device)
+            self._memory[key] = memory
+        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        flat.set_(memory, 0, (tensor.numel(),), (1,))
+        return flat.view(tensor.shape).copy_(tensor)
+
+
+def holders(memory: torch.UntypedStorage) -> int:
+    """Return how many tensors and other objects hold some memory."""
+    found: int = torch._C._storage_Use_Count(memory._cdata)
+    return found
 
 
 class PinnedArray:

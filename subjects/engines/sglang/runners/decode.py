@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,9 @@ from reference.batch import Mode
 from reference.config import Kind
 from reference.model import Output
 from subjects.engines.sglang.padded import HOLDS
-from subjects.engines.sglang.runners.runner import SglangRunner, output_of, tensors_of, uncompiled
+from subjects.engines.sglang.runners.held import HeldByBackends
+from subjects.engines.sglang.runners.runner import SglangRunner, output_of, uncompiled
+from subjects.engines.sglang.runners.tensors import tensors_of
 from subjects.engines.shared.loading import attribute, named
 
 UNPOPULATED = frozenset({"num_token_non_padded"})
@@ -36,11 +39,35 @@ class ReplayingRunner(SglangRunner, ABC):
     def find_locations(self, stored: Sequence[Tensor]) -> None:
         """Find the static SWA write locations by what the store was given during capture.
 
-        A static input of a name that is known is not looked at: its name says what it is.
+        A static input of a name that is known is not looked at: its name says what it is. If no
+        other is what the store was given, one that was taken for a batch's may be.
         """
-        for name, held in self.statics().items():
-            if name not in HOLDS and any(lies_in(held, one) for one in stored):
-                self.locations = name
+        statics, held = self.statics(), self.held.all()
+        if BACKEND_LOCATIONS in statics:
+            return
+        of_batches = {name: held[name] for name in self.held.of_batches & held.keys()}
+        for names in (statics, of_batches):
+            for name, one in names.items():
+                if name not in HOLDS and any(lies_in(one, part) for part in stored):
+                    self.locations = name
+            if self.locations in names:
+                self.held.of_batches.discard(self.locations)
+                return
+
+    @property
+    def backends(self) -> Mapping[str, Any]:
+        """The attention backends whose tensors graphs read, by what they are called here."""
+        return {"attention": self.backend}
+
+    @cached_property
+    def held(self) -> HeldByBackends:
+        """What the attention backends hold."""
+        return HeldByBackends(lambda: self.backends)
+
+    def build(self) -> Any:
+        """Build the engine's runner, watched as it captures its graphs."""
+        with self.held.watched():
+            return super().build()
 
     def by_names_here(self, held: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return static inputs with the SWA write locations by the name that they have here."""
@@ -88,7 +115,7 @@ class ReplayingRunner(SglangRunner, ABC):
         }
         if BACKEND_LOCATIONS in self.statics():
             found[BACKEND_LOCATIONS] = self.pool.translate(batch.out_cache_loc)
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        return {name: one.clone() for name, one in found.items() if isinstance(one, Tensor)}
 
     @abstractmethod
     def reads(self, batch: Any) -> RowSlots:
@@ -118,9 +145,7 @@ class DecodeRunner(ReplayingRunner):
 
     def statics(self) -> Mapping[str, Tensor]:
         """Return every static buffer that a replay reads: the runner's and the backend's."""
-        held = {f"attention.{name}": held for name, held in tensors_of(self.backend).items()}
-        held.pop("attention.req_to_token", None)
-        return {**self.inputs(), **self.by_names_here(held)}
+        return {**self.inputs(), **self.by_names_here(self.held.statics())}
 
     def reads(self, batch: Any) -> RowSlots:
         """Return the slots that the last replay's index lists give its bucket's rows."""

@@ -57,9 +57,10 @@ class EagleDraftExtendRunner(DraftingRunner):
         """Whether each request brings as many tokens, accepted or not."""
         return "V2" in self.runner.forward_mode.name
 
-    def statics(self) -> Mapping[str, Tensor]:
-        """Return every static buffer that a replay reads: the runner's and the backend's."""
-        return self.statics_with({"attention": self.catching_backend})
+    @property
+    def backends(self) -> Mapping[str, Any]:
+        """The attention backend of the graphs."""
+        return {"attention": self.catching_backend}
 
     def takes(self, batch: ForwardBatch) -> bool:
         """Whether no request brings more tokens than there is room for."""

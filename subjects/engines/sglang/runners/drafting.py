@@ -21,7 +21,8 @@ from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.model.attention import OurArithmetic
 from subjects.engines.sglang.model.draft_decoder import DraftDecoder
 from subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots
-from subjects.engines.sglang.runners.runner import tensors_of, translator
+from subjects.engines.sglang.runners.runner import translator
+from subjects.engines.sglang.runners.tensors import tensors_of
 from subjects.engines.sglang.runners.verify import SETTINGS
 
 
@@ -137,15 +138,9 @@ class DraftingRunner(ReplayingRunner):
         """Return the runner's static input buffers, by name."""
         return tensors_of(self.runner.buffers)
 
-    def statics_with(self, backends: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        """Return the static inputs and what backends hold, by the name of each."""
-        held = {
-            f"{label}.{name}": tensor
-            for label, backend in backends.items()
-            for name, tensor in tensors_of(backend).items()
-            if name != "req_to_token"
-        }
-        return {**self.inputs(), **held}
+    def statics(self) -> Mapping[str, Tensor]:
+        """Return every static buffer that a replay reads: the runner's and its backends'."""
+        return {**self.inputs(), **self.held.statics()}
 
     def takes(self, batch: ForwardBatch) -> bool:
         """Whether the runner has a graph for a batch of its mode."""

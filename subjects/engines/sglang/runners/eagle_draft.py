@@ -87,13 +87,13 @@ class EagleDraftRunner(ProposingRunner):
         values = self.worker_values(self.drafting)
         return self.proposing_worker(values | {"draft_attn_backend": self.draft_backend})
 
-    def statics(self) -> Mapping[str, Tensor]:
-        """Return every static buffer that a replay reads: the runner's and each step's."""
+    @property
+    def backends(self) -> Mapping[str, Any]:
+        """The attention backend of the graphs, and that of each step."""
         steps = enumerate(self.draft_backend.attn_backends)
-        return self.statics_with(
-            {"attention": self.draft_backend}
-            | {f"attention.{step}": backend for step, backend in steps}
-        )
+        return {"attention": self.draft_backend} | {
+            f"attention.{step}": backend for step, backend in steps
+        }
 
     def drafted(self, batch: ForwardBatch, rows: Tensor, loc: Tensor) -> Output:
         """Run a batch by replay; return what its requests are proposed."""

@@ -81,9 +81,10 @@ class FrozenKvMtpRunner(ProposingRunner):
             }
         )
 
-    def statics(self) -> Mapping[str, Tensor]:
-        """Return every static buffer that a replay reads: the runner's and the backend's."""
-        return self.statics_with({"attention": self.draft_backend})
+    @property
+    def backends(self) -> Mapping[str, Any]:
+        """The attention backend of the graphs."""
+        return {"attention": self.draft_backend}
 
     def drafted(self, batch: ForwardBatch, rows: Tensor, loc: Tensor) -> Output:
         """Run a batch by replay; return what its requests are proposed."""

@@ -13,7 +13,7 @@ from reference.config import Kind
 from reference.model import Output
 from subjects.engines.sglang.padded import registry_of
 from subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots, listed
-from subjects.engines.sglang.runners.runner import tensors_of
+from subjects.engines.sglang.runners.tensors import tensors_of
 from subjects.engines.shared.loading import attribute
 from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
 from subjects.graphs.pieces import installed, splitting

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from functools import partial
+from dataclasses import fields
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +20,10 @@ from subjects.engines.sglang.model.decoder import Decoder
 from subjects.engines.shared.graphs import whole
 from subjects.engines.shared.loading import attribute, named
 from subjects.engines.shared.missing import PartMissingError
+from subjects.engines.shared.tensors import Reissued
+
+REISSUED = ("out_cache_loc", "req_pool_indices", "seq_lens", "positions")
+"""Tensors of a batch that lie, like those of an engine's allocator, where the last one's did."""
 
 
 class SglangRunner:
@@ -65,7 +69,11 @@ class SglangRunner:
             self.model.model.entering = partial(setattr, self.arithmetic, "layer")
         self.prepare()
         with self.context():
-            self.runner = self.runner_type()(self.made_from())
+            self.runner = self.build()
+
+    def build(self) -> Any:
+        """Build the engine's runner, which captures its graphs."""
+        return self.runner_type()(self.made_from())
 
     def declared(self) -> dict[str, Any]:
         """Return what the engine's model runner is told for this runner alone."""
@@ -101,7 +109,7 @@ class SglangRunner:
         have other values than those that follow from our batch.
         """
         if scheduled is not None:
-            return self.built(batch, scheduled)
+            return self.reissue(self.built(batch, scheduled))
         prefix = [span.begin for span in batch.spans]
         counts = [span.end - span.begin for span in batch.spans]
         device = loc.device
@@ -139,7 +147,7 @@ class SglangRunner:
                 "extend_prefix_lens_cpu": prefix,
                 "extend_seq_lens_cpu": counts,
             }
-        made = self.known_fields(values | self.adds(batch) | other)
+        made = self.reissue(self.known_fields(values | self.adds(batch) | other))
         self.bind(made, runner)
         return made
 
@@ -156,6 +164,19 @@ class SglangRunner:
         made.mamba_track_mask = batch.mamba_track_mask
         made.mrope_positions = batch.mrope_positions
         return made
+
+    def reissue(self, made: Any) -> Any:
+        """Let the tensors of an engine's batch lie where those of the last batch did."""
+        for name in REISSUED:
+            held = getattr(made, name, None)
+            if isinstance(held, Tensor):
+                setattr(made, name, self.reissued.copy(name, held))
+        return made
+
+    @cached_property
+    def reissued(self) -> Reissued:
+        """The memory of batches."""
+        return Reissued()
 
     def adds(self, batch: ForwardBatch) -> dict[str, Any]:
         """Return what the engine's batch has for this runner alone, or otherwise than others."""
@@ -221,14 +242,6 @@ def output_of(given: Any) -> Output:
     """Return what one of the engine's forwards gave, by the reference's names."""
     named = {"logits": given.next_token_logits, "hidden": given.hidden_states}
     return {name: values for name, values in named.items() if values is not None}
-
-
-def tensors_of(holder: Any) -> dict[str, Tensor]:
-    """Return the tensors that an object holds directly, by name."""
-    names = [field.name for field in fields(holder)] if is_dataclass(holder) else vars(holder)
-    return {
-        name: value for name in names if isinstance(value := getattr(holder, name), torch.Tensor)
-    }
 
 
 @contextmanager

@@ -1,0 +1,73 @@
+"""Which tensors that attention backends hold are static buffers of graphs, and which a batch's."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from subjects.captured import facts_of
+from subjects.engines.sglang.runners.tensors import tensors_of
+from subjects.engines.shared.graphs import Replays
+from subjects.protocol import BufferFacts
+
+OF_GRAPHS = ("cuda_graph", "_indptr")
+"""Parts of the names that backends give what graphs read: such a tensor is static by its name."""
+
+APART = "req_to_token"
+"""The engine's table of requests, which backends hold too."""
+
+
+class HeldByBackends:
+    """The tensors that a runner's backends hold, by the names of both, watched during capture.
+
+    One that came after the last capture is read by no graph, and one that is another with each
+    capture is of the batch that was planned then, `of_batches`.
+    """
+
+    def __init__(self, backends: Callable[[], Mapping[str, Any]]) -> None:
+        self.backends = backends
+        self.of_batches = set[str]()
+        self._captured: frozenset[str] | None = None
+        self._last: Mapping[str, BufferFacts] = {}
+
+    def all(self) -> dict[str, Tensor]:
+        """Return every tensor that the backends hold."""
+        return {
+            f"{label}.{name}": tensor
+            for label, backend in self.backends().items()
+            for name, tensor in tensors_of(backend).items()
+            if name != APART
+        }
+
+    def statics(self) -> dict[str, Tensor]:
+        """Return those that the captured graphs may read; before there are any, all."""
+        held, captured = self.all(), self._captured
+        if captured is None:
+            return held
+        known = captured - self.of_batches
+        return {name: tensor for name, tensor in held.items() if name in known}
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at what is held as each graph is captured."""
+        Replays.watchers.append(self._look)
+        try:
+            yield
+        finally:
+            Replays.watchers.remove(self._look)
+        self._captured = frozenset(self.all())
+
+    def _look(self) -> None:
+        now = facts_of(self.all())
+        other = {name for name in now.keys() & self._last.keys() if now[name] != self._last[name]}
+        self.of_batches |= {name for name in other if not any(part in name for part in OF_GRAPHS)}
+        self._last = now
+
+    def notes(self) -> list[str]:
+        """Say, in words, which tensors were taken for a batch's."""
+        return [
+            f"not judged by itself: {name}: the engine binds it anew with each capture, as of a"
+            " batch; what is wrong in it shows only by what a replay reads, stores or gives"
+            for name in sorted(self.of_batches)
+        ]
