@@ -36,9 +36,9 @@ from reference.pool import PoolSizes
 from subjects.engines.sglang.memory.pool import SglangPool
 from subjects.engines.sglang.padded import declared_padding
 from subjects.engines.sglang.runners.decode import BACKEND_LOCATIONS, DecodeRunner
-from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
+from subjects.engines.sglang.runners.eagle_draft import STARTS, EagleDraftRunner
 from subjects.engines.sglang.runners.prefill import BreakableRunner
-from subjects.engines.shared.loading import Engine, message, renew
+from subjects.engines.shared.loading import Engine, message, renew, taking
 from subjects.engines.shared.missing import PartMissingError, UndeclaredError
 from subjects.engines.shared.padded import PaddedInput, PaddingRow, padding_of
 from subjects.engines.shared.paired import pair_slots
@@ -227,9 +227,18 @@ def test_a_drafter_that_declines_a_batch_it_has_a_graph_for_fails_the_step() -> 
             made.executed(3)
 
 
-def started_with(bonus_tokens: Tensor) -> Any:
+def started_with(
+    bonus_tokens: Tensor, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor
+) -> Any:
     """Stand for what the engine's drafts start from."""
     return SimpleNamespace(bonus_tokens=bonus_tokens)
+
+
+def test_what_a_draft_starts_from_is_missed_by_another_name() -> None:
+    assert taking(started_with, *STARTS) is started_with
+    for names, said in ((("rows",), "rows"), (("rows", "slots"), "rows nor slots")):
+        with pytest.raises(PartMissingError, match=f"engine's started_with takes no {said}$"):
+            taking(started_with, ("topk_p", "rows"), names)
 
 
 def test_bonus_tokens_change_from_batch_to_batch_and_are_in_the_vocabulary() -> None:

@@ -158,6 +158,20 @@ def named(made: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
     return partial(made, **{name: value for name, value in arguments.items() if name in known})
 
 
+def taking(made: Callable[..., Any], *needed: Collection[str]) -> Callable[..., Any]:
+    """Return a callable of the engine that takes an argument of each of some names, by release.
+
+    Raises PartMissingError where it takes none of them: what we bring would be left out.
+    """
+    known = inspect.signature(made).parameters
+    for names in needed:
+        if not any(name in known for name in names):
+            raise PartMissingError(
+                f"the engine's {made.__qualname__} takes no {' nor '.join(names)}"
+            )
+    return made
+
+
 def takes(made: Callable[..., Any], name: str, known: Collection[str]) -> bool:
     """Whether a callable of the engine takes an argument of a name, one of those `known`.
 

@@ -17,13 +17,19 @@ from reference.config import SPECULATION, Kind, Role
 from reference.model import Output
 from subjects.engines.sglang.runners.decode import RowSlots
 from subjects.engines.sglang.runners.drafting import DraftingRunner
-from subjects.engines.shared.loading import named
+from subjects.engines.shared.loading import named, taking
 
 INPUTS = (
     "srt.speculative.eagle_info:EagleDraftExtendInput",
     "srt.speculative.eagle_info:EagleDraftInput",
 )
 """The engine's input of such a forward."""
+
+CAUGHT_UP = (
+    ("hidden_states",),
+    ("num_accept_tokens", "num_accepted_tokens", "accept_length"),
+)
+"""What that must take, by release."""
 
 WIDTHS = ("captured_req_width", "num_tokens_per_bs")
 """What the engine may call the tokens of a request."""
@@ -138,7 +144,7 @@ class EagleDraftExtendRunner(DraftingRunner):
         **other: Any,
     ) -> Any:
         accepted = batch.spec_info["num_accept_tokens"]
-        made = self.host.engine.part(*INPUTS)
+        made = taking(self.host.engine.part(*INPUTS), *CAUGHT_UP)
         values = {"hidden_states": hidden_states, "num_tokens_per_req": self.width}
         values |= dict.fromkeys(("num_accept_tokens", "num_accepted_tokens"), accepted)
         values |= dict.fromkeys(("num_correct_drafts", "num_accepted_drafts"), accepted - 1)

@@ -11,7 +11,10 @@ from reference.model import Output
 from subjects.engines.sglang.runners.candidates import Candidates, proposed, watched
 from subjects.engines.sglang.runners.decode import RowSlots, listed
 from subjects.engines.sglang.runners.drafting import DraftingRunner
-from subjects.engines.shared.loading import named
+from subjects.engines.shared.loading import named, taking
+
+STARTS = (("topk_p",), ("topk_index",), ("hidden_states",), ("bonus_tokens", "verified_id"))
+"""What the engine's input of a draft must take, by release."""
 
 
 class ProposingRunner(DraftingRunner):
@@ -53,7 +56,8 @@ class ProposingRunner(DraftingRunner):
         bonus = spec["topk_index"][:, 0] + batch.seq_lens
         bonus = bonus % self.models[Role.DRAFT].config.vocab
         values |= {"bonus_tokens": bonus, "num_tokens_per_req": SPECULATION.topk, **other}
-        made = named(self.host.engine.part(*self.input_places), **values)()
+        kind = taking(self.host.engine.part(*self.input_places), *STARTS)
+        made = named(kind, **values)()
         made.positions = batch.positions
         return made
 
