@@ -301,7 +301,9 @@ def test_a_promise_is_not_dropped_with_the_part_by_which_it_is_known() -> None:
         marks_rows(drafting(Drafter))
     assert marks_rows(drafting(SimpleNamespace)) is False
     assert names_last_tokens(drafting(Drafter)) is True
-    assert names_last_tokens(drafting(SimpleNamespace)) is False
+    assert names_last_tokens(drafting(SimpleNamespace, seeds=torch.zeros(1))) is False
+    with pytest.raises(PartMissingError, match="holds tail_indices, unheard of"):
+        names_last_tokens(drafting(SimpleNamespace, tail_indices=torch.zeros(1)))
     assert names_last_tokens(drafting(SimpleNamespace, last_token_indices=0)) is True
     with pytest.raises(PartMissingError, match="no VLLM_MOE_SKIP_PADDING"):
         marks_padding(SimpleNamespace(), SimpleNamespace(is_padding=0))

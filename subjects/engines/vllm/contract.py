@@ -12,6 +12,7 @@ from subjects.engines.paged.engine import SLOTS, TABLES
 from subjects.engines.shared.loading import takes
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.padded import PaddingRow
+from subjects.engines.shared.tensors import holds_only
 
 GATHERING = ["idx_mapping", "num_reqs_padded", "out", "out_ptrs", "num_computed_tokens"]
 """What the engine's block tables may be gathered by, in any release."""
@@ -21,6 +22,12 @@ COMMON = "spec_decode.speculator"
 
 OF_PADDING, MARKING = "is_padding", "VLLM_MOE_SKIP_PADDING"
 """Its static buffer of which tokens are padding, in later releases, and what says it is read."""
+
+OF_FIRST_DRAFTERS = (
+    *("hidden_states", "idx_mapping", "temperature", "seeds", "draft_tokens", "inputs_embeds"),
+    *("draft_logits", "arange", "current_draft_step"),
+)
+"""The tensors of a drafter of the first releases."""
 
 COPYING = ["num_reqs", "idx_mapping", "temperature", "seeds", "dummy_run"]
 """What its drafter may be given of requests."""
@@ -65,9 +72,15 @@ def marks_padding(settings: Any, buffers: Any) -> bool:
 
 
 def names_last_tokens(runner: Any) -> bool:
-    """Whether the drafter names the last token of each request: all but the first releases do."""
+    """Whether the drafter names the last token of each request: all but the first releases do.
+
+    Raises PartMissingError where one that does not holds a tensor that theirs did not.
+    """
     drafter = runner.runner.speculator
-    return hasattr(drafter, "last_token_indices") or of_common_code(drafter)
+    if hasattr(drafter, "last_token_indices") or of_common_code(drafter):
+        return True
+    holds_only(drafter, OF_FIRST_DRAFTERS)
+    return False
 
 
 def of_common_code(drafter: Any) -> bool:
