@@ -1,13 +1,18 @@
-"""What the engine gives its kernels, in whose place our arithmetic stands, is known or refused."""
+"""What the engine gives its kernels, in whose place our arithmetic stands, is known or refused.
 
-from typing import Any
+So is what it says of windows in a draft model.
+"""
+
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
 
+from harness.engines.adapters import sglang
 from harness.lockstep.config import TrialConfig
 from reference.config import PRESETS
-from subjects.engines.sglang.model.attention import FURTHER, OurArithmetic
+from subjects.engines.sglang.model.attention import FURTHER, OurArithmetic, UnplannedError
 from subjects.engines.shared.missing import PartMissingError
 
 
@@ -35,3 +40,29 @@ def test_an_argument_that_our_arithmetic_may_go_by_is_refused_by_another_name(ke
             called(kernel, win_offsets=value)
     with pytest.raises(PartMissingError, match=f"gives its {kernel} 1 arguments more"):
         called(kernel, *range(FURTHER[kernel] + 1))
+
+
+@pytest.mark.parametrize(
+    ("raised", "noted"),
+    [
+        (UnplannedError("no keys are listed"), "no keys are listed"),
+        (AssertionError("no windows"), "AssertionError: no windows"),
+        (RuntimeError("index out of range"), None),
+        (PartMissingError("the engine has no part"), None),
+    ],
+)
+def test_a_draft_model_goes_without_windows_only_where_the_engine_says_so(
+    raised: Exception, noted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lockstep(trial: TrialConfig, *, engines: Any, draft: Any = None) -> Any:
+        if draft is None:
+            raise raised
+        return draft
+
+    monkeypatch.setattr(sglang, "Lockstep", lockstep)
+    build = partial(sglang.drafting_lockstep, cast("Any", None), TrialConfig())
+    if noted is not None:
+        assert str(build()[1]).partition(" (")[0] == noted
+        return
+    with pytest.raises(type(raised), match=str(raised)):
+        build()

@@ -25,6 +25,7 @@ from subjects.engines.sglang.host.loading import load_sglang
 from subjects.engines.sglang.host.settings import DECLARED
 from subjects.engines.sglang.memory.mirror import Mirror
 from subjects.engines.sglang.memory.pool import SglangPool
+from subjects.engines.sglang.model.attention import UnplannedError
 from subjects.engines.sglang.runners.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
 from subjects.engines.sglang.runners.draft_extend import EagleDraftExtendRunner
 from subjects.engines.sglang.runners.drafting import DraftingRunner
@@ -212,15 +213,15 @@ def drafting_lockstep(
 ) -> tuple[Lockstep, str | None]:
     """Return a pair with the trial's speculative runner, and why its draft has no windows.
 
-    The draft model has a window layer, unless the engine cannot capture the runner with one:
-    it then has full layers alone, and what went wrong is said. `asked` collects the settings
-    that the engine asked for and nobody declared. Raises what the engine raises where it can
-    capture the runner with neither.
+    The draft model has a window layer, unless the engine says that it cannot capture the runner
+    with one: its backend lists no keys for it, or an assertion of its own fails. It then has full
+    layers alone, and what went wrong is said. `asked` collects the settings that the engine asked
+    for and nobody declared. Raises what else the engine raises.
     """
     engines = DraftingEngines(engine, set() if asked is None else asked)
     try:
         return Lockstep(trial, engines=engines), None
-    except Exception as error:  # An engine's code may fail in any way.
+    except (UnplannedError, AssertionError) as error:
         refused = message(error)
     return Lockstep(trial, engines=engines, draft=full_draft_config), refused
 

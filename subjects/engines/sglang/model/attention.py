@@ -153,10 +153,14 @@ def must_be_heard_of(kernel: str, rest: Sequence[Any], named: Mapping[str, Any])
             raise PartMissingError(f"the engine gives its {kernel} {name}, unheard of")
 
 
+class UnplannedError(PartMissingError):
+    """The engine's attention backend lists no keys for a kind of layer."""
+
+
 def must_be_planned(kv_indices: Tensor | None) -> None:
-    """Raise PartMissingError for keys of which an engine's backend has made no list."""
+    """Raise UnplannedError for keys of which an engine's backend has made no list."""
     if kv_indices is None:
-        raise PartMissingError("the engine's attention backend lists no keys for such a layer")
+        raise UnplannedError("the engine's attention backend lists no keys for such a layer")
 
 
 def to_the_end(values: Tensor) -> Tensor:
