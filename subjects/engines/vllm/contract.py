@@ -23,6 +23,9 @@ COMMON = "spec_decode.speculator"
 OF_PADDING, MARKING = "is_padding", "VLLM_MOE_SKIP_PADDING"
 """Its static buffer of which tokens are padding, in later releases, and what says it is read."""
 
+LAST_TOKENS = "last_token_indices"
+"""The drafter's static buffer of the last token of each request, in all but the first releases."""
+
 OF_FIRST_DRAFTERS = (
     *("hidden_states", "idx_mapping", "temperature", "seeds", "draft_tokens", "inputs_embeds"),
     *("draft_logits", "arange", "current_draft_step"),
@@ -77,7 +80,7 @@ def names_last_tokens(runner: Any) -> bool:
     Raises PartMissingError where one that does not holds a tensor that theirs did not.
     """
     drafter = runner.runner.speculator
-    if hasattr(drafter, "last_token_indices") or of_common_code(drafter):
+    if hasattr(drafter, LAST_TOKENS) or of_common_code(drafter):
         return True
     holds_only(drafter, OF_FIRST_DRAFTERS)
     return False
@@ -107,7 +110,7 @@ OF_DRAFTS = {
     Mode.DRAFT_EXTEND: (
         *OF_DRAFTERS,
         PaddingRow("drafter.seq_lens", lambda tokens: 0, of_requests=True),
-        PaddingRow("drafter.last_token_indices", lambda tokens: 0, False, names_last_tokens, True),
+        PaddingRow(f"drafter.{LAST_TOKENS}", lambda tokens: 0, False, names_last_tokens, True),
         *CONTRACT,
     ),
     Mode.DRAFT: (

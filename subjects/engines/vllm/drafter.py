@@ -24,7 +24,7 @@ from subjects.engines.paged.runner import PagedDrafter, Verified, accepted
 from subjects.engines.shared.loading import Engine, attribute, named
 from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.tensors import given_back
-from subjects.engines.vllm.contract import names_last_tokens
+from subjects.engines.vllm.contract import LAST_TOKENS, names_last_tokens
 from subjects.engines.vllm.model import Decoder, layer_name
 from subjects.engines.vllm.runner import GPU, OF_BATCHES, VllmRunner
 
@@ -40,9 +40,8 @@ MANAGERS = {
 }
 """What holds the graphs of a drafter that catches up, and of one that proposes, by release."""
 
-BUFFERS = ("hidden_states", "idx_mapping")
-LAST_TOKENS, SOURCES = "last_token_indices", "sample_src_positions"
-"""The drafter's own static buffers besides those of batches; and two that came later."""
+BUFFERS, SOURCES = ("hidden_states", "idx_mapping"), "sample_src_positions"
+"""The drafter's own static buffers besides those of batches; and one that came later."""
 
 
 class DraftDecoder(Decoder):
@@ -203,10 +202,10 @@ class DraftingRunner(PagedDrafter, VllmRunner):
         """Return every static buffer that a replay reads: the target's, then the drafter's."""
         drafter = self.runner.speculator
         later = {LAST_TOKENS: names_last_tokens(self), SOURCES: hasattr(drafter, SOURCES)}
-        names = (*BUFFERS, *(name for name, there in later.items() if there))
-        holders = (drafter.input_buffers, OF_BATCHES), (drafter, names)
-        own = {f"drafter.{name}": attribute(of, name) for of, names in holders for name in names}
-        return {**super().statics(), **own}
+        own = (*BUFFERS, *(name for name, there in later.items() if there))
+        found = {name: attribute(drafter.input_buffers, name) for name in OF_BATCHES}
+        found |= {name: attribute(drafter, name) for name in own}
+        return {**super().statics(), **{f"drafter.{name}": found[name] for name in found}}
 
 
 def catching_graphs(drafter: Any) -> int:
