@@ -1,9 +1,12 @@
 """What is measured and kept: endurance and speed. The figures say what they were measured on."""
 
+import itertools
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -327,7 +330,13 @@ def test_the_exit_code_of_a_soak_follows_from_its_figures(
 def test_a_bench_records_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One measured repetition a preset, of a shorter workload, and one process beside none."""
+    """One measured repetition a preset, of a shorter workload, and one process beside none.
+
+    The clock of the CPU goes on by one second whenever it is read, on a busy machine as well.
+    """
+    ticks = itertools.count(0.0)
+    clocks = SimpleNamespace(process_time=lambda: next(ticks), perf_counter=time.perf_counter)
+    monkeypatch.setattr("harness.campaigns.bench.time", clocks)
     monkeypatch.setattr("harness.campaigns.bench.REPEATS", 1)
     monkeypatch.setattr("harness.campaigns.bench.DECODES", 6)
     monkeypatch.setattr(sharing, "SECONDS", 0.01)
@@ -355,7 +364,7 @@ def test_a_bench_records_its_figures(
         assert sum(parts.values()) == pytest.approx(row["step_milliseconds"], abs=0.1)
         within = [parts[name] for name in ("planning", "eager", "replay")]
         assert min(within) > 0
-        assert sum(within) < 2 * row["step_milliseconds"]
+        assert sum(within) < row["step_milliseconds"]
         assert min(row["captures_per_second"], row["schedules_per_second"]) > 0
         assert row["replays"] > row["padded_replays"] > 0
         assert row["slowest"] <= row["steps_per_second"] <= row["fastest"]
