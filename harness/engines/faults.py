@@ -4,7 +4,7 @@ A fault class is told by what the engine does. No version, no toggle, no source 
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -94,6 +94,11 @@ FAULTS: Mapping[str, Fault] = {
     ),
 }
 """The fault classes that sglang's behaviour can tell."""
+
+
+def present(judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the verdicts, as JSON data, by which a fault class is present."""
+    return [one for one in judged if one["verdict"] == Verdict.PRESENT]
 
 
 NAMING = frozenset({"live_inputs", "index_contract", "declared_padding"})

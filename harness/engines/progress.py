@@ -1,26 +1,43 @@
 """What the legs of a trial tell while they run: lines of a file that the first process reads.
 
-How much time is left is estimated from what the legs have played of what was planned.
+How much time is left is estimated from what the legs have played of what was planned. What they
+have found is kept should they never end.
 """
 
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from harness.campaigns.hunt import HuntResult
 
 EVERY_SECONDS = 0.3
 """How often the file is read."""
 
 
 @dataclass(frozen=True)
+class SoFar:
+    """What a leg has found by now, as JSON data: with a case of each violation, not yet shrunk.
+
+    `faults` are the verdicts on the fault classes that are present; none is absent so far.
+    """
+
+    findings: list[dict[str, Any]]
+    faults: list[dict[str, Any]]
+    cases: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Played:
     """A leg has played one more schedule: what it has played by now, and what that violated.
 
-    `done` of `planned` are counted in `unit`: "schedules", or the "steps" of a soak.
+    `done` of `planned` are counted in `unit`: "schedules", or the "steps" of a soak. `found` is
+    None where nothing was found since it was last told.
     """
 
     leg: str
@@ -32,6 +49,18 @@ class Played:
     replays: int
     padded: int
     violated: tuple[str, ...]
+    found: SoFar | None = None
+
+
+def played_from_json(data: dict[str, Any]) -> Played:
+    """Return what a leg told in a line."""
+    found = None if data["found"] is None else SoFar(**data["found"])
+    return Played(**{**data, "violated": tuple(data["violated"]), "found": found})
+
+
+def after(before: Played | None, told: Played) -> Played:
+    """Return what a leg told last, with what it had found before where it found nothing more."""
+    return replace(told, found=told.found or (before.found if before is not None else None))
 
 
 def tell(path: Path, played: Played) -> None:
@@ -44,6 +73,39 @@ def tell(path: Path, played: Played) -> None:
         os.close(descriptor)
 
 
+@dataclass
+class Teller:
+    """Tells of a leg in a file: of every schedule, and of what it has found when that has grown.
+
+    `so_far` returns all that the leg has found.
+    """
+
+    path: Path
+    leg: str
+    planned: int
+    unit: str
+    so_far: Callable[[], SoFar]
+    known: tuple[str, ...] | None = None
+
+    def tell(self, result: HuntResult, failing: Iterable[str], faults: Iterable[str]) -> None:
+        """Tell what was played, the properties that failed and the fault classes that showed."""
+        violated, before = tuple(sorted(failing)), self.known
+        self.known = (*violated, *faults)
+        played = Played(
+            leg=self.leg,
+            done=result.steps if self.unit == "steps" else result.schedules,
+            planned=self.planned,
+            unit=self.unit,
+            schedules=result.schedules,
+            steps=result.steps,
+            replays=result.replays,
+            padded=result.padded_replays,
+            violated=violated,
+            found=None if self.known == before else self.so_far(),
+        )
+        tell(self.path, played)
+
+
 @contextmanager
 def listening(path: Path, hear: Callable[[Played], None]) -> Iterator[None]:
     """Call `hear` with each line that is told within, soon after it was."""
@@ -52,12 +114,14 @@ def listening(path: Path, hear: Callable[[Played], None]) -> Iterator[None]:
 
     def follow() -> None:
         with path.open() as lines:
-            ended = False
+            ended, line = False, ""
             while not ended:
                 ended = done.wait(EVERY_SECONDS)
-                for line in lines:
-                    values = json.loads(line)
-                    hear(Played(**{**values, "violated": tuple(values["violated"])}))
+                for part in lines:
+                    line += part  # A long line may be read while it is written.
+                    if line.endswith("\n"):
+                        hear(played_from_json(json.loads(line)))
+                        line = ""
 
     listener = threading.Thread(target=follow, daemon=True)
     listener.start()

@@ -14,11 +14,11 @@ from harness.engines.case import EngineCase
 from harness.engines.explained.counterexample import Counterexample
 from harness.engines.fetch import Found, folder
 from harness.engines.playlist import EXAMPLES, Kind
-from harness.engines.progress import Played, listening
+from harness.engines.progress import Played, after, listening
 from harness.engines.worker import LegAnswer, LegTask, run_leg
 from harness.errors import headline, known
 from harness.machine.workers import ONE, Workers
-from harness.records.case import Case
+from harness.records.case import Case, case_from_json
 from reference.config import PRESETS
 from subjects.runners import RUNNERS
 
@@ -70,12 +70,34 @@ class Settings:
 
 @dataclass
 class Ran:
-    """Legs that were run, what those said that have ended, and how long all of it took."""
+    """Legs that were run, what those said that have ended, and how long all of it took.
+
+    `heard` is what legs told last while they ran, all of it by label.
+    """
 
     tasks: Sequence[LegTask]
     said: dict[str, LegAnswer] = field(default_factory=dict)
+    heard: dict[str, Played] = field(default_factory=dict)
     interrupted: bool = False
     seconds: float = 0.0
+
+    def hear(self, played: Played) -> None:
+        """Keep what a leg has played and found so far."""
+        self.heard[played.leg] = after(self.heard.get(played.leg), played)
+
+    def said_by(self, task: LegTask) -> LegAnswer:
+        """Return what a leg said; of one that was interrupted, what it had told."""
+        ended = self.said.get(task.label)
+        return ended or cut_short(task, "it was interrupted", self.heard.get(task.label))
+
+
+def cut_short(task: LegTask, reason: str, heard: Played | None) -> LegAnswer:
+    """Return what a leg had told before it was lost; no fault class is absent by that."""
+    answer = LegAnswer(task.label, task.runner, task.preset, reason)
+    if heard is not None and heard.found is not None:
+        answer.findings, answer.faults = heard.found.findings, heard.found.faults
+        answer.cases = [case_from_json(case, task.label) for case in heard.found.cases]
+    return answer
 
 
 @dataclass
@@ -102,10 +124,7 @@ class Answer:
     def take(self, ran: Ran, device: str, engine: str = SGLANG.name) -> None:
         """Add what legs of an engine say, in order; those that have not ended are undecided."""
         for task in ran.tasks:
-            if task.label in ran.said:
-                self.add(ran.said[task.label])
-            else:
-                self.leave_open(task.label, task.runner, "it was interrupted")
+            self.add(ran.said_by(task))
         self.interrupted, self.seconds = ran.interrupted, ran.seconds
         on_device = EMULATED_ON_CPU if device == "cpu" else EMULATED_ON_GPU
         self.emulated = [*ADAPTERS[engine].emulated, *on_device]
@@ -176,7 +195,7 @@ LegsOf = Callable[[str], list[LegTask]]
 def try_all(engine: Found, settings: Settings, log: Path, follower: Follower) -> Answer:
     """Try every runner that an engine has, and return what was found; the engine prints to `log`.
 
-    Interrupted, it returns what the legs that have ended said.
+    Interrupted, it returns what was found until then.
     """
     answer = Answer()
     tasks = planned(answer, engine, settings, lambda name: _legs_of(name, engine, settings, log))
@@ -276,14 +295,21 @@ def run_legs(
 ) -> Ran:
     """Run legs, each in a process of its own if need be, and return what they say.
 
-    Interrupted, it returns what those said that have ended.
+    Interrupted, it returns what those said that have ended, and what the others had told. What a
+    leg had told is kept too where its process dies or takes too long.
     """
-    ran = Ran(tasks)
+    ran, lost = Ran(tasks), list[tuple[LegTask, str]]()
+
+    def hear(played: Played) -> None:
+        ran.hear(played)
+        follower.hear(played)
 
     def on_end(ended: Ended[LegTask, LegAnswer]) -> None:
         task, result = ended.task, ended.result
         if result is None:
-            result = LegAnswer(task.label, task.runner, task.preset, headline(ended.error or ""))
+            reason = headline(ended.error or "")
+            lost.append((task, reason))
+            result = cut_short(task, reason, None)
         ran.said[task.label] = result
         follower.on_leg(result)
 
@@ -297,10 +323,12 @@ def run_legs(
     started, progress = time.perf_counter(), log.with_suffix(".progress")
     follower.begin([task.label for task in tasks])
     try:
-        with listening(progress, follower.hear):
+        with listening(progress, hear):
             execute(campaign, tasks, workers.at_most(len(tasks)), on_end)
     except KeyboardInterrupt:
         ran.interrupted = True
+    for task, reason in lost:  # By now all is heard that they told.
+        ran.said[task.label] = cut_short(task, reason, ran.heard.get(task.label))
     progress.unlink(missing_ok=True)
     ran.seconds = time.perf_counter() - started
     return ran

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.checks.of_schedules.dense_agreement import sample_error
-from harness.checks.play import Lockstep, Outcome
+from harness.checks.play import Lockstep
 from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
 from harness.engines.adapters.packages import SGLANG
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.explained.counterexample import Counterexample
-from harness.engines.faults import Evidence, Finding
+from harness.engines.faults import Evidence, Finding, present
 from harness.engines.legs import EAGERLY, OURS, OWN, Leg, names_a_part, reason_of
 from harness.engines.localise import GivingBack, Leftovers
 from harness.engines.padding import PaddingLedger
@@ -33,7 +33,7 @@ from harness.engines.playlist import (
     SHRINKING_FORWARDS,
     Kind,
 )
-from harness.engines.progress import Played, tell
+from harness.engines.progress import SoFar, Teller
 from harness.engines.windows import measure, window_findings
 from harness.lockstep.config import TrialConfig
 from harness.lockstep.observation import Observation
@@ -202,9 +202,21 @@ class _Session:
     def _book(self, leg: Leg, listed: list[Finding] | None = None) -> None:
         """Book what a leg has played and found."""
         self.answer.faults = [judged.to_json() for judged in self.evidence.judge()]
-        found = [*leg.findings(), *(listed or []), *self._refusal()]
-        self.answer.findings = [finding.to_json() for finding in found]
+        self.answer.findings = self._findings(leg, listed)
         self.answer.played = leg.to_json()
+
+    def _findings(self, leg: Leg, listed: list[Finding] | None = None) -> list[dict[str, Any]]:
+        """Return what a leg has found, as JSON data."""
+        found = [*leg.findings(), *(listed or []), *self._refusal()]
+        return [finding.to_json() for finding in found]
+
+    def _so_far(self, leg: Leg) -> SoFar:
+        """Return what a leg has found by now; nothing is played for it."""
+        return SoFar(
+            findings=self._findings(leg),
+            faults=present([judged.to_json() for judged in self.evidence.judge()]),
+            cases=[case.to_json() for case in leg.unshrunk(self.task.seed)],
+        )
 
     def _refusal(self) -> list[Finding]:
         """Return that the engine refused to build the runner beside another, if it did.
@@ -222,7 +234,10 @@ class _Session:
     def _leg(self, lockstep: Lockstep, arithmetic: str = OURS) -> Leg:
         """Return the leg of a pair."""
         leg = Leg(lockstep, self.evidence, arithmetic)
-        leg.tell = self._teller(leg)
+        teller = Teller(
+            Path(self.task.progress), self.task.label, *self.task.planned, lambda: self._so_far(leg)
+        )
+        leg.tell = lambda _: teller.tell(leg.result, leg.failing, self.evidence.shown)
         return leg
 
     def _lockstep(self, trial: TrialConfig) -> Lockstep:
@@ -243,29 +258,6 @@ class _Session:
             self.refused = f"it cannot be built beside the decode runner: {message(error)}"
             sharing = None
         return sharing or self._lockstep(self.trial)
-
-    def _teller(self, leg: Leg) -> Any:
-        """Return what tells of each schedule that a leg has played."""
-        planned, unit = self.task.planned
-
-        def told(outcome: Outcome) -> None:
-            result = leg.result
-            tell(
-                Path(self.task.progress),
-                Played(
-                    leg=self.task.label,
-                    done=result.steps if unit == "steps" else result.schedules,
-                    planned=planned,
-                    unit=unit,
-                    schedules=result.schedules,
-                    steps=result.steps,
-                    replays=result.replays,
-                    padded=result.padded_replays,
-                    violated=tuple(sorted(leg.failing)),
-                ),
-            )
-
-        return told
 
     def _replay(self, case: Case) -> Leg:
         """Play the schedule of one case."""
@@ -302,7 +294,7 @@ class _Session:
         """
         if self.kept and (self.task.kind is Kind.SOAKED or not names_a_part(error)):
             self._book(self.kept)
-            self.answer.faults = [one for one in self.answer.faults if one["verdict"] == "present"]
+            self.answer.faults = present(self.answer.faults)
             self.answer.cases = self.kept.unshrunk(self.task.seed)
 
     def _replayed(self) -> None:

@@ -18,11 +18,11 @@ from harness.engines.faults import Evidence, Finding, Verdict
 from harness.engines.fetch import FOLDER_VARIABLE, Found
 from harness.engines.legs import Leg
 from harness.engines.playlist import Kind
-from harness.engines.progress import Played, tell
+from harness.engines.progress import Played, SoFar, tell
 from harness.engines.trial import Answer, Ran, Settings
 from harness.engines.worker import LegAnswer, LegTask
 from harness.lockstep.config import TrialConfig
-from harness.records.case import Case
+from harness.records.case import Case, dump_json
 from harness.schedules.schedule import Schedule
 from properties.support.harness.command_line import CANNOT_RUN, INTERRUPTED, MALFORMED
 
@@ -116,10 +116,11 @@ def soaked(
     """Return the figures of a soak of 300 steps whose legs say what is given."""
     said = {task.label: found for task in tasks if (found := says(task)) is not None}
     ran = Ran(tasks, said, interrupted=len(said) < len(tasks), seconds=12.0)
+    for one in heard:
+        ran.hear(one)
     whole = Answer(**answer)
     whole.take(ran, "cpu")
-    told = {one.leg: one for one in heard}
-    return figures(Soaked(300, 5, ("decode", "cpu_graph"), whole, ran, told), "it", "out/cases")
+    return figures(Soaked(300, 5, ("decode", "cpu_graph"), whole, ran), "it", "out/cases")
 
 
 def clean(task: LegTask) -> LegAnswer:
@@ -216,15 +217,19 @@ def test_a_soak_of_no_runner_is_undecided() -> None:
 
 def test_what_an_interrupted_piece_told_is_kept_and_its_violations_are_findings() -> None:
     tasks = pieces(300)
+    case = Case(TrialConfig(), Schedule(()), "kv_parity", 6, ())
+    shown = SoFar([VIOLATED.to_json()], [], [json.loads(dump_json(case.to_json()))])
+    first = Played(tasks[1].label, 30, 150, "steps", 1, 30, 12, 6, ("kv_parity",), shown)
     last = Played(tasks[1].label, 87, 150, "steps", 3, 87, 40, 20, ("kv_parity",))
-    found = soaked(tasks, lambda task: clean(task) if task.seed == 5 else None, [last])
+    found = soaked(tasks, lambda task: clean(task) if task.seed == 5 else None, [first, last])
     assert found["interrupted"]
     (row,) = found["runners"]
     assert (row["steps"], row["replays"], row["padded"]) == (237, 49, 27)
     assert row["steps_per_second"] == 15.0
     (finding,) = found["findings"]
-    assert (finding["property"], finding["seed"], finding["case"]) == ("kv_parity", 6, None)
-    assert "interrupted" in finding["message"]
+    assert (finding["property"], finding["message"]) == (VIOLATED.property, VIOLATED.message)
+    assert (finding["seed"], finding["schedules"]) == (6, None)
+    assert finding["case"] == "out/cases/kv_parity-decode-gpt_oss-6.json"
     assert "cut short; so far 237 steps" in found["message"]
     assert "237 of 300 steps were played" in found["message"]
 
@@ -270,7 +275,8 @@ def test_an_interrupted_soak_exits_so_and_its_record_says_so(
         case = Case(TrialConfig(), Schedule(()), "kv_parity", tasks[0].seed, ())
         found = replace(clean(tasks[0]), findings=[VIOLATED.to_json()], cases=[case])
         on_end(Ended(tasks[0], 1.0, found))
-        told = Played(tasks[1].label, 4, 5, "steps", 1, 4, 2, 1, ("write_frame",))
+        shown = SoFar([replace(VIOLATED, property="write_frame").to_json()], [], [])
+        told = Played(tasks[1].label, 4, 5, "steps", 1, 4, 2, 1, ("write_frame",), shown)
         tell(Path(tasks[1].progress), told)
         raise KeyboardInterrupt
 

@@ -118,6 +118,8 @@ def replay_engine(data: Any, name: str, options: argparse.Namespace) -> int:
                 print(f"{rule}: {found['message']}")
         counts = f"{leg['steps']} steps, {leg['replays']} replays, {leg['padded']} padded"
         print(f"{engine.name}: {counts}")
+    if answer["interrupted"]:
+        raise KeyboardInterrupt
     if engine_record.counted(answer, ()):
         print("differs")
         return FINDING

@@ -8,17 +8,16 @@ trial does at each padded replay: that would take half as long again.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.checks.table import STEP_PROPERTIES
 from harness.engines.adapters.table import ADAPTERS
 from harness.engines.case import EngineCase
-from harness.engines.faults import Finding, Verdict
+from harness.engines.faults import Verdict
 from harness.engines.fetch import Found
 from harness.engines.playlist import Kind
-from harness.engines.progress import Played
 from harness.engines.trial import Answer, Follower, Ran, Settings, leg_of, planned, run_legs
 from harness.engines.worker import LegAnswer, LegTask
 from harness.records.case import Case
@@ -26,23 +25,16 @@ from harness.records.case import Case
 PIECE_STEPS = 150
 """Steps of one piece at most: a minute or two. Every model of a runner has a piece at least."""
 
-CUT_SHORT = "seen in a piece that was interrupted before it was shrunk: its seed shows it again"
-"""What is said of a violation of which nothing else is known."""
-
 
 @dataclass
 class Soaked:
-    """What was played of a soak of `steps` of each runner, and what that gave.
-
-    `heard` is what pieces told last, by label: all that is known of one that was interrupted.
-    """
+    """What was played of a soak of `steps` of each runner, and what that gave."""
 
     steps: int
     first_seed: int
     named: tuple[str, ...]
     answer: Answer
     ran: Ran
-    heard: Mapping[str, Played]
 
     def pieces(self, runner: str) -> list[LegTask]:
         """Return the pieces of a runner's steps."""
@@ -51,41 +43,20 @@ class Soaked:
         ]
 
 
-@dataclass
-class Remembering:
-    """A follower that keeps the last that each leg told, and tells another of all."""
-
-    other: Follower
-    heard: dict[str, Played] = field(default_factory=dict)
-
-    def begin(self, legs: Sequence[str]) -> None:
-        """Pass on which legs there are."""
-        self.other.begin(legs)
-
-    def hear(self, played: Played) -> None:
-        """Keep what a leg has played so far, and pass it on."""
-        self.heard[played.leg] = played
-        self.other.hear(played)
-
-    def on_leg(self, said: LegAnswer) -> None:
-        """Pass on what a leg that has ended says."""
-        self.other.on_leg(said)
-
-
 def soak(engine: Found, settings: Settings, steps: int, log: Path, follower: Follower) -> Soaked:
     """Play at least `steps` steps of each runner from the settings' seed on.
 
     Interrupted, it returns what was played until then.
     """
-    answer, remembering = Answer(), Remembering(follower)
+    answer = Answer()
 
     def legs_of(name: str) -> list[LegTask]:
         return pieces_of(name, engine, settings, steps, log)
 
     tasks = planned(answer, engine, settings, legs_of)
-    ran = run_legs(tasks, settings.workers, log, remembering)
+    ran = run_legs(tasks, settings.workers, log, follower)
     answer.take(ran, settings.device, engine.engine)
-    return Soaked(steps, settings.seed, settings.runners, answer, ran, remembering.heard)
+    return Soaked(steps, settings.seed, settings.runners, answer, ran)
 
 
 def pieces_of(name: str, engine: Found, settings: Settings, steps: int, log: Path) -> list[LegTask]:
@@ -150,7 +121,7 @@ def row_of(soaked: Soaked, runner: str) -> dict[str, Any]:
     """
     counts, events, seconds, ended = Counter[str](), Counter[str](), 0.0, 0
     for task in soaked.pieces(runner):
-        said, heard = soaked.ran.said.get(task.label), soaked.heard.get(task.label)
+        said, heard = soaked.ran.said.get(task.label), soaked.ran.heard.get(task.label)
         if said is not None and said.played is not None:
             played = said.played
             counts.update({name: played[name] for name in COUNTED})
@@ -178,22 +149,16 @@ COUNTED = ("schedules", "steps", "replays", "padded")
 def findings(soaked: Soaked, folder: str) -> Iterator[dict[str, Any]]:
     """Yield every violation of every piece, with its seed and its case file, if it has one."""
     for task in soaked.ran.tasks:
-        said, heard = soaked.ran.said.get(task.label), soaked.heard.get(task.label)
-        if said is not None:
-            yield from findings_of(task, said, folder)
-        elif heard is not None:
-            for name in heard.violated:
-                finding = Finding(task.runner, task.preset, name, CUT_SHORT).to_json()
-                yield {**finding, "seed": task.seed, "schedules": None, "case": None}
+        yield from findings_of(task, soaked.ran.said_by(task), folder)
 
 
 def findings_of(task: LegTask, said: LegAnswer, folder: str) -> Iterator[dict[str, Any]]:
-    """Yield what a leg that has ended found; `schedules` counts those that violated it."""
-    played = said.played["properties"] if said.played is not None else {}
+    """Yield what a leg found; `schedules` counts those that violated it, if the leg has ended."""
+    played = said.played["properties"] if said.played is not None else None
     files = {case.target: f"{folder}/{case_name(case)}" for case in said.cases}
     for finding in said.findings:
         name = finding["property"]
-        schedules = played.get(name, {}).get("violated", 0)
+        schedules = None if played is None else played.get(name, {}).get("violated", 0)
         yield {**finding, "seed": task.seed, "schedules": schedules, "case": files.get(name)}
 
 
