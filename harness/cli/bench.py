@@ -9,6 +9,7 @@ from harness.campaigns.measuring.bandwidth import bandwidths
 from harness.campaigns.measuring.before import against, beginning_of, committed, spread_of
 from harness.campaigns.measuring.beginnings import beginnings
 from harness.campaigns.measuring.captures import share_of_captures
+from harness.campaigns.measuring.commands import commands
 from harness.campaigns.measuring.sharing import sharing_rates
 from harness.cli.exit_codes import OK
 from harness.cli.folders import shown
@@ -39,6 +40,9 @@ def run_bench(options: argparse.Namespace) -> int:
     for row in beginnings(device):
         figures["beginnings"].append(row)
         print(beginning_line(row))
+    figures["commands"] = list(commands())
+    for row in figures["commands"]:
+        print(f"{row['command']}: {row['cpu_seconds']} CPU seconds")
     figures["before"] = compared(to_json(run_record.environment(device)), figures)
     if options.record is not None:
         run_record.write_evidence("bench", device, figures, options.record)

@@ -59,6 +59,8 @@ def named(figures: Data) -> Iterator[tuple[str, float | None]]:
             yield f"{spread_of(row)} steps_per_second", row["steps_per_second"]
     for row in figures.get("beginnings", ()):
         yield beginning_of(row), row["begun_per_second"]
+    for row in figures.get("commands", ()):
+        yield f"{row['command']} cpu_seconds", row["cpu_seconds"]
     yield "share_of_captures", figures.get("captures", {}).get("share_of_captures")
     yield "comparison_over_copy", figures.get("bandwidth", {}).get("comparison_over_copy")
 

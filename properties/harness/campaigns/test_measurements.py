@@ -356,6 +356,10 @@ def test_a_bench_records_its_figures(
     assert hunts["hunts"] == ["window_one_short@decode"]
     assert 0 < hunts["share_of_captures"] < 1
     assert any(row.endswith("CPU seconds of 1 hunts") for row in shown_rows)
+    for row in figures["commands"]:
+        assert f"{row['command']}: {row['cpu_seconds']} CPU seconds" in shown_rows
+        assert row["cpu_seconds"] > 0
+    assert figures["commands"][0]["command"] == "paritybit --help"
     memory = figures["bandwidth"]
     assert min(memory["comparison_gb_per_second"], memory["copy_gb_per_second"]) > 0
     for row in figures["lockstep"]:

@@ -246,18 +246,18 @@ WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [
 ]
 """Command lines that need nothing that takes long, and their exit codes."""
 
-MOST_SECONDS = 0.3
-"""Of processor time, the interpreter's own start included."""
+MOST_MODULES = 180
+"""Modules that such a command line may import: it imports 145 at most, and numpy has 111 more."""
 
 ASKING = """
-import resource, sys
+import sys
+before = len(sys.modules)
 from harness.__main__ import main
 try:
     code = main(sys.argv[1:])
 except SystemExit as ended:
     code = ended.code
-used = resource.getrusage(resource.RUSAGE_SELF)
-print(code, "torch" in sys.modules, used.ru_utime + used.ru_stime, file=sys.stderr)
+print(code, "torch" in sys.modules, len(sys.modules) - before, file=sys.stderr)
 """
 
 
@@ -269,7 +269,7 @@ def names_are_kept() -> None:
 
 @pytest.mark.usefixtures("names_are_kept")
 @pytest.mark.parametrize(("words", "code"), WITHOUT_TORCH, ids=str)
-def test_what_needs_no_torch_does_not_import_it_and_is_quick(words: list[str], code: int) -> None:
+def test_what_needs_no_torch_imports_neither_it_nor_much_else(words: list[str], code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ASKING, *words],
         cwd=ROOT,
@@ -278,6 +278,6 @@ def test_what_needs_no_torch_does_not_import_it_and_is_quick(words: list[str], c
         timeout=LONGEST,
         check=True,
     )
-    ended, torch_imported, seconds = done.stderr.splitlines()[-1].split()
+    ended, torch_imported, modules = done.stderr.splitlines()[-1].split()
     assert (int(ended), torch_imported) == (code, "False")
-    assert float(seconds) <= MOST_SECONDS
+    assert 0 < int(modules) <= MOST_MODULES
