@@ -36,6 +36,9 @@ EAGERLY = "ours, bits compared, in the engine's own eager mode"
 OWN = "the engine's Triton attention, against the dense oracle"
 """Whose the arithmetic of a leg is."""
 
+SAID_FIRST = {OURS: "", EAGERLY: "in the engine's own eager mode, ", OWN: "with its own kernels, "}
+"""What is said before a finding, by the arithmetic of its leg."""
+
 
 def unheard(outcome: Outcome) -> None:
     """Tell nobody of a schedule that was played."""
@@ -134,8 +137,11 @@ class Leg:
 
     def findings(self) -> list[Finding]:
         """Return every violated property as a finding, with its cause where one was proved."""
-        found = self.evidence.findings(self.lockstep.trial.preset)
-        return [replace(one, cause=self.causes.get(one.property)) for one in found]
+        first = SAID_FIRST[self.arithmetic]
+        return [
+            replace(one, message=first + one.message, cause=self.causes.get(one.property))
+            for one in self.evidence.findings(self.lockstep.trial.preset)
+        ]
 
     def notes(self) -> list[str]:
         """Return, in words, which static inputs no property judges by themselves."""

@@ -359,8 +359,6 @@ class _Session:
         leg.play(FIRST[self.task.runner], STEP_PROPERTIES)
         self._book(leg)
         self.answer.faults = []
-        for finding in self.answer.findings:
-            finding["message"] = f"in the engine's own eager mode, {finding['message']}"
         if not leg.result.steps:
             self.answer.undecided = "nothing was played in the engine's own eager mode"
         elif leg.result.replays:

@@ -17,7 +17,7 @@ from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import folder
-from harness.engines.legs import Leg
+from harness.engines.legs import OURS, OWN, Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind, trial_of
 from harness.engines.windows import measure, window_findings
@@ -97,7 +97,7 @@ def decoding(lockstep: Lockstep, mutation: str) -> dict[str, Any]:
     assert isinstance(subject, ReplayingEngine)
     ledger = PaddingLedger(subject, lockstep.pair)
     ledger.at_once = len(ledger.entries)
-    leg = Leg(lockstep, Evidence("decode"), "", ledger=ledger)
+    leg = Leg(lockstep, Evidence("decode"), OURS, ledger=ledger)
     with mutated(subject.runner, mutation):
         leg.play(SHRINKING)
         leg.ledger = None
@@ -126,7 +126,7 @@ def verdicts(evidence: Evidence) -> dict[str, str]:
 def unmutated(engine: Engine) -> dict[str, Any]:
     """Return what the other legs say: its own kernels, and what other runners populate."""
     trial = trial_of("piecewise", "mimo", Kind.REPLAYED, "cpu")
-    prefill = Leg(Lockstep(trial, engines=RunnerEngines(engine)), Evidence("piecewise"), "")
+    prefill = Leg(Lockstep(trial, engines=RunnerEngines(engine)), Evidence("piecewise"), OURS)
     prefill.play(FIRST["piecewise"])
     return {
         **own_kernels(engine),
@@ -141,7 +141,7 @@ def own_kernels(engine: Engine) -> dict[str, Any]:
     seen = measure(lockstep.pair)
     windows, found = window_findings(trial, lockstep.pair.config.window, seen)
     lockstep.pair.subject.arithmetic = OwnArithmetic(windows, OWN_BOUND["cpu"])
-    leg = Leg(lockstep, Evidence("decode"), "")
+    leg = Leg(lockstep, Evidence("decode"), OWN)
     leg.play(REUSING, {"dense_agreement"})
     listed = [finding.message for finding in found if finding.listed]
     return {"windows": seen, "listed": listed, "off": "dense_agreement" in leg.failing}

@@ -19,7 +19,7 @@ from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import folder
-from harness.engines.legs import Leg
+from harness.engines.legs import OURS, Leg
 from harness.engines.playlist import Kind, trial_of
 from harness.schedules.schedule import (
     Admit,
@@ -227,7 +227,7 @@ def mutated(engine: Engine, pool: Any, mutation: str) -> Iterator[None]:
 def judged(lockstep: Lockstep, engine: Engine, mutation: str) -> dict[str, Any]:
     """Return what is said of the schedule with a part of the host code got wrong."""
     runner = lockstep.trial.runner
-    leg = Leg(lockstep, Evidence(runner), "")
+    leg = Leg(lockstep, Evidence(runner), OURS)
     pool: Any = lockstep.pair.subject
     with mutated(engine, pool.pool, mutation):
         leg.play(SCHEDULES[runner], STEP_PROPERTIES)

@@ -21,7 +21,7 @@ from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import folder
-from harness.engines.legs import Leg
+from harness.engines.legs import OURS, Leg
 from harness.engines.padding import PaddingLedger
 from harness.lockstep.config import TrialConfig
 from harness.schedules.schedule import Admit, Decode, Extend, Finish, Schedule
@@ -174,7 +174,7 @@ def judged(lockstep: Lockstep, mutation: str) -> dict[str, Any]:
     assert isinstance(subject.runner, PrefillRunner)
     ledger = PaddingLedger(subject, lockstep.pair)
     ledger.at_once = len(ledger.entries)
-    leg = Leg(lockstep, Evidence(subject.runner.name), "", ledger=ledger)
+    leg = Leg(lockstep, Evidence(subject.runner.name), OURS, ledger=ledger)
     with planted(subject.runner, mutation):
         leg.play(CHUNKS)
     return {

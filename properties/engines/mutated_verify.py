@@ -23,7 +23,7 @@ from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import RunnerEngines, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import folder
-from harness.engines.legs import Leg
+from harness.engines.legs import OURS, Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import VERIFYING
 from harness.lockstep.config import TrialConfig
@@ -114,7 +114,7 @@ def verifying(lockstep: Lockstep, mutation: str) -> dict[str, Any]:
     assert isinstance(subject.runner, TargetVerifyRunner)
     ledger = PaddingLedger(subject, lockstep.pair)
     ledger.at_once = len(ledger.entries)
-    leg = Leg(lockstep, Evidence("target_verify"), "")
+    leg = Leg(lockstep, Evidence("target_verify"), OURS)
     if mutation == "none":
         leg.ledger = ledger
     with mutated(subject.runner, mutation):

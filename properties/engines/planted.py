@@ -36,7 +36,7 @@ from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.adapters.sglang import SPECULATING, RunnerEngines, drafting_lockstep, load
 from harness.engines.faults import Evidence
 from harness.engines.fetch import fetch, folder
-from harness.engines.legs import Leg
+from harness.engines.legs import OURS, Leg
 from harness.engines.padding import PaddingLedger
 from harness.engines.playlist import FIRST, RUNNERS, Kind, trial_of
 from harness.engines.trial import mentions
@@ -322,7 +322,7 @@ def played(
     name = lockstep.trial.runner
     ledger = PaddingLedger(subject, lockstep.pair)
     ledger.at_once = len(ledger.entries) if of_padding else 0
-    leg = Leg(lockstep, Evidence(name), "", ledger=ledger)
+    leg = Leg(lockstep, Evidence(name), OURS, ledger=ledger)
     trial, pair = lockstep.trial, lockstep.pair
     most, mode = max(trial.buckets), subject.mode
     with fault:

@@ -14,7 +14,7 @@ from harness.engines.adapters.table import ADAPTERS
 from harness.engines.adapters.vllm import VllmEngines
 from harness.engines.faults import Evidence
 from harness.engines.fetch import folder
-from harness.engines.legs import Leg
+from harness.engines.legs import OURS, Leg
 from harness.engines.playlist import Kind
 from harness.schedules.schedule import Schedule
 
@@ -33,7 +33,7 @@ def played(engine: Any, runner: str, plant: Plant, schedules: Iterable[Schedule]
         return subject, fresh
 
     trial = ADAPTER.trial_of(runner, "gpt_oss", Kind.REPLAYED, "cpu")
-    leg = Leg(Lockstep(trial, engines=engines), Evidence(runner, ADAPTER.faults), "")
+    leg = Leg(Lockstep(trial, engines=engines), Evidence(runner, ADAPTER.faults), OURS)
     for schedule in schedules:
         leg.play(schedule, STEP_PROPERTIES)
     return leg

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from harness.engines.faults import Finding
+from harness.engines.legs import EAGERLY, OURS, OWN, Leg
 from harness.engines.worker import LegAnswer, LegTask, _Session
 from properties.support.releases import package_of, told_of
 from reference.batch import Mode
@@ -76,12 +77,22 @@ def answered(leg: EagerLeg) -> LegAnswer:
     return found
 
 
-def test_what_differs_in_an_eager_mode_says_where_it_does() -> None:
+@pytest.mark.parametrize(
+    ("arithmetic", "said"),
+    [
+        (OURS, "step 3 (decode): row 0"),
+        (EAGERLY, "in the engine's own eager mode, step 3 (decode): row 0"),
+        (OWN, "with its own kernels, step 3 (decode): row 0"),
+    ],
+)
+def test_what_differs_says_by_whose_arithmetic_it_does(arithmetic: str, said: str) -> None:
     finding = Finding("decode", "gpt_oss", "logits_parity", "step 3 (decode): row 0")
-    found = answered(EagerLeg(11, 0, [finding]))
-    assert found.undecided is None
-    (one,) = found.findings
-    assert one["message"] == "in the engine's own eager mode, step 3 (decode): row 0"
+    leg: Any = object.__new__(Leg)
+    leg.arithmetic, leg.causes = arithmetic, {}
+    leg.lockstep = SimpleNamespace(trial=SimpleNamespace(preset="gpt_oss"))
+    leg.evidence = SimpleNamespace(findings=lambda preset: [finding])
+    (found,) = answered(EagerLeg(11, 0, leg.findings())).findings
+    assert found["message"] == said
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from harness.engines.adapters.packages import DEPENDENCIES
 from harness.engines.campaigns.soak import PIECE_STEPS, Soaked, figures, pieces_of
 from harness.engines.faults import Evidence, Finding, Verdict
 from harness.engines.fetch import FOLDER_VARIABLE, Found
-from harness.engines.legs import Leg
+from harness.engines.legs import OURS, Leg
 from harness.engines.playlist import Kind
 from harness.engines.progress import Played, SoFar, tell
 from harness.engines.trial import Answer, Ran, Settings
@@ -56,7 +56,7 @@ def test_every_model_has_a_piece_and_a_runner_without_kernels_no_leg_of_them() -
 
 def leg_of(trial: TrialConfig) -> Leg:
     """Return a leg of our own engine, which stands in for another."""
-    return Leg(Lockstep(trial), Evidence(trial.runner), "ours")
+    return Leg(Lockstep(trial), Evidence(trial.runner), OURS)
 
 
 def test_a_piece_plays_its_steps_of_drawn_schedules_and_of_traffic_and_no_schedule_more() -> None:
