@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
@@ -46,6 +47,11 @@ By Python's own numbers that takes an eighth of their time.
 """
 
 NUMBER = struct.Struct("q")
+STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+END_SECONDS = 60.0
+"""How long a server may take to end with all that it has forked: a driver can hold a process."""
+
 LOST = 255
 """The exit code of a process whose server died before it."""
 
@@ -114,8 +120,9 @@ class Forked:
     @property
     def pid(self) -> int | None:
         """The number of the process, as soon as it is forked; None if its server is gone."""
-        if self._pid is None:
-            self._pid = self._said()
+        if self._pid is None and self._exit_code is None:
+            wait([self._status])
+            self._hear()
         return self._pid
 
     @property
@@ -136,13 +143,26 @@ class Forked:
 
     def join(self, seconds: float) -> None:
         """Wait so many seconds at most until the process has ended."""
-        if self._exit_code is not None:
-            return
-        if self.pid is None:
-            self._exit_code = LOST
-        elif wait([self._status], seconds):
-            code = self._said()
-            self._exit_code = LOST if code is None else code
+        deadline = time.monotonic() + seconds
+        while self._exit_code is None:
+            if not wait([self._status], max(0.0, deadline - time.monotonic())):
+                return
+            self._hear()
+
+    def _hear(self) -> None:
+        """Take note of what the server says next: the process's number, then how it ended.
+
+        No signal may come between reading and noting it: the exit code would be taken for the
+        number of a process.
+        """
+        with undisturbed(*STOPPING):
+            said = self._said()
+            if said is None:
+                self._exit_code = LOST
+            elif self._pid is None:
+                self._pid = said
+            else:
+                self._exit_code = said
 
     def _said(self) -> int | None:
         """Return the next number that the server says of the process; None if it is gone."""
@@ -244,10 +264,11 @@ def _keep(asked: socket.socket, pid: int) -> None:
 
 
 def _end(asked: socket.socket, pid: int) -> None:
-    """End a server and wait until it has, with all that it has forked."""
+    """End a server and wait a while until it has, with all that it has forked."""
     with undisturbed(), suppress(OSError):
         asked.sendall(END)
-        os.waitpid(pid, 0)
+        if wait([asked], END_SECONDS):  # Its end of the socket is closed as it ends.
+            os.waitpid(pid, 0)
 
 
 def main(number: int) -> None:
@@ -298,8 +319,10 @@ def serve(asked: socket.socket) -> None:
 
 def _end_all(pids: Iterable[int]) -> NoReturn:
     """End processes that were forked from this one, and this one."""
-    for pid in pids:
+    forked = list(pids)
+    for pid in forked:
         os.kill(pid, signal.SIGKILL)
+    for pid in forked:
         os.waitpid(pid, 0)
     os._exit(0)
 

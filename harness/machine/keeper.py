@@ -89,7 +89,8 @@ def keep(folder: Path) -> None:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(daemon.pid, signal.SIGKILL)
-        daemon.wait()
+        with suppress(subprocess.TimeoutExpired):  # A driver can hold a process that was killed.
+            daemon.wait(QUIT_SECONDS)
 
 
 def refused(

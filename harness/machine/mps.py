@@ -6,6 +6,7 @@ running is used and never touched; `private_daemon` starts one of its own.
 """
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,10 @@ def private_daemon(device: str) -> Iterator[None]:
                     os.environ[name] = value
 
 
+LONGEST_SECONDS = 120.0
+"""How long a keeper may take to say something, or to end: three times what its own limits allow."""
+
+
 @contextmanager
 def _kept(folder: Path) -> Iterator[str]:
     """Run the keeper of a daemon until the end; yield what it says first."""
@@ -66,7 +71,14 @@ def _kept(folder: Path) -> Iterator[str]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().strip() or "what was to start it ended without a word"
+            if not select.select([process.stdout], [], [], LONGEST_SECONDS)[0]:
+                yield "what was to start it said nothing"
+            else:
+                line = process.stdout.readline()
+                yield line.strip() or "what was to start it ended without a word"
         finally:
             process.stdin.close()
-            process.wait()
+            try:
+                process.wait(LONGEST_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()

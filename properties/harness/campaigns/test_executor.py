@@ -4,14 +4,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -27,6 +25,7 @@ from harness.machine.gpus import VISIBLE
 from harness.machine.workers import HERE, Workers
 from harness.records.record import environment
 from properties.support.harness import executor_tasks
+from properties.support.harness.command_line import LONGEST, in_its_own_group
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run, shared
 from properties.support.places import ROOT
 
@@ -146,9 +145,10 @@ def test_a_thread_runs_tasks_in_this_process_too() -> None:
     """Where no signal can end one that hangs."""
     ends: list[Ended[Chore, Done]] = []
     words = (CHORES, [Chore("go well")], HERE, ends.append)
-    thread = threading.Thread(target=execute, args=words)
+    thread = threading.Thread(target=execute, args=words, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(LONGEST)
+    assert not thread.is_alive()
     assert process_of(ends[0]) == os.getpid()
 
 
@@ -251,26 +251,14 @@ def survivors(group: int) -> list[str]:
     return found
 
 
-def wait_for(line: str, output: IO[str]) -> None:
-    """Read up to a line."""
-    assert line in iter(output.readline, "")
-
-
 @contextmanager
-def busy(*, starting: bool, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
+def busy(*, starting: bool) -> Iterator[subprocess.Popen[str]]:
     """Run a campaign in a group of processes of its own, until its workers start or one ended."""
     imported = f"from {executor_tasks.__name__} import *"
     code = f"{imported}; interrupted(slow_start={starting})"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        stderr=stderr,
-    ) as process:
+    with in_its_own_group("-c", code) as process:
         assert process.stdout is not None
-        wait_for("starting\n" if starting else "ended\n", process.stdout)
+        assert ("starting\n" if starting else "ended\n") in iter(process.stdout.readline, "")
         time.sleep(1.0 if starting else 0.0)
         # As long as their server imports what they need, none of them is there.
         assert len(list(running(process.pid))) > (1 if starting else 2)
@@ -281,7 +269,7 @@ def busy(*, starting: bool, stderr: int | None = None) -> Iterator[subprocess.Po
 @pytest.mark.parametrize("starting", [True, False], ids=["while they start", "while they run"])
 def test_ctrl_c_ends_all_processes_and_keeps_what_ended(starting: bool) -> None:
     """The whole group hears it, as on a terminal; no process prints anything."""
-    with busy(starting=starting, stderr=subprocess.PIPE) as process:
+    with busy(starting=starting) as process:
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     kept = "" if starting else " go well"

@@ -26,6 +26,7 @@ from properties.support.harness.command_line import (
     MALFORMED,
     OK,
     TERMINATED,
+    in_its_own_group,
     kept_traceback,
 )
 from properties.support.places import CORPUS, ROOT
@@ -183,9 +184,7 @@ def test_what_stops_a_process_is_said_in_one_sentence(
 def test_ctrl_c_while_torch_is_imported_is_one_sentence(tmp_path: Path) -> None:
     """A command line that must be checked by what takes long to import."""
     words = ["-X", "importtime", "-m", "harness", "replay", str(tmp_path / "none")]
-    with subprocess.Popen(
-        [sys.executable, *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with in_its_own_group(*words) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "torch" in line:

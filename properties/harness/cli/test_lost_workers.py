@@ -1,10 +1,7 @@
 """A worker that is lost costs its task alone; a command that is ended keeps what it has."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +22,10 @@ from properties.support.harness.command_line import (
     CANNOT_RUN,
     LONGEST,
     TERMINATED,
+    in_its_own_group,
     kept_traceback,
     write_swa_pad_case,
 )
-from properties.support.places import ROOT
 
 DIED = "its process died with exit code -9"
 
@@ -139,14 +136,7 @@ sys.exit(main(["regress", "--device", "cpu", "--bug", "swa_pad@decode", "--out",
 
 
 def test_a_run_that_is_terminated_keeps_its_record(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", TERMINATED_RUN, str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with in_its_own_group("-c", TERMINATED_RUN, tmp_path) as process:
         assert process.stdout is not None
         assert "ended\n" in iter(process.stdout.readline, "")
         process.send_signal(signal.SIGTERM)
@@ -169,13 +159,7 @@ play_fresh(FreshPlaying(TrialConfig(), frozenset(), frozenset(), (Schedule(()),)
 
 def test_a_fresh_process_and_its_forks_end_with_the_one_that_asked_for_them() -> None:
     """All hold its stdout: whoever reads that reads the end of it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PLAYING_FRESH],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with in_its_own_group("-c", PLAYING_FRESH) as process:
         assert process.stdout is not None
         assert "playing\n" in iter(process.stdout.readline, "")
         process.kill()

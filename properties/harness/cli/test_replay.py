@@ -16,6 +16,7 @@ from harness.records.case import load_case
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
+    LONGEST,
     MALFORMED,
     OK,
     edit,
@@ -105,10 +106,11 @@ def test_a_case_is_read_once_so_that_it_may_come_through_a_pipe(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     text = case_file.read_text()
-    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
     writer.start()
     assert main(["replay", str(pipe)]) == FINDING
-    writer.join()
+    writer.join(LONGEST)
+    assert not writer.is_alive()
     assert "4 steps, 2 replays, 1 padded: differs" in capsys.readouterr().out
     done = python("-m", "harness", "replay", "/dev/stdin", stdin=text)
     assert (done.returncode, done.stderr) == (FINDING, "")

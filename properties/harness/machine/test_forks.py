@@ -13,7 +13,7 @@ import torch
 from harness.machine.forks import KERNELS, Forked, preload
 from harness.machine.gpus import VISIBLE, listed_gpus
 from properties.support.harness.command_line import python
-from properties.support.harness.forked import answers, ends, sleeps
+from properties.support.harness.forked import answer_of, answers, ends, sleeps
 from properties.support.places import ROOT
 
 SOON = 10.0
@@ -23,7 +23,7 @@ def asked(what: str, variables: Mapping[str, str] | None = None) -> Any:
     """Return what a forked process answers."""
     process = Forked(answers, variables=os.environ if variables is None else variables)
     process.pipe.send(what)
-    return process.pipe.recv()
+    return answer_of(process)
 
 
 def test_what_is_forked_from_a_forked_process_has_the_same_server() -> None:
@@ -58,7 +58,7 @@ def test_what_is_preloaded_is_there_before_it_is_asked_for() -> None:
 
 def test_a_process_ends_when_nobody_holds_its_pipe_any_more() -> None:
     process = Forked(sleeps, variables=os.environ)
-    pid = process.pipe.recv()
+    pid = answer_of(process)
     assert (process.pid, process.is_alive()) == (pid, True)
     process.pipe.close()
     process.join(SOON)
@@ -75,17 +75,30 @@ def test_how_a_process_ended_is_told() -> None:
     other.kill()
 
 
+def test_a_process_that_its_server_has_not_forked_yet_is_waited_for_so_long_and_no_longer() -> None:
+    server = asked("parent")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        process = Forked(answers, variables=os.environ)
+        process.join(0.1)
+        assert process.is_alive()
+    finally:
+        os.kill(server, signal.SIGCONT)
+    process.pipe.send("parent")
+    assert answer_of(process) == server
+
+
 def test_a_server_that_died_is_replaced() -> None:
     server = asked("parent")
     process = Forked(sleeps, variables=os.environ)
-    process.pipe.recv()
+    answer_of(process)
     os.kill(server, signal.SIGKILL)
     assert process.exitcode is None or process.exitcode == 255
     deadline = time.monotonic() + SOON
     while (now := Forked(answers, variables=os.environ)).pid is None:
         assert time.monotonic() < deadline
     now.pipe.send("parent")
-    assert now.pipe.recv() != server
+    assert answer_of(now) != server
 
 
 FROM_HERE = """

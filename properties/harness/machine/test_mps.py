@@ -16,12 +16,13 @@ import pytest
 
 from harness.__main__ import main
 from harness.errors import CannotRunError
-from harness.machine import keeper
+from harness.machine import keeper, mps
 from harness.machine.keeper import MISSING
 from harness.machine.mps import answers, private_daemon
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     INTERRUPTED,
+    LONGEST,
     TERMINATED,
     in_its_own_group,
 )
@@ -82,11 +83,15 @@ def running(fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     pipe.mkdir()
     monkeypatch.setenv(keeper.PIPES, str(pipe))
     with subprocess.Popen([fakes.folder / "nvidia-cuda-mps-control", "-f"]) as process:
-        while not (pipe / "control").exists():
-            pass
-        yield pipe
-        (pipe / "control").unlink()
-        process.wait()
+        try:
+            deadline = time.monotonic() + LONGEST
+            while not (pipe / "control").exists():
+                assert time.monotonic() < deadline
+            yield pipe
+            (pipe / "control").unlink()
+            process.wait(LONGEST)
+        finally:
+            process.kill()  # Which is nothing if it has ended.
 
 
 @pytest.mark.usefixtures("fakes")
@@ -127,7 +132,7 @@ sys.exit(main(["timeline", "--mps"]))
 def test_the_daemon_is_stopped_however_the_command_ends(
     number: signal.Signals, code: int, fakes: FakeGpus
 ) -> None:
-    with in_its_own_group(WAITING) as process:
+    with in_its_own_group("-c", WAITING) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         assert Path(f"/proc/{fakes.daemons[0][0]}").exists()
@@ -147,8 +152,9 @@ def test_a_daemon_that_does_not_quit_is_killed(fakes: FakeGpus) -> None:
 
 def test_ctrl_c_does_not_wait_for_a_daemon_that_does_not_answer(fakes: FakeGpus) -> None:
     (fakes.folder / "hangs").touch()
-    with in_its_own_group(WAITING) as process:
+    with in_its_own_group("-c", WAITING) as process:
         while not fakes.daemons:
+            assert process.poll() is None
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         said, error = process.communicate(timeout=keeper.START_SECONDS / 2)
@@ -196,13 +202,20 @@ def test_where_no_daemon_can_start_one_sentence_says_why(
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [("", "ended without a word"), ("import time; time.sleep(3600)", "said nothing")],
+    ids=["it ends", "it hangs"],
+)
 def test_a_keeper_that_says_nothing_is_no_daemon(
-    fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, why: str, fakes: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And one that neither says anything nor ends is waited for no longer than its limit."""
     silent = tmp_path / "silent.py"
-    silent.touch()
+    silent.write_text(source)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # Nobody removes what is in there.
     monkeypatch.setattr(keeper, "__file__", str(silent))
-    with pytest.raises(CannotRunError, match="ended without a word"), private_daemon("cuda"):
+    monkeypatch.setattr(mps, "LONGEST_SECONDS", 1.0 if source else mps.LONGEST_SECONDS)
+    with pytest.raises(CannotRunError, match=why), private_daemon("cuda"):
         raise AssertionError
     assert fakes.daemons == []

@@ -116,7 +116,7 @@ def test_a_signal_to_the_whole_group_is_told_of_once(
     number: int, code: int, tmp_path: Path
 ) -> None:
     """As a terminal sends it, that is closed: the processes that play end without a word."""
-    with in_its_own_group(HANG.format(longest=LONGEST), tmp_path) as process:
+    with in_its_own_group("-c", HANG.format(longest=LONGEST), tmp_path) as process:
         assert process.stdout is not None
         assert "plays {<Handlers.SIG_DFL: 0>}\n" in iter(process.stdout.readline, "")
         os.killpg(process.pid, number)

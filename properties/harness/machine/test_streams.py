@@ -86,14 +86,15 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
             time.sleep(1.0)
             read.extend(iter(lambda: pipe.read(4096), b""))
 
-    reader = threading.Thread(target=read_slowly)
+    reader = threading.Thread(target=read_slowly, daemon=True)
     reader.start()
     words = [sys.executable, "-m", "harness", "list", "--json"]
     with os.fdopen(writing, "w") as pipe:
         done = subprocess.run(
             words, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, timeout=LONGEST, check=False
         )
-    reader.join()
+    reader.join(LONGEST)
+    assert not reader.is_alive()
     assert (done.returncode, done.stderr) == (OK, b"")
     assert b"".join(read).endswith(b"\n}\n")
 

@@ -6,8 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,13 +52,15 @@ def kept_traceback(said: str) -> str:
 
 
 @contextmanager
-def in_its_own_group(source: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-    """Start this interpreter on a source text, in a process group to be sent a signal.
+def in_its_own_group(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """Start this interpreter with some words, in a process group to be sent a signal.
 
-    It is killed if it has not ended when this ends, so that a test fails and does not hang.
+    All of the group is killed once it has run for `LONGEST` seconds: a test that reads what it
+    says then reads the end of it, and fails instead of waiting for ever. It is killed as well if
+    it has not ended when this ends, as after an assertion that failed.
     """
     with subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, words)],
+        [sys.executable, *map(str, words)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -65,11 +68,20 @@ def in_its_own_group(source: str, *words: object) -> Iterator[subprocess.Popen[s
         text=True,
         start_new_session=True,
     ) as process:
+
+        def kill() -> None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        too_long = threading.Timer(LONGEST, kill)
+        too_long.daemon = True
+        too_long.start()
         try:
             yield process
         finally:
+            too_long.cancel()
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill()
 
 
 def python(

@@ -7,10 +7,20 @@ from collections.abc import Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from harness.machine.forks import Forked
 
 FOR_EVER = 3600.0
+
+ANSWER_SECONDS = 120.0
+"""Seconds after which a process that says nothing is taken to hang: it may begin CUDA first."""
+
+
+def answer_of(process: Forked) -> Any:
+    """Return what a forked process says next. Raises AssertionError if it says nothing for long."""
+    assert process.pipe.poll(ANSWER_SECONDS), "a forked process says nothing"
+    return process.pipe.recv()
 
 
 def answers(pipe: Connection) -> None:
@@ -35,7 +45,7 @@ def server_of_another() -> tuple[int, int]:
     """Return the parents of this process and of one that it asks for."""
     other = Forked(answers, variables=os.environ)
     other.pipe.send("parent")
-    return os.getppid(), other.pipe.recv()
+    return os.getppid(), answer_of(other)
 
 
 def gpus() -> list[str]:
