@@ -1,6 +1,7 @@
 """What a leg of an engine has found is kept, though it is interrupted or its process dies."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from harness.lockstep.config import TrialConfig
 from harness.machine.workers import ONE
 from harness.records.case import Case
 from harness.schedules.schedule import Admit, Decode, Schedule
-from properties.support.harness.command_line import INTERRUPTED
+from properties.support.harness.command_line import INTERRUPTED, LONGEST
 
 SMALL = TrialConfig(buckets=(2,), token_buckets=(4,))
 RIGHT = Schedule((Admit(1, 16), Decode((0,))))
@@ -71,8 +72,9 @@ def test_a_line_that_is_read_while_it_is_written_is_heard_once_it_is_whole(tmp_p
     line = path.read_text()
     path.write_text(line + line[:20])
     with listening(path, told.append):
+        deadline = time.monotonic() + LONGEST
         while len(told) < 1:
-            pass
+            assert time.monotonic() < deadline
         with path.open("a") as rest:
             rest.write(line[20:])
     assert [one.leg for one in told] == ["a", "a"]

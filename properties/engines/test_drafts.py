@@ -1,8 +1,5 @@
 """The engine's own speculative runners, replayed beside the reference, in two releases."""
 
-import json
-import subprocess
-import sys
 from functools import cache
 from typing import Any
 
@@ -12,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from properties.support.places import ROOT
-from properties.support.releases import package_of
+from properties.support.releases import told_by
 from reference.config import SPECULATION
 from reference.model import Output
 from reference.speculative import propose
@@ -30,11 +26,7 @@ TOPK = SPECULATION.topk
 @cache
 def all_shown(version: str, plants: str) -> Any:
     """Return what one schedule shows of each runner of a release that lies here."""
-    package = str(package_of(version))
-    command = [sys.executable, "-m", "properties.engines.mutated_drafts", package, plants, *RUNNERS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return told_by("properties.engines.mutated_drafts", version, plants, *RUNNERS)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

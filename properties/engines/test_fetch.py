@@ -12,7 +12,7 @@ from harness.__main__ import main
 from harness.engines import fetch
 from harness.engines.adapters.packages import SGLANG, Package
 from harness.errors import CannotRunError
-from properties.support.harness.command_line import CANNOT_RUN
+from properties.support.harness.command_line import CANNOT_RUN, LONGEST
 from properties.support.places import ROOT
 
 
@@ -92,7 +92,12 @@ def test_ci_takes_nothing_but_a_silent_index_for_a_release_that_was_not_tried(
     interpreter.chmod(0o755)
     variables = {**os.environ, "PYTHON": str(interpreter), "ENDS": ends}
     done = subprocess.run(
-        [ROOT / ".ci/engines"], env=variables, capture_output=True, text=True, check=False
+        [ROOT / ".ci/engines"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
     )
     assert (done.returncode, done.stdout.count("was not tried")) == (
         code,

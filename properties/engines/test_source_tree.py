@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from properties.support.harness.command_line import LONGEST
 from properties.support.places import ROOT
 from properties.support.releases import package_of
 
@@ -17,7 +18,12 @@ def git(root: Path, *words: str) -> str:
     """Run git in a repository and return what it says."""
     name = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
     done = subprocess.run(
-        ["git", *name, *words], cwd=root, capture_output=True, text=True, check=False
+        ["git", *name, *words],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -154,7 +154,10 @@ def test_where_no_browser_can_be_installed_ci_says_so_and_goes_on(tmp_path: Path
     def printed() -> str:
         run = [tmp_path / "bash", ROOT / ".ci" / "browser"]
         paths = {"PATH": str(tmp_path)}
-        return subprocess.run(run, env=paths, capture_output=True, text=True, check=True).stdout
+        done = subprocess.run(
+            run, env=paths, capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout
 
     assert printed() == f"{said}there is no Chromium, and no apt-get to install one with\n"
     installer = tmp_path / "apt-get"

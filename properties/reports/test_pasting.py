@@ -4,9 +4,11 @@ import json
 import os
 import pty
 import re
+import select
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -73,12 +75,21 @@ def test_an_interactive_shell_takes_the_pasted_text(stub: Path, case: str) -> No
         words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     )
     os.close(theirs)
-    os.write(ours, f"{pasted(case)}exit\n".encode())
-    until = time.monotonic() + WITHIN
-    while not (stub / "ended").exists() and time.monotonic() < until:
-        os.read(ours, 4096)  # What it echoes: unread, it would wait for us.
-    process.wait(WITHIN)
-    os.close(ours)
+    os.set_blocking(ours, False)
+    typed, until = f"{pasted(case)}exit\n".encode(), time.monotonic() + WITHIN
+    try:
+        # What it echoes is read meanwhile: else it would wait for us, and we for it.
+        while process.poll() is None and time.monotonic() < until:
+            readable, writable, _ = select.select([ours], [ours] if typed else [], [], 0.05)
+            with suppress(OSError):  # It has just ended, or takes no more for now.
+                if writable:
+                    typed = typed[os.write(ours, typed) :]
+                if readable:
+                    os.read(ours, 4096)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
     assert json.loads((stub / "case.json").read_text()) == json.loads(case)
 
 

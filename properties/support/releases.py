@@ -17,6 +17,9 @@ from subjects.engines.shared.loading import folder_of_package
 ASKED_FOR = "PARITYBIT_RELEASES"
 """The variable that, set, asks for the tests of releases: they take minutes."""
 
+MOST_SECONDS = 3600.0
+"""Seconds after which a script that tries a release is taken to hang."""
+
 
 def package_of(version: str, engine: str = SGLANG.name) -> Path:
     """Return where a release of an engine lies.
@@ -41,6 +44,8 @@ def told_by(module: str, version: str, *arguments: str) -> Any:
 def told_of(module: str, package: Path, *arguments: str) -> Any:
     """Return what a script says of the package in a folder, the last line of what it prints."""
     command = [sys.executable, "-m", module, str(package), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -15,6 +15,7 @@ import pytest
 from harness.lockstep.config import TrialConfig
 from harness.records.case import Case, write_case
 from harness.schedules.schedule import Admit, Decode, Schedule
+from properties.support.harness.command_line import LONGEST
 from properties.support.places import ROOT
 from subjects.toggles import LocationScheme
 
@@ -91,6 +92,7 @@ def git(root: Path, *words: str) -> str:
         env=inherited | settings | who,
         capture_output=True,
         text=True,
+        timeout=LONGEST * 4,  # It runs a command for each commit that it tries.
         check=True,
     )
     return done.stdout
