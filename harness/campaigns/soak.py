@@ -47,9 +47,11 @@ KEPT = 8
 """Locksteps that a process keeps: those of a bug."""
 
 CHUNK_STEPS = 2000
-"""Clean steps asked of one piece of work, at most, which plays whole seeds of schedules.
+"""Clean steps that one piece of work is asked for at most.
 
-A soak has a piece for each trial, if it is of as many steps."""
+It plays more: all schedules of a seed, once it has begun with that. Where a soak is of fewer steps
+than so many for each trial, they are shared out, so that each trial has its piece.
+"""
 
 MOST_SCHEDULES = 500
 """More schedules than a piece of work plays, alarms and their shrinking included."""

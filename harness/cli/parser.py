@@ -7,7 +7,16 @@ from typing import Any
 from harness import __version__
 from harness.cli.folders import CORPUS, OUT
 from harness.cli.words.reading import Parser
-from harness.cli.words.values import count, count_or_none, counts, file, names, number
+from harness.cli.words.values import (
+    EVERY,
+    NEWEST,
+    count,
+    count_or_none,
+    counts,
+    file,
+    names,
+    number,
+)
 from harness.machine.workers import LOCAL
 
 Command = tuple[str, str]
@@ -142,7 +151,10 @@ def add_cluster(command: Parser) -> None:
     """Add the options that spread work over machines, and that keep what has ended."""
     cluster = "Spread over a Ray cluster: one of this machine alone, or the one at an address"
     command.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help=cluster)
-    journal = "File that keeps each end; what it has is not run again: call the same again to go on"
+    journal = (
+        "File that keeps the result of every task that has ended: the same command, given again,"
+        " runs the other tasks alone"
+    )
     command.add_argument("--journal", type=file, help=journal)
 
 
@@ -165,7 +177,8 @@ def add_regress(commands: Commands) -> None:
     add_workers(regress)
     add_cluster(regress)
     database = (
-        "Folder of an example database that runs share: found cases are kept, and tried first"
+        "Folder of an example database that runs share: the cases that they find are kept there,"
+        " and clean trials play these first"
     )
     regress.add_argument("--database", type=file, help=database)
     regress.add_argument("--out", type=file, default=OUT, help=f"Folder of run folders ({OUT})")
@@ -182,13 +195,13 @@ def add_replay(commands: Commands) -> None:
     replay = commands.add(
         "replay",
         run_replay,
-        "Replay a case file: 0 clean, 1 it differs. Several, or a folder of them, are each held"
-        " against what they say: 0 all do as they say, 1 one does not",
+        "Replay a case file: exit code 0 if it is clean, 1 if anything is violated. Of several, or"
+        " of a folder of them, 0 if each does what it says of itself, 1 if one does not",
     )
     replay.add_argument("case", type=file, nargs="+", help="Case file, or a folder of them")
     replay.add_argument(
         "--engine",
-        help="Engine to replay an engine's case on, as of regress: 1 if what it seeks is there",
+        help="Engine on which an engine's case is replayed, named as for regress",
     )
     add_device(replay)
 
@@ -210,12 +223,19 @@ def add_bisect(commands: Commands) -> None:
     bisect.add_argument(
         "--case", type=file, help="Case file whose schedule is played (else one is looked for)"
     )
-    bisect.add_argument("--engine", help="Engine to play an engine's case on, as of regress")
+    bisect.add_argument(
+        "--engine", help="Engine on which an engine's case is played, named as for regress"
+    )
     bisect.add_argument("--property", help="Property to explain (the case's, or the first seen)")
-    bisect.add_argument("--runner", help="Runner to look on (one that the bugs can harm)")
+    bisect.add_argument("--runner", help="Runner to play (one that the bugs affect)")
     bisect.add_argument("--seed", type=number, default=0, help="Seed of the schedules (0)")
-    bisect.add_argument("--examples", type=count, default=50, help="Schedules to look in (50)")
-    bisect.add_argument("--out", type=file, help="Where a case of the smallest set goes")
+    bisect.add_argument(
+        "--examples",
+        type=count,
+        default=50,
+        help="Schedules drawn at most, to find one that fails (50)",
+    )
+    bisect.add_argument("--out", type=file, help="File for a case of the smallest set")
     add_device(bisect)
 
 
@@ -247,19 +267,28 @@ def add_list(commands: Commands) -> None:
 def add_pages(commands: Commands) -> None:
     """Add what makes pages and summaries of run records."""
     report = commands.add("report", run_report, "Make the HTML page of a run record again")
-    report.add_argument("record", type=file, nargs="?", default=RECORD)
-    report.add_argument("--page", type=file, help="Where to (index.html beside the record)")
+    add_record(report)
+    page = "File for the page (index.html beside the record)"
+    report.add_argument("--page", type=file, help=page)
     summary = (
-        "Two records side by side, of runs or of engines' trials: 1 if a finding is new or worse,"
-        " 125 if the later one leaves open what the earlier one could tell"
+        "Compare two records, of runs or of engines' trials: exit code 1 if a finding is new or"
+        " worse, 125 if the later one leaves open what the earlier one could tell"
     )
     compare = commands.add("compare", run_compare, summary)
     compare.add_argument("before", type=file, help="Record of the earlier run")
     compare.add_argument("after", type=file, help="Record of the later run")
-    compare.add_argument("--page", type=file, default=OUT / "compare.html", help="Where to")
+    compared = OUT / "compare.html"
+    page = f"File for the page ({compared})"
+    compare.add_argument("--page", type=file, default=compared, help=page)
     summary = "Print a run as Markdown, for a CI job's summary"
     markdown = commands.add("summary", run_summary, summary)
-    markdown.add_argument("record", type=file, nargs="?", default=RECORD)
+    add_record(markdown)
+
+
+def add_record(command: Parser) -> None:
+    """Add the record that a command reads."""
+    about = f"Record of a run of regress ({RECORD})"
+    command.add_argument("record", type=file, nargs="?", default=RECORD, help=about)
 
 
 def add_soak(commands: Commands) -> None:
@@ -267,22 +296,24 @@ def add_soak(commands: Commands) -> None:
     summary = "Count false alarms over many clean steps, and bugs by seed; or soak an engine"
     soak = commands.add("soak", run_soak, summary)
     steps = (
-        "Clean steps (20000), or steps of each runner of an engine (1000), at least: what is begun"
-        " is played to its end, of clean steps 50 schedules of one runner and model"
+        "Clean steps in all (20000), or steps of each runner of an engine (1000). A few more are"
+        " played: a batch of 50 clean schedules, or a schedule of an engine, is played to its end"
     )
     soak.add_argument("--steps", type=count_or_none, help=steps)
     soak.add_argument("--seeds", type=count_or_none, help="Seeds for each bug (20)")
     add_workers(soak)
     add_cluster(soak)
-    soak.add_argument("--first-seed", type=count_or_none, default=0, help="First clean seed (0)")
+    soak.add_argument(
+        "--first-seed", type=count_or_none, default=0, help="Seed of the first clean schedules (0)"
+    )
     soak.add_argument("--record", type=file, required=True, help="Where the figures go, as JSON")
     table = "Where the table of schedules that each bug needed goes, as Markdown"
     soak.add_argument("--table", type=file, help=table)
     soak.add_argument(
         "--engine",
         metavar="ENGINE",
-        help="Soak a released engine, as of regress, instead:"
-        " 0 if every runner played its steps and nothing differs",
+        help="Soak a released engine instead, named as for regress: exit code 0 if every runner"
+        " played its steps and nothing differs",
     )
     soak.add_argument(
         "--runner", type=names, default=(), help="Runners of the engine, by comma (all)"
@@ -295,7 +326,7 @@ def add_soak(commands: Commands) -> None:
 def add_bench(commands: Commands) -> None:
     """Add the measurement of speed."""
     bench = commands.add("bench", run_bench, "Measure differential steps per second")
-    numbers = "Numbers of processes that play at a time, by comma (those worth measuring here)"
+    numbers = "How many processes play at a time: numbers, by comma (those worth measuring here)"
     bench.add_argument("--processes", type=counts, default=(), help=numbers)
     bench.add_argument("--record", type=file, help="Where the figures go, as JSON")
     add_device(bench)
@@ -317,8 +348,10 @@ def add_mutants(commands: Commands) -> None:
 
 def add_engine(commands: Commands) -> None:
     """Add the fetching of a released engine."""
-    engine = commands.add("engine", run_engine, "Fetch a release of the engine, apart")
-    engine.add_argument("version", help="Release, as 0.5.12 or vllm==0.33.0")
+    engine = commands.add(
+        "engine", run_engine, "Fetch a release of an engine into a folder of its own"
+    )
+    engine.add_argument("version", help="Release: of sglang as 0.5.12, of vLLM as vllm==0.33.0")
 
 
 def add_releases(commands: Commands) -> None:
@@ -328,9 +361,8 @@ def add_releases(commands: Commands) -> None:
     walk.add_argument(
         "--engine", choices=("sglang", "vllm"), default="sglang", help="Which engine (sglang)"
     )
-    walk.add_argument(
-        "--releases", type=names, default=(), help="Releases, by comma, or all (its own few)"
-    )
+    releases = f"Releases, by comma; {NEWEST}; or {EVERY} (a few that differ, and {NEWEST})"
+    walk.add_argument("--releases", type=names, default=(), help=releases)
     table = "Where the matrix of runners by release goes, as Markdown"
     walk.add_argument("--table", type=file, help=table)
     walk.add_argument("--runner", type=names, default=(), help="Runners, by comma (all)")
