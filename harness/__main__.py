@@ -65,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if stop.received is None
                 else refused("interrupted", INTERRUPTED)
             )
-    exec("")  # Forget a Ctrl-C in an earlier exec: `python -m` would end by SIGINT in any case.
+    # After a Ctrl-C within an exec(), `python -m` ends by SIGINT whatever this returns, unless
+    # another exec() has ended since.
+    exec("")
     if own:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # All is done; what ends is the interpreter.
     return STOPPED_BY.get(stop.received, INTERRUPTED) if code == INTERRUPTED else code
@@ -90,8 +92,8 @@ def answered(words: Sequence[str], stop: Stop, *, own: bool) -> int:
     """Run the command of a command line and return its exit code, whatever error it raised.
 
     `own` says that the command line is this process's own, which may then serve forks from here.
-    Where `stop` heard a signal that an import swallowed, as torch's of numpy does, nothing is run:
-    what was imported may be half of it.
+    If an import swallowed what a signal raised, as torch does when it imports numpy, `stop` knows
+    of the signal, and nothing is run: a module may be imported by half.
     """
     try:
         options = importlib.import_module("harness.cli.parser").parser().parse_args(words)

@@ -260,9 +260,10 @@ def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialC
 
 
 def prefills_of(trial: TrialConfig) -> tuple[Schedule, ...]:
-    """Return the prefills of many requests that the runner of a trial must run, if it prefills.
+    """Return the schedule of prefills of many requests that a trial of a prefill runner plays.
 
-    None where the model is not tiny: no other has its states required.
+    Nothing for a runner of another kind, nor for a model that is not tiny: of those, no run is
+    required to reach such a prefill.
     """
     if trial.shape != Shape.TINY or not RUNNERS[trial.runner].token_buckets:
         return ()

@@ -47,11 +47,9 @@ KEPT = 8
 """Locksteps that a process keeps: those of a bug."""
 
 CHUNK_STEPS = 2000
-"""Clean steps that one piece of work is asked for at most.
+"""Clean steps that one piece of work is asked for at most: it plays all schedules of each seed.
 
-It plays more: all schedules of a seed, once it has begun with that. Where a soak is of fewer steps
-than so many for each trial, they are shared out, so that each trial has its piece.
-"""
+A soak of fewer steps than so many for each trial shares them out evenly."""
 
 MOST_SCHEDULES = 500
 """More schedules than a piece of work plays, alarms and their shrinking included."""

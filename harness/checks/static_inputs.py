@@ -42,10 +42,10 @@ class Expected:
 CONVERTED: Mapping[str, torch.dtype] = dict.fromkeys(
     ("seq_lens", "seq_lens_cpu", "encoder_lens"), torch.int32
 )
-"""The dtypes of those static inputs that a batch brings in another one, by name.
+"""The dtypes of the static inputs that a batch brings in another dtype, by name.
 
-One of them that drifts to what the batch brings is no longer converted, and where every runner's
-does, none disagrees with another: no list of conversions shows it.
+A copy into such an input converts. If its dtype became the one that the batch brings, in every
+runner, then no copy would convert and no two runners would disagree: this table alone shows it.
 """
 
 
@@ -55,8 +55,8 @@ class ExpectedInputs:
 
     With `only_padded` a replay without padding reads none of them. `bucket_tokens` are the tokens
     of a bucket of one, where the runner has its token counts as static inputs. `dtypes` are those
-    of the inputs that a copy may convert: where runners differ, a conversion that is legitimate
-    hides that an input is another one's.
+    of the inputs that a copy may convert. Runners differ in them, so that a conversion, which is
+    legitimate, would hide that a runner has the input of another one.
     """
 
     rows: Mapping[str, Expected]

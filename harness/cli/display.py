@@ -65,13 +65,14 @@ def said_of(result: Result) -> str:
 
 
 LACKING = f"{CannotRunError.__module__}.{CannotRunError.__qualname__}: "
-"""How the last line of a traceback begins that is no error of ours, but what is missing."""
+"""How the last line of a traceback begins if something was missing: no error of our code."""
 
 
 def print_errors(errors: Iterable[str]) -> None:
     """Say in one sentence on stderr what left something without a verdict.
 
-    Where every process, perhaps of another machine, was lacking something, that is what is said.
+    If each is a CannotRunError, as where the processes of another machine lack something, the
+    first one's own sentence is printed, as it is where this process lacks it.
     """
     found = list(errors)
     lines = [headline(error) for error in found]

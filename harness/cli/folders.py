@@ -40,8 +40,8 @@ def shown(word: str, keep: int = 1) -> str:
 def run_folder(out: Path) -> Iterator[Path]:
     """Make a folder for this run under `out`, as `new_folder` does.
 
-    If the run raises with nothing in it yet, as for a journal or a cluster that cannot be used,
-    it is removed again, and so is what had to be made above it.
+    If an error ends the run before it has written anything, as with a journal or a cluster that
+    cannot be used, the folder is removed, and so are those above it that had to be made.
     """
     above = [folder for folder in (out, *out.parents) if not folder.exists()]
     folder = new_folder(out)

@@ -67,14 +67,14 @@ def asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def check_names(options: argparse.Namespace) -> None:
-    """Raise MalformedError for a name of a command line that is none, or that this build lacks."""
+    """Raise MalformedError for what is no name, UnknownNameError for one that this build lacks."""
     check_engine(options)
     for kind, name in asked_for(options):
         known(kind, name, DEVICES if kind == "device" else catalogue()[PLURALS[kind]])
 
 
 def check_engine(options: argparse.Namespace) -> None:
-    """Raise MalformedError for what is no engine, and for what is no version of a release."""
+    """Raise MalformedError if the engine that is named is none, or a version has no such form."""
     values = vars(options)
     engine, version, versions = (values.get(name) for name in ("engine", "version", "releases"))
     if engine is None and version is None:

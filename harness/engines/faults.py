@@ -47,11 +47,11 @@ class Verdict(StrEnum):
 class Fault:
     """A fault class: present where one of `properties` is violated and the observation `shows` it.
 
-    It `lives` where a runner has what it is about; one that has not has `nowhere` for it. That is
-    believed of the runners that are `lacking`, of any if none are named: another that seems to
-    have none has one by a name that is not known. `exposed` says whether the state that would show
-    it was reached: an observation that shows nothing then says something. `follows` are properties
-    that it also breaks.
+    `lives` says whether a runner has what the fault is about. If it has not, the fault is absent
+    from it, and `nowhere` is the reason. Where `lacking` names runners, that is believed of these
+    alone: any other must have it, and then has it by a name that is not known. `exposed` says
+    whether the state that would show the fault was reached: only then does an observation that
+    shows nothing speak for its absence. `follows` are properties that it also breaks.
     """
 
     statement: str

@@ -91,9 +91,9 @@ def require_release(version: str, package: Package = SGLANG) -> None:
 
 
 def release_of(spec: str) -> tuple[str, Package]:
-    """Return the version and the engine of a release: of sglang, where none but that is said.
+    """Return the version and the engine of ENGINE==VERSION; VERSION alone is one of sglang.
 
-    Raises MalformedError for what names no engine, or no version.
+    Raises MalformedError for an engine that there is not, and for what is no version.
     """
     name, _, version = spec.rpartition("==")
     package = PACKAGES.get(name or SGLANG.name)

@@ -248,7 +248,7 @@ def properties_json(
 
 
 def names_a_part(error: Exception) -> bool:
-    """Whether an error says which part of the engine is missing, as a step that was played does."""
+    """Whether an error is that a part of the engine is missing, or ends a playing that met one."""
     if isinstance(error, PlayingFailedError):
         return headline(str(error)).startswith(f"{missing.__name__}.")
     return isinstance(error, PartMissingError)

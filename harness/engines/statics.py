@@ -65,9 +65,10 @@ def tail(observation: Observation, name: str, held: Tensor) -> Tensor:
 
 @dataclass
 class Judged:
-    """The static inputs of replays, and those of which something is known to hold them against.
+    """Which static inputs replays had, and of which it is known what they must hold.
 
-    That is, of their live part, what the batch brings, and of their padding, what is promised.
+    `there` are all of them; `live` those whose live part must be what the batch brings; `padding`
+    those of whose padding the engine's contract says what it must be.
     """
 
     there: set[str] = field(default_factory=set)
@@ -83,7 +84,10 @@ class Judged:
             self.padding.update(replay.padding)
 
     def notes(self, disturbed: Collection[str]) -> list[str]:
-        """Say, in words, which no property judges by itself; `disturbed` are tails overwritten."""
+        """Return, in words, which inputs no property judges by themselves.
+
+        `disturbed` are those whose padded tails were overwritten: that judges these tails.
+        """
         live = self.there - self.live
         padding = self.there - self.padding - set(disturbed)
         unknown = {
@@ -100,11 +104,11 @@ class Judged:
 
 
 MANY = 3
-"""Of so many static inputs of one holder, as of a backend, none is named."""
+"""So many static inputs of one holder, such as a backend, or more are counted and not named."""
 
 
 def listed(names: Collection[str]) -> str:
-    """Return static inputs by name; of a holder that has many of them, how many."""
+    """Return static inputs by name; of a holder that has `MANY` of them or more, how many."""
     held = dict[str, list[str]]()
     for name in sorted(names):
         held.setdefault(name.rpartition(".")[0], []).append(name)

@@ -70,9 +70,10 @@ class Settings:
 
 @dataclass
 class Ran:
-    """Legs that were run, what those said that have ended, and how long all of it took.
+    """Legs that were run, and how many seconds all of it took.
 
-    `heard` is what legs told last while they ran, all of it by label.
+    By label of a leg, `said` is the answer of one that has ended, and `heard` what any leg told
+    last while it ran.
     """
 
     tasks: Sequence[LegTask]
@@ -92,7 +93,7 @@ class Ran:
 
 
 def cut_short(task: LegTask, reason: str, heard: Played | None) -> LegAnswer:
-    """Return what a leg had told before it was lost; no fault class is absent by that."""
+    """Return, as the answer of a leg that was lost, what it had told; no fault class is absent."""
     answer = LegAnswer(task.label, task.runner, task.preset, reason)
     if heard is not None and heard.found is not None:
         answer.findings, answer.faults = heard.found.findings, heard.found.faults
@@ -295,8 +296,8 @@ def run_legs(
 ) -> Ran:
     """Run legs, each in a process of its own if need be, and return what they say.
 
-    Interrupted, it returns what those said that have ended, and what the others had told. What a
-    leg had told is kept too where its process dies or takes too long.
+    If it is interrupted, it returns the answers of the legs that have ended, and what the others
+    had told. What a leg had told is also its answer where its process dies or takes too long.
     """
     ran, lost = Ran(tasks), list[tuple[LegTask, str]]()
 

@@ -288,9 +288,9 @@ class _Session:
         self._book(leg)
 
     def keep(self, error: Exception) -> None:
-        """Keep what schedules showed before an error, by which no fault class is absent.
+        """Keep what schedules showed before an error ended the leg; no fault class is then absent.
 
-        Where it names a part that is missing, only those of a soak are kept.
+        If the error is that a part of the engine is missing, what a soak showed alone is kept.
         """
         if self.kept and (self.task.kind is Kind.SOAKED or not names_a_part(error)):
             self._book(self.kept)

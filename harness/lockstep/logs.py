@@ -18,15 +18,15 @@ FRESH_LOGGER.addHandler(logging.NullHandler())
 
 
 HEARD = UserWarning, RuntimeWarning
-"""What of Python's warnings is for whoever runs an engine, as a log is: deprecations are not."""
+"""Categories of Python's warnings that tell whoever runs an engine something, as a log does."""
 
 
 @contextmanager
 def warnings_logged(engine: EngineUnderTest) -> Iterator[None]:
-    """Let our engine log what it says by `warnings.warn`, each time; a released one's is ignored.
+    """Let what our own engine says by `warnings.warn` be logged, each time, deprecations apart.
 
-    What numpy says of its floats is no engine's: Triton's interpreter, which stands for a GPU,
-    computes by it.
+    Of a released engine nothing is changed. Numpy's warnings of floats are silenced: they are no
+    engine's, but of Triton's interpreter, which computes in numpy what a GPU would.
     """
     if not isinstance(engine, CapturedEngine):
         yield

@@ -151,7 +151,10 @@ class OverlappedScheduler(Scheduler):
         return bool(self.ahead)
 
     def _add(self, asked: int, chunk: int) -> Request | None:
-        """Admit a request, and count one whose tokens reach where a forward in flight keeps its."""
+        """Admit a request; count it if its tokens reach beyond where a forward's is yet to be kept.
+
+        That is, in its token row, which the forward in flight still knows as another request's.
+        """
         request = super()._add(asked, chunk)
         if request is not None:
             kept = self.kept_in_flight.get(request.token_row, request.known)

@@ -36,7 +36,7 @@ class Stop:
         raise KeyboardInterrupt
 
     def raise_if_swallowed(self) -> None:
-        """Stop what goes on although a signal was heard: what it had raised, something caught."""
+        """Raise KeyboardInterrupt if a signal was heard, and what it raised was caught since."""
         if self.received is not None:
             raise KeyboardInterrupt
 

@@ -55,8 +55,8 @@ class Environment:
     people find the commit. `processes` counts the worker processes, 0 if the command's own process
     did the work; they took `gpus` GPUs in turn. `mps` says whether they shared GPUs by NVIDIA's
     MPS, `ray` whether they belonged to a Ray cluster. These four are None for work that is never
-    spread. `again` lists the tasks that were run a second time: a task that ended its process may
-    only have been the victim of another one under MPS, or of a node of a cluster.
+    spread. `again` lists the tasks that were run a second time: that their process ended may have
+    been the fault of another one under MPS, or of a node of the cluster.
     """
 
     device: str

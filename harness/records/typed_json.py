@@ -103,7 +103,7 @@ PLAIN = {str: "a text", int: "a whole number", float: "a finite number", bool: "
 
 
 def _plain(kind: Any, data: Any, place: str) -> Any:
-    """Return a text, a number or a truth value. A whole number is a number, a bool or NaN none."""
+    """Return a text, a number or a bool. A whole number is a number; a bool, NaN, inf are none."""
     fits = type(data) is kind or (kind is float and type(data) is int)
     fits = fits and not (type(data) is float and not isfinite(data))
     if not fits:

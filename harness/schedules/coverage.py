@@ -112,7 +112,7 @@ def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[s
 
 
 def required_together(runners: Iterable[str]) -> tuple[str, ...]:
-    """Return what the trials of those of some runners that prefill must reach: a batch of most."""
+    """Return what the trials of the prefill runners must reach: batches of the most requests."""
     return tuple(most_together(name) for name in runners if RUNNERS[name].token_buckets)
 
 

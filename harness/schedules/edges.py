@@ -1,7 +1,8 @@
 """Edges that random steps hardly ever reach.
 
-They are the end of a context and of a counter of a byte, a prefill of as many requests as a batch
-holds, and a row that is another's before the forward in flight has kept what it gave.
+They are the end of a context, the overflow of a counter of one byte, a prefill of as many requests
+as a batch holds, and a token row that is given to another request before the forward in flight has
+kept its token there.
 """
 
 from collections.abc import Sequence
@@ -89,8 +90,9 @@ def handed_over(config: ModelConfig) -> Schedule:
 def prefilled_together(config: ModelConfig, requests: int, buckets: Sequence[int]) -> Schedule:
     """Return a schedule in which each bucket of tokens is filled by up to `requests` requests.
 
-    It is full, and then one token short. At last two requests of which one has more to come go
-    beyond their windows together, chunk by chunk, and both are evicted from after each.
+    Each is filled whole, and then all but one token. In the end two requests are prefilled
+    together beyond their windows, chunk by chunk; the first has the longer prompt. After each chunk
+    both are evicted from.
     """
     steps: list[Step] = []
     for bucket in buckets:

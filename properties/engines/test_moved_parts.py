@@ -302,7 +302,7 @@ def test_a_promise_is_not_dropped_with_the_part_by_which_it_is_known() -> None:
     assert marks_rows(drafting(SimpleNamespace)) is False
     assert names_last_tokens(drafting(Drafter)) is True
     assert names_last_tokens(drafting(SimpleNamespace, seeds=torch.zeros(1))) is False
-    with pytest.raises(PartMissingError, match="holds tail_indices, unheard of"):
+    with pytest.raises(PartMissingError, match="holds tail_indices, which is not known here"):
         names_last_tokens(drafting(SimpleNamespace, tail_indices=torch.zeros(1)))
     assert names_last_tokens(drafting(SimpleNamespace, last_token_indices=0)) is True
     with pytest.raises(PartMissingError, match="no VLLM_MOE_SKIP_PADDING"):
@@ -349,7 +349,7 @@ def test_buffers_of_batches_are_those_that_are_known_and_no_other() -> None:
     assert batch_inputs_of(*OF_BATCHES, "dcp_local_seq_lens") == OF_BATCHES
     assert batch_inputs_of(*OF_BATCHES, OF_PADDING, told=True) == (*OF_BATCHES, OF_PADDING)
     assert batch_inputs_of(*OF_BATCHES, OF_PADDING, told=False) == OF_BATCHES
-    with pytest.raises(PartMissingError, match="InputBuffers holds padded_rows, unheard of"):
+    with pytest.raises(PartMissingError, match="InputBuffers holds padded_rows, which is not"):
         batch_inputs_of(*OF_BATCHES, "padded_rows", told=True)
     with pytest.raises(PartMissingError, match=f"has no {MARKING}"):
         batch_inputs_of(*OF_BATCHES, OF_PADDING)

@@ -1,4 +1,4 @@
-"""What a command costs that only says something: the seconds until its answer, on the CPU."""
+"""What commands cost that only print something: the seconds of the CPU until they have ended."""
 
 import resource
 import statistics
@@ -11,7 +11,7 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 
 COMMANDS: Sequence[tuple[str, ...]] = (("--help",), ("list",), ("regress", "--bug", "no_bug"))
-"""What needs nothing that takes long: help, the names, and a name that no build has."""
+"""Commands that must import nothing that takes long: help, all names, an unknown name."""
 
 ROUNDS = 5
 """How often each is measured; the median counts."""
@@ -28,7 +28,7 @@ def cpu_seconds(words: Sequence[str]) -> float:
 
 
 def commands() -> Iterator[dict[str, Any]]:
-    """Yield what each command costs, once the names that it needs are kept."""
+    """Yield what each command costs, once the list of names that it needs is in its cache."""
     cpu_seconds(["list"])
     for words in COMMANDS:
         seconds = statistics.median(cpu_seconds(words) for _ in range(ROUNDS))

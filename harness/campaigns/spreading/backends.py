@@ -25,8 +25,8 @@ def execute(
 
     With a journal, ends that it has are handed on first and their tasks not run again; those
     that come are kept in it before they are handed on. Raises as both backends do, and
-    MalformedError for a journal of another build. Where the work can go on no more, as without
-    its cluster, and something has ended, nothing is raised: all else ends with that error.
+    MalformedError for a journal of another build. A CannotRunError that comes after some tasks
+    have ended, as when the cluster is lost, is not raised: every other task ends with it.
     """
     waiting = list(tasks)
     planned = len(waiting)
@@ -50,7 +50,7 @@ def _carry_out(
     workers: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task that no journal has, and keep how it ended in the one there is."""
+    """Run every task; with a journal, only those that it lacks, and keep in it how they ended."""
     backend = executor.execute if workers.cluster is None else execute_on_ray
     if workers.journal is None:
         backend(campaign, tasks, workers, on_end)

@@ -26,7 +26,7 @@ HEAD = b"paritybit-journal 2 "
 """What a journal begins with; what `build` returns follows, to the end of the line."""
 
 SIZE = struct.Struct("<Q")
-"""Before each entry stand its length and its digest: what was damaged is not taken for a result."""
+"""The length of an entry. It stands before it, and its digest: no damaged entry is a result."""
 
 DIGEST = hashlib.sha256().digest_size
 
@@ -40,7 +40,7 @@ def build() -> str:
 
 
 def framed(entry: bytes) -> bytes:
-    """Return an entry as it stands in a journal."""
+    """Return an entry as it stands in a journal, behind its length and its digest."""
     return SIZE.pack(len(entry)) + hashlib.sha256(entry).digest() + entry
 
 

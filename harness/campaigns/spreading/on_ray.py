@@ -44,7 +44,7 @@ GRACE = 60.0
 """Seconds that a task's process has to end it once its time is over, before it is killed."""
 
 SILENT_SECONDS = 30.0
-"""How long the head of a cluster may not answer: after 60 Ray ends this process, with code 1."""
+"""How long the head of a cluster may be silent. After 60 s Ray ends this process, with code 1."""
 
 READY_SECONDS = 600.0
 """How long no actor may be there, before the cluster is taken for one that has no room."""
@@ -220,7 +220,8 @@ class _Spread(Generic[T, R]):
     def run(self, count: int) -> None:
         """Run what waits, in so many actors at most.
 
-        Where a cluster of this run's own is lost, this returns, and what had not ended waits again.
+        If a cluster that this run has started is lost, this returns, and each task that had not
+        ended is in `waiting` again.
         """
         places: list[_Place[T, R] | None] = [None] * count
         last_there = time.monotonic()
@@ -245,9 +246,10 @@ class _Spread(Generic[T, R]):
                 raise CannotRunError("the Ray cluster has had no room for any process for long")
 
     def _lost(self) -> bool:
-        """Whether a cluster of this run's own is no more: its head, or the one node that it has.
+        """Whether the cluster is lost, where this run has started it: its head or its one node.
 
-        Raises CannotRunError for another, which may be given new nodes, but no new head.
+        Of a cluster that was there before, nodes may come and go, but it gets no new head: if its
+        head is silent for too long, this raises CannotRunError.
         """
         if self.head is None or answers(self.head):
             self.heard = time.monotonic()
@@ -268,7 +270,7 @@ class _Spread(Generic[T, R]):
                 place.give(self.waiting.take(place.task, running))
 
     def _run_again(self, task: T, why: str) -> None:
-        """Let a task wait again that nobody ended, and take note of it, once."""
+        """Let a task that did not end wait again; note it with the reason, once for each."""
         self.waiting.put_back(task)
         noted = self.campaign.label(task), why
         if noted not in self.again:

@@ -23,7 +23,7 @@ class Together(argparse.Action):
 
 
 class Once(argparse.Action):
-    """The one value of an option. A second is refused: it would pass over the first unsaid."""
+    """The one value of an option. A second is refused: it would silently replace the first."""
 
     def __call__(
         self,
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         raise MalformedError(f"{message} (see {self.prog} --help)")
 
     def add_argument(self, *flags: Any, **named: Any) -> Any:
-        """Add an argument. An option may be given again if it is a list, which is added to."""
+        """Add an argument. An option that takes a list may be given again, which adds to it."""
         if named.get("type") in {names, counts}:
             named["action"] = Together
         elif "action" not in named and flags[0].startswith("-"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.errors import quoted
 
 NEWEST, EVERY = "newest", "all"
-"""What else a release may be called."""
+"""What stands for the newest release, and for every release."""
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def number(text: str) -> int:
-    """Return a whole number of few digits, or raise ArgumentTypeError."""
+    """Return a whole number of at most 18 digits, or raise ArgumentTypeError."""
     if re.fullmatch("-?[0-9]{1,18}", text) is None:
         raise argparse.ArgumentTypeError(
             f"{quoted(text)} is not a whole number of 18 digits at most"
@@ -28,7 +28,7 @@ def number(text: str) -> int:
 
 
 def count(text: str, least: int = 1) -> int:
-    """Return a whole number of at least `least` and of few digits, or raise ArgumentTypeError."""
+    """Return a whole number of at least `least`, of 9 digits at most; else ArgumentTypeError."""
     if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:
         raise argparse.ArgumentTypeError(
             f"{quoted(text)} is not a whole number of at least {least}, of 9 digits at most"

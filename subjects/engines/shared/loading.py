@@ -135,7 +135,7 @@ def attribute(holder: Any, *names: str) -> Any:
 
 
 def renew(holder: Any, **values: Any) -> None:
-    """Give attributes of an engine's object other values; it must have them already."""
+    """Give attributes of an engine's object other values. PartMissingError if it lacks one."""
     for name, value in values.items():
         attribute(holder, name)
         setattr(holder, name, value)
@@ -159,9 +159,10 @@ def named(made: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
 
 
 def taking(made: Callable[..., Any], *needed: Collection[str]) -> Callable[..., Any]:
-    """Return a callable of the engine that takes an argument of each of some names, by release.
+    """Return a callable of the engine as it is, if it takes all that it is needed to take.
 
-    Raises PartMissingError where it takes none of them: what we bring would be left out.
+    Each of `needed` are the names that one argument has in one release or another. Raises
+    PartMissingError if it takes an argument by none of them: what we bring would be left out.
     """
     known = inspect.signature(made).parameters
     for names in needed:
@@ -180,7 +181,9 @@ def takes(made: Callable[..., Any], name: str, known: Collection[str]) -> bool:
     taken = [one for one in inspect.signature(made).parameters if one != "self"]
     unknown = [one for one in taken if one not in known]
     if unknown:
-        raise PartMissingError(f"the engine's {made.__qualname__} takes {unknown[0]}, unheard of")
+        raise PartMissingError(
+            f"the engine's {made.__qualname__} takes {unknown[0]}, which is not known here"
+        )
     return name in taken
 
 

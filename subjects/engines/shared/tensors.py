@@ -25,20 +25,23 @@ def tensors_in(objects: Iterable[Any], package: str) -> Iterator[Tensor]:
 
 
 def holds_only(holder: Any, known: Collection[str]) -> None:
-    """Raise PartMissingError where an engine's object holds a tensor by a name that is not known.
+    """Raise PartMissingError where an engine's object holds a tensor under a name not in `known`.
 
-    That may be one of those known, by another name, or one that nobody judges.
+    That may be one of the known tensors under another name, or one that nobody would judge.
     """
     tensors = (name for name, held in vars(holder).items() if isinstance(held, Tensor))
     unknown = next((name for name in tensors if name not in known), None)
     if unknown is not None:
-        raise PartMissingError(f"the engine's {type(holder).__name__} holds {unknown}, unheard of")
+        raise PartMissingError(
+            f"the engine's {type(holder).__name__} holds {unknown}, which is not known here"
+        )
 
 
 def bring_back(buffers: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:
-    """Let buffers hold what they did, by name: not one of another shape by now, nor a new one.
+    """Copy into each buffer what one of its name held before.
 
-    That one is no more what it was, and a property's to judge.
+    A buffer that is new since, or has another shape by now, is left alone: that it is another one
+    is for a property to judge.
     """
     for name, buffer in buffers.items():
         if name in before and buffer.shape == before[name].shape:
@@ -57,17 +60,18 @@ def given_back(*places: tuple[Tensor, Any]) -> Iterator[None]:
 
 
 class Reissued:
-    """Gives copies of tensors, each at the address of the last one of its size and name.
+    """Gives copies of tensors, each at the address of the last copy of its name, dtype and size.
 
-    It does so as soon as nobody holds that any more, as an allocator may: what goes by the address
-    of a batch's tensor, as a memo does, then takes it for the one before.
+    If somebody still holds that copy, the new one lies elsewhere. An allocator may do the same.
+    What knows a batch's tensor by its address alone, as a memo does, then takes it for the one
+    before, and is seen to be stale.
     """
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, torch.dtype, int], torch.UntypedStorage] = {}
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a copy of a tensor."""
+        """Return a copy of a tensor, which is called `name` in every batch."""
         key = name, tensor.dtype, tensor.numel()
         memory = self._memory.get(key)
         if memory is None or holders(memory) > 1:

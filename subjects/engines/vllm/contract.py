@@ -18,19 +18,19 @@ GATHERING = ["idx_mapping", "num_reqs_padded", "out", "out_ptrs", "num_computed_
 """What the engine's block tables may be gathered by, in any release."""
 
 COMMON = "spec_decode.speculator"
-"""Where what all drafters have in common is, in later releases."""
+"""The module of what all drafters have in common, in later releases."""
 
 OF_PADDING, MARKING = "is_padding", "VLLM_MOE_SKIP_PADDING"
-"""Its static buffer of which tokens are padding, in later releases, and what says it is read."""
+"""The static buffer that marks padded tokens, in later releases, and the setting to read it."""
 
 LAST_TOKENS = "last_token_indices"
-"""The drafter's static buffer of the last token of each request, in all but the first releases."""
+"""The drafter's static buffer of where each request ends, in all but the first releases."""
 
 OF_FIRST_DRAFTERS = (
     *("hidden_states", "idx_mapping", "temperature", "seeds", "draft_tokens", "inputs_embeds"),
     *("draft_logits", "arange", "current_draft_step"),
 )
-"""The tensors of a drafter of the first releases."""
+"""All tensors that a drafter of the first releases holds, by name."""
 
 COPYING = ["num_reqs", "idx_mapping", "temperature", "seeds", "dummy_run"]
 """What its drafter may be given of requests."""
@@ -75,9 +75,9 @@ def marks_padding(settings: Any, buffers: Any) -> bool:
 
 
 def names_last_tokens(runner: Any) -> bool:
-    """Whether the drafter names the last token of each request: all but the first releases do.
+    """Whether the drafter has a static buffer of last tokens: all but the first releases have.
 
-    Raises PartMissingError where one that does not holds a tensor that theirs did not.
+    Raises PartMissingError where one without it holds a tensor that the first releases' did not.
     """
     drafter = runner.runner.speculator
     if hasattr(drafter, LAST_TOKENS) or of_common_code(drafter):

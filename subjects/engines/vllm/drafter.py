@@ -41,7 +41,7 @@ MANAGERS = {
 """What holds the graphs of a drafter that catches up, and of one that proposes, by release."""
 
 BUFFERS, SOURCES = ("hidden_states", "idx_mapping"), "sample_src_positions"
-"""The drafter's own static buffers besides those of batches; and one that came later."""
+"""The drafter's own static buffers, besides those of batches; and one of later releases."""
 
 
 class DraftDecoder(Decoder):

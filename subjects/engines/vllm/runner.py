@@ -28,7 +28,7 @@ GPU = "v1.worker.gpu"
 
 OF_BATCHES = ("input_ids", "positions", "seq_lens", "query_start_loc")
 OF_SEVERAL_RANKS = "dcp_local_seq_lens"
-"""The engine's static buffers of batches; and of several ranks, which nothing here reads."""
+"""The engine's static buffers of batches; and one for several ranks, which nothing here reads."""
 
 NO_SAMPLER = SimpleNamespace(
     penalties_state=SimpleNamespace(output_bin_counts=None), apply_staged_writes=lambda: None

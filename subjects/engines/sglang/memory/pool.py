@@ -194,9 +194,9 @@ class SglangPool:
 
     @cached_property
     def can_preset(self) -> bool:
-        """Whether the engine's pool can be preset with SWA write locations, in early releases.
+        """Whether the engine's pool can be preset with SWA write locations, as in early releases.
 
-        Raises PartMissingError where one of the two names that come with that has gone alone.
+        Raises PartMissingError if it has only one of the two attributes that belong to that.
         """
         held, setter = hasattr(self.kv, "swa_loc"), hasattr(self.kv, "set_swa_loc")
         if held != setter:

@@ -17,7 +17,7 @@ from subjects.engines.sglang.model.trees import TreeBatch, tree_keys
 from subjects.engines.shared.missing import PartMissingError
 
 FURTHER = {"decode_attention_fwd": 7, "extend_attention_fwd": 3}
-"""How many arguments more the engine gives its kernels by place: of scratch memory, and scales."""
+"""How many more positional arguments the engine gives a kernel: scratch memory, and scales."""
 
 BESIDE = frozenset(
     {
@@ -26,7 +26,7 @@ BESIDE = frozenset(
         *("enable_lean", "lean_Mp", "lean_Lp", "lean_Op", "lean_locks"),
     }
 )
-"""What it gives them by name besides: nothing that our model has, or that our arithmetic needs."""
+"""Keyword arguments that it gives them besides. Our model and our arithmetic need none of these."""
 
 
 class OurArithmetic:
@@ -58,7 +58,7 @@ class OurArithmetic:
         **named: Any,
     ) -> None:
         """Attend from each row to its listed slots."""
-        must_be_heard_of("decode_attention_fwd", rest, named)
+        must_be_known("decode_attention_fwd", rest, named)
         rows = query.shape[0]
         must_be_planned(kv_indices)
         mixed = self.ops.attention(
@@ -100,7 +100,7 @@ class OurArithmetic:
         where they were stored: a graph holds no batch that could tell where that was. Queries
         beyond the last request's get nothing.
         """
-        must_be_heard_of("extend_attention_fwd", rest, named)
+        must_be_known("extend_attention_fwd", rest, named)
         must_be_planned(kv_indices)
         given = TreeBatch(
             qo_indptr=qo_indptr,
@@ -137,20 +137,20 @@ class OurArithmetic:
         )
 
 
-def must_be_heard_of(kernel: str, rest: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Raise PartMissingError for an argument of a kernel that nobody has heard of.
+def must_be_known(kernel: str, rest: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise PartMissingError for an argument of a kernel that is not known here.
 
-    It may be one that our arithmetic goes by, of another name or in another place. What is off,
-    None or False, cannot.
+    It may be one that our arithmetic goes by, under another name or in another place. One that is
+    None or False is switched off, and cannot be.
     """
     if len(rest) > FURTHER[kernel]:
         raise PartMissingError(
-            f"the engine gives its {kernel} {len(rest) - FURTHER[kernel]} arguments more than are"
-            " heard of"
+            f"the engine gives its {kernel} more positional arguments than are known here, by"
+            f" {len(rest) - FURTHER[kernel]}"
         )
     for name, value in named.items():
         if name not in BESIDE and value is not None and value is not False:
-            raise PartMissingError(f"the engine gives its {kernel} {name}, unheard of")
+            raise PartMissingError(f"the engine gives its {kernel} {name}, which is not known here")
 
 
 class UnplannedError(PartMissingError):

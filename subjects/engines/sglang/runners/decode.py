@@ -21,8 +21,10 @@ UNPOPULATED = frozenset({"num_token_non_padded"})
 """Static inputs that replays leave as they were captured: the settings that they serve are off."""
 
 BACKEND_LOCATIONS = "attention.cuda_graph_swa_out_cache_loc"
-"""The static SWA write locations of an engine whose attention backend holds them, by the name
-that they have here, whatever the engine calls them."""
+"""What the static SWA write locations are called here, where an attention backend holds them.
+
+The engine may call them otherwise.
+"""
 
 RowSlots = Mapping[Kind, list[list[int]]]
 """Per sub-pool, the engine's slots that each row is to read."""
@@ -39,8 +41,9 @@ class ReplayingRunner(SglangRunner, ABC):
     def find_locations(self, stored: Sequence[Tensor]) -> None:
         """Find the static SWA write locations by what the store was given during capture.
 
-        A static input of a name that is known is not looked at: its name says what it is. If no
-        other is what the store was given, one that was taken for a batch's may be.
+        A static input whose name is known is not looked at: its name says what it is. If none of
+        the others is what the store was given, those tensors are looked at that were taken for a
+        batch's.
         """
         statics, held = self.statics(), self.held.all()
         if BACKEND_LOCATIONS in statics:

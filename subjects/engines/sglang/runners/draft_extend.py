@@ -29,7 +29,7 @@ CAUGHT_UP = (
     ("hidden_states",),
     ("num_accept_tokens", "num_accepted_tokens", "accept_length"),
 )
-"""What that must take, by release."""
+"""The arguments that such an input must take: each by its names, by release."""
 
 WIDTHS = ("captured_req_width", "num_tokens_per_bs")
 """What the engine may call the tokens of a request."""

@@ -14,7 +14,7 @@ from subjects.engines.sglang.runners.drafting import DraftingRunner
 from subjects.engines.shared.loading import named, taking
 
 STARTS = (("topk_p",), ("topk_index",), ("hidden_states",), ("bonus_tokens", "verified_id"))
-"""What the engine's input of a draft must take, by release."""
+"""The arguments that the engine's input of a draft must take: each by its names, by release."""
 
 
 class ProposingRunner(DraftingRunner):
@@ -46,8 +46,8 @@ class ProposingRunner(DraftingRunner):
     def speculative_input(self, batch: ForwardBatch, **other: Any) -> Any:
         """Return where drafting starts, as the engine has it.
 
-        Bonus tokens, whose forward is answered, are any that change from batch to batch: a row
-        that keeps an earlier one's is seen.
+        The bonus tokens may be any, since what their forward would give is given with the batch.
+        They differ from batch to batch, so that a row that keeps an earlier batch's is seen.
         """
         spec = batch.spec_info
         values: dict[str, Any] = {

@@ -12,7 +12,7 @@ from subjects.engines.shared.graphs import Replays
 from subjects.protocol import BufferFacts
 
 OF_GRAPHS = ("cuda_graph", "_indptr")
-"""Parts of the names that backends give what graphs read: such a tensor is static by its name."""
+"""Parts of names that backends give to what graphs read: such a tensor is static by its name."""
 
 APART = "req_to_token"
 """The engine's table of requests, which backends hold too."""
@@ -21,8 +21,9 @@ APART = "req_to_token"
 class HeldByBackends:
     """The tensors that a runner's backends hold, by the names of both, watched during capture.
 
-    One that came after the last capture is read by no graph, and one that is another with each
-    capture is of the batch that was planned then, `of_batches`.
+    `of_batches` are the names of those that belong to a batch: at a capture another tensor had
+    the name than at the one before. A tensor that first came after the last capture is in no
+    graph.
     """
 
     def __init__(self, backends: Callable[[], Mapping[str, Any]]) -> None:
@@ -41,7 +42,7 @@ class HeldByBackends:
         }
 
     def statics(self) -> dict[str, Tensor]:
-        """Return those that the captured graphs may read; before there are any, all."""
+        """Return those that the captured graphs may read; before any graph is captured, all."""
         held, captured = self.all(), self._captured
         if captured is None:
             return held
@@ -65,7 +66,7 @@ class HeldByBackends:
         self._last = now
 
     def notes(self) -> list[str]:
-        """Say, in words, which tensors were taken for a batch's."""
+        """Return, in words, which tensors were taken for a batch's."""
         return [
             f"not judged by itself: {name}: the engine binds it anew with each capture, as of a"
             " batch; what is wrong in it shows only by what a replay reads, stores or gives"

@@ -23,7 +23,7 @@ from subjects.engines.shared.missing import PartMissingError
 from subjects.engines.shared.tensors import Reissued
 
 REISSUED = ("out_cache_loc", "req_pool_indices", "seq_lens", "positions")
-"""Tensors of a batch that lie, like those of an engine's allocator, where the last one's did."""
+"""Tensors of a batch that are given the addresses of the last batch's, as an allocator may do."""
 
 
 class SglangRunner:
@@ -166,7 +166,7 @@ class SglangRunner:
         return made
 
     def reissue(self, made: Any) -> Any:
-        """Let the tensors of an engine's batch lie where those of the last batch did."""
+        """Move the tensors of an engine's batch to where those of the last batch lay; return it."""
         for name in REISSUED:
             held = getattr(made, name, None)
             if isinstance(held, Tensor):
@@ -175,7 +175,7 @@ class SglangRunner:
 
     @cached_property
     def reissued(self) -> Reissued:
-        """The memory of batches."""
+        """The memory that one batch after the other lies in."""
         return Reissued()
 
     def adds(self, batch: ForwardBatch) -> dict[str, Any]:
