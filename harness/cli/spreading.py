@@ -48,11 +48,15 @@ def print_run_again(workers: Workers) -> None:
 def require_tiny(options: argparse.Namespace) -> None:
     """Raise MalformedError where an engine of others is to be tried at another shape than tiny."""
     if options.shape != Shape.TINY:
-        raise MalformedError(f"--shape {options.shape} is of our own engine: others are tried tiny")
+        raise MalformedError(
+            f"--shape {options.shape} is for our own engine: any other is tried at shape tiny"
+        )
 
 
 def require_this_machine(options: argparse.Namespace) -> None:
     """Raise MalformedError where an engine on trial is to be spread over a cluster."""
     given = [name for name in ("ray", "journal", "database") if getattr(options, name, None)]
     if given:
-        raise MalformedError(f"--{given[0]} is of our own bugs: an engine is tried on this machine")
+        raise MalformedError(
+            f"--{given[0]} is for our own engine: any other is tried on this machine alone"
+        )

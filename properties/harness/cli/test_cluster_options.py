@@ -57,5 +57,6 @@ def test_an_engine_is_tried_on_this_machine(option: tuple[str, ...], refused: An
     words = ["regress", "--engine", "sglang==0.5.12", *option]
     said = refused(MALFORMED, *words)
     assert (
-        said == f"paritybit: {option[0]} is of our own bugs: an engine is tried on this machine\n"
+        said
+        == f"paritybit: {option[0]} is for our own engine: any other is tried on this machine alone\n"
     )

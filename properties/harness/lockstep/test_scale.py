@@ -138,7 +138,10 @@ def test_a_gpu_too_small_is_told_and_a_large_one_takes_one_process(
     ("words", "said"),
     [
         (["regress", "--shape", "huge"], "unknown shape 'huge'; valid: tiny, mid, real"),
-        (["regress", "--shape", "mid", "--engine", "sglang==0.5.11"], "others are tried tiny"),
+        (
+            ["regress", "--shape", "mid", "--engine", "sglang==0.5.11"],
+            "any other is tried at shape tiny",
+        ),
     ],
 )
 def test_a_wrong_shape_is_one_sentence(
