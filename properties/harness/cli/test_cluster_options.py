@@ -55,8 +55,5 @@ def test_where_nothing_listens_no_cluster_answers(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("option", [("--ray",), ("--journal", "x"), ("--database", "x")])
 def test_an_engine_is_tried_on_this_machine(option: tuple[str, ...], refused: Any) -> None:
     words = ["regress", "--engine", "sglang==0.5.12", *option]
-    said = refused(MALFORMED, *words)
-    assert (
-        said
-        == f"paritybit: {option[0]} is for our own engine: any other is tried on this machine alone\n"
-    )
+    why = "is for our own engine: any other is tried on this machine alone"
+    assert refused(MALFORMED, *words) == f"paritybit: {option[0]} {why}\n"
