@@ -82,7 +82,7 @@ esac
 
 
 @pytest.mark.parametrize("what", FETCHES)
-def test_ci_takes_nothing_but_a_silent_index_for_a_release_that_was_not_tried(
+def test_in_ci_only_an_index_that_does_not_answer_excuses_a_release_that_was_not_tried(
     what: str, tmp_path: Path
 ) -> None:
     """The interpreter is one that ends as it is told; both trials end as they should."""

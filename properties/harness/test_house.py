@@ -297,7 +297,7 @@ def test_what_is_pinned_twice_is_pinned_alike() -> None:
 
 
 LARGEST_TWIN = 450
-"""Signs of a syntax tree, as Python shows it, of what may stand in two files of tests."""
+"""Characters of a syntax tree, as `ast.dump` shows it, up to which two functions may be alike."""
 
 
 def body_of(node: ast.FunctionDef | ast.ClassDef) -> str:

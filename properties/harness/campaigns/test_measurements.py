@@ -129,7 +129,7 @@ def test_a_soak_plays_to_its_end_what_it_began_as_help_says(
     with pytest.raises(SystemExit):
         main(["soak", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert f"played to its end, of clean steps {WHOLE_PIECE} schedules of one runner" in said
+    assert f"a batch of {WHOLE_PIECE} clean schedules, or a schedule of an engine, is" in said
 
 
 def test_a_soak_tries_every_preset_scheme_and_engine_in_two_shapes() -> None:
