@@ -65,8 +65,9 @@ class _Server:
 @contextmanager
 def undisturbed(*signals: signal.Signals) -> Iterator[None]:
     """Hold SIGINT, or other signals, back until the end; a process started in here hears none."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
-    try:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:  # What was heard just before may be raised as soon as signals are held back.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -152,8 +153,8 @@ class Forked:
     def _hear(self) -> None:
         """Take note of what the server says next: the process's number, then how it ended.
 
-        No signal may come between reading and noting it: the exit code would be taken for the
-        number of a process.
+        No signal may come between reading and noting it: what comes next would be taken for the
+        number of the process, which then could neither be ended nor be waited for.
         """
         with undisturbed(*STOPPING):
             said = self._said()

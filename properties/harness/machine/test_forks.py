@@ -3,14 +3,14 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from harness.machine.forks import KERNELS, Forked, preload
+from harness.machine.forks import KERNELS, Forked, preload, undisturbed
 from harness.machine.gpus import VISIBLE, listed_gpus
 from properties.support.harness.command_line import python
 from properties.support.harness.forked import answer_of, answers, ends, sleeps
@@ -86,6 +86,47 @@ def test_a_process_that_its_server_has_not_forked_yet_is_waited_for_so_long_and_
         os.kill(server, signal.SIGCONT)
     process.pipe.send("parent")
     assert answer_of(process) == server
+
+
+def test_a_signal_while_a_process_is_heard_of_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a command that is ended just then would wait for ever for a process to end."""
+    process = Forked(sleeps, variables=os.environ)
+    pid = answer_of(process)
+    read = os.read
+
+    def read_and_hear(*words: int) -> bytes:
+        said = read(*words)
+        signal.raise_signal(signal.SIGINT)
+        return said
+
+    with monkeypatch.context() as heard, pytest.raises(KeyboardInterrupt):
+        heard.setattr("harness.machine.forks.os.read", read_and_hear)
+        process.join(SOON)
+    assert process._pid == pid  # Asked for, it would be waited for.
+    process.kill()
+    process.join(SOON)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_signals_are_heard_again_though_one_came_as_they_were_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python raises what was heard before as soon as it has changed the mask."""
+    change, before = signal.pthread_sigmask, signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    def change_and_raise(how: int, signals: Collection[int]) -> object:
+        held_back = change(how, signals)
+        if how == signal.SIG_BLOCK and signals:
+            raise KeyboardInterrupt
+        return held_back
+
+    with monkeypatch.context() as heard, pytest.raises(KeyboardInterrupt):
+        heard.setattr("harness.machine.forks.signal.pthread_sigmask", change_and_raise)
+        with undisturbed(signal.SIGINT):
+            raise AssertionError
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_a_server_that_died_is_replaced() -> None:
