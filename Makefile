@@ -22,7 +22,8 @@ RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
 # What each target reads. A setting on the command line that none of a call's targets reads is an
-# error: `make test CASE=…` would be green without it. A make that calls this one hands down its own.
+# error: `make test CASE=…` would be green without it. Where another make calls this one nothing is
+# refused, since it hands down all of its own settings.
 READ_BY_regress := ENGINE BUG RUNNER PRESET SHAPE DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_engine := VERSION
 READ_BY_bisect-releases := ENGINE BUG RUNNER PRESET DEVICE MPS SEED EXAMPLES ARGS
@@ -152,5 +153,5 @@ check: .venv/ready ## Lint and types, and the workflows of CI
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" 2>.venv/log || { cat .venv/log; exit 1; }
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . 2>.venv/log || { cat .venv/log; exit 1; }
-	@.venv/bin/paritybit list >.venv/log # Every name is known from here on without torch.
+	@.venv/bin/paritybit list >.venv/log # This keeps all names: later commands look them up without torch.
 	@touch $@
