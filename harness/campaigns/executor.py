@@ -197,8 +197,8 @@ class _Worker(Generic[T, R]):
     def end(self) -> None:
         """End the process at once, whatever it does."""
         self.process.kill()
+        self.pipe.close()  # By which it ends, too, if it is forked only later.
         self.process.join(JOIN_SECONDS)
-        self.pipe.close()
 
 
 class Waiting(Generic[T, R]):

@@ -49,6 +49,9 @@ By Python's own numbers that takes an eighth of their time.
 NUMBER = struct.Struct("q")
 STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
+FORK_SECONDS = 120.0
+"""How long a server may take to fork a process: it may have to import much before."""
+
 END_SECONDS = 60.0
 """How long a server may take to end with all that it has forked: a driver can hold a process."""
 
@@ -120,9 +123,8 @@ class Forked:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, as soon as it is forked; None if its server is gone."""
-        if self._pid is None and self._exit_code is None:
-            wait([self._status])
+        """The number of the process, once it is forked; None if its server is gone, or hangs."""
+        if self._pid is None and self._exit_code is None and wait([self._status], FORK_SECONDS):
             self._hear()
         return self._pid
 
@@ -137,7 +139,7 @@ class Forked:
         return self.exitcode is None
 
     def kill(self) -> None:
-        """End the process at once, whatever it does."""
+        """End the process at once, whatever it does: if it is not forked yet, once it is."""
         if self.pid is not None and self.exitcode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
