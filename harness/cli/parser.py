@@ -178,7 +178,7 @@ def add_regress(commands: Commands) -> None:
     add_cluster(regress)
     database = (
         "Folder of an example database that runs share: the cases that they find are kept there,"
-        " and clean trials play these first"
+        " and runs of the clean build play these first"
     )
     regress.add_argument("--database", type=file, help=database)
     regress.add_argument("--out", type=file, default=OUT, help=f"Folder of run folders ({OUT})")
