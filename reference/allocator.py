@@ -1,8 +1,8 @@
 """Who owns which slot: pages of both sub-pools, rows and states, allocated in shuffled order.
 
 Host-side bookkeeping, exact and deterministic, plus the device writes of the
-mapping and of `req_to_token` that follow from it. A freed page, row or state is the
-first to be allocated again, because a stale slot hurts only once re-owned.
+mapping and of `req_to_token` that follow from it. A freed page or row is the first to be
+allocated again, because a stale slot hurts only once re-owned; a freed state is the second.
 """
 
 import random
@@ -126,7 +126,9 @@ class Allocator:
         """Free the row, the state slot and every page of `allocation`."""
         self.truncate(allocation, 0)
         self.free_rows.append(allocation.row)
-        self.free_states.append(allocation.state_slot)
+        # Below the last one: else a row would have the same state slot whoever owns it, and a
+        # table that knows slots by their rows would never be wrong.
+        self.free_states.insert(-1, allocation.state_slot)
 
     def _free_swa(self, allocation: PageAllocation, pages: Sequence[int]) -> None:
         """Free the SWA pages at the given indices of `allocation`, and unmap their tokens."""

@@ -90,9 +90,11 @@ def handed_over(config: ModelConfig) -> Schedule:
 def prefilled_together(config: ModelConfig, requests: int, buckets: Sequence[int]) -> Schedule:
     """Return a schedule in which each bucket of tokens is filled by up to `requests` requests.
 
-    Each is filled whole, and then all but one token. In the end two requests are prefilled
-    together beyond their windows, chunk by chunk; the first has the longer prompt. After each chunk
-    both are evicted from.
+    Each is filled whole, and then all but one token. Then two requests are prefilled together
+    beyond their windows, chunk by chunk; the first has the longer prompt. After each chunk both
+    are evicted from. At last a request leaves, and another one of its length gets its row: first
+    with slots of both sub-pools that are not those of the one before it, then with other SWA slots
+    alone.
     """
     steps: list[Step] = []
     for bucket in buckets:
@@ -104,4 +106,6 @@ def prefilled_together(config: ModelConfig, requests: int, buckets: Sequence[int
     evicted = tuple(map(Evict, BOTH))
     steps += [Prefill((2 * config.window + 1, config.window + 2), chunk), *evicted]
     steps += [Prefill((), chunk), *evicted] * (2 * config.window // chunk)
-    return Schedule((*steps, Decode(BOTH)))
+    again = Prefill((chunk,), chunk), Finish(len(BOTH))
+    steps += [*again, *([Decode(BOTH)] * config.window), *again, *evicted, *again]
+    return Schedule(tuple(steps))

@@ -932,6 +932,14 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="Nothing is written where a forward in flight has yet to keep a token.",
     ),
     Fault(
+        name="no-prefill-looks-like-the-one-before",
+        file="harness/schedules/edges.py",
+        old="steps += [*again, *([Decode(BOTH)] * config.window), *again, *evicted, *again]",
+        new="steps += [*again, *([Decode(BOTH)] * config.window)]",
+        tests=("properties/harness/lockstep/test_joint_prefill.py", "-k", "again or looked"),
+        why="No row is prefilled to one length twice running with other slots.",
+    ),
+    Fault(
         name="overlapping-steps-of-random-alone",
         file="harness/campaigns/regress.py",
         old="Task(trial, Source.GENERATED, seed, few, (handed_over(trial.model),))",

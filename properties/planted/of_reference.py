@@ -108,10 +108,18 @@ OF_REFERENCE: tuple[Fault, ...] = (
     Fault(
         name="state-slot-leaks",
         file="reference/allocator.py",
-        old="        self.free_states.append(allocation.state_slot)\n",
+        old="        self.free_states.insert(-1, allocation.state_slot)\n",
         new="",
         tests=("properties/reference/test_allocator.py",),
         why="The state slot of a request that has finished is never issued again.",
+    ),
+    Fault(
+        name="state-slot-goes-with-its-row",
+        file="reference/allocator.py",
+        old="self.free_states.insert(-1, allocation.state_slot)",
+        new="self.free_states.append(allocation.state_slot)",
+        tests=("properties/reference/test_allocator.py", "-k", "slot_of_another"),
+        why="A row has one state slot whoever owns it, so that no table of them is ever wrong.",
     ),
     Fault(
         name="lowest-row-wins",

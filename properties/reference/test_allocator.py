@@ -281,6 +281,19 @@ def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -
     assert (again.allocation.row, again.allocation.full_pages, again.allocation.swa_pages) == freed
 
 
+def test_a_row_is_issued_again_with_the_state_slot_of_another(ledger: Ledger) -> None:
+    """A table that knows a state slot by its row is wrong by then; the slot itself is next."""
+    first = ledger.admit()
+    assert first is not None
+    row, state_slot = first.allocation.row, first.allocation.state_slot
+    ledger.free(first)
+    again, other = ledger.admit(), ledger.admit()
+    assert again is not None and other is not None
+    assert (again.allocation.row, other.allocation.state_slot) == (row, state_slot)
+    assert again.allocation.state_slot != state_slot
+    check_ownership(ledger)
+
+
 def test_an_evicted_swa_page_is_the_first_to_be_issued_again(ledger: Ledger) -> None:
     size = ledger.allocator.page_size
     first, second = ledger.admit(), ledger.admit()

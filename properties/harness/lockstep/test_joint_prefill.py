@@ -17,9 +17,10 @@ from harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule,
 from reference.batch import ForwardBatch, Mode
 from reference.config import PRESETS
 from reference.pool import KVPools
-from subjects.protocol import Offer
+from subjects.protocol import KeyLists, Offer
 from subjects.runners import RUNNERS
 from subjects.runners.base import GraphRunner
+from subjects.runners.prefill import PrefillRunner
 
 ROWS = (0, 1, 2)
 
@@ -93,6 +94,55 @@ def test_a_prefill_that_is_not_replayed_with_as_many_requests_as_fit_is_seen(
     outcome = Lockstep(trial).play(prefilled_together(trial.model, most, trial.token_buckets))
     assert outcome.error is None
     assert "captured_path" in outcome.violated
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_row_is_prefilled_to_one_length_again_and_again_with_other_slots(
+    preset: str, page_size: int, device: str
+) -> None:
+    """First with others of both sub-pools, then with others of the SWA sub-pool alone."""
+    trial = TrialConfig("piecewise", preset, page_size=page_size, device=device)
+    pair = Pair(trial)
+    schedule = prefilled_together(trial.model, max(trial.buckets), trial.token_buckets)
+    pair.begin(schedule)
+    with torch.inference_mode():
+        observations = [pair.step(step, place) for place, step in enumerate(schedule.steps)]
+    batches = [one.eager.batch for one in observations if one is not None]
+    prefills = [batch for batch in batches if batch is not None and batch.extends]
+    first, second, third = (batch.spans[0] for batch in prefills[-3:])
+    assert [len(batch.spans) for batch in prefills[-3:]] == [1, 1, 1]
+    lengths = {(span.row, span.begin, span.end) for span in (first, second, third)}
+    assert len(lengths) == 1
+    assert not {*first.swa_slots} >= {*second.swa_slots}
+    assert not {*first.full_slots} >= {*second.full_slots}
+    assert second.full_slots == third.full_slots
+    assert not {*second.swa_slots} >= {*third.swa_slots}
+
+
+@pytest.mark.parametrize("known", ["rows and lengths", "full slots too"])
+def test_key_lists_of_the_last_prefill_that_looked_the_same_are_seen(
+    known: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered is the runner's declared state, which a reset brings back."""
+    runner = RUNNERS["piecewise"]
+    assert issubclass(runner, PrefillRunner)
+    fresh_keys = runner.fresh_keys
+
+    def remembered(self: PrefillRunner, batch: ForwardBatch) -> KeyLists:
+        lists = fresh_keys(self, batch)
+        key = [batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), batch.extend_lens.tolist()]
+        key += [lists.full.slots.tolist()] if known == "full slots too" else []
+        if self.state is None or self.state[0] != key:
+            self.state = key, lists
+        return self.state[1]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(runner, "fresh_keys", remembered)
+    trial = TrialConfig("piecewise", device=device)
+    most = max(trial.buckets)
+    outcome = Lockstep(trial).play(prefilled_together(trial.model, most, trial.token_buckets))
+    assert outcome.error is None
+    assert {"logits_parity", "read_frame"} <= set(outcome.violated)
 
 
 def test_no_more_are_prefilled_than_a_batch_holds_and_there_is_room_for(device: str) -> None:
