@@ -40,12 +40,14 @@ def longest_context(config: ModelConfig, tokens: int) -> Schedule:
     """Return a schedule in which forwards of every kind reach as far as a request can grow.
 
     Each has a row of a short request beside it. The last prefill is of `tokens` tokens, which a
-    graph can run; an engine leaves out what it has no runner for.
+    graph can run; an engine leaves out what it has no runner for. At last a draft is of the row
+    and the length of the draft before it, and reads other slots.
     """
     longest = config.max_context - 1
     # A draft that writes KV takes the most room beyond what is known, a verify the next most.
     drafted = config.max_context - SPECULATION.slots
     verified = config.max_context - SPECULATION.draft_tokens - 1
+    drafts = Admit(2, 2), Decode((1,)), DraftExtend((1,)), Draft((1,))
     steps: tuple[Step, ...] = (
         *(Admit(drafted - 2, config.window), Extend(0, longest), Admit(3, 3)),
         *([Decode((0,))] * 2),
@@ -56,6 +58,8 @@ def longest_context(config: ModelConfig, tokens: int) -> Schedule:
         *(DraftExtend(BOTH), Draft(BOTH)),
         *(Retract(0), Resume(0), Finish(0), Finish(0)),
         *(Admit(3, 3), Admit(longest, longest - tokens), Extend(0, tokens)),
+        *(Finish(0), Finish(0), Admit(3, 3), *drafts, Finish(1)),
+        *(*([Decode((0,))] * config.window), *drafts),
     )
     return Schedule(steps)
 

@@ -940,6 +940,14 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="No row is prefilled to one length twice running with other slots.",
     ),
     Fault(
+        name="no-draft-looks-like-the-one-before",
+        file="harness/schedules/edges.py",
+        old="*(*([Decode((0,))] * config.window), *drafts),",
+        new="*drafts,",
+        tests=("properties/harness/schedules/test_edges.py", "-k", "one_before_it"),
+        why="A draft of the row and the length of the one before it reads the same slots.",
+    ),
+    Fault(
         name="overlapping-steps-of-random-alone",
         file="harness/campaigns/regress.py",
         old="Task(trial, Source.GENERATED, seed, few, (handed_over(trial.model),))",

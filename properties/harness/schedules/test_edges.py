@@ -67,6 +67,28 @@ def test_all_holds_at_the_edge_of_the_context_and_in_a_bucket_of_one(
     assert outcome.events[f"{under_test}: bucket 1 full"]
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("runner", ["decode", "frozen_kv_mtp"])
+def test_a_draft_of_the_row_and_the_length_of_the_one_before_it_reads_other_slots(
+    runner: str, page_size: int
+) -> None:
+    trial = smallest(TrialConfig(runner, page_size=page_size))
+    schedule = longest_context(trial.model, max(trial.token_buckets))
+    drafts = list[tuple[int, int, list[int]]]()
+    pair = Pair(trial)
+    with torch.inference_mode():
+        pair.begin(schedule)
+        for place, step in schedule.flat():
+            observation = pair.step(step, place)
+            if observation is not None and observation.mode.drafts:
+                span = observation.eager.spans[-1]
+                held = pair.eager.pools.tables.req_to_token[span.row, : span.begin]
+                drafts.append((span.row, span.begin, held.tolist()))
+    before, last = drafts[-2:]
+    assert before[:2] == last[:2]
+    assert not {*before[2]} >= {*last[2]}
+
+
 def test_a_row_becomes_padding_wherever_a_counter_of_bits_begins_again(device: str) -> None:
     """At every replay whose number is a power of two, up to more than a byte counts."""
     trial = smallest(TrialConfig("decode", device=device))
