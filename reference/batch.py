@@ -12,12 +12,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+from paritybit.reference.config import SPECULATION, Role
+from paritybit.reference.pool import Tables
+from paritybit.reference.state_pool import HiddenStates
+from paritybit.reference.transfer import transfer
 from torch import Tensor
-
-from reference.config import SPECULATION, Role
-from reference.pool import Tables
-from reference.state_pool import HiddenStates
-from reference.transfer import transfer
 
 MROPE_SECTIONS = 3
 ENCODER_ROWS = 4

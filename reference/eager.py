@@ -8,16 +8,15 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from paritybit.reference.batch import ForwardBatch, Mode, Span
+from paritybit.reference.config import SPECULATION, Kind, ModelConfig, Role
+from paritybit.reference.model import Model, Output, TokenInputs, most_keys
+from paritybit.reference.ops import Ops, Reused
+from paritybit.reference.pool import LOC_DTYPE, HybridKVPool, KVPools
+from paritybit.reference.speculative import keep_candidates, likeliest, propose
+from paritybit.reference.state_pool import STATE_ROWS, StatePaths
+from paritybit.reference.transfer import Numbers, transfer
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode, Span
-from reference.config import SPECULATION, Kind, ModelConfig, Role
-from reference.model import Model, Output, TokenInputs, most_keys
-from reference.ops import Ops, Reused
-from reference.pool import LOC_DTYPE, HybridKVPool, KVPools
-from reference.speculative import keep_candidates, likeliest, propose
-from reference.state_pool import STATE_ROWS, StatePaths
-from reference.transfer import Numbers, transfer
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from paritybit.reference.batch import ENCODER_ROWS, MROPE_SECTIONS
+from paritybit.reference.config import SPECULATION, Kind, ModelConfig
+from paritybit.reference.ops import Ops
+from paritybit.reference.pool import DRAWN_IN_PLACE
+from paritybit.reference.state_pool import StatePaths
 from torch import Tensor
-
-from reference.batch import ENCODER_ROWS, MROPE_SECTIONS
-from reference.config import SPECULATION, Kind, ModelConfig
-from reference.ops import Ops
-from reference.pool import DRAWN_IN_PLACE
-from reference.state_pool import StatePaths
 
 STATE_DECAY = (0.5, 0.875)
 """How much of the recurrent state a further token leaves, from the first channel to the last."""

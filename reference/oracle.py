@@ -7,11 +7,10 @@ worlds (a window off by one) show against it. It keeps positions, not slots.
 import math
 
 import torch
+from paritybit.reference.batch import MROPE_SECTIONS
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Model
 from torch import Tensor
-
-from reference.batch import MROPE_SECTIONS
-from reference.config import Kind
-from reference.model import Model
 
 
 def visible(kind: Kind, window: int | Tensor, length: int) -> Tensor:

@@ -6,9 +6,8 @@ An engine that overlaps steps has another order, with waits of its own.
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from paritybit.reference.transfer import transfer
 from torch import Tensor
-
-from reference.transfer import transfer
 
 Values = Mapping[str, Sequence[int]]
 """What the host hands to the device, by name."""

@@ -11,15 +11,14 @@ from itertools import accumulate
 from typing import TypeVar
 
 import torch
+from paritybit.reference.config import Kind, ModelConfig, Role
+from paritybit.reference.kernels.late import imported_late
+from paritybit.reference.state_pool import Section, StatePool, section_shapes
 from torch import Tensor
-
-from reference.config import Kind, ModelConfig, Role
-from reference.kernels.late import imported_late
-from reference.state_pool import Section, StatePool, section_shapes
 
 Name = TypeVar("Name")
 
-ON_CUDA = "reference.kernels.tables"
+ON_CUDA = "paritybit.reference.kernels.tables"
 """What writes and reads index tables there."""
 
 LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}

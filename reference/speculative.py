@@ -8,12 +8,11 @@ engines: drafts are verified, so that only their quality depends on it.
 from collections.abc import Callable
 
 import torch
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.model import Output
+from paritybit.reference.ops import Ops
 from torch import Tensor
 from torch.nn.functional import pad
-
-from reference.config import SPECULATION
-from reference.model import Output
-from reference.ops import Ops
 
 Tree = tuple[tuple[int, int], ...]
 """Draft tokens of one request as (token, parent), the root first, its parent -1."""

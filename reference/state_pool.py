@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
+from paritybit.reference.config import SPECULATION
 from torch import Tensor
-
-from reference.config import SPECULATION
 
 STATE_ROWS = 1 + SPECULATION.draft_tokens
 """Rows of one state slot: the request's state, then that of each node of a tree to verify."""

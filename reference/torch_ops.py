@@ -7,10 +7,9 @@ whole vectors.
 """
 
 import torch
+from paritybit.reference.ops import STATE_GAIN, Ops, Reused
 from torch import Tensor
 from torch.nn.functional import gelu, pad, silu
-
-from reference.ops import STATE_GAIN, Ops, Reused
 
 NORM_EPSILON = 1e-6
 COUNTING = 4096

@@ -7,24 +7,23 @@ the number of rows: that would change the order of a row's sums with the batch.
 from functools import cache
 
 import torch
-from torch import Tensor
-
-from reference.kernels.elementwise import (
+from paritybit.reference.kernels.elementwise import (
     embed_kernel,
     limit_rows_kernel,
     payload_kernel,
     rotary_kernel,
     scan_states_kernel,
 )
-from reference.kernels.kv import attention_kernel, store_kv_kernel, store_rows_kernel
-from reference.kernels.products import (
+from paritybit.reference.kernels.kv import attention_kernel, store_kv_kernel, store_rows_kernel
+from paritybit.reference.kernels.products import (
     gated_linear_add_kernel,
     linear_add_kernel,
     norm_linear_kernel,
     project_heads_kernel,
 )
-from reference.kernels.ranking import largest_kernel
-from reference.ops import Ops, Reused
+from paritybit.reference.kernels.ranking import largest_kernel
+from paritybit.reference.ops import Ops, Reused
+from torch import Tensor
 
 TILE_AREA = 4096  # elements of a two-axis tile: 32 registers a thread
 INPUT_TILE = 128  # input features that one step of a product reads

@@ -7,7 +7,7 @@ page and in the Markdown summary.
 import re
 from collections.abc import Iterator, Sequence
 
-from harness.explain.facts import (
+from paritybit.harness.explain.facts import (
     CAPTURE,
     Cause,
     Explanation,
@@ -18,9 +18,9 @@ from harness.explain.facts import (
     TimelineEntry,
     Writer,
 )
-from harness.records.schema import Environment, Finding
-from reports.drawings.static_inputs import source_text
-from reports.texts import Piece
+from paritybit.harness.records.schema import Environment, Finding
+from paritybit.reports.drawings.static_inputs import source_text
+from paritybit.reports.texts import Piece
 
 RACE = "missing wait"
 """The blame of what no forward shows alone: the host of steps that overlap."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.records.schema import (
+from paritybit.harness.records.schema import (
     BugRow,
     CleanRow,
     Contract,
@@ -19,12 +19,12 @@ from harness.records.schema import (
     TrialSettings,
     Violation,
 )
-from harness.records.schema import Finding as RecordedFinding
-from reports.blame import lines_of, linked_line, runner_of, runner_words
-from reports.drawings.bit_patterns import Comparison, compare
-from reports.drawings.timeline import Timeline, lay_out
-from reports.explanation import ExplanationView, describe
-from reports.texts import (
+from paritybit.harness.records.schema import Finding as RecordedFinding
+from paritybit.reports.blame import lines_of, linked_line, runner_of, runner_words
+from paritybit.reports.drawings.bit_patterns import Comparison, compare
+from paritybit.reports.drawings.timeline import Timeline, lay_out
+from paritybit.reports.explanation import ExplanationView, describe
+from paritybit.reports.texts import (
     TINY,
     Fact,
     Piece,
@@ -36,7 +36,7 @@ from reports.texts import (
     value_text,
     words,
 )
-from reports.verdicts import STATUSES
+from paritybit.reports.verdicts import STATUSES
 
 ROOM = 6400
 """Boxes in all time lines of a page together: what keeps it below a megabyte."""

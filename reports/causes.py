@@ -6,12 +6,19 @@ Knows the record. Does not know markup or a console.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.explain.facts import SourceLine
-from harness.records.schema import BugRow, CleanRow, Environment, Record, TrialRow
-from reports.blame import culprits, lines_of, linked_line, runner_of, runner_words, to_blame
-from reports.cards import Card
-from reports.texts import Piece, sized
-from reports.verdicts import STATUSES, all_rows, sound, tried
+from paritybit.harness.explain.facts import SourceLine
+from paritybit.harness.records.schema import BugRow, CleanRow, Environment, Record, TrialRow
+from paritybit.reports.blame import (
+    culprits,
+    lines_of,
+    linked_line,
+    runner_of,
+    runner_words,
+    to_blame,
+)
+from paritybit.reports.cards import Card
+from paritybit.reports.texts import Piece, sized
+from paritybit.reports.verdicts import STATUSES, all_rows, sound, tried
 
 MOST_NAMED = 6
 """Failures of one cause that are named beside the one that is told at length."""

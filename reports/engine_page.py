@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.records.schema import EngineCounterexample
-from reports.cards import engine_cards
-from reports.compared.engines import Comparison
-from reports.compared.previous import Previous
-from reports.page import environment
-from reports.verdicts import of_faults
+from paritybit.harness.records.schema import EngineCounterexample
+from paritybit.reports.cards import engine_cards
+from paritybit.reports.compared.engines import Comparison
+from paritybit.reports.compared.previous import Previous
+from paritybit.reports.page import environment
+from paritybit.reports.verdicts import of_faults
 
 SIGNS = {"present": ("✗", "bad"), "absent": ("✓", "good"), "undecided": ("?", "warn")}
 """Sign and tone of a verdict."""

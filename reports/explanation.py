@@ -7,7 +7,7 @@ nothing itself.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from harness.explain.facts import (
+from paritybit.harness.explain.facts import (
     Cause,
     Explanation,
     FirstDifference,
@@ -20,13 +20,13 @@ from harness.explain.facts import (
     UncapturedRun,
     Writer,
 )
-from harness.records.schema import Contract
-from reports.blame import HOW, failing_runner, to_blame, writer_words
-from reports.drawings import slot_map, static_inputs
-from reports.drawings.bit_patterns import Comparison, compare
-from reports.drawings.slot_map import MapDrawing
-from reports.drawings.static_inputs import Table, source_text
-from reports.texts import Fact
+from paritybit.harness.records.schema import Contract
+from paritybit.reports.blame import HOW, failing_runner, to_blame, writer_words
+from paritybit.reports.drawings import slot_map, static_inputs
+from paritybit.reports.drawings.bit_patterns import Comparison, compare
+from paritybit.reports.drawings.slot_map import MapDrawing
+from paritybit.reports.drawings.static_inputs import Table, source_text
+from paritybit.reports.texts import Fact
 
 UNCAPTURED_RUN: Mapping[UncapturedRun | None, str] = {
     None: "",

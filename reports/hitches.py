@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from harness.records.schema import STALLED, Record, RunAgain
-from reports.texts import Fact
+from paritybit.harness.records.schema import STALLED, Record, RunAgain
+from paritybit.reports.texts import Fact
 
 NAMED = 3
 """How many tasks are named; the record has them all."""

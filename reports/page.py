@@ -10,17 +10,16 @@ from hashlib import sha256
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-
-from harness.explain.facts import Explanation
-from harness.records.schema import FORMAT, VERSION, Record
-from reports.compared.kinds import KINDS, tone
-from reports.compared.previous import Previous
-from reports.compared.runs import Comparison
-from reports.drawings.picture import lay_out
-from reports.glossary import GLOSSARY
-from reports.pasting import file_name, opening, pastable
-from reports.review import review
-from reports.texts import duration
+from paritybit.harness.explain.facts import Explanation
+from paritybit.harness.records.schema import FORMAT, VERSION, Record
+from paritybit.reports.compared.kinds import KINDS, tone
+from paritybit.reports.compared.previous import Previous
+from paritybit.reports.compared.runs import Comparison
+from paritybit.reports.drawings.picture import lay_out
+from paritybit.reports.glossary import GLOSSARY
+from paritybit.reports.pasting import file_name, opening, pastable
+from paritybit.reports.review import review
+from paritybit.reports.texts import duration
 
 
 def render(record: Record, previous: Previous | None = None) -> str:

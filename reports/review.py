@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
-from harness.records.schema import (
+from paritybit.harness.records.schema import (
     BugOnRunner,
     BugRow,
     CleanRow,
@@ -19,14 +19,14 @@ from harness.records.schema import (
     TrialRow,
     TrialSettings,
 )
-from reports.cards import Card, Filter, bug_cards, clean_cards, filters, setting
-from reports.causes import Failed, failed
-from reports.drawings import detection_plot
-from reports.drawings.detection_plot import Plot
-from reports.hitches import hitches
-from reports.skipped import skipped
-from reports.texts import Fact, Piece, duration, words
-from reports.verdicts import (
+from paritybit.reports.cards import Card, Filter, bug_cards, clean_cards, filters, setting
+from paritybit.reports.causes import Failed, failed
+from paritybit.reports.drawings import detection_plot
+from paritybit.reports.drawings.detection_plot import Plot
+from paritybit.reports.hitches import hitches
+from paritybit.reports.skipped import skipped
+from paritybit.reports.texts import Fact, Piece, duration, words
+from paritybit.reports.verdicts import (
     clean_green,
     extent,
     hunts_sound,

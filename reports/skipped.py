@@ -5,8 +5,8 @@ Knows the record and why a device or a build cannot show something. Judges nothi
 
 from collections.abc import Iterator
 
-from harness.records.schema import Record
-from reports.texts import Fact, value_text, words
+from paritybit.harness.records.schema import Record
+from paritybit.reports.texts import Fact, value_text, words
 
 ON_A_CPU = (
     Fact(

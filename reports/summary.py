@@ -7,9 +7,9 @@ no markup.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.records.schema import Record
-from reports.causes import Group
-from reports.review import Review, review
+from paritybit.harness.records.schema import Record
+from paritybit.reports.causes import Group
+from paritybit.reports.review import Review, review
 
 MOST_LINES = 50
 """Lines of what needs attention, at most: the page has them all."""

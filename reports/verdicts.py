@@ -7,7 +7,7 @@ record's.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from harness.records.schema import BugOnRunner, BugRow, CleanRow, Record, TrialRow
+from paritybit.harness.records.schema import BugOnRunner, BugRow, CleanRow, Record, TrialRow
 
 STATUSES: Mapping[str, tuple[bool, str]] = {
     "caught": (True, "The property that must detect it did."),

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Model, most_keys
+from paritybit.reference.ops import Ops, Reused
+from paritybit.subjects.pool import SubjectPool
+from paritybit.subjects.protocol import KeyLists, Keys
 from torch import Tensor
-
-from reference.config import Kind
-from reference.model import Model, most_keys
-from reference.ops import Ops, Reused
-from subjects.pool import SubjectPool
-from subjects.protocol import KeyLists, Keys
 
 
 class ListedKV:

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from paritybit.subjects.contracts import Contract, Extents, Policy, StaticInput
 from torch import Tensor
-
-from subjects.contracts import Contract, Extents, Policy, StaticInput
 
 Conversions = set[tuple[str, torch.dtype, torch.dtype]]
 """Dtype conversions on copy into a static buffer: (name, from, to)."""

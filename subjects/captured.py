@@ -8,19 +8,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind, Role
-from reference.model import Model, Output
-from reference.ops import Ops
-from reference.pool import LOC_DTYPE, KVPools
-from subjects.contracts import LISTED_CONVERSIONS, Policy
-from subjects.engine import Engine, Subject, contract
-from subjects.graphs.protocol import Graph
-from subjects.parts import Part
-from subjects.pool import TRANSLATE
-from subjects.protocol import (
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.model import Model, Output
+from paritybit.reference.ops import Ops
+from paritybit.reference.pool import LOC_DTYPE, KVPools
+from paritybit.subjects.contracts import LISTED_CONVERSIONS, Policy
+from paritybit.subjects.engine import Engine, Subject, contract
+from paritybit.subjects.graphs.protocol import Graph
+from paritybit.subjects.parts import Part
+from paritybit.subjects.pool import TRANSLATE
+from paritybit.subjects.protocol import (
     BufferFacts,
     Forward,
     GraphFacts,
@@ -32,8 +30,9 @@ from subjects.protocol import (
     Replay,
     ReplayFacts,
 )
-from subjects.runners import RUNNERS
-from subjects.runners.base import GraphRunner
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.runners.base import GraphRunner
+from torch import Tensor
 
 DECLARED = {
     "CountingGraph": "what a graph has recorded, and a counter of the harness's",
@@ -220,8 +219,8 @@ class CapturedEngine:
         ]
         return PythonObjects(
             root=self,
-            packages=frozenset({"subjects", "reference"}),
-            others=frozenset({"subjects.engines"}),
+            packages=frozenset({"paritybit.subjects", "paritybit.reference"}),
+            others=frozenset({"paritybit.subjects.engines"}),
             declared=DECLARED,
             changing=[pools.storage, pools.full_to_swa_index_mapping, pools.req_to_token, *outputs],
         )

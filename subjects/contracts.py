@@ -11,10 +11,9 @@ from enum import StrEnum
 from typing import Any
 
 import torch
+from paritybit.reference.batch import MROPE_SECTIONS
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
-
-from reference.batch import MROPE_SECTIONS
-from subjects.toggles import LocationScheme
 
 SEQ_LEN_FILL_VALUE = 1
 """Length of a padded row: it attends to one position, so that its softmax is defined."""

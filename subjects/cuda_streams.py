@@ -24,10 +24,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from paritybit.reference.kernels.gate import gate_kernel
+from paritybit.subjects.streams import STALLS, Event, Work
 from torch import Tensor
-
-from reference.kernels.gate import gate_kernel
-from subjects.streams import STALLS, Event, Work
 
 MOST_SPINS = 1_000_000
 """Reads of host memory, each of some 4 microseconds, after which a gate opens by itself.

@@ -5,25 +5,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import Role
-from reference.eager import draft_inputs
-from reference.model import Model, TokenInputs
-from reference.ops import Ops
-from reference.pool import KVPools
-from reference.speculative import likeliest
-from subjects.access import ListedKV
-from subjects.buffers import BufferPool
-from subjects.contracts import Changes, Contract, override
-from subjects.key_lists import fresh_span_keys
-from subjects.parts import RIGHT_PARTS, Part, Parts
-from subjects.pool import SubjectPool
-from subjects.protocol import Forward, Overrides
-from subjects.runners import engine_runners
-from subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
-from subjects.states import extend_paths
-from subjects.toggles import LocationScheme, Toggles
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Role
+from paritybit.reference.eager import draft_inputs
+from paritybit.reference.model import Model, TokenInputs
+from paritybit.reference.ops import Ops
+from paritybit.reference.pool import KVPools
+from paritybit.reference.speculative import likeliest
+from paritybit.subjects.access import ListedKV
+from paritybit.subjects.buffers import BufferPool
+from paritybit.subjects.contracts import Changes, Contract, override
+from paritybit.subjects.key_lists import fresh_span_keys
+from paritybit.subjects.parts import RIGHT_PARTS, Part, Parts
+from paritybit.subjects.pool import SubjectPool
+from paritybit.subjects.protocol import Forward, Overrides
+from paritybit.subjects.runners import engine_runners
+from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner, RunnerSpec
+from paritybit.subjects.states import extend_paths
+from paritybit.subjects.toggles import LocationScheme, Toggles
 
 
 @dataclass(frozen=True)

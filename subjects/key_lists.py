@@ -9,23 +9,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.kernels.late import imported_late
+from paritybit.subjects.buffers import BufferPool, Conversions, copy_together
+from paritybit.subjects.pool import SubjectPool
+from paritybit.subjects.protocol import KeyLists, Keys
+from paritybit.subjects.toggles import MemoResets, Toggles
 from torch import Tensor
-
-from reference.batch import ForwardBatch
-from reference.config import SPECULATION
-from reference.kernels.late import imported_late
-from subjects.buffers import BufferPool, Conversions, copy_together
-from subjects.pool import SubjectPool
-from subjects.protocol import KeyLists, Keys
-from subjects.toggles import MemoResets, Toggles
 
 Lists = dict[str, Tensor]
 """Metadata by the name of its buffer."""
 
-LISTING = {"cpu": "subjects.listing.host", "cuda": "subjects.listing.device"}
+LISTING = {"cpu": "paritybit.subjects.listing.host", "cuda": "paritybit.subjects.listing.device"}
 """What lists the slots of requests on a device: two modules of the same functions."""
 
-DRAFTS_ON_CUDA = "subjects.listing.drafts"
+DRAFTS_ON_CUDA = "paritybit.subjects.listing.drafts"
 """What lists drafts to verify there."""
 
 

@@ -15,10 +15,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import torch
+from paritybit.reference.order import Arrived, InOrder, Values
+from paritybit.subjects.streams import Event, Streams
 from torch import Tensor
-
-from reference.order import Arrived, InOrder, Values
-from subjects.streams import Event, Streams
 
 Result = TypeVar("Result")
 

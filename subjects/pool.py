@@ -8,15 +8,14 @@ import logging
 from dataclasses import dataclass, replace
 
 import torch
+from paritybit.reference.config import Kind
+from paritybit.reference.kernels.late import imported_late
+from paritybit.reference.ops import Ops
+from paritybit.reference.pool import LOC_DTYPE, HybridKVPool
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
-from reference.config import Kind
-from reference.kernels.late import imported_late
-from reference.ops import Ops
-from reference.pool import LOC_DTYPE, HybridKVPool
-from subjects.toggles import LocationScheme
-
-ON_CUDA = "subjects.listing.device"
+ON_CUDA = "paritybit.subjects.listing.device"
 """What translates locations there."""
 
 TRANSLATE = "translate_loc_from_full_to_swa"

@@ -11,11 +11,10 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
+from paritybit.reference.allocator import Ownership
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Output
 from torch import Tensor
-
-from reference.allocator import Ownership
-from reference.batch import ForwardBatch, Mode
-from reference.model import Output
 
 
 class Offer(StrEnum):

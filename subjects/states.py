@@ -4,13 +4,12 @@ On CUDA by one launch each, of torch's ops on a CPU, where a tape records them.
 """
 
 import torch
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.kernels.late import imported_late
+from paritybit.reference.state_pool import STATE_ROWS, StatePaths
 from torch import Tensor
 
-from reference.config import SPECULATION
-from reference.kernels.late import imported_late
-from reference.state_pool import STATE_ROWS, StatePaths
-
-ON_CUDA = "subjects.listing.paths"
+ON_CUDA = "paritybit.subjects.listing.paths"
 """The same functions for CUDA."""
 
 

@@ -15,19 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-
-from harness.campaigns.hunt import play_all, whole
-from harness.checks.of_steps.hermetic_replay import HERMETIC_REPLAY
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import STEP_PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, Recorder
-from harness.lockstep.requests import PlannedStep
-from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
-from reference.config import PRESETS
-from subjects.captured import CapturedEngine
-from subjects.toggles import LocationScheme
+from paritybit.harness.campaigns.hunt import play_all, whole
+from paritybit.harness.checks.of_steps.hermetic_replay import HERMETIC_REPLAY
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair, Recorder
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.toggles import LocationScheme
 
 ROWS = 8
 DECODES = 36

@@ -6,17 +6,16 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-
-from harness.campaigns.hunt import whole
-from harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import PROPERTIES
-from harness.explain.facts import TimelineEntry
-from harness.explain.reach import Reaching
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.scale.shapes import with_small_pools
-from harness.schedules.schedule import Schedule
-from subjects.bugs.catalogue import BUGS
+from paritybit.harness.campaigns.hunt import whole
+from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.explain.facts import TimelineEntry
+from paritybit.harness.explain.reach import Reaching
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import with_small_pools
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.subjects.bugs.catalogue import BUGS
 
 Build = Callable[[TrialConfig], Lockstep]
 

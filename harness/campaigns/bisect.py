@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
-from harness.campaigns.hunt import hunt, whole, without_error
-from harness.checks.expectations import unaffected_reason
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import STEP_PROPERTIES
-from harness.lockstep.config import TrialConfig, catalogued
-from harness.records.case import Case
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import lacking
-from subjects.runners import RUNNERS
+from paritybit.harness.campaigns.hunt import hunt, whole, without_error
+from paritybit.harness.checks.expectations import unaffected_reason
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig, catalogued
+from paritybit.harness.records.case import Case
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import lacking
+from paritybit.subjects.runners import RUNNERS
 
 BugSet = tuple[str, ...]
 Fails = Callable[[BugSet], bool]

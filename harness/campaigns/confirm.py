@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from harness.campaigns.fresh import FreshPlaying, PlayFresh
-from harness.campaigns.hunt import HuntResult, ends, failed, hunted, whole
-from harness.checks.of_schedules.declared_state import ID
-from harness.checks.property import Violation
-from harness.lockstep.config import TrialConfig
-from harness.records.schema import STALLED
-from harness.schedules.schedule import Schedule
-from harness.schedules.shrink import shrink
+from paritybit.harness.campaigns.fresh import FreshPlaying, PlayFresh
+from paritybit.harness.campaigns.hunt import HuntResult, ends, failed, hunted, whole
+from paritybit.harness.checks.of_schedules.declared_state import ID
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.schema import STALLED
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.harness.schedules.shrink import shrink
 
 DEPENDS = "it depends on state that no one declared: a fresh process does not show it"
 

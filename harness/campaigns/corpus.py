@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.campaigns.regress import RunConfig, one_size, plan, run_tasks
-from harness.campaigns.run_record import case_of
-from harness.campaigns.task import Result, Source, Status, Task
-from harness.machine.workers import Workers
-from harness.records.case import write_case
+from paritybit.harness.campaigns.regress import RunConfig, one_size, plan, run_tasks
+from paritybit.harness.campaigns.run_record import case_of
+from paritybit.harness.campaigns.task import Result, Source, Status, Task
+from paritybit.harness.machine.workers import Workers
+from paritybit.harness.records.case import write_case
 
 
 def corpus_tasks(hunts: Sequence[tuple[str, str]]) -> list[Task]:

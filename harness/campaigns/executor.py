@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from multiprocessing import connection, process, resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
-from harness.errors import headline
-from harness.lockstep.tracebacks import traceback_of
-from harness.machine.forks import KERNELS, Forked, end_with_asker, preload, undisturbed
-from harness.machine.gpus import VISIBLE
-from harness.machine.workers import Workers
+from paritybit.harness.errors import headline
+from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.machine.forks import KERNELS, Forked, end_with_asker, preload, undisturbed
+from paritybit.harness.machine.gpus import VISIBLE
+from paritybit.harness.machine.workers import Workers
 
 JOIN_SECONDS = 10.0
 """How long a process that was killed may take to go."""

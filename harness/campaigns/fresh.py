@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import Connection
 
-from harness.campaigns.hunt import PlayingFailedError, time_limit
-from harness.checks.play import DeviceLostError, Lockstep, Outcome
-from harness.checks.table import PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.pair import subject_alone
-from harness.lockstep.tracebacks import traceback_of
-from harness.machine.forks import KERNELS, Forked, end_with_asker, preload
-from harness.schedules.schedule import Schedule
-from subjects.protocol import Offer
+from paritybit.harness.campaigns.hunt import PlayingFailedError, time_limit
+from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import subject_alone
+from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.machine.forks import KERNELS, Forked, end_with_asker, preload
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.subjects.protocol import Offer
 
 ON_DEVICE = {"cuda": KERNELS}
 """What the server imports besides, for the processes that play on a device."""

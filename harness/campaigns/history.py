@@ -10,20 +10,19 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
+from paritybit.harness.campaigns.executor import Campaign, Ended
+from paritybit.harness.campaigns.hunt import HuntResult, play_all, time_limit
+from paritybit.harness.campaigns.regress import RunConfig, one_size, trial_of
+from paritybit.harness.campaigns.spreading.backends import execute
+from paritybit.harness.campaigns.task import pieces_of
+from paritybit.harness.checks.play import DeviceLostError, Lockstep
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.errors import headline
+from paritybit.harness.lockstep.config import TrialConfig, catalogued
+from paritybit.harness.machine.workers import Workers, sparing
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.toggles import LocationScheme
 from rich.progress import Progress
-
-from harness.campaigns.executor import Campaign, Ended
-from harness.campaigns.hunt import HuntResult, play_all, time_limit
-from harness.campaigns.regress import RunConfig, one_size, trial_of
-from harness.campaigns.spreading.backends import execute
-from harness.campaigns.task import pieces_of
-from harness.checks.play import DeviceLostError, Lockstep
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.errors import headline
-from harness.lockstep.config import TrialConfig, catalogued
-from harness.machine.workers import Workers, sparing
-from subjects.runners import RUNNERS
-from subjects.toggles import LocationScheme
 
 SEED = 0
 SCHEDULES = 3

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
-
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.property import Violation
-from harness.checks.table import PROPERTIES, STATE_PROPERTIES
-from harness.errors import NoVerdictError
-from harness.schedules.generate import schedules
-from harness.schedules.schedule import Schedule, Step
-from harness.schedules.shrink import shrink
-from subjects.runners import RUNNERS
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
+from paritybit.harness.errors import NoVerdictError
+from paritybit.harness.schedules.generate import schedules
+from paritybit.harness.schedules.schedule import Schedule, Step
+from paritybit.harness.schedules.shrink import shrink
+from paritybit.subjects.runners import RUNNERS
 
 START_SECONDS = 600.0
 SECONDS_PER_SCHEDULE = 60.0

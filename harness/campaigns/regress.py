@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 
-from harness.campaigns.executor import Campaign
-from harness.campaigns.spreading.backends import execute
-from harness.campaigns.spreading.database import Known
-from harness.campaigns.task import (
+from paritybit.harness.campaigns.executor import Campaign
+from paritybit.harness.campaigns.spreading.backends import execute
+from paritybit.harness.campaigns.spreading.database import Known
+from paritybit.harness.campaigns.task import (
     GOOD,
     OPEN,
     Result,
@@ -19,30 +19,30 @@ from harness.campaigns.task import (
     result_of,
     run_in_turn,
 )
-from harness.checks.expectations import unaffected_reason
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.scale.shapes import trial_of as trial_of_shape
-from harness.machine.workers import HERE, Workers
-from harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
-from harness.schedules.coverage import (
+from paritybit.harness.checks.expectations import unaffected_reason
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import trial_of as trial_of_shape
+from paritybit.harness.machine.workers import HERE, Workers
+from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
+from paritybit.harness.schedules.coverage import (
     required_at_edges,
     required_events,
     required_replays,
     required_together,
 )
-from harness.schedules.edges import (
+from paritybit.harness.schedules.edges import (
     handed_over,
     longest_context,
     many_replays,
     prefilled_together,
 )
-from harness.schedules.schedule import Schedule
-from reference.batch import Mode
-from reference.config import PRESETS, Shape
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import lacking
-from subjects.runners import RUNNERS, engine_runners
-from subjects.toggles import LocationScheme
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS, Shape
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import lacking
+from paritybit.subjects.runners import RUNNERS, engine_runners
+from paritybit.subjects.toggles import LocationScheme
 
 CLEAN_SCHEDULES = 24
 """Generated clean schedules that the trials of a run share, each checked deeper than a hunt's."""

@@ -6,15 +6,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.benches import LARGE
-from harness.campaigns.executor import Campaign, Ended
-from harness.campaigns.hunt import time_limit, whole
-from harness.checks.of_schedules.declared_state import DECLARED_STATE
-from harness.checks.play import DeviceLostError, Lockstep, Outcome
-from harness.checks.table import PROPERTIES
-from harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
-from harness.lockstep.config import TrialConfig, require_cuda, resolve_device
-from harness.records.case import Case, case_of, read_json
+from paritybit.harness.campaigns.benches import LARGE
+from paritybit.harness.campaigns.executor import Campaign, Ended
+from paritybit.harness.campaigns.hunt import time_limit, whole
+from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
+from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
+from paritybit.harness.lockstep.config import TrialConfig, require_cuda, resolve_device
+from paritybit.harness.records.case import Case, case_of, read_json
 
 
 @dataclass(frozen=True)

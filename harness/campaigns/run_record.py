@@ -4,19 +4,19 @@ import shlex
 import time
 from typing import Any, cast
 
-from harness.campaigns.regress import Run, plan, verdict
-from harness.campaigns.task import Finding, Result, Task
-from harness.checks.expectations import unaffected_reason
-from harness.checks.table import PROPERTIES, STATEMENTS, asked_of
-from harness.records import schema
-from harness.records.case import Case
-from harness.records.record import environment
-from harness.records.typed_json import from_json, to_json
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import lacking
-from subjects.engine import contract
-from subjects.runners import RUNNERS, engine_runners
-from subjects.toggles import LocationScheme
+from paritybit.harness.campaigns.regress import Run, plan, verdict
+from paritybit.harness.campaigns.task import Finding, Result, Task
+from paritybit.harness.checks.expectations import unaffected_reason
+from paritybit.harness.checks.table import PROPERTIES, STATEMENTS, asked_of
+from paritybit.harness.records import schema
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.record import environment
+from paritybit.harness.records.typed_json import from_json, to_json
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import lacking
+from paritybit.subjects.engine import contract
+from paritybit.subjects.runners import RUNNERS, engine_runners
+from paritybit.subjects.toggles import LocationScheme
 
 CASES = "cases"
 """The folder of a run's case files, beside its record."""

@@ -8,28 +8,27 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from paritybit.harness.campaigns.benches import LARGE
+from paritybit.harness.campaigns.confirm import confirmed
+from paritybit.harness.campaigns.executor import Campaign, Ended
+from paritybit.harness.campaigns.fresh import play_fresh
+from paritybit.harness.campaigns.hunt import hunt, play_all, time_limit, without_error
+from paritybit.harness.campaigns.spreading.backends import execute
+from paritybit.harness.campaigns.task import watched_for
+from paritybit.harness.checks.expectations import affected_runners, detected_by
+from paritybit.harness.checks.play import DeviceLostError, Lockstep
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.errors import headline
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import FEW_EXAMPLES, trial_of
+from paritybit.harness.machine.workers import Workers, sparing
+from paritybit.harness.schedules.coverage import required_replays
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.config import PRESETS, Shape
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
+from paritybit.subjects.toggles import LocationScheme
 from rich.progress import Progress
-
-from harness.campaigns.benches import LARGE
-from harness.campaigns.confirm import confirmed
-from harness.campaigns.executor import Campaign, Ended
-from harness.campaigns.fresh import play_fresh
-from harness.campaigns.hunt import hunt, play_all, time_limit, without_error
-from harness.campaigns.spreading.backends import execute
-from harness.campaigns.task import watched_for
-from harness.checks.expectations import affected_runners, detected_by
-from harness.checks.play import DeviceLostError, Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.errors import headline
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.scale.shapes import FEW_EXAMPLES, trial_of
-from harness.machine.workers import Workers, sparing
-from harness.schedules.coverage import required_replays
-from harness.schedules.schedule import Schedule
-from reference.config import PRESETS, Shape
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import ONE_PER_ENGINE, RUNNERS
-from subjects.toggles import LocationScheme
 
 EXAMPLES = 50
 """Schedules of one clean hunt."""

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from harness.campaigns.benches import (
+from paritybit.harness.campaigns.benches import (
     LARGE,
     Benches,
     explained_small,
@@ -19,10 +19,10 @@ from harness.campaigns.benches import (
     kept_lockstep,
     kept_reaching,
 )
-from harness.campaigns.confirm import Confirmed, confirmed
-from harness.campaigns.executor import Ended
-from harness.campaigns.fresh import BeginFresh, PlayFresh, begin_fresh, play_fresh
-from harness.campaigns.hunt import (
+from paritybit.harness.campaigns.confirm import Confirmed, confirmed
+from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.campaigns.fresh import BeginFresh, PlayFresh, begin_fresh, play_fresh
+from paritybit.harness.campaigns.hunt import (
     HuntResult,
     PlayingFailedError,
     draw,
@@ -35,25 +35,25 @@ from harness.campaigns.hunt import (
     whole,
     without_error,
 )
-from harness.checks.expectations import expectation, unaffected_reason
-from harness.checks.explanation import NOT_EXPLAINED, Explained, observe
-from harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
-from harness.checks.play import DeviceLostError, Lockstep, Outcome
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES, asked_of
-from harness.explain.facts import Explanation, Reach, TimelineEntry
-from harness.explain.reach import AT_CAPTURE
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.scale.shapes import with_small_pools
-from harness.lockstep.tracebacks import traceback_of
-from harness.records.schema import STALLED
-from harness.schedules.coverage import OVERLAPPED
-from harness.schedules.schedule import Schedule, idle_modes
-from harness.schedules.traffic import traffic_schedules
-from reference.config import Shape
-from subjects.bugs.bug import Bug
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import RUNNERS
-from subjects.streams import STALLS
+from paritybit.harness.checks.expectations import expectation, unaffected_reason
+from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained, observe
+from paritybit.harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
+from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES, asked_of
+from paritybit.harness.explain.facts import Explanation, Reach, TimelineEntry
+from paritybit.harness.explain.reach import AT_CAPTURE
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import with_small_pools
+from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.records.schema import STALLED
+from paritybit.harness.schedules.coverage import OVERLAPPED
+from paritybit.harness.schedules.schedule import Schedule, idle_modes
+from paritybit.harness.schedules.traffic import traffic_schedules
+from paritybit.reference.config import Shape
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.streams import STALLS
 
 
 class Source(StrEnum):

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from paritybit.harness.checks.device.host_arrays import Numbers, on_device
+from paritybit.reference.config import Kind
+from paritybit.subjects.protocol import KeyLists, Keys
 from torch import Tensor
-
-from harness.checks.device.host_arrays import Numbers, on_device
-from reference.config import Kind
-from subjects.protocol import KeyLists, Keys
 
 Slots = NDArray[np.int64]
 

@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paritybit.harness.lockstep.bits import bits, first_index, form, hex_bits
+from paritybit.harness.lockstep.observation import Snapshot
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.model import Output
+from paritybit.reference.pool import KVLayout
+from paritybit.reference.state_pool import Section
 from torch import Tensor
-
-from harness.lockstep.bits import bits, first_index, form, hex_bits
-from harness.lockstep.observation import Snapshot
-from reference.config import Kind, Role
-from reference.model import Output
-from reference.pool import KVLayout
-from reference.state_pool import Section
 
 Sections = Mapping[Section, Tensor]
 """The state beside KV of one world, or a mask of it."""

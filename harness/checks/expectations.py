@@ -6,7 +6,7 @@ runner of a kind needs no edit here.
 
 from dataclasses import dataclass
 
-from harness.checks.expected import (
+from paritybit.harness.checks.expected import (
     COMPILED,
     DECODE,
     DRAFT,
@@ -21,11 +21,11 @@ from harness.checks.expected import (
     masked,
     seen,
 )
-from harness.checks.expected_of_catalogue import CATALOGUE
-from harness.checks.expected_of_graphs import GRAPHS
-from subjects.bugs.bug import Bug
-from subjects.bugs.switching import lacking
-from subjects.runners import RUNNERS
+from paritybit.harness.checks.expected_of_catalogue import CATALOGUE
+from paritybit.harness.checks.expected_of_graphs import GRAPHS
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.bugs.switching import lacking
+from paritybit.subjects.runners import RUNNERS
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from reference.batch import Mode
+from paritybit.reference.batch import Mode
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What is expected of the bugs that other engines had, in padding and in the sliding window."""
 
-from harness.checks.expected import (
+from paritybit.harness.checks.expected import (
     DECODE,
     DRAFT,
     DRAFT_EXTEND,

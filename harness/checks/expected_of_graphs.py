@@ -1,6 +1,14 @@
 """What is expected of the bugs that other engines had in indices, captured state and caches."""
 
-from harness.checks.expected import COMPILED, DECODE, DRAFT_EXTEND, PREFILL, VERIFY, Row, seen
+from paritybit.harness.checks.expected import (
+    COMPILED,
+    DECODE,
+    DRAFT_EXTEND,
+    PREFILL,
+    VERIFY,
+    Row,
+    seen,
+)
 
 INDICES: dict[str, Row] = {
     "window_indices_width": seen("logits_parity", DECODE),

@@ -6,23 +6,23 @@ An error of the explainer is kept, and hides no violation.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.property import Property
-from harness.checks.table import PROPERTIES, STATE_PROPERTIES
-from harness.explain.explanation import (
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.property import Property
+from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
+from paritybit.harness.explain.explanation import (
     explain,
     explain_playing,
     explain_refusal,
     violating_forward,
 )
-from harness.explain.facts import Explanation, TimelineEntry
-from harness.explain.timeline import timeline_entry
-from harness.explain.waits import WAITS, explain_race
-from harness.lockstep.observation import Observation
-from harness.lockstep.tracebacks import traceback_of
-from harness.schedules.schedule import Schedule, Step
-from subjects.overlap import Overlap
-from subjects.parts import Part
+from paritybit.harness.explain.facts import Explanation, TimelineEntry
+from paritybit.harness.explain.timeline import timeline_entry
+from paritybit.harness.explain.waits import WAITS, explain_race
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.schedules.schedule import Schedule, Step
+from paritybit.subjects.overlap import Overlap
+from paritybit.subjects.parts import Part
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 import ast
 import inspect
 
-from harness.checks.expectations import detected_by, unaffected_reason
-from harness.checks.table import STATEMENTS
-from reference.config import PRESETS, Shape
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import RUNNERS
+from paritybit.harness.checks.expectations import detected_by, unaffected_reason
+from paritybit.harness.checks.table import STATEMENTS
+from paritybit.reference.config import PRESETS, Shape
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import RUNNERS
 
 SHAPES = {
     Shape.TINY: "a model and pools for a CPU, in seconds; the default",

@@ -10,27 +10,33 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
-
-from harness.checks.property import Playback, Playing, Property, Violation, judge, judge_end
-from harness.checks.table import (
+from paritybit.harness.checks.property import (
+    Playback,
+    Playing,
+    Property,
+    Violation,
+    judge,
+    judge_end,
+)
+from paritybit.harness.checks.table import (
     NOT_OF_LARGE_POOLS,
     PROPERTIES,
     STATE_PROPERTIES,
     STEP_PROPERTIES,
     not_asked,
 )
-from harness.errors import DeviceError, headline
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.observation import Observation, Sample
-from harness.lockstep.pair import NO_RECORDER, Engines, ExtraRun, Pair, Recorder
-from harness.lockstep.tracebacks import SubjectFailedError, traceback_of
-from harness.schedules.coverage import Coverage
-from harness.schedules.schedule import Schedule, Step, modes_of
-from reference.config import ModelConfig, draft_config
-from subjects.buffers import SharedBufferError
-from subjects.protocol import Offer
-from subjects.streams import STALLS
+from paritybit.harness.errors import DeviceError, headline
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation, Sample
+from paritybit.harness.lockstep.pair import NO_RECORDER, Engines, ExtraRun, Pair, Recorder
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
+from paritybit.harness.schedules.coverage import Coverage
+from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
+from paritybit.reference.config import ModelConfig, draft_config
+from paritybit.subjects.buffers import SharedBufferError
+from paritybit.subjects.protocol import Offer
+from paritybit.subjects.streams import STALLS
+from torch import Tensor
 
 
 @dataclass

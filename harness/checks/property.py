@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from paritybit.harness.checks.device.flags import Flag, read_flags
+from paritybit.harness.explain.cause import CauseFinder
+from paritybit.harness.explain.explanation import PlayCauseFinder
+from paritybit.harness.lockstep.observation import Observation, Sample, StepEnd
+from paritybit.harness.lockstep.pair import ExtraRun
+from paritybit.harness.lockstep.python_state import Change
+from paritybit.reference.config import Role
+from paritybit.reference.model import Model
+from paritybit.subjects.protocol import Offer
 from torch import Tensor
-
-from harness.checks.device.flags import Flag, read_flags
-from harness.explain.cause import CauseFinder
-from harness.explain.explanation import PlayCauseFinder
-from harness.lockstep.observation import Observation, Sample, StepEnd
-from harness.lockstep.pair import ExtraRun
-from harness.lockstep.python_state import Change
-from reference.config import Role
-from reference.model import Model
-from subjects.protocol import Offer
 
 Description = tuple[str, dict[str, Any]]
 """A violation in words, and exactly where: layer, tensor, slot, owner, row, bits … as they apply.

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.config import SPECULATION, ModelConfig
 from torch import Tensor
-
-from harness.lockstep.observation import Observation
-from reference.batch import ForwardBatch
-from reference.config import SPECULATION, ModelConfig
 
 K = SPECULATION.draft_tokens
 TOPK = SPECULATION.topk

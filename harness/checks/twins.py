@@ -7,12 +7,11 @@ outside its frame. So what differs outside both frames once both ran, the graph 
 from typing import Any
 
 import torch
+from paritybit.harness.checks.differences import Sections, first_state_difference, kv_place
+from paritybit.harness.lockstep.bits import any_set, bits, first_index
+from paritybit.harness.lockstep.scale.kept import Arena, Compared
+from paritybit.reference.pool import KVLayout
 from torch import Tensor
-
-from harness.checks.differences import Sections, first_state_difference, kv_place
-from harness.lockstep.bits import any_set, bits, first_index
-from harness.lockstep.scale.kept import Arena, Compared
-from reference.pool import KVLayout
 
 WORLDS = ("graph", "eager")
 """In the order in which a world that strayed is looked for."""

@@ -4,18 +4,18 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.campaigns.bench import bench
-from harness.campaigns.measuring.bandwidth import bandwidths
-from harness.campaigns.measuring.before import against, beginning_of, committed, spread_of
-from harness.campaigns.measuring.beginnings import beginnings
-from harness.campaigns.measuring.captures import share_of_captures
-from harness.campaigns.measuring.commands import commands
-from harness.campaigns.measuring.sharing import sharing_rates
-from harness.cli.exit_codes import OK
-from harness.cli.folders import shown
-from harness.lockstep.config import resolve_device
-from harness.records import record as run_record
-from harness.records.typed_json import to_json
+from paritybit.harness.campaigns.bench import bench
+from paritybit.harness.campaigns.measuring.bandwidth import bandwidths
+from paritybit.harness.campaigns.measuring.before import against, beginning_of, committed, spread_of
+from paritybit.harness.campaigns.measuring.beginnings import beginnings
+from paritybit.harness.campaigns.measuring.captures import share_of_captures
+from paritybit.harness.campaigns.measuring.commands import commands
+from paritybit.harness.campaigns.measuring.sharing import sharing_rates
+from paritybit.harness.cli.exit_codes import OK
+from paritybit.harness.cli.folders import shown
+from paritybit.harness.lockstep.config import resolve_device
+from paritybit.harness.records import record as run_record
+from paritybit.harness.records.typed_json import to_json
 
 Data = Mapping[str, Any]
 

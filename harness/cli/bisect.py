@@ -4,21 +4,26 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
+from paritybit.harness.campaigns.bisect import (
+    Bisection,
+    BugSet,
+    hunted_case,
+    likeliest_runner,
+    with_goal,
+)
+from paritybit.harness.campaigns.replay import case_here
+from paritybit.harness.checks.play import Outcome
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.cli.engines.bisect import bisect_engine
+from paritybit.harness.cli.exit_codes import FINDING, OK
+from paritybit.harness.engines.case import is_of_engine
+from paritybit.harness.errors import MalformedError, known
+from paritybit.harness.lockstep.config import TrialConfig, catalogued, resolve_device
+from paritybit.harness.records import record as run_record
+from paritybit.harness.records.case import Case, read_json, write_case
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import RUNNERS
 from rich.console import Console
-
-from harness.campaigns.bisect import Bisection, BugSet, hunted_case, likeliest_runner, with_goal
-from harness.campaigns.replay import case_here
-from harness.checks.play import Outcome
-from harness.checks.table import PROPERTIES
-from harness.cli.engines.bisect import bisect_engine
-from harness.cli.exit_codes import FINDING, OK
-from harness.engines.case import is_of_engine
-from harness.errors import MalformedError, known
-from harness.lockstep.config import TrialConfig, catalogued, resolve_device
-from harness.records import record as run_record
-from harness.records.case import Case, read_json, write_case
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import RUNNERS
 
 
 def run_bisect(options: argparse.Namespace) -> int:

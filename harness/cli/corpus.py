@@ -2,16 +2,15 @@
 
 import argparse
 
+from paritybit.harness.campaigns.corpus import corpus_name, corpus_tasks, make_corpus
+from paritybit.harness.campaigns.task import Status
+from paritybit.harness.cli.display import print_errors, progress
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.cli.regress import hunts_of
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.machine.workers import workers_for
+from paritybit.subjects.bugs.catalogue import FIRST
 from rich.console import Console
-
-from harness.campaigns.corpus import corpus_name, corpus_tasks, make_corpus
-from harness.campaigns.task import Status
-from harness.cli.display import print_errors, progress
-from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from harness.cli.regress import hunts_of
-from harness.errors import MalformedError
-from harness.machine.workers import workers_for
-from subjects.bugs.catalogue import FIRST
 
 
 def run_corpus(options: argparse.Namespace) -> int:

@@ -7,18 +7,17 @@ from operator import attrgetter
 from string import ascii_uppercase
 from typing import Any, Protocol
 
+from paritybit.harness.campaigns.task import GOOD, Result
+from paritybit.harness.cli.exit_codes import CANNOT_RUN
+from paritybit.harness.errors import CannotRunError, headline, kept, refused
+from paritybit.harness.records.schema import BugOnRunner, BugRow, Record, TrialRow
+from paritybit.reports.blame import failing_runner
+from paritybit.reports.texts import sized
+from paritybit.reports.verdicts import mark, pair_mark, sound, that_can, to_detection, together
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-
-from harness.campaigns.task import GOOD, Result
-from harness.cli.exit_codes import CANNOT_RUN
-from harness.errors import CannotRunError, headline, kept, refused
-from harness.records.schema import BugOnRunner, BugRow, Record, TrialRow
-from reports.blame import failing_runner
-from reports.texts import sized
-from reports.verdicts import mark, pair_mark, sound, that_can, to_detection, together
 
 
 class Advance(Protocol):

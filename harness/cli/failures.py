@@ -8,11 +8,10 @@ import os
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
 
+from paritybit.harness.records.schema import Record
+from paritybit.reports.causes import Group, groups, run_answers
 from rich.console import Console
 from rich.markup import escape
-
-from harness.records.schema import Record
-from reports.causes import Group, groups, run_answers
 
 INDENT = " " * 3
 REPLAY = "replay: "

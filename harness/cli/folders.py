@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from harness.errors import CannotRunError, MalformedError
+from paritybit.harness.errors import CannotRunError, MalformedError
 
 OUT = Path("reports/out")
 """Where what a run writes goes, if nothing else is said."""

@@ -6,34 +6,33 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
-from harness.campaigns.history import play_history
-from harness.campaigns.mutants.hunting import End, MutantHunt
-from harness.campaigns.mutants.score import MutantEnded, hunt_all, mutant_figures
-from harness.campaigns.soak import soak, trials
-from harness.cli.display import history_table, print_errors
-from harness.cli.engines.soak import soak_engine
-from harness.cli.exit_codes import INTERRUPTED, code_of
-from harness.cli.spreading import (
+from paritybit.harness.campaigns.history import play_history
+from paritybit.harness.campaigns.mutants.hunting import End, MutantHunt
+from paritybit.harness.campaigns.mutants.score import MutantEnded, hunt_all, mutant_figures
+from paritybit.harness.campaigns.soak import soak, trials
+from paritybit.harness.cli.display import history_table, print_errors
+from paritybit.harness.cli.engines.soak import soak_engine
+from paritybit.harness.cli.exit_codes import INTERRUPTED, code_of
+from paritybit.harness.cli.spreading import (
     fitting,
     print_run_again,
     require_this_machine,
     require_tiny,
     workers_asked_for,
 )
-from harness.errors import MalformedError, known
-from harness.lockstep.config import resolve_device
-from harness.machine.stopping import heard_at_the_end
-from harness.machine.workers import sparing
-from harness.records import record as run_record
-from harness.records.files import write_whole
-from reference.config import Shape
-from reports.texts import or_dash
-from subjects.mutants.mutant import Mistake, mutants
-from subjects.runners import RUNNERS
+from paritybit.harness.errors import MalformedError, known
+from paritybit.harness.lockstep.config import resolve_device
+from paritybit.harness.machine.stopping import heard_at_the_end
+from paritybit.harness.machine.workers import sparing
+from paritybit.harness.records import record as run_record
+from paritybit.harness.records.files import write_whole
+from paritybit.reference.config import Shape
+from paritybit.reports.texts import or_dash
+from paritybit.subjects.mutants.mutant import Mistake, mutants
+from paritybit.subjects.runners import RUNNERS
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
 
 STEPS, SEEDS = 20_000, 20
 """Clean steps, and hunter seeds of each bug, if nothing else is asked for."""

@@ -13,11 +13,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from harness.cli.exit_codes import OK
-from harness.cli.words.values import EVERY, NEWEST
-from harness.errors import CannotRunError, known
-from harness.records.files import write_whole
-from harness.records.sources import digest
+from paritybit.harness.cli.exit_codes import OK
+from paritybit.harness.cli.words.values import EVERY, NEWEST
+from paritybit.harness.errors import CannotRunError, known
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.sources import digest
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -44,7 +44,7 @@ def catalogue() -> Names:
         if kept["digest"] == now:
             names: Names = kept["names"]
             return names
-    names = importlib.import_module("harness.checks.names").listed()
+    names = importlib.import_module("paritybit.harness.checks.names").listed()
     with suppress(OSError, CannotRunError):  # Without it, the next command takes as long.
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"digest": now, "names": names}))
@@ -79,7 +79,7 @@ def check_engine(options: argparse.Namespace) -> None:
     engine, version, versions = (values.get(name) for name in ("engine", "version", "releases"))
     if engine is None and version is None:
         return
-    fetch = importlib.import_module("harness.engines.fetch")
+    fetch = importlib.import_module("paritybit.harness.engines.fetch")
     if version is not None:
         fetch.release_of(version)
     elif versions is None:

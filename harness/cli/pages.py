@@ -6,29 +6,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.cli.folders import earlier_records, shown
+from paritybit.harness.cli.parser import RECORD
+from paritybit.harness.engines import record as engine_record
+from paritybit.harness.engines.record import FORMAT as TRIAL
+from paritybit.harness.engines.record import is_trial
+from paritybit.harness.errors import MalformedError, cut
+from paritybit.harness.records import record as run_record
+from paritybit.harness.records.case import read_json
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.schema import FORMAT as RUN
+from paritybit.harness.records.schema import Record
+from paritybit.reports import engine_page
+from paritybit.reports.compared.engines import Comparison as EnginesCompared
+from paritybit.reports.compared.engines import compare_trials
+from paritybit.reports.compared.previous import Previous
+from paritybit.reports.compared.runs import Comparison, compare_runs
+from paritybit.reports.compared.terminal import change_lines, engine_tables, tables
+from paritybit.reports.page import render, render_comparison
+from paritybit.reports.summary import summarise
 from rich.console import Console
 from rich.table import Table
-
-from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from harness.cli.folders import earlier_records, shown
-from harness.cli.parser import RECORD
-from harness.engines import record as engine_record
-from harness.engines.record import FORMAT as TRIAL
-from harness.engines.record import is_trial
-from harness.errors import MalformedError, cut
-from harness.records import record as run_record
-from harness.records.case import read_json
-from harness.records.files import write_whole
-from harness.records.schema import FORMAT as RUN
-from harness.records.schema import Record
-from reports import engine_page
-from reports.compared.engines import Comparison as EnginesCompared
-from reports.compared.engines import compare_trials
-from reports.compared.previous import Previous
-from reports.compared.runs import Comparison, compare_runs
-from reports.compared.terminal import change_lines, engine_tables, tables
-from reports.page import render, render_comparison
-from reports.summary import summarise
 
 PAGE = "index.html"
 """The page of a run, beside its record."""

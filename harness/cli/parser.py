@@ -4,10 +4,9 @@ import argparse
 from textwrap import fill
 from typing import Any
 
-from harness import __version__
-from harness.cli.folders import CORPUS, OUT
-from harness.cli.words.reading import Parser
-from harness.cli.words.values import (
+from paritybit.harness.cli.folders import CORPUS, OUT
+from paritybit.harness.cli.words.reading import Parser
+from paritybit.harness.cli.words.values import (
     EVERY,
     NEWEST,
     count,
@@ -17,7 +16,9 @@ from harness.cli.words.values import (
     names,
     number,
 )
-from harness.machine.workers import LOCAL
+from paritybit.harness.machine.workers import LOCAL
+
+from paritybit import __version__
 
 Command = tuple[str, str]
 """A module, and the function in it that runs a command: imported when that is run.
@@ -25,20 +26,20 @@ Command = tuple[str, str]
 So that help, and what is wrong with a command line, need not wait for what takes long.
 """
 
-run_bisect: Command = "harness.cli.bisect", "run_bisect"
-run_corpus: Command = "harness.cli.corpus", "run_corpus"
-run_engine: Command = "harness.cli.engines.trial", "run_engine"
-run_releases: Command = "harness.cli.engines.trial", "run_releases"
-run_bench: Command = "harness.cli.bench", "run_bench"
-run_list: Command = "harness.cli.names", "run_list"
-run_mutants: Command = "harness.cli.measure", "run_mutants"
-run_soak: Command = "harness.cli.measure", "run_soak"
-run_timeline: Command = "harness.cli.measure", "run_timeline"
-run_compare: Command = "harness.cli.pages", "run_compare"
-run_report: Command = "harness.cli.pages", "run_report"
-run_summary: Command = "harness.cli.pages", "run_summary"
-run_regress: Command = "harness.cli.regress", "run_regress"
-run_replay: Command = "harness.cli.replay", "run_replay"
+run_bisect: Command = "paritybit.harness.cli.bisect", "run_bisect"
+run_corpus: Command = "paritybit.harness.cli.corpus", "run_corpus"
+run_engine: Command = "paritybit.harness.cli.engines.trial", "run_engine"
+run_releases: Command = "paritybit.harness.cli.engines.trial", "run_releases"
+run_bench: Command = "paritybit.harness.cli.bench", "run_bench"
+run_list: Command = "paritybit.harness.cli.names", "run_list"
+run_mutants: Command = "paritybit.harness.cli.measure", "run_mutants"
+run_soak: Command = "paritybit.harness.cli.measure", "run_soak"
+run_timeline: Command = "paritybit.harness.cli.measure", "run_timeline"
+run_compare: Command = "paritybit.harness.cli.pages", "run_compare"
+run_report: Command = "paritybit.harness.cli.pages", "run_report"
+run_summary: Command = "paritybit.harness.cli.pages", "run_summary"
+run_regress: Command = "paritybit.harness.cli.regress", "run_regress"
+run_replay: Command = "paritybit.harness.cli.replay", "run_replay"
 
 DESCRIPTION = """\
 Run every step of an inference engine twice, once eagerly and once by CUDA-graph replay,

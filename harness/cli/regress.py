@@ -6,39 +6,38 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
-from harness.campaigns.regress import Run, RunConfig, all_hunts, plan, run_tasks
-from harness.campaigns.run_record import CASES, cases_of, record
-from harness.campaigns.spreading.database import Known, save
-from harness.campaigns.spreading.database import known as known_cases
-from harness.campaigns.task import Result, Status
-from harness.checks.expectations import affected_runners, unaffected_reason
-from harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
-from harness.cli.engines.trial import try_engine
-from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from harness.cli.failures import print_failures
-from harness.cli.folders import run_folder, shown, swap_link
-from harness.cli.pages import previous_of, print_previous
-from harness.cli.spreading import (
+from paritybit.harness.campaigns.regress import Run, RunConfig, all_hunts, plan, run_tasks
+from paritybit.harness.campaigns.run_record import CASES, cases_of, record
+from paritybit.harness.campaigns.spreading.database import Known, save
+from paritybit.harness.campaigns.spreading.database import known as known_cases
+from paritybit.harness.campaigns.task import Result, Status
+from paritybit.harness.checks.expectations import affected_runners, unaffected_reason
+from paritybit.harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
+from paritybit.harness.cli.engines.trial import try_engine
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
+from paritybit.harness.cli.failures import print_failures
+from paritybit.harness.cli.folders import run_folder, shown, swap_link
+from paritybit.harness.cli.pages import previous_of, print_previous
+from paritybit.harness.cli.spreading import (
     fitting,
     require_this_machine,
     require_tiny,
     workers_asked_for,
 )
-from harness.errors import MalformedError, known
-from harness.lockstep.config import TrialConfig, resolve_device
-from harness.lockstep.scale.shapes import FEW_EXAMPLES
-from harness.machine.stopping import heard_at_the_end
-from harness.records import record as run_record
-from harness.records.case import write_case
-from harness.records.files import write_whole
-from reference.config import PRESETS, Shape
-from reports.hitches import hitches
-from reports.page import render
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import lacking
-from subjects.runners import RUNNERS
+from paritybit.harness.errors import MalformedError, known
+from paritybit.harness.lockstep.config import TrialConfig, resolve_device
+from paritybit.harness.lockstep.scale.shapes import FEW_EXAMPLES
+from paritybit.harness.machine.stopping import heard_at_the_end
+from paritybit.harness.records import record as run_record
+from paritybit.harness.records.case import write_case
+from paritybit.harness.records.files import write_whole
+from paritybit.reference.config import PRESETS, Shape
+from paritybit.reports.hitches import hitches
+from paritybit.reports.page import render
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import lacking
+from paritybit.subjects.runners import RUNNERS
+from rich.console import Console
 
 WORDS = (
     "A trial plays one runner on one model; a hunt is a trial with one bug switched"

@@ -2,15 +2,11 @@
 
 import argparse
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
-
-from harness.campaigns.benches import LARGE, Benches, explained_small
-from harness.campaigns.confirm import DEPENDS
-from harness.campaigns.executor import Ended, execute
-from harness.campaigns.hunt import whole
-from harness.campaigns.replay import (
+from paritybit.harness.campaigns.benches import LARGE, Benches, explained_small
+from paritybit.harness.campaigns.confirm import DEPENDS
+from paritybit.harness.campaigns.executor import Ended, execute
+from paritybit.harness.campaigns.hunt import whole
+from paritybit.harness.campaigns.replay import (
     REPLAYS,
     Named,
     Replayed,
@@ -21,15 +17,18 @@ from harness.campaigns.replay import (
     replayed,
     vacuous,
 )
-from harness.checks.explanation import NOT_EXPLAINED, observe
-from harness.checks.of_schedules.declared_state import DECLARED_STATE
-from harness.cli.display import print_errors
-from harness.cli.engines.trial import replay_engine
-from harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from harness.engines.case import is_of_engine
-from harness.errors import CannotRunError, MalformedError, printable
-from harness.machine.workers import sparing, workers_for
-from harness.records.case import Case, read_json
+from paritybit.harness.checks.explanation import NOT_EXPLAINED, observe
+from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
+from paritybit.harness.cli.display import print_errors
+from paritybit.harness.cli.engines.trial import replay_engine
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.engines.case import is_of_engine
+from paritybit.harness.errors import CannotRunError, MalformedError, printable
+from paritybit.harness.machine.workers import sparing, workers_for
+from paritybit.harness.records.case import Case, read_json
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
 
 
 def run_replay(options: argparse.Namespace) -> int:

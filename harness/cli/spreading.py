@@ -4,13 +4,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.errors import MalformedError
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.scale.memory import most_processes, needs_of
-from harness.machine.workers import LOCAL, Workers, workers_for
-from harness.records.schema import RunAgain
-from reference.config import Shape
-from reports.hitches import run_again
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.memory import most_processes, needs_of
+from paritybit.harness.machine.workers import LOCAL, Workers, workers_for
+from paritybit.harness.records.schema import RunAgain
+from paritybit.reference.config import Shape
+from paritybit.reports.hitches import run_again
 
 
 def workers_asked_for(options: argparse.Namespace, device: str) -> Workers:

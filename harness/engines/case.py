@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import MalformedError, quoted
-from harness.lockstep.tracebacks import without_paths
-from harness.records.case import (
+from paritybit.harness.errors import MalformedError, quoted
+from paritybit.harness.lockstep.tracebacks import without_paths
+from paritybit.harness.records.case import (
     Case,
     case_from_json,
     dump_json,
@@ -16,7 +16,7 @@ from harness.records.case import (
     of_format,
     read_json,
 )
-from harness.records.files import write_whole
+from paritybit.harness.records.files import write_whole
 
 FORMAT = "paritybit-engine-case"
 VERSION = 2

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
+from paritybit.harness.checks.of_steps.write_frame import writes_outside_frame
+from paritybit.harness.engines.statics import before, tail
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Kind
 from torch import Tensor
-
-from harness.checks.of_steps.write_frame import writes_outside_frame
-from harness.engines.statics import before, tail
-from harness.lockstep.observation import Observation
-from reference.batch import Mode
-from reference.config import Kind
 
 Seen = Callable[[Observation], bool]
 

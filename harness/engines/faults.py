@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from harness.engines.evidence import (
+from paritybit.harness.engines.evidence import (
     REQUEST_ROWS,
     SWA_LOCATIONS,
     Seen,
@@ -20,7 +20,7 @@ from harness.engines.evidence import (
     tail_was_used,
     writes_foreign_swa_slots_alone,
 )
-from harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.observation import Observation
 
 OF_CONTENTS = frozenset(
     {

@@ -10,15 +10,19 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.engines.adapters.packages import PACKAGES, SGLANG, Package
-from harness.errors import CannotRunError, MalformedError, quoted
-from subjects.engines.shared.loading import folder_of_package
+from paritybit.harness.engines.adapters.packages import PACKAGES, SGLANG, Package
+from paritybit.harness.errors import CannotRunError, MalformedError, quoted
+from paritybit.subjects.engines.shared.loading import folder_of_package
 
-ROOT = Path(__file__).parents[2]
+from paritybit.places import SOURCES, cache_folder
+
 FOLDER_VARIABLE = "PARITYBIT_ENGINES"
-"""Names the folder of fetched engines, where it is not `.engines` of this tree."""
+"""Names the folder of fetched engines, in place of the folder `engines` in the user's cache."""
 
-RELEASES = ROOT / "engine-releases.txt"
+PINS = SOURCES / "harness" / "engines" / "pins"
+"""Requirements files with a hash for each file: what engines import."""
+
+RELEASES = PINS / "engine-releases.txt"
 """Hashes of the files of releases; one that is newer has none."""
 
 OTHER_HASH = "DO NOT MATCH THE HASHES"
@@ -41,7 +45,7 @@ class Found:
 
 def folder() -> Path:
     """Return where engines are kept."""
-    return Path(os.environ.get(FOLDER_VARIABLE) or ROOT / ".engines")
+    return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "engines")
 
 
 def find(spec: str) -> Found:
@@ -207,7 +211,7 @@ def _install(name: str) -> None:
             "--target",
             str(target),
             "-r",
-            str(ROOT / f"engine-{name}.txt"),
+            str(PINS / f"engine-{name}.txt"),
         )
         if not target.exists():
             if OTHER_HASH in said:

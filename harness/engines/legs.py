@@ -8,28 +8,34 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.campaigns.hunt import EnoughDrawn, HuntResult, PlayingFailedError, draw, whole
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
-from harness.engines import statics
-from harness.engines.explained.counterexample import Counterexample, counterexample
-from harness.engines.faults import Evidence, Finding, faults_shown
-from harness.engines.localise import GivingBack
-from harness.engines.padding import RUN, PaddingLedger
-from harness.engines.playlist import TRAFFIC_OF_A_PIECE
-from harness.errors import headline
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import ExtraRun
-from harness.lockstep.tracebacks import SubjectFailedError
-from harness.records.case import Case
-from harness.schedules.schedule import Schedule, Step
-from harness.schedules.shrink import shrink
-from harness.schedules.traffic import traffic_schedules
-from subjects.engines.shared import missing
-from subjects.engines.shared.loading import message
-from subjects.engines.shared.missing import PartMissingError
-from subjects.protocol import Offer
-from subjects.runners import RUNNERS
+from paritybit.harness.campaigns.hunt import (
+    EnoughDrawn,
+    HuntResult,
+    PlayingFailedError,
+    draw,
+    whole,
+)
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.engines import statics
+from paritybit.harness.engines.explained.counterexample import Counterexample, counterexample
+from paritybit.harness.engines.faults import Evidence, Finding, faults_shown
+from paritybit.harness.engines.localise import GivingBack
+from paritybit.harness.engines.padding import RUN, PaddingLedger
+from paritybit.harness.engines.playlist import TRAFFIC_OF_A_PIECE
+from paritybit.harness.errors import headline
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import ExtraRun
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError
+from paritybit.harness.records.case import Case
+from paritybit.harness.schedules.schedule import Schedule, Step
+from paritybit.harness.schedules.shrink import shrink
+from paritybit.harness.schedules.traffic import traffic_schedules
+from paritybit.subjects.engines.shared import missing
+from paritybit.subjects.engines.shared.loading import message
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.protocol import Offer
+from paritybit.subjects.runners import RUNNERS
 
 OURS = "ours, bits compared"
 EAGERLY = "ours, bits compared, in the engine's own eager mode"

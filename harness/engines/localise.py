@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
-
-from harness.campaigns.bisect import ddmin
-from harness.campaigns.hunt import whole
-from harness.checks.play import Lockstep
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from harness.schedules.schedule import Schedule
-from subjects.engines.shared.tensors import bring_back
+from paritybit.harness.campaigns.bisect import ddmin
+from paritybit.harness.campaigns.hunt import whole
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.subjects.engines.shared.tensors import bring_back
 
 RUN = "leftovers"
 """What the further run is called in an observation. It leaves a trace: what it gives back."""

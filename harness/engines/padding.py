@@ -11,20 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from paritybit.harness.checks.differences import first_kv_difference
+from paritybit.harness.engines.statics import undone
+from paritybit.harness.lockstep.bits import any_set, bits, cloned, outputs_differ
+from paritybit.harness.lockstep.noise import COUNTS, index_bounds
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.model import Output
+from paritybit.subjects.engines.shared.engine import TriedEngine
+from paritybit.subjects.engines.shared.padded import KEPT, RESET
 from torch import Tensor
-
-from harness.checks.differences import first_kv_difference
-from harness.engines.statics import undone
-from harness.lockstep.bits import any_set, bits, cloned, outputs_differ
-from harness.lockstep.noise import COUNTS, index_bounds
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from reference.batch import Mode
-from reference.config import SPECULATION
-from reference.model import Output
-from subjects.engines.shared.engine import TriedEngine
-from subjects.engines.shared.padded import KEPT, RESET
 
 RUN = "padding"
 """What the further run is called in an observation."""

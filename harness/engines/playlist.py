@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import (
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,

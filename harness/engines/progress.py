@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.hunt import HuntResult
+from paritybit.harness.campaigns.hunt import HuntResult
 
 EVERY_SECONDS = 0.3
 """How often the file is read."""

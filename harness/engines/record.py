@@ -4,20 +4,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.checks.table import STATEMENTS
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.faults import FAULTS, Fault, Verdict, overall
-from harness.engines.legs import EAGERLY, OWN
-from harness.errors import CannotRunError, MalformedError, known
-from harness.lockstep.tracebacks import without_paths
-from harness.machine.workers import Workers
-from harness.records.case import dump_json, is_of_format, of_format
-from harness.records.files import write_whole
-from harness.records.record import environment
-from harness.records.schema import EngineCounterexample
-from harness.records.typed_json import to_json
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import RUNNERS
+from paritybit.harness.checks.table import STATEMENTS
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.faults import FAULTS, Fault, Verdict, overall
+from paritybit.harness.engines.legs import EAGERLY, OWN
+from paritybit.harness.errors import CannotRunError, MalformedError, known
+from paritybit.harness.lockstep.tracebacks import without_paths
+from paritybit.harness.machine.workers import Workers
+from paritybit.harness.records.case import dump_json, is_of_format, of_format
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.record import environment
+from paritybit.harness.records.schema import EngineCounterexample
+from paritybit.harness.records.typed_json import to_json
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import RUNNERS
 
 FORMAT = "paritybit-engine"
 VERSION = 3

@@ -4,13 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from paritybit.harness.checks.of_steps.live_inputs import batch_axis
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.subjects.engines.shared.tensors import bring_back
 from torch import Tensor
-
-from harness.checks.of_steps.live_inputs import batch_axis
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from subjects.engines.shared.tensors import bring_back
 
 RUN = "statics"
 """What the further run is called in an observation."""

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.campaigns.executor import Campaign, Ended, execute
-from harness.engines.adapters.packages import DEPENDENCIES, PACKAGES, SGLANG
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.case import EngineCase
-from harness.engines.explained.counterexample import Counterexample
-from harness.engines.fetch import Found, folder
-from harness.engines.playlist import EXAMPLES, Kind
-from harness.engines.progress import Played, after, listening
-from harness.engines.worker import LegAnswer, LegTask, run_leg
-from harness.errors import headline, known
-from harness.machine.workers import ONE, Workers
-from harness.records.case import Case, case_from_json
-from reference.config import PRESETS
-from subjects.runners import RUNNERS
+from paritybit.harness.campaigns.executor import Campaign, Ended, execute
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES, PACKAGES, SGLANG
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.case import EngineCase
+from paritybit.harness.engines.explained.counterexample import Counterexample
+from paritybit.harness.engines.fetch import Found, folder
+from paritybit.harness.engines.playlist import EXAMPLES, Kind
+from paritybit.harness.engines.progress import Played, after, listening
+from paritybit.harness.engines.worker import LegAnswer, LegTask, run_leg
+from paritybit.harness.errors import headline, known
+from paritybit.harness.machine.workers import ONE, Workers
+from paritybit.harness.records.case import Case, case_from_json
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.runners import RUNNERS
 
 LEG_SECONDS = 600.0
 SECONDS_PER_SCHEDULE = 60.0

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 
 import torch
-
-from harness.engines.faults import Finding
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from harness.schedules.schedule import Admit, Decode, Extend, Step
-from reference.batch import Mode
-from reference.config import Kind, Role
+from paritybit.harness.engines.faults import Finding
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Step
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Kind, Role
 
 BEYOND = 3
 """How many positions beyond the window are probed, on either side."""

@@ -16,33 +16,33 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from harness.checks.of_schedules.dense_agreement import sample_error
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
-from harness.engines.adapters.packages import SGLANG
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.explained.counterexample import Counterexample
-from harness.engines.faults import Evidence, Finding, present
-from harness.engines.legs import EAGERLY, OURS, OWN, Leg, names_a_part, reason_of
-from harness.engines.localise import GivingBack, Leftovers
-from harness.engines.padding import PaddingLedger
-from harness.engines.playlist import (
+from paritybit.harness.checks.of_schedules.dense_agreement import sample_error
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.engines.adapters.packages import SGLANG
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.explained.counterexample import Counterexample
+from paritybit.harness.engines.faults import Evidence, Finding, present
+from paritybit.harness.engines.legs import EAGERLY, OURS, OWN, Leg, names_a_part, reason_of
+from paritybit.harness.engines.localise import GivingBack, Leftovers
+from paritybit.harness.engines.padding import PaddingLedger
+from paritybit.harness.engines.playlist import (
     FIRST,
     OWN_BOUND,
     REUSING,
     SHRINKING_FORWARDS,
     Kind,
 )
-from harness.engines.progress import SoFar, Teller
-from harness.engines.windows import measure, window_findings
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.observation import Observation
-from harness.lockstep.tracebacks import traceback_of
-from harness.records.case import Case
-from subjects.engines.shared.engine import TriedEngine
-from subjects.engines.shared.loading import Engine, message
-from subjects.engines.shared.missing import RunnerLackingError
-from subjects.protocol import OwnArithmetic
+from paritybit.harness.engines.progress import SoFar, Teller
+from paritybit.harness.engines.windows import measure, window_findings
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.records.case import Case
+from paritybit.subjects.engines.shared.engine import TriedEngine
+from paritybit.subjects.engines.shared.loading import Engine, message
+from paritybit.subjects.engines.shared.missing import RunnerLackingError
+from paritybit.subjects.protocol import OwnArithmetic
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,15 @@
 A cause function takes a recorded forward and returns the cause, or None where it finds none.
 """
 
-from harness.explain.facts import Cause, CodeSite
-from harness.explain.first_difference import Index
-from harness.explain.origins.source_lines import site_of
-from harness.explain.recorded import RecordedForward
-from harness.explain.static_origin import element_read, origin_at
-from reference.ops import Ops
-from subjects.buffers import BufferPool, StaticInputs
-from subjects.contracts import LISTED_CONVERSIONS
-from subjects.pool import TRANSLATE, SubjectPool
+from paritybit.harness.explain.facts import Cause, CodeSite
+from paritybit.harness.explain.first_difference import Index
+from paritybit.harness.explain.origins.source_lines import site_of
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.explain.static_origin import element_read, origin_at
+from paritybit.reference.ops import Ops
+from paritybit.subjects.buffers import BufferPool, StaticInputs
+from paritybit.subjects.contracts import LISTED_CONVERSIONS
+from paritybit.subjects.pool import TRANSLATE, SubjectPool
 
 
 def warning_site(recorded: RecordedForward) -> Cause | None:

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
-from torch import Tensor
-
-from harness.explain.facts import (
+from paritybit.harness.explain.facts import (
     Cause,
     FirstDifference,
     IndexOrigin,
@@ -22,7 +20,7 @@ from harness.explain.facts import (
     UncapturedRun,
     Writer,
 )
-from harness.explain.first_difference import (
+from paritybit.harness.explain.first_difference import (
     Difference,
     Index,
     Side,
@@ -31,26 +29,27 @@ from harness.explain.first_difference import (
     paired,
     rows_of,
 )
-from harness.explain.origins.arguments import WrongArgument, baked_in, wrong_argument
-from harness.explain.origins.further import further_op
-from harness.explain.origins.given import failing_element, given_value, kept_value
-from harness.explain.origins.lists import WrongList, wrong_list
-from harness.explain.provenance import SlotWrite
-from harness.explain.recorded import RecordedForward, Run
-from harness.explain.static_origin import (
+from paritybit.harness.explain.origins.arguments import WrongArgument, baked_in, wrong_argument
+from paritybit.harness.explain.origins.further import further_op
+from paritybit.harness.explain.origins.given import failing_element, given_value, kept_value
+from paritybit.harness.explain.origins.lists import WrongList, wrong_list
+from paritybit.harness.explain.provenance import SlotWrite
+from paritybit.harness.explain.recorded import RecordedForward, Run
+from paritybit.harness.explain.static_origin import (
     captured_origin,
     cell_origin,
     element_read,
     origin,
     static_buffers,
 )
-from harness.lockstep.bits import bits, form
-from harness.lockstep.requests import owner_of_place
-from reference.config import Kind, Role
-from reference.model import Output
-from reference.ops import OpCall
-from reference.state_pool import Section
-from subjects.contracts import Axis
+from paritybit.harness.lockstep.bits import bits, form
+from paritybit.harness.lockstep.requests import owner_of_place
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.model import Output
+from paritybit.reference.ops import OpCall
+from paritybit.reference.state_pool import Section
+from paritybit.subjects.contracts import Axis
+from torch import Tensor
 
 CauseFinder = Callable[[RecordedForward], Cause | None]
 

@@ -3,16 +3,15 @@
 from collections.abc import Callable, Iterable
 
 import torch
-
-from harness.explain.build_faults import refused_build_cause
-from harness.explain.cause import CauseFinder
-from harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
-from harness.explain.origins.source_lines import source_lines
-from harness.explain.pictures import slots_of_forward, static_inputs
-from harness.explain.proof import prove
-from harness.explain.recorded import record_forward
-from harness.lockstep.pair import Pair
-from harness.schedules.schedule import Schedule
+from paritybit.harness.explain.build_faults import refused_build_cause
+from paritybit.harness.explain.cause import CauseFinder
+from paritybit.harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
+from paritybit.harness.explain.origins.source_lines import source_lines
+from paritybit.harness.explain.pictures import slots_of_forward, static_inputs
+from paritybit.harness.explain.proof import prove
+from paritybit.harness.explain.recorded import record_forward
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.schedule import Schedule
 
 PlayCauseFinder = Callable[[Pair, Schedule, int], tuple[Situation, Cause] | None]
 """Plays a schedule and returns the cause of what is violated at a step of it, and where that is."""

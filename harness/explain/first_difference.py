@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
-from torch import Tensor
-
-from harness.explain.provenance import (
+from paritybit.harness.explain.provenance import (
     PLACE_ROWS,
     RowStore,
     Store,
@@ -19,11 +17,12 @@ from harness.explain.provenance import (
     row_store_of,
     store_of,
 )
-from harness.lockstep.bits import bits, first_index, hex_bits
-from reference.config import Kind, Role
-from reference.ops import OpCall
-from reference.pool import KVPools
-from reference.state_pool import Section
+from paritybit.harness.lockstep.bits import bits, first_index, hex_bits
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.ops import OpCall
+from paritybit.reference.pool import KVPools
+from paritybit.reference.state_pool import Section
+from torch import Tensor
 
 ROWS_SECOND = frozenset({"rotary"})
 """Ops whose result has its rows along the second axis."""

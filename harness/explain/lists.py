@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.explain.cause import (
+from paritybit.harness.explain.cause import (
     UNDECLARED,
     blame_of,
     blame_of_lists,
@@ -11,13 +11,18 @@ from harness.explain.cause import (
     repeats,
     uncaptured_run,
 )
-from harness.explain.facts import Cause, ListFault, SlotTaken
-from harness.explain.first_difference import Index, keys_of, read_again
-from harness.explain.origins.lists import WrongList
-from harness.explain.provenance import layers_by_address
-from harness.explain.recorded import RecordedForward
-from harness.explain.static_origin import captured_origin, cell_origin, element_read, origin
-from reference.config import Kind
+from paritybit.harness.explain.facts import Cause, ListFault, SlotTaken
+from paritybit.harness.explain.first_difference import Index, keys_of, read_again
+from paritybit.harness.explain.origins.lists import WrongList
+from paritybit.harness.explain.provenance import layers_by_address
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.explain.static_origin import (
+    captured_origin,
+    cell_origin,
+    element_read,
+    origin,
+)
+from paritybit.reference.config import Kind
 
 
 def listed_cause(

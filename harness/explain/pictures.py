@@ -3,18 +3,17 @@
 from dataclasses import dataclass
 
 import torch
+from paritybit.harness.explain.facts import NOBODY, SlotMap, StaticInputRow
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.explain.static_origin import stale_elements
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.requests import serial_at
+from paritybit.reference.allocator import Owner
+from paritybit.reference.batch import Span
+from paritybit.reference.config import Kind
+from paritybit.reference.pool import KVLayout, PoolSizes
+from paritybit.subjects.contracts import Axis, StaticInput
 from torch import Tensor
-
-from harness.explain.facts import NOBODY, SlotMap, StaticInputRow
-from harness.explain.recorded import RecordedForward
-from harness.explain.static_origin import stale_elements
-from harness.lockstep.bits import bits
-from harness.lockstep.requests import serial_at
-from reference.allocator import Owner
-from reference.batch import Span
-from reference.config import Kind
-from reference.pool import KVLayout, PoolSizes
-from subjects.contracts import Axis, StaticInput
 
 
 def static_inputs(recorded: RecordedForward) -> tuple[StaticInputRow, ...]:

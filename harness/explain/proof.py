@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from harness.explain.facts import (
+from paritybit.harness.explain.facts import (
     CAPTURE,
     BakedIn,
     Cause,

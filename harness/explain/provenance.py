@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.ops import OpCall
+from paritybit.reference.pool import KVPools
+from paritybit.reference.state_pool import STATE_ROWS, Section
+from paritybit.subjects.graphs.dispatch import UncompiledMode
 from torch import Tensor
-
-from reference.batch import ForwardBatch
-from reference.config import Kind, Role
-from reference.ops import OpCall
-from reference.pool import KVPools
-from reference.state_pool import STATE_ROWS, Section
-from subjects.graphs.dispatch import UncompiledMode
 
 RESETS = frozenset({"aten::zero_", "aten::fill_", "aten::_foreach_zero_"})
 

@@ -10,21 +10,20 @@ from collections.abc import Iterable
 from functools import partial
 
 import torch
+from paritybit.harness.explain.facts import Reach
+from paritybit.harness.lockstep.bits import bits, cloned, outputs_differ
+from paritybit.harness.lockstep.config import FRESH_LOGGER
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair, captured_engine
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError
+from paritybit.harness.schedules.schedule import Schedule, modes_of
+from paritybit.reference.batch import Mode
+from paritybit.reference.model import Output
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.protocol import Forward
 from torch import Tensor
-
-from harness.explain.facts import Reach
-from harness.lockstep.bits import bits, cloned, outputs_differ
-from harness.lockstep.config import FRESH_LOGGER
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, captured_engine
-from harness.lockstep.requests import PlannedStep
-from harness.lockstep.tracebacks import SubjectFailedError
-from harness.schedules.schedule import Schedule, modes_of
-from reference.batch import Mode
-from reference.model import Output
-from subjects.bugs.bug import Bug
-from subjects.captured import CapturedEngine
-from subjects.protocol import Forward
 
 TAIL_FIELDS = frozenset({"policy", "value"})
 """Fields of a contract row that say what padding holds: they matter in a padded replay alone."""

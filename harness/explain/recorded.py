@@ -10,28 +10,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from paritybit.harness.explain.origins.log_sites import LogSite, SiteTrap
+from paritybit.harness.explain.origins.outputs import GivenOutput, OutputLedger
+from paritybit.harness.explain.origins.tables import Cell, TableLedger, both
+from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
+from paritybit.harness.lockstep.bits import cloned
+from paritybit.harness.lockstep.config import SUBJECT_LOGGER
+from paritybit.harness.lockstep.noise import index_bounds
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair, Recorder
+from paritybit.harness.lockstep.requests import PlannedStep, owner_of, serial_at
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.allocator import Owner
+from paritybit.reference.batch import Span
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
+from paritybit.reference.ops import OpCall, Ops
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.protocol import Overrides
+from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
-
-from harness.explain.origins.log_sites import LogSite, SiteTrap
-from harness.explain.origins.outputs import GivenOutput, OutputLedger
-from harness.explain.origins.tables import Cell, TableLedger, both
-from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
-from harness.lockstep.bits import cloned
-from harness.lockstep.config import SUBJECT_LOGGER
-from harness.lockstep.noise import index_bounds
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair, Recorder
-from harness.lockstep.requests import PlannedStep, owner_of, serial_at
-from harness.lockstep.tracebacks import SubjectFailedError
-from harness.schedules.schedule import Schedule
-from reference.allocator import Owner
-from reference.batch import Span
-from reference.config import Kind
-from reference.model import Output
-from reference.ops import OpCall, Ops
-from subjects.captured import CapturedEngine
-from subjects.protocol import Overrides
-from subjects.runners.base import GraphRunner
 
 LENGTHS, ON_HOST = "seq_lens", "seq_lens_cpu"
 """Lengths, and the host's copy of them, which sizes the lists that they fill.

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+from paritybit.harness.explain.facts import CAPTURE, How, IndexOrigin, TableCell, Writer
+from paritybit.harness.explain.first_difference import Index, address_of, read_again
+from paritybit.harness.explain.origins.tables import MOST_CELLS, TABLES, differing_cells, place_of
+from paritybit.harness.explain.provenance import StaticWrite
+from paritybit.harness.explain.recorded import RecordedForward, Run
+from paritybit.harness.lockstep.bits import bits
+from paritybit.reference.config import SPECULATION
+from paritybit.subjects.contracts import Axis
 from torch import Tensor
-
-from harness.explain.facts import CAPTURE, How, IndexOrigin, TableCell, Writer
-from harness.explain.first_difference import Index, address_of, read_again
-from harness.explain.origins.tables import MOST_CELLS, TABLES, differing_cells, place_of
-from harness.explain.provenance import StaticWrite
-from harness.explain.recorded import RecordedForward, Run
-from harness.lockstep.bits import bits
-from reference.config import SPECULATION
-from subjects.contracts import Axis
 
 AXES = frozenset({Axis.REQUEST, Axis.TOKEN})
 """Axes of static inputs whose elements are one request's or one token's."""

@@ -1,9 +1,9 @@
 """What a schedule did, step by step, as data for a drawing."""
 
-from harness.explain.facts import TimelineEntry
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.schedules.schedule import Step
+from paritybit.harness.explain.facts import TimelineEntry
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.schedule import Step
 
 
 def timeline_entry(

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from harness.explain.facts import Cause, Explanation, Situation
-from harness.explain.origins.source_lines import site_of, source_lines
-from reference.order import Arrived, Values
-from subjects.overlap import Flight, Overlap, Staged
-from subjects.streams import Event
+from paritybit.harness.explain.facts import Cause, Explanation, Situation
+from paritybit.harness.explain.origins.source_lines import site_of, source_lines
+from paritybit.reference.order import Arrived, Values
+from paritybit.subjects.overlap import Flight, Overlap, Staged
+from paritybit.subjects.streams import Event
 
 Result = TypeVar("Result")
 

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
+from paritybit.reference.model import Output
 from torch import Tensor
-
-from reference.model import Output
 
 _INTEGER = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 

@@ -7,21 +7,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-
-from harness.errors import CannotRunError, MalformedError, known, quoted
-from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
-from harness.schedules.schedule import is_count
-from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, SPECULATION, ModelConfig, Role, Shape, draft_config
-from reference.ops import Ops
-from reference.pool import KVLayout, PoolSizes
-from reference.torch_ops import TorchOps
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import NO_FLIGHT, broken_subject, common_scheme, lacking
-from subjects.engine import Subject
-from subjects.runners import RUNNERS, engine_runners
-from subjects.streams import LateStreams, Streams
-from subjects.toggles import LocationScheme
+from paritybit.harness.errors import CannotRunError, MalformedError, known, quoted
+from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
+from paritybit.harness.schedules.schedule import is_count
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import PRESETS, SPECULATION, ModelConfig, Role, Shape, draft_config
+from paritybit.reference.ops import Ops
+from paritybit.reference.pool import KVLayout, PoolSizes
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import NO_FLIGHT, broken_subject, common_scheme, lacking
+from paritybit.subjects.engine import Subject
+from paritybit.subjects.runners import RUNNERS, engine_runners
+from paritybit.subjects.streams import LateStreams, Streams
+from paritybit.subjects.toggles import LocationScheme
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICES = ("cpu", "cuda")
@@ -175,7 +174,7 @@ class TrialConfig:
             return TorchOps()
         require_cuda()
         # Imported late: importing Triton decides whether its interpreter is used.
-        ops: Ops = importlib.import_module("reference.triton_ops").TritonOps()
+        ops: Ops = importlib.import_module("paritybit.reference.triton_ops").TritonOps()
         return ops
 
     def streams(self) -> Streams:
@@ -183,7 +182,7 @@ class TrialConfig:
         if self.device == "cpu":
             return LateStreams()
         require_cuda()
-        streams: Streams = importlib.import_module("subjects.cuda_streams").CudaStreams()
+        streams: Streams = importlib.import_module("paritybit.subjects.cuda_streams").CudaStreams()
         return streams
 
     def to_json(self) -> dict[str, Any]:

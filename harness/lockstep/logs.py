@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import TextIO
 
 import numpy as np
-
-from harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER
-from subjects.captured import CapturedEngine
-from subjects.protocol import EngineUnderTest
+from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.protocol import EngineUnderTest
 
 FRESH_LOGGER.propagate = False
 FRESH_LOGGER.addHandler(logging.NullHandler())

@@ -7,14 +7,13 @@ would be a device assert, not a finding.
 from collections.abc import Mapping
 
 import torch
+from paritybit.harness.lockstep.scale.kept import Places, Rows
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.reference.batch import ENCODER_ROWS, ForwardBatch
+from paritybit.reference.config import SPECULATION, Kind, ModelConfig
+from paritybit.reference.pool import KVPools, PoolSizes
+from paritybit.reference.state_pool import Section
 from torch import Tensor
-
-from harness.lockstep.scale.kept import Places, Rows
-from harness.lockstep.scheduler import Scheduler
-from reference.batch import ENCODER_ROWS, ForwardBatch
-from reference.config import SPECULATION, Kind, ModelConfig
-from reference.pool import KVPools, PoolSizes
-from reference.state_pool import Section
 
 
 def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:

@@ -8,18 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paritybit.harness.lockstep.requests import owner_of, owner_of_place, serial_at
+from paritybit.harness.lockstep.scale.kept import Compared
+from paritybit.harness.schedules.schedule import Step
+from paritybit.reference.allocator import Owner, Ownership
+from paritybit.reference.batch import ForwardBatch, Mode, Span
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
+from paritybit.reference.pool import KVLayout, PoolSizes
+from paritybit.reference.state_pool import Section
+from paritybit.subjects.protocol import KeyLists, OwnArithmetic, Replay, ReplayFacts
 from torch import Tensor
-
-from harness.lockstep.requests import owner_of, owner_of_place, serial_at
-from harness.lockstep.scale.kept import Compared
-from harness.schedules.schedule import Step
-from reference.allocator import Owner, Ownership
-from reference.batch import ForwardBatch, Mode, Span
-from reference.config import Kind
-from reference.model import Output
-from reference.pool import KVLayout, PoolSizes
-from reference.state_pool import Section
-from subjects.protocol import KeyLists, OwnArithmetic, Replay, ReplayFacts
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
-from harness.lockstep.requests import PlannedForward, Request
-from harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
-from harness.lockstep.speculation import count_caught_up, keep_caught_up
-from harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
-from harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
-from reference.allocator import Ownership
-from reference.batch import (
+from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
+from paritybit.harness.lockstep.speculation import count_caught_up, keep_caught_up
+from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
+from paritybit.harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
+from paritybit.reference.allocator import Ownership
+from paritybit.reference.batch import (
     SLOT_VALUES,
     ForwardBatch,
     Mode,
@@ -27,10 +25,11 @@ from reference.batch import (
     batch_values,
     write_slots,
 )
-from reference.model import Output
-from reference.order import Arrived
-from subjects.overlap import Overlap, Staged
-from subjects.protocol import Forward
+from paritybit.reference.model import Output
+from paritybit.reference.order import Arrived
+from paritybit.subjects.overlap import Overlap, Staged
+from paritybit.subjects.protocol import Forward
+from torch import Tensor
 
 TURN, FORWARDS_LAG = 8, 6
 """In the first FORWARDS_LAG of every TURN forwards the forwards' stream lags.

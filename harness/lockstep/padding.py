@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from paritybit.harness.lockstep.noise import COUNTS
+from paritybit.harness.lockstep.requests import Request
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.reference.batch import Span
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-
-from harness.lockstep.noise import COUNTS
-from harness.lockstep.requests import Request
-from harness.lockstep.scheduler import Scheduler
-from reference.batch import Span
-from reference.config import Kind
-from reference.model import Output
 
 LEVEL: Mapping[str, int] = {"custom_mask": 1}
 """Values of level tails, by the name of a static buffer; 0 where none is said.

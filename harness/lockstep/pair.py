@@ -12,30 +12,29 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-
-from harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
-from harness.lockstep.logs import LogTrap, warnings_logged
-from harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
-from harness.lockstep.overlapped import OverlappedScheduler, RanForward
-from harness.lockstep.padding import SpoiledMemory, padding_values, spoil
-from harness.lockstep.python_state import Captures
-from harness.lockstep.requests import PlannedStep
-from harness.lockstep.scale.kept import Ran, kept_of
-from harness.lockstep.scale.memory import require_memory
-from harness.lockstep.scheduler import Scheduler, samples_of
-from harness.lockstep.tracebacks import SubjectFailedError, subject_runs
-from harness.schedules.schedule import Schedule, Step, modes_of
-from reference.allocator import Allocator, Owner
-from reference.batch import ForwardBatch, Mode
-from reference.config import ModelConfig, Role, draft_config
-from reference.eager import EagerDecoder
-from reference.model import Model, Output
-from reference.pool import KVPools, Tables
-from subjects.captured import CapturedEngine
-from subjects.engine import Subject
-from subjects.overlap import Overlap
-from subjects.parts import Part
-from subjects.protocol import EngineUnderTest, Forward
+from paritybit.harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
+from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
+from paritybit.harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
+from paritybit.harness.lockstep.overlapped import OverlappedScheduler, RanForward
+from paritybit.harness.lockstep.padding import SpoiledMemory, padding_values, spoil
+from paritybit.harness.lockstep.python_state import Captures
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.lockstep.scale.kept import Ran, kept_of
+from paritybit.harness.lockstep.scale.memory import require_memory
+from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, subject_runs
+from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
+from paritybit.reference.allocator import Allocator, Owner
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import ModelConfig, Role, draft_config
+from paritybit.reference.eager import EagerDecoder
+from paritybit.reference.model import Model, Output
+from paritybit.reference.pool import KVPools, Tables
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.engine import Subject
+from paritybit.subjects.overlap import Overlap
+from paritybit.subjects.parts import Part
+from paritybit.subjects.protocol import EngineUnderTest, Forward
 
 DRAFT_SEED = 1
 

@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -17,14 +17,13 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.logs import LogTrap
+from paritybit.harness.lockstep.scale.comparison import digests
+from paritybit.reference.batch import Mode
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.protocol import EngineUnderTest, Offer, PythonObjects
 from torch import Tensor
-
-from harness.lockstep.bits import bits
-from harness.lockstep.logs import LogTrap
-from harness.lockstep.scale.comparison import digests
-from reference.batch import Mode
-from subjects.captured import CapturedEngine
-from subjects.protocol import EngineUnderTest, Offer, PythonObjects
 
 PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
 """What holds nothing but itself."""
@@ -194,9 +193,12 @@ def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = 
 
 def of_engine(module: str, objects: PythonObjects) -> bool:
     """Whether a module is of an engine's packages, and of no other engine's."""
-    if module.partition(".")[0] not in objects.packages:
-        return False
-    return not any(module == other or module.startswith(f"{other}.") for other in objects.others)
+    return within(module, objects.packages) and not within(module, objects.others)
+
+
+def within(module: str, packages: Iterable[str]) -> bool:
+    """Whether a module is one of these packages, or lies in one."""
+    return any(f"{module}.".startswith(f"{package}.") for package in packages)
 
 
 Follow = Callable[["_Walk", Any, str, str], None]
@@ -240,7 +242,7 @@ class _Walk:
 
     def _own(self, value: Any) -> bool:
         """Whether a class or a function is of the engine's packages."""
-        return str(value.__module__).partition(".")[0] in self.packages
+        return within(str(value.__module__), self.packages)
 
     def _note(self, path: str, name: str, text: str) -> None:
         self.found.texts[path] = text

@@ -4,17 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
+from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.harness.schedules.coverage import FAR, FAR_KV, LONGEST
+from paritybit.reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
+from paritybit.reference.batch import ForwardBatch, Mode, Span, prepare
+from paritybit.reference.config import Kind, ModelConfig, Role
+from paritybit.reference.order import InOrder
+from paritybit.reference.pool import KVPools
+from paritybit.reference.state_pool import hidden_states_of
+from paritybit.subjects.protocol import Offer
 from torch import Tensor
-
-from harness.lockstep.requests import PlannedForward, Request
-from harness.schedules.coverage import FAR, FAR_KV, LONGEST
-from reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
-from reference.batch import ForwardBatch, Mode, Span, prepare
-from reference.config import Kind, ModelConfig, Role
-from reference.order import InOrder
-from reference.pool import KVPools
-from reference.state_pool import hidden_states_of
-from subjects.protocol import Offer
 
 
 class RequestBook:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from reference.allocator import Owner, PageAllocation
-from reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
-from reference.config import Kind
-from reference.speculative import Tree
-from reference.state_pool import Section
+from paritybit.reference.allocator import Owner, PageAllocation
+from paritybit.reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
+from paritybit.reference.config import Kind
+from paritybit.reference.speculative import Tree
+from paritybit.reference.state_pool import Section
 
 
 @dataclass

@@ -8,13 +8,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from harness.lockstep import speculation
-from harness.lockstep.observation import Sample
-from harness.lockstep.request_book import RequestBook
-from harness.lockstep.requests import PlannedForward, Request
-from harness.schedules.schedule import (
+from paritybit.harness.lockstep import speculation
+from paritybit.harness.lockstep.observation import Sample
+from paritybit.harness.lockstep.request_book import RequestBook
+from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -30,11 +28,12 @@ from harness.schedules.schedule import (
     Verify,
     idle_modes,
 )
-from reference.batch import ForwardBatch, Mode, Span
-from reference.model import Output
-from reference.order import Arrived
-from reference.speculative import path_to
-from subjects.protocol import Offer
+from paritybit.reference.batch import ForwardBatch, Mode, Span
+from paritybit.reference.model import Output
+from paritybit.reference.order import Arrived
+from paritybit.reference.speculative import path_to
+from paritybit.subjects.protocol import Offer
+from torch import Tensor
 
 COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = {
     Mode.TARGET_VERIFY: speculation.accept,

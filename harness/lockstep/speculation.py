@@ -7,14 +7,13 @@ import random
 from collections.abc import Sequence
 
 import torch
-
-from harness.lockstep.request_book import RequestBook
-from harness.lockstep.requests import PlannedForward, Request
-from reference.batch import DraftState, ForwardBatch, Mode, Span
-from reference.config import SPECULATION, Kind, Role
-from reference.model import Output
-from reference.speculative import Tree, accepted_path, tree_of
-from subjects.protocol import Offer
+from paritybit.harness.lockstep.request_book import RequestBook
+from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span
+from paritybit.reference.config import SPECULATION, Kind, Role
+from paritybit.reference.model import Output
+from paritybit.reference.speculative import Tree, accepted_path, tree_of
+from paritybit.subjects.protocol import Offer
 
 
 def branches(book: RequestBook) -> int:

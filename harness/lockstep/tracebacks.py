@@ -10,8 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-ADAPTERS = ROOT / "subjects" / "engines"
+from paritybit.places import SOURCES
+
+ADAPTERS = SOURCES / "subjects" / "engines"
 """Where engines of others are driven from."""
 
 OUTSIDE_PARTS = 3
@@ -92,7 +93,9 @@ def without_absolute_paths(text: str) -> str:
 
     def shown(found: re.Match[str]) -> str:
         path = Path(found[1])
-        inside = path.is_relative_to(ROOT)
-        return f'File "{path.relative_to(ROOT) if inside else Path(*path.parts[-OUTSIDE_PARTS:])}"'
+        inside = path.is_relative_to(SOURCES)
+        return (
+            f'File "{path.relative_to(SOURCES) if inside else Path(*path.parts[-OUTSIDE_PARTS:])}"'
+        )
 
     return re.sub(r'File "(/[^"]+)"', shown, text)

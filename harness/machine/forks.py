@@ -23,17 +23,17 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-ROOT = Path(__file__).parents[2]
+from paritybit.places import IMPORT_FOLDER
 
 KERNELS = (
-    "reference.triton_ops",
-    "harness.lockstep.scale.kernel",
-    "harness.checks.device.questions",
-    "reference.kernels.tables",
-    "subjects.listing.device",
-    "subjects.listing.drafts",
-    "subjects.listing.paths",
-    "reference.kernels.known",
+    "paritybit.reference.triton_ops",
+    "paritybit.harness.lockstep.scale.kernel",
+    "paritybit.harness.checks.device.questions",
+    "paritybit.reference.kernels.tables",
+    "paritybit.subjects.listing.device",
+    "paritybit.subjects.listing.drafts",
+    "paritybit.subjects.listing.paths",
+    "paritybit.reference.kernels.known",
 )
 """What processes that use a GPU import as well. `known` is last: it hashes the others' kernels."""
 
@@ -246,11 +246,11 @@ def _start() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.set_inheritable(True)
-        words = f"from harness.machine.forks import main; main({theirs.fileno()})"
+        words = f"from paritybit.harness.machine.forks import main; main({theirs.fileno()})"
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-c", words],
-            {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
+            {**os.environ, "PYTHONPATH": str(IMPORT_FOLDER), "PYTHONSAFEPATH": "1"},
             file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
             setsigmask={signal.SIGINT},
         )

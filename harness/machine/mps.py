@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.errors import CannotRunError
-from harness.machine import keeper
-from harness.machine.gpus import visible_gpus
+from paritybit.harness.errors import CannotRunError
+from paritybit.harness.machine import keeper
+from paritybit.harness.machine.gpus import visible_gpus
 
 BY_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Has torch ask the driver whether there is a GPU, and begin CUDA only where it is used."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.machine import mps
-from harness.machine.gpus import visible_gpus
+from paritybit.harness.machine import mps
+from paritybit.harness.machine.gpus import visible_gpus
 
 PLAIN: Mapping[int, float] = {1: 193, 4: 421, 8: 528, 15: 586}
 UNDER_MPS: Mapping[int, float] = {1: 202, 4: 826, 8: 1807, 15: 3077}

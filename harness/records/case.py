@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.checks.table import PROPERTIES
-from harness.errors import MalformedError, cut, known, quoted
-from harness.lockstep.config import TrialConfig, trial_from_json
-from harness.records.files import write_whole
-from harness.schedules.schedule import Schedule, from_json, to_json
-from reference.config import Shape
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.errors import MalformedError, cut, known, quoted
+from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.schedules.schedule import Schedule, from_json, to_json
+from paritybit.reference.config import Shape
 
 FORMAT = "paritybit-case"
 VERSION = 4

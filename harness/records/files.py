@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from harness.errors import CannotRunError
+from paritybit.harness.errors import CannotRunError
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.machine.gpus import first_name
+from paritybit.harness.machine.workers import Workers
+from paritybit.harness.records.case import dump_json, of_format, read_json
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.schema import FORMAT, VERSION, Environment, Record, RunAgain
+from paritybit.harness.records.typed_json import from_json, to_json
 
-from harness import __version__
-from harness.errors import MalformedError
-from harness.machine.gpus import first_name
-from harness.machine.workers import Workers
-from harness.records.case import dump_json, of_format, read_json
-from harness.records.files import write_whole
-from harness.records.schema import FORMAT, VERSION, Environment, Record, RunAgain
-from harness.records.typed_json import from_json, to_json
+from paritybit import __version__
 
 COMMIT_VARIABLE = "PARITYBIT_COMMIT"
 """Names the commit where the tree is a copy without its git folder."""

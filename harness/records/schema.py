@@ -6,8 +6,8 @@ Plain data, without torch. A record names no host, no user and no absolute path.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.errors import headline
-from harness.explain.facts import LATER, Explanation, Reach, TimelineEntry
+from paritybit.harness.errors import headline
+from paritybit.harness.explain.facts import LATER, Explanation, Reach, TimelineEntry
 
 FORMAT = "paritybit-run"
 VERSION = 4

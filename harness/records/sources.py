@@ -2,18 +2,17 @@
 
 import hashlib
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from paritybit.places import SOURCES
 
-SOURCES = ("harness", "reference", "subjects")
+FOLDERS = ("harness", "reference", "subjects")
 """The packages that carry out what a command asks for."""
 
 
 def digest() -> str:
     """Return a hash of the interpreter's version and of every source file."""
     found = hashlib.sha256(sys.version.encode())
-    for folder in SOURCES:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    for folder in FOLDERS:
+        for path in sorted((SOURCES / folder).rglob("*.py")):
+            found.update(f"{path.relative_to(SOURCES)}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()

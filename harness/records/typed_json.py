@@ -10,8 +10,8 @@ from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from harness.errors import quoted
-from harness.explain.facts import LATER
+from paritybit.harness.errors import quoted
+from paritybit.harness.explain.facts import LATER
 
 Data = TypeVar("Data")
 

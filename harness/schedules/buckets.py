@@ -1,6 +1,6 @@
 """The captured sizes of trials, and how far a bucket of them can be filled."""
 
-from subjects.protocol import Replay
+from paritybit.subjects.protocol import Replay
 
 BUCKETS = (2, 4, 8)
 """In requests; those of a trial unless it names others."""

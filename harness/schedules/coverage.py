@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from harness.schedules.buckets import (
+from paritybit.harness.schedules.buckets import (
     BUCKETS,
     FILLINGS,
     SMALLEST,
@@ -12,10 +12,10 @@ from harness.schedules.buckets import (
     filling,
     fillings,
 )
-from harness.schedules.edges import MANY
-from reference.batch import Mode
-from subjects.protocol import Replay
-from subjects.runners import RUNNERS, engine_runners
+from paritybit.harness.schedules.edges import MANY
+from paritybit.reference.batch import Mode
+from paritybit.subjects.protocol import Replay
+from paritybit.subjects.runners import RUNNERS, engine_runners
 
 ALWAYS_REQUIRED = (
     "padded replay",

@@ -7,7 +7,7 @@ kept its token there.
 
 from collections.abc import Sequence
 
-from harness.schedules.schedule import (
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -22,7 +22,7 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
-from reference.config import SPECULATION, ModelConfig
+from paritybit.reference.config import SPECULATION, ModelConfig
 
 BOTH = (0, 1)
 

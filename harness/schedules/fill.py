@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from hypothesis import strategies as st
-
-from harness.schedules.schedule import (
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -20,8 +19,8 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
-from reference.batch import Mode
-from reference.config import SPECULATION
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION
 
 Steps = tuple[Step, ...]
 

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
 from hypothesis import strategies as st
-
-from harness.schedules.fill import LEAVING, apart, sweeps
-from harness.schedules.schedule import (
+from paritybit.harness.schedules.fill import LEAVING, apart, sweeps
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -27,8 +26,8 @@ from harness.schedules.schedule import (
     Verify,
     idle_modes,
 )
-from reference.batch import Mode
-from reference.config import SPECULATION, ModelConfig
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION, ModelConfig
 
 LONGEST = 40
 """Most steps of a generated schedule after its opening admissions."""

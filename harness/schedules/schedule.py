@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import Any, ClassVar
 
-from harness.errors import MalformedError, cut, quoted
-from reference.batch import Mode
+from paritybit.harness.errors import MalformedError, cut, quoted
+from paritybit.reference.batch import Mode
 
 
 @dataclass(frozen=True)

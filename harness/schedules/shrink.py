@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
 
-from harness.schedules.schedule import Schedule, Step
+from paritybit.harness.schedules.schedule import Schedule, Step
 
 Fails = Callable[[Schedule], bool]
 

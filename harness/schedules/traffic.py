@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 
-from harness.schedules.schedule import (
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -25,8 +25,8 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
-from reference.batch import Mode
-from reference.config import SPECULATION, ModelConfig
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION, ModelConfig
 
 TICK_SECONDS = 0.17
 """Traffic time of one decode step: the trace's mean gap then keeps about half a batch running."""
@@ -69,7 +69,7 @@ class _Live:
 
 def load_trace() -> tuple[Arrival, ...]:
     """Return the committed slice of the trace, in order of arrival."""
-    text = files("harness.schedules").joinpath("data/azure_conv_2000.csv").read_text()
+    text = files("paritybit.harness.schedules").joinpath("data/azure_conv_2000.csv").read_text()
     rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
     # The trace has 100 ns steps, one digit more than a datetime holds.
     times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]

@@ -52,12 +52,12 @@ class MutatedModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def play() -> dict[str, str]:
     """Play clean trials, of every engine and scheme, until something is violated."""
     # Imported late, so that the mutant is what they import.
-    from harness.campaigns.hunt import hunt, without_error  # noqa: PLC0415
-    from harness.checks.play import DeviceLostError, Lockstep  # noqa: PLC0415
-    from harness.checks.table import PROPERTIES  # noqa: PLC0415
-    from harness.lockstep.config import TrialConfig  # noqa: PLC0415
-    from subjects.runners import ONE_PER_ENGINE  # noqa: PLC0415
-    from subjects.toggles import LocationScheme  # noqa: PLC0415
+    from paritybit.harness.campaigns.hunt import hunt, without_error  # noqa: PLC0415
+    from paritybit.harness.checks.play import DeviceLostError, Lockstep  # noqa: PLC0415
+    from paritybit.harness.checks.table import PROPERTIES  # noqa: PLC0415
+    from paritybit.harness.lockstep.config import TrialConfig  # noqa: PLC0415
+    from paritybit.subjects.runners import ONE_PER_ENGINE  # noqa: PLC0415
+    from paritybit.subjects.toggles import LocationScheme  # noqa: PLC0415
 
     trials = [
         TrialConfig(runner, preset, scheme=scheme, page_size=1 + 3 * (place % 2))

@@ -2,7 +2,8 @@
 
 import os
 
-from harness.records.files import write_whole
+from paritybit.harness.records.files import write_whole
+
 from properties.documents.made import PICTURE, documents, picture, remade
 from properties.support.places import ROOT
 

@@ -13,19 +13,19 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from paritybit.harness.campaigns.replay import lockstep_of
+from paritybit.harness.checks.explanation import explained, observe
+from paritybit.harness.cli.display import clean_table, history_table, matrix, runner_matrix
+from paritybit.harness.records.case import load_case
+from paritybit.harness.records.record import load
+from paritybit.harness.records.schema import Record
+from paritybit.reports.glossary import GLOSSARY
+from paritybit.reports.page import draw
+from paritybit.reports.review import review
 from rich.console import Console, RenderableType
 
-from harness.__main__ import main
-from harness.campaigns.replay import lockstep_of
-from harness.checks.explanation import explained, observe
-from harness.cli.display import clean_table, history_table, matrix, runner_matrix
-from harness.records.case import load_case
-from harness.records.record import load
-from harness.records.schema import Record
+from paritybit.__main__ import main
 from properties.support.places import ROOT
-from reports.glossary import GLOSSARY
-from reports.page import draw
-from reports.review import review
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PICTURE = DOCS / "swa_pad.svg"

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from paritybit.harness.checks.expectations import affected_runners, detected_by
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.cli import exit_codes
+from paritybit.harness.cli.names import check_names
+from paritybit.harness.cli.parser import EXAMPLES, parser
+from paritybit.harness.errors import MalformedError
+from paritybit.reports.compared.kinds import ALARMING, KINDS, LOST
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import RUNNERS, engine_runners
 
-from harness.checks.expectations import affected_runners, detected_by
-from harness.checks.table import PROPERTIES
-from harness.cli import exit_codes
-from harness.cli.names import check_names
-from harness.cli.parser import EXAMPLES, parser
-from harness.errors import MalformedError
 from properties.documents import made
 from properties.support.places import ROOT
-from reports.compared.kinds import ALARMING, KINDS, LOST
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import RUNNERS, engine_runners
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path for path in made.documents()}
 CHECKED = {**DOCUMENTS, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}

@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.checks.play import Lockstep
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.sglang import RunnerEngines, load
-from harness.engines.faults import Evidence
-from harness.engines.fetch import folder
-from harness.engines.legs import OURS, OWN, Leg
-from harness.engines.padding import PaddingLedger
-from harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind, trial_of
-from harness.engines.windows import measure, window_findings
-from harness.lockstep.config import TrialConfig
-from subjects.engines.sglang.engine import ReplayingEngine
-from subjects.engines.shared.loading import Engine
-from subjects.protocol import OwnArithmetic
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.adapters.sglang import RunnerEngines, load
+from paritybit.harness.engines.faults import Evidence
+from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.legs import OURS, OWN, Leg
+from paritybit.harness.engines.padding import PaddingLedger
+from paritybit.harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind, trial_of
+from paritybit.harness.engines.windows import measure, window_findings
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.subjects.engines.sglang.engine import ReplayingEngine
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.protocol import OwnArithmetic
 
 Populate = Callable[..., None]
 

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.adapters.sglang import drafting_lockstep, load
+from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.playlist import DRAFTING
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.reference.batch import ForwardBatch
+from paritybit.subjects.engines.sglang.draft_engine import DraftingEngine
+from paritybit.subjects.engines.sglang.runners.drafting import DraftingRunner
+from paritybit.subjects.engines.shared.loading import Engine
 from torch import Tensor
-
-from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.sglang import drafting_lockstep, load
-from harness.engines.fetch import folder
-from harness.engines.playlist import DRAFTING
-from harness.lockstep.config import TrialConfig
-from reference.batch import ForwardBatch
-from subjects.engines.sglang.draft_engine import DraftingEngine
-from subjects.engines.sglang.runners.drafting import DraftingRunner
-from subjects.engines.shared.loading import Engine
 
 
 @dataclass(frozen=True)

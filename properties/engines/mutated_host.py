@@ -13,15 +13,15 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.sglang import RunnerEngines, load
-from harness.engines.faults import Evidence
-from harness.engines.fetch import folder
-from harness.engines.legs import OURS, Leg
-from harness.engines.playlist import Kind, trial_of
-from harness.schedules.schedule import (
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.adapters.sglang import RunnerEngines, load
+from paritybit.harness.engines.faults import Evidence
+from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.legs import OURS, Leg
+from paritybit.harness.engines.playlist import Kind, trial_of
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Evict,
@@ -32,7 +32,7 @@ from harness.schedules.schedule import (
     Schedule,
     Verify,
 )
-from subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.shared.loading import Engine
 
 BATCHES = "srt.managers.schedule_batch"
 

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.adapters.sglang import RunnerEngines, load
+from paritybit.harness.engines.faults import Evidence
+from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.legs import OURS, Leg
+from paritybit.harness.engines.padding import PaddingLedger
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Finish, Schedule
+from paritybit.subjects.engines.sglang.engine import ReplayingEngine
+from paritybit.subjects.engines.sglang.runners.prefill import PrefillRunner
 from torch import Tensor
 
-from harness.checks.play import Lockstep
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.sglang import RunnerEngines, load
-from harness.engines.faults import Evidence
-from harness.engines.fetch import folder
-from harness.engines.legs import OURS, Leg
-from harness.engines.padding import PaddingLedger
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Extend, Finish, Schedule
 from properties.engines.mutated import verdicts
-from subjects.engines.sglang.engine import ReplayingEngine
-from subjects.engines.sglang.runners.prefill import PrefillRunner
 
 CHUNKS = Schedule(
     (

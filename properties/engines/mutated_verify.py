@@ -15,20 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from harness.campaigns.hunt import whole
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.sglang import RunnerEngines, load
-from harness.engines.faults import Evidence
-from harness.engines.fetch import folder
-from harness.engines.legs import OURS, Leg
-from harness.engines.padding import PaddingLedger
-from harness.engines.playlist import VERIFYING
-from harness.lockstep.config import TrialConfig
-from subjects.engines.sglang.engine import ReplayingEngine
-from subjects.engines.sglang.runners.verify import DRAFTS, TargetVerifyRunner
+from paritybit.harness.campaigns.hunt import whole
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.adapters.sglang import RunnerEngines, load
+from paritybit.harness.engines.faults import Evidence
+from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.legs import OURS, Leg
+from paritybit.harness.engines.padding import PaddingLedger
+from paritybit.harness.engines.playlist import VERIFYING
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.subjects.engines.sglang.engine import ReplayingEngine
+from paritybit.subjects.engines.sglang.runners.verify import DRAFTS, TargetVerifyRunner
 
 Run = Callable[[], Any]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from paritybit.harness.engines.playlist import SHRINKING, VERIFYING
+from paritybit.harness.schedules.schedule import Admit, Decode, Finish, Schedule
+from paritybit.reference.model import Model
 
-from harness.engines.playlist import SHRINKING, VERIFYING
-from harness.schedules.schedule import Admit, Decode, Finish, Schedule
 from properties.engines.planting_vllm import Plant, played, say, shown_by
-from reference.model import Model
 
 LONG = Schedule((Admit(30, 48), Admit(4, 24), Decode((0, 1)), Finish(1), Decode((0,))))
 """A request far beyond its window, whose first blocks are freed, decodes full and then padded."""

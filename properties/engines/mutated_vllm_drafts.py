@@ -10,9 +10,9 @@ from functools import wraps
 from typing import Any
 
 import torch
+from paritybit.harness.engines.playlist import FIRST
+from paritybit.harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Schedule
 
-from harness.engines.playlist import FIRST
-from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Schedule
 from properties.engines.mutated_vllm import as_it_is
 from properties.engines.planting_vllm import Plant, played, say, shown_by
 

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Finish, Schedule
+from paritybit.subjects.engines.shared.missing import RunnerLackingError
 
-from harness.schedules.schedule import Admit, Decode, Extend, Finish, Schedule
 from properties.engines.mutated_vllm import (
     after_inputs,
     as_it_is,
@@ -21,7 +22,6 @@ from properties.engines.mutated_vllm import (
     unmark_padding,
 )
 from properties.engines.planting_vllm import Plant, played, say, shown_by
-from subjects.engines.shared.missing import RunnerLackingError
 
 CHUNKS = Schedule(
     (

@@ -27,29 +27,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paritybit.harness.checks.of_steps.live_inputs import batch_axis
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.adapters.sglang import (
+    SPECULATING,
+    RunnerEngines,
+    drafting_lockstep,
+    load,
+)
+from paritybit.harness.engines.faults import Evidence
+from paritybit.harness.engines.fetch import fetch, folder
+from paritybit.harness.engines.legs import OURS, Leg
+from paritybit.harness.engines.padding import PaddingLedger
+from paritybit.harness.engines.playlist import FIRST, RUNNERS, Kind, trial_of
+from paritybit.harness.engines.trial import mentions
+from paritybit.harness.records.case import dump_json
+from paritybit.harness.records.record import environment
+from paritybit.harness.records.typed_json import to_json
+from paritybit.harness.schedules.traffic import traffic_schedules
+from paritybit.reference.batch import Mode
+from paritybit.subjects.engines.sglang.engine import SglangEngine
+from paritybit.subjects.engines.sglang.runners.decode import CpuGraphRunner
+from paritybit.subjects.engines.sglang.runners.drafting import DraftingRunner
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.shared.missing import RunnerLackingError
 from torch import Tensor
-
-from harness.checks.of_steps.live_inputs import batch_axis
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.sglang import SPECULATING, RunnerEngines, drafting_lockstep, load
-from harness.engines.faults import Evidence
-from harness.engines.fetch import fetch, folder
-from harness.engines.legs import OURS, Leg
-from harness.engines.padding import PaddingLedger
-from harness.engines.playlist import FIRST, RUNNERS, Kind, trial_of
-from harness.engines.trial import mentions
-from harness.records.case import dump_json
-from harness.records.record import environment
-from harness.records.typed_json import to_json
-from harness.schedules.traffic import traffic_schedules
-from reference.batch import Mode
-from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.runners.decode import CpuGraphRunner
-from subjects.engines.sglang.runners.drafting import DraftingRunner
-from subjects.engines.shared.loading import Engine
-from subjects.engines.shared.missing import RunnerLackingError
 
 BY_THE_BACKEND = "attention."
 """How the names of static inputs begin that the attention backend writes as it plans."""

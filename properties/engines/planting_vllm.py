@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.adapters.vllm import VllmEngines
-from harness.engines.faults import Evidence
-from harness.engines.fetch import folder
-from harness.engines.legs import OURS, Leg
-from harness.engines.playlist import Kind
-from harness.schedules.schedule import Schedule
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.adapters.vllm import VllmEngines
+from paritybit.harness.engines.faults import Evidence
+from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.legs import OURS, Leg
+from paritybit.harness.engines.playlist import Kind
+from paritybit.harness.schedules.schedule import Schedule
 
 ADAPTER = ADAPTERS["vllm"]
 

@@ -11,15 +11,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.faults import Evidence
-from harness.engines.fetch import folder
-from harness.engines.legs import EAGERLY, Leg
-from harness.engines.playlist import FIRST, Kind
-from reference.batch import ForwardBatch, Mode
-from subjects.protocol import Forward
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.faults import Evidence
+from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.legs import EAGERLY, Leg
+from paritybit.harness.engines.playlist import FIRST, Kind
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.subjects.protocol import Forward
 
 
 def main(package: str, name: str, runner: str) -> None:

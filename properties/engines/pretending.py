@@ -16,15 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-from harness.engines.adapters import sglang
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.fetch import folder
-from harness.engines.playlist import Kind
-from harness.engines.worker import LegTask, run_leg
-from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.host.loading import define_compiled
-from subjects.engines.shared.loading import Engine
+from paritybit.harness.engines.adapters import sglang
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.playlist import Kind
+from paritybit.harness.engines.worker import LegTask, run_leg
+from paritybit.subjects.engines.sglang.host.host import Host
+from paritybit.subjects.engines.sglang.host.loading import define_compiled
+from paritybit.subjects.engines.shared.loading import Engine
 
 MEMORY = 100 << 30, 140 << 30
 """Free and total bytes of the GPU that is pretended."""

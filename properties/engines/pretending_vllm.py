@@ -7,9 +7,10 @@ platform is its own of CUDA, unmodified, and what it has compiled is not here, a
 import sys
 from typing import Any
 
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.vllm import loading
+
 from properties.engines.pretending import pretend, said_of
-from subjects.engines.shared.loading import Engine
-from subjects.engines.vllm import loading
 
 PLATFORM = "vllm.platforms.cuda.CudaPlatform"
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from paritybit.subjects.engines.shared import interpreter
 from triton.runtime import interpreter as tritons
-
-from subjects.engines.shared import interpreter
 
 WIDTH = 8
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.engines.case import EngineCase, load_engine_case
+from paritybit.harness.engines.explained.record import read
+from paritybit.harness.engines.playlist import SHRINKING
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case
 
-from harness.__main__ import main
-from harness.engines.case import EngineCase, load_engine_case
-from harness.engines.explained.record import read
-from harness.engines.playlist import SHRINKING
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case
+from paritybit.__main__ import main
 from properties.support.harness.command_line import FINDING, OK
 from properties.support.releases import package_of
 

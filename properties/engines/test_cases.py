@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.engines.case import EngineCase, cases_of, is_of_engine, load_engine_case
+from paritybit.harness.engines.playlist import SHRINKING
+from paritybit.harness.errors import CannotRunError
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case
+from paritybit.harness.schedules.schedule import to_json
 
-from harness.__main__ import main
-from harness.engines.case import EngineCase, cases_of, is_of_engine, load_engine_case
-from harness.engines.playlist import SHRINKING
-from harness.errors import CannotRunError
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case
-from harness.schedules.schedule import to_json
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 from properties.support.places import CORPUS
 
@@ -104,7 +104,7 @@ def test_a_case_decides_no_code(
     def find(spec: str) -> None:
         raise CannotRunError(f"{spec} is looked for")
 
-    monkeypatch.setattr("harness.engines.fetch.find", find)
+    monkeypatch.setattr("paritybit.harness.engines.fetch.find", find)
     path = written(tmp_path, engine=str(tmp_path))
     for words in (["replay", str(path)], ["bisect", "--case", str(path)]):
         assert main(words) == MALFORMED

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.cli.engines.display import changes, fault_table, release_table
+from paritybit.harness.engines import fetch as engines
+from paritybit.harness.engines import record as engine_record
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.faults import FAULTS, Verdict
+from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError
 from rich.table import Table
 
-from harness.__main__ import main
-from harness.cli.engines.display import changes, fault_table, release_table
-from harness.engines import fetch as engines
-from harness.engines import record as engine_record
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.faults import FAULTS, Verdict
-from harness.errors import CannotRunError, MalformedError, UnknownNameError
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 from properties.support.places import ROOT
 

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.engines import record, trial
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.case import EngineCase
+from paritybit.harness.engines.faults import FAULTS, Evidence, Finding, Verdict
+from paritybit.harness.engines.fetch import FOLDER_VARIABLE
+from paritybit.harness.engines.playlist import Kind
+from paritybit.harness.engines.progress import Played, SoFar, listening, tell
+from paritybit.harness.engines.trial import Answer, run_legs
+from paritybit.harness.engines.worker import LegTask, _Session
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.machine.workers import ONE
+from paritybit.harness.records.case import Case
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 
-from harness.__main__ import main
-from harness.campaigns.executor import Ended
-from harness.checks.play import Lockstep
-from harness.engines import record, trial
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.case import EngineCase
-from harness.engines.faults import FAULTS, Evidence, Finding, Verdict
-from harness.engines.fetch import FOLDER_VARIABLE
-from harness.engines.playlist import Kind
-from harness.engines.progress import Played, SoFar, listening, tell
-from harness.engines.trial import Answer, run_legs
-from harness.engines.worker import LegTask, _Session
-from harness.lockstep.config import TrialConfig
-from harness.machine.workers import ONE
-from harness.records.case import Case
-from harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.__main__ import main
 from properties.support.harness.command_line import INTERRUPTED, LONGEST
 
 SMALL = TrialConfig(buckets=(2,), token_buckets=(4,))

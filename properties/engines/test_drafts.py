@@ -7,16 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.model import Output
+from paritybit.reference.speculative import propose
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.engines.sglang.model.attention import listed_keys
+from paritybit.subjects.engines.sglang.runners.candidates import Candidates, proposed
+from paritybit.subjects.engines.sglang.runners.draft_extend import listed_slots
 from torch import Tensor
 
 from properties.support.releases import told_by
-from reference.config import SPECULATION
-from reference.model import Output
-from reference.speculative import propose
-from reference.torch_ops import TorchOps
-from subjects.engines.sglang.model.attention import listed_keys
-from subjects.engines.sglang.runners.candidates import Candidates, proposed
-from subjects.engines.sglang.runners.draft_extend import listed_slots
 
 WITH_WINDOWS, STALE = "0.5.23", "0.5.12"
 RUNNERS = ("eagle_draft_extend", "eagle_draft", "frozen_kv_mtp")

@@ -4,11 +4,9 @@ import json
 
 import pytest
 import torch
-
-from properties.support.interpreting import run_interpreted
-from reference.torch_ops import TorchOps
-from subjects.engines.sglang.host.loading import STUBS
-from subjects.engines.shared.graphs import (
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.engines.sglang.host.loading import STUBS
+from paritybit.subjects.engines.shared.graphs import (
     STREAM,
     CpuGraph,
     as_written,
@@ -16,11 +14,13 @@ from subjects.engines.shared.graphs import (
     recording,
     whole,
 )
-from subjects.engines.shared.interpreter import remembered
-from subjects.engines.shared.loading import named
-from subjects.engines.shared.operators import define_operators
-from subjects.engines.shared.stubs import StubFinder
-from subjects.engines.shared.tensors import PinnedArray, on_device
+from paritybit.subjects.engines.shared.interpreter import remembered
+from paritybit.subjects.engines.shared.loading import named
+from paritybit.subjects.engines.shared.operators import define_operators
+from paritybit.subjects.engines.shared.stubs import StubFinder
+from paritybit.subjects.engines.shared.tensors import PinnedArray, on_device
+
+from properties.support.interpreting import run_interpreted
 
 
 def test_a_cpu_graph_keeps_a_kernel_whole_and_runs_no_python_again() -> None:

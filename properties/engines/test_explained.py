@@ -4,10 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-from harness.engines.explained.inputs import InputLedger
-from harness.explain.facts import CAPTURE, Writer
-from reference.batch import Mode
+from paritybit.harness.engines.explained.inputs import InputLedger
+from paritybit.harness.explain.facts import CAPTURE, Writer
+from paritybit.reference.batch import Mode
 
 REQUESTS = {11: 3, 12: 5, 13: 8}
 """Rows of the request table, and who is there."""

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from paritybit.harness.checks.of_steps.hermetic_replay import FreshReplay
+from paritybit.harness.checks.property import judge
+from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
+from paritybit.harness.engines import statics
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.faults import Evidence, Verdict, faults_shown, overall
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.reference.config import Kind, Role
+from paritybit.subjects.protocol import LocationDtypes
 
-from harness.checks.of_steps.hermetic_replay import FreshReplay
-from harness.checks.property import judge
-from harness.checks.table import PROPERTIES, STATE_PROPERTIES
-from harness.engines import statics
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.faults import Evidence, Verdict, faults_shown, overall
-from harness.lockstep.observation import Observation
 from properties.support.harness.observations import FREE, arena_of, idle, observation
-from reference.config import Kind, Role
-from subjects.protocol import LocationDtypes
 
 EVERY = frozenset(PROPERTIES)
 STALE = 3

@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-
-from harness.campaigns.hunt import PlayingFailedError
-from harness.engines.faults import Finding
-from harness.engines.legs import Leg
-from harness.engines.playlist import Kind
-from harness.engines.worker import LegAnswer, _Session
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case
-from harness.schedules.schedule import Schedule
-from subjects.engines.sglang.runners.decode import BACKEND_LOCATIONS, DecodeRunner
-from subjects.engines.sglang.runners.held import HeldByBackends
-from subjects.engines.shared.graphs import Replays
-from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.tensors import Reissued, bring_back
+from paritybit.harness.campaigns.hunt import PlayingFailedError
+from paritybit.harness.engines.faults import Finding
+from paritybit.harness.engines.legs import Leg
+from paritybit.harness.engines.playlist import Kind
+from paritybit.harness.engines.worker import LegAnswer, _Session
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.subjects.engines.sglang.runners.decode import BACKEND_LOCATIONS, DecodeRunner
+from paritybit.subjects.engines.sglang.runners.held import HeldByBackends
+from paritybit.subjects.engines.shared.graphs import Replays
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.tensors import Reissued, bring_back
 
 SIZES = (8, 4, 2)
 """Of the graphs that a backend plans for, in the order in which they are captured."""

@@ -4,12 +4,12 @@ from functools import cache
 from typing import Any
 
 import pytest
+from paritybit.subjects.engines.sglang.host.host import TRACKS_STATES
+from paritybit.subjects.engines.sglang.scheduling.batches import own_checks
+from paritybit.subjects.engines.sglang.scheduling.requests import SglangRequest
+from paritybit.subjects.engines.shared.missing import PartMissingError
 
 from properties.support.releases import told_by
-from subjects.engines.sglang.host.host import TRACKS_STATES
-from subjects.engines.sglang.scheduling.batches import own_checks
-from subjects.engines.sglang.scheduling.requests import SglangRequest
-from subjects.engines.shared.missing import PartMissingError
 
 WRONGED = {
     "evicts_too_early": ("captured_path", "gave up the SWA slots of the first"),

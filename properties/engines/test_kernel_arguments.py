@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-
-from harness.engines.adapters import sglang
-from harness.lockstep.config import TrialConfig
-from reference.config import PRESETS
-from subjects.engines.sglang.model.attention import FURTHER, OurArithmetic, UnplannedError
-from subjects.engines.shared.missing import PartMissingError
+from paritybit.harness.engines.adapters import sglang
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.engines.sglang.model.attention import FURTHER, OurArithmetic, UnplannedError
+from paritybit.subjects.engines.shared.missing import PartMissingError
 
 
 def called(kernel: str, *rest: Any, **named: Any) -> None:

@@ -8,22 +8,22 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.cli.engines import bisect as command
+from paritybit.harness.engines import fetch
+from paritybit.harness.engines.case import EngineCase
+from paritybit.harness.engines.faults import Finding
+from paritybit.harness.engines.fetch import Found
+from paritybit.harness.engines.localise import GivingBack, InputSet, Leftovers, smallest_set
+from paritybit.harness.engines.playlist import SHRINKING
+from paritybit.harness.engines.trial import Ran
+from paritybit.harness.engines.worker import LegAnswer, LegTask
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.machine.workers import Workers
+from paritybit.harness.records.case import Case
 
-from harness.__main__ import main
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.cli.engines import bisect as command
-from harness.engines import fetch
-from harness.engines.case import EngineCase
-from harness.engines.faults import Finding
-from harness.engines.fetch import Found
-from harness.engines.localise import GivingBack, InputSet, Leftovers, smallest_set
-from harness.engines.playlist import SHRINKING
-from harness.engines.trial import Ran
-from harness.engines.worker import LegAnswer, LegTask
-from harness.lockstep.config import TrialConfig
-from harness.machine.workers import Workers
-from harness.records.case import Case
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
 from properties.support.places import CORPUS
 

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.cli.engines.matrix import cells, runners_of, write_matrix
-from harness.engines.adapters.packages import SGLANG
+from paritybit.harness.cli.engines.matrix import cells, runners_of, write_matrix
+from paritybit.harness.engines.adapters.packages import SGLANG
 
 
 def record(**changed: Any) -> dict[str, Any]:

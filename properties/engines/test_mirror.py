@@ -8,14 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-
-from harness.checks.of_steps.slot_ownership import describe, flag
-from harness.lockstep.observation import StepEnd
-from harness.lockstep.scheduler import Scheduler
-from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
-from harness.schedules.generate import schedules
-from harness.schedules.schedule import (
+from paritybit.harness.checks.of_steps.slot_ownership import describe, flag
+from paritybit.harness.lockstep.observation import StepEnd
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
+from paritybit.harness.schedules.generate import schedules
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -27,16 +25,17 @@ from harness.schedules.schedule import (
     Schedule,
     Verify,
 )
-from reference.allocator import Owner
-from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from reference.model import Output
-from reference.pool import KVPools, PoolSizes, fill_with_garbage
-from subjects.engines.sglang.memory.mirror import Mirror
-from subjects.engines.sglang.memory.scheduling import Asked
-from subjects.engines.shared.paired import inverse, pair_slots
-from subjects.engines.shared.world import World
-from subjects.protocol import Offer
+from paritybit.reference.allocator import Owner
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from paritybit.reference.model import Output
+from paritybit.reference.pool import KVPools, PoolSizes, fill_with_garbage
+from paritybit.subjects.engines.sglang.memory.mirror import Mirror
+from paritybit.subjects.engines.sglang.memory.scheduling import Asked
+from paritybit.subjects.engines.shared.paired import inverse, pair_slots
+from paritybit.subjects.engines.shared.world import World
+from paritybit.subjects.protocol import Offer
+from torch import Tensor
 
 CONFIG = PRESETS["gpt_oss"].tiny
 CONFIGS = {Role.TARGET: CONFIG, Role.DRAFT: draft_config(CONFIG)}

@@ -14,36 +14,32 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
-
-from harness.__main__ import main
-from harness.campaigns.hunt import PlayingFailedError
-from harness.engines import fetch as engines
-from harness.engines import record as engine_record
-from harness.engines.adapters.adapter import EnginesOf
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.legs import reason_of
-from harness.engines.padding import PaddingLedger
-from harness.engines.trial import mentions
-from harness.errors import MalformedError
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.tracebacks import SubjectFailedError, subject_runs, traceback_of
-from properties.support.harness.command_line import CANNOT_RUN
-from reference.batch import Mode
-from reference.config import PRESETS, Kind, Role
-from reference.pool import PoolSizes
-from subjects.engines.sglang.memory.pool import SglangPool
-from subjects.engines.sglang.padded import declared_padding
-from subjects.engines.sglang.runners.decode import BACKEND_LOCATIONS, DecodeRunner
-from subjects.engines.sglang.runners.eagle_draft import STARTS, EagleDraftRunner
-from subjects.engines.sglang.runners.prefill import BreakableRunner
-from subjects.engines.shared.loading import Engine, message, renew, taking
-from subjects.engines.shared.missing import PartMissingError, UndeclaredError
-from subjects.engines.shared.padded import PaddedInput, PaddingRow, padding_of
-from subjects.engines.shared.paired import pair_slots
-from subjects.engines.shared.stubs import StubFinder
-from subjects.engines.vllm.contract import (
+from paritybit.harness.campaigns.hunt import PlayingFailedError
+from paritybit.harness.engines import fetch as engines
+from paritybit.harness.engines import record as engine_record
+from paritybit.harness.engines.adapters.adapter import EnginesOf
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.legs import reason_of
+from paritybit.harness.engines.padding import PaddingLedger
+from paritybit.harness.engines.trial import mentions
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, subject_runs, traceback_of
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS, Kind, Role
+from paritybit.reference.pool import PoolSizes
+from paritybit.subjects.engines.sglang.memory.pool import SglangPool
+from paritybit.subjects.engines.sglang.padded import declared_padding
+from paritybit.subjects.engines.sglang.runners.decode import BACKEND_LOCATIONS, DecodeRunner
+from paritybit.subjects.engines.sglang.runners.eagle_draft import STARTS, EagleDraftRunner
+from paritybit.subjects.engines.sglang.runners.prefill import BreakableRunner
+from paritybit.subjects.engines.shared.loading import Engine, message, renew, taking
+from paritybit.subjects.engines.shared.missing import PartMissingError, UndeclaredError
+from paritybit.subjects.engines.shared.padded import PaddedInput, PaddingRow, padding_of
+from paritybit.subjects.engines.shared.paired import pair_slots
+from paritybit.subjects.engines.shared.stubs import StubFinder
+from paritybit.subjects.engines.vllm.contract import (
     MARKING,
     OF_PADDING,
     gathers_by,
@@ -51,10 +47,14 @@ from subjects.engines.vllm.contract import (
     marks_rows,
     names_last_tokens,
 )
-from subjects.engines.vllm.drafter import DraftingRunner, catching_graphs
-from subjects.engines.vllm.requests import VllmRequests
-from subjects.engines.vllm.runner import OF_BATCHES, VllmRunner, batch_inputs
-from subjects.protocol import Forward
+from paritybit.subjects.engines.vllm.drafter import DraftingRunner, catching_graphs
+from paritybit.subjects.engines.vllm.requests import VllmRequests
+from paritybit.subjects.engines.vllm.runner import OF_BATCHES, VllmRunner, batch_inputs
+from paritybit.subjects.protocol import Forward
+from torch import Tensor
+
+from paritybit.__main__ import main
+from properties.support.harness.command_line import CANNOT_RUN
 
 FOLDERS = {"sglang": "srt", "vllm": "v1"}
 

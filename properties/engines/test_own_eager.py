@@ -5,13 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paritybit.harness.engines.faults import Finding
+from paritybit.harness.engines.legs import EAGERLY, OURS, OWN, Leg
+from paritybit.harness.engines.worker import LegAnswer, LegTask, _Session
+from paritybit.reference.batch import Mode
+from paritybit.subjects.engines.shared.engine import OWN_EAGER, OthersEngine
 
-from harness.engines.faults import Finding
-from harness.engines.legs import EAGERLY, OURS, OWN, Leg
-from harness.engines.worker import LegAnswer, LegTask, _Session
 from properties.support.releases import package_of, told_of
-from reference.batch import Mode
-from subjects.engines.shared.engine import OWN_EAGER, OthersEngine
 
 TRIED = (
     ("sglang", "0.5.11", "decode"),

@@ -5,17 +5,17 @@ from html import unescape
 from typing import Any
 
 import pytest
+from paritybit.harness.cli.engines.display import notes, property_table
+from paritybit.harness.engines import record as engine_record
+from paritybit.harness.engines.explained.record import read
+from paritybit.harness.engines.faults import FAULTS
+from paritybit.harness.lockstep.tracebacks import without_paths
+from paritybit.harness.records.schema import EngineCounterexample
+from paritybit.reports.engine_page import render
 from rich.console import Console
 
-from harness.cli.engines.display import notes, property_table
-from harness.engines import record as engine_record
-from harness.engines.explained.record import read
-from harness.engines.faults import FAULTS
-from harness.lockstep.tracebacks import without_paths
-from harness.records.schema import EngineCounterexample
 from properties.support.reports.pages import words_of
 from properties.support.reports.records import swa_pad_finding, trial
-from reports.engine_page import render
 
 
 def leg(**changed: Any) -> dict[str, Any]:

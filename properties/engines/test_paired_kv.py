@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from paritybit.harness.checks.of_steps.write_frame import describe, flag
+from paritybit.subjects.engines.shared.engine import OthersEngine
+from paritybit.subjects.engines.shared.paired import PairedKV, Plane, unpaired_of
+from paritybit.subjects.protocol import ReplayFacts
 from torch import Tensor
 
-from harness.checks.of_steps.write_frame import describe, flag
 from properties.support.harness.observations import observation
-from subjects.engines.shared.engine import OthersEngine
-from subjects.engines.shared.paired import PairedKV, Plane, unpaired_of
-from subjects.protocol import ReplayFacts
 
 PAIRED, TOTAL, SCRATCH = (0, 4, 2), 7, (5,)
 

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.engines.sglang.padded import padded_inputs, padded_rows
+from paritybit.subjects.engines.sglang.runners.prefill import token_reads
+from paritybit.subjects.engines.shared.graphs import CpuGraph
+from paritybit.subjects.graphs.pieces import Pieces, installed, splitting
 from torch import Tensor
-
-from reference.batch import Mode
-from reference.torch_ops import TorchOps
-from subjects.engines.sglang.padded import padded_inputs, padded_rows
-from subjects.engines.sglang.runners.prefill import token_reads
-from subjects.engines.shared.graphs import CpuGraph
-from subjects.graphs.pieces import Pieces, installed, splitting
 
 
 class Model(torch.nn.Module):

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from paritybit.reference.batch import Mode
 
 from properties.engines.planted import Planted, input_fault
-from reference.batch import Mode
 
 GIVEN = {"positions": torch.tensor([7, 8])}
 

@@ -4,8 +4,8 @@ from functools import cache
 from typing import Any
 
 import pytest
+from paritybit.harness.engines.faults import Verdict
 
-from harness.engines.faults import Verdict
 from properties.support.releases import told_by
 
 HARMLESS = ("stale_full_tail", "stale_positions_tail")

@@ -3,11 +3,10 @@
 import io
 
 import pytest
+from paritybit.harness.cli.engines.display import Telling, duration
+from paritybit.harness.engines.progress import STARTING, Played, TimeLeft
+from paritybit.harness.engines.worker import LegAnswer
 from rich.console import Console
-
-from harness.cli.engines.display import Telling, duration
-from harness.engines.progress import STARTING, Played, TimeLeft
-from harness.engines.worker import LegAnswer
 
 LEGS = ("decode gpt_oss", "cpu_graph mimo")
 

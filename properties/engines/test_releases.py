@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.engines.case import EngineCase
+from paritybit.harness.engines.faults import Verdict
+from paritybit.harness.engines.playlist import SHRINKING
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case
+from paritybit.reference.config import PRESETS
 
-from harness.__main__ import main
-from harness.engines.case import EngineCase
-from harness.engines.faults import Verdict
-from harness.engines.playlist import SHRINKING
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case
+from paritybit.__main__ import main
 from properties.support.harness.command_line import FINDING
 from properties.support.releases import package_of, told_by
-from reference.config import PRESETS
 
 BROKE, MENDED = "0.5.11", "0.5.12"
 

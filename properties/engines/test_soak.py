@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.campaigns.executor import Campaign, Ended
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.engines import trial as trials
+from paritybit.harness.engines.adapters.packages import DEPENDENCIES
+from paritybit.harness.engines.campaigns.soak import PIECE_STEPS, Soaked, figures, pieces_of
+from paritybit.harness.engines.faults import Evidence, Finding, Verdict
+from paritybit.harness.engines.fetch import FOLDER_VARIABLE, Found
+from paritybit.harness.engines.legs import OURS, Leg
+from paritybit.harness.engines.playlist import Kind
+from paritybit.harness.engines.progress import Played, SoFar, tell
+from paritybit.harness.engines.trial import Answer, Ran, Settings
+from paritybit.harness.engines.worker import LegAnswer, LegTask
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case, dump_json
+from paritybit.harness.schedules.schedule import Schedule
 
-from harness.__main__ import main
-from harness.campaigns.executor import Campaign, Ended
-from harness.checks.play import Lockstep
-from harness.engines import trial as trials
-from harness.engines.adapters.packages import DEPENDENCIES
-from harness.engines.campaigns.soak import PIECE_STEPS, Soaked, figures, pieces_of
-from harness.engines.faults import Evidence, Finding, Verdict
-from harness.engines.fetch import FOLDER_VARIABLE, Found
-from harness.engines.legs import OURS, Leg
-from harness.engines.playlist import Kind
-from harness.engines.progress import Played, SoFar, tell
-from harness.engines.trial import Answer, Ran, Settings
-from harness.engines.worker import LegAnswer, LegTask
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case, dump_json
-from harness.schedules.schedule import Schedule
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, INTERRUPTED, MALFORMED
 
 ENGINE = Found("sglang x", Path("package"))

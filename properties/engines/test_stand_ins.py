@@ -10,16 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-
-from reference.config import PRESETS
-from reference.model import Model
-from subjects.engines.sglang.host.host import Host, StubConfig, StubGroups, server_arguments
-from subjects.engines.sglang.host.loading import ABSENT, ANSWERS, STUBS
-from subjects.engines.sglang.host.settings import OFF
-from subjects.engines.shared.bags import declared_in, settings
-from subjects.engines.shared.loading import message
-from subjects.engines.shared.missing import PartMissingError, StandInUsedError, UndeclaredError
-from subjects.engines.shared.stubs import StubFinder
+from paritybit.reference.config import PRESETS
+from paritybit.reference.model import Model
+from paritybit.subjects.engines.sglang.host.host import (
+    Host,
+    StubConfig,
+    StubGroups,
+    server_arguments,
+)
+from paritybit.subjects.engines.sglang.host.loading import ABSENT, ANSWERS, STUBS
+from paritybit.subjects.engines.sglang.host.settings import OFF
+from paritybit.subjects.engines.shared.bags import declared_in, settings
+from paritybit.subjects.engines.shared.loading import message
+from paritybit.subjects.engines.shared.missing import (
+    PartMissingError,
+    StandInUsedError,
+    UndeclaredError,
+)
+from paritybit.subjects.engines.shared.stubs import StubFinder
 
 STUBBED = "stubbed_for_a_test"
 

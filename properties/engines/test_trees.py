@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from reference.batch import Mode, Span
-from reference.eager import columns_of
-from subjects.engines.sglang.model.trees import TreeBatch, TreeKeys, tree_keys
+from paritybit.reference.batch import Mode, Span
+from paritybit.reference.eager import columns_of
+from paritybit.subjects.engines.sglang.model.trees import TreeBatch, TreeKeys, tree_keys
 
 WINDOW = 8
 BASE = 10_000

@@ -4,15 +4,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-from harness.checks.play import Lockstep
-from harness.engines.faults import Evidence
-from harness.engines.legs import OURS, Leg
-from harness.engines.padding import Entry, PaddingLedger
-from harness.engines.statics import Judged, listed
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Schedule
-from subjects.engines.shared.padded import DeclaredPadding
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.engines.faults import Evidence
+from paritybit.harness.engines.legs import OURS, Leg
+from paritybit.harness.engines.padding import Entry, PaddingLedger
+from paritybit.harness.engines.statics import Judged, listed
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.subjects.engines.shared.padded import DeclaredPadding
 
 WHY = (
     "what it must hold is not known; what is wrong in it shows only by what a replay reads,"

@@ -6,32 +6,32 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.checks.of_steps.hermetic_replay import run_fresh
+from paritybit.harness.checks.property import judge
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.engines.adapters.vllm_faults import FAULTS
+from paritybit.harness.engines.faults import Verdict, faults_shown
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.schedule import Admit, Draft, DraftExtend
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from paritybit.reference.eager import EagerDecoder
+from paritybit.reference.model import Model, Output
+from paritybit.reference.pool import KVPools, PoolSizes
+from paritybit.reference.speculative import chain_of, keep_candidates, propose, tree_of
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.engines.paged.drafting import joined
+from paritybit.subjects.engines.paged.pages import PairedPages
+from paritybit.subjects.engines.paged.runner import Verified, accepted
+from paritybit.subjects.engines.shared.loading import attribute
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.tensors import given_back
+from paritybit.subjects.protocol import Forward, Offer
 from torch import Tensor
 
-from harness.checks.of_steps.hermetic_replay import run_fresh
-from harness.checks.property import judge
-from harness.checks.table import PROPERTIES
-from harness.engines.adapters.vllm_faults import FAULTS
-from harness.engines.faults import Verdict, faults_shown
-from harness.lockstep.scheduler import Scheduler
-from harness.schedules.schedule import Admit, Draft, DraftExtend
 from properties.engines.mutated_vllm_drafts import MUTATIONS
 from properties.support.harness.observations import observation
 from properties.support.releases import package_of, told_of
-from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from reference.eager import EagerDecoder
-from reference.model import Model, Output
-from reference.pool import KVPools, PoolSizes
-from reference.speculative import chain_of, keep_candidates, propose, tree_of
-from reference.torch_ops import TorchOps
-from subjects.engines.paged.drafting import joined
-from subjects.engines.paged.pages import PairedPages
-from subjects.engines.paged.runner import Verified, accepted
-from subjects.engines.shared.loading import attribute
-from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.tensors import given_back
-from subjects.protocol import Forward, Offer
 
 SCRIPT = "properties.engines.mutated_vllm_drafts"
 NEWEST = "0.33.0"

@@ -7,36 +7,36 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.checks.of_steps.slot_ownership import misheld, right_cells, wrong_cells
+from paritybit.harness.checks.property import judge
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.engines import fetch as engines
+from paritybit.harness.engines import statics
+from paritybit.harness.engines.adapters.packages import PACKAGES, VLLM
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.adapters.vllm_faults import FAULTS
+from paritybit.harness.engines.faults import faults_shown
+from paritybit.harness.engines.trial import Answer, Settings, planned
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.schedule import Admit, Verify
+from paritybit.reference.batch import Mode, Span
+from paritybit.reference.config import PRESETS, Kind, Role, draft_config
+from paritybit.reference.pool import HybridKVPool, KVPools, PoolSizes
+from paritybit.subjects.engines.paged.keys import listed_keys
+from paritybit.subjects.engines.paged.pages import PairedPages
+from paritybit.subjects.engines.shared.bags import Bag
+from paritybit.subjects.engines.shared.missing import UndeclaredError
+from paritybit.subjects.engines.shared.padded import PaddingRow, padding_of
+from paritybit.subjects.engines.vllm.contract import CONTRACT
+from paritybit.subjects.engines.vllm.engine import ownership
+from paritybit.subjects.protocol import Offer
+from paritybit.subjects.runners import RUNNERS
 
-from harness.__main__ import main
-from harness.checks.of_steps.slot_ownership import misheld, right_cells, wrong_cells
-from harness.checks.property import judge
-from harness.checks.table import PROPERTIES
-from harness.engines import fetch as engines
-from harness.engines import statics
-from harness.engines.adapters.packages import PACKAGES, VLLM
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.adapters.vllm_faults import FAULTS
-from harness.engines.faults import faults_shown
-from harness.engines.trial import Answer, Settings, planned
-from harness.errors import MalformedError
-from harness.lockstep.observation import Observation
-from harness.lockstep.scheduler import Scheduler
-from harness.schedules.schedule import Admit, Verify
+from paritybit.__main__ import main
 from properties.support.harness.command_line import MALFORMED
 from properties.support.harness.observations import FREE, arena_of, observation
-from reference.batch import Mode, Span
-from reference.config import PRESETS, Kind, Role, draft_config
-from reference.pool import HybridKVPool, KVPools, PoolSizes
-from subjects.engines.paged.keys import listed_keys
-from subjects.engines.paged.pages import PairedPages
-from subjects.engines.shared.bags import Bag
-from subjects.engines.shared.missing import UndeclaredError
-from subjects.engines.shared.padded import PaddingRow, padding_of
-from subjects.engines.vllm.contract import CONTRACT
-from subjects.engines.vllm.engine import ownership
-from subjects.protocol import Offer
-from subjects.runners import RUNNERS
 
 BLOCK = 4
 TABLE = torch.tensor([[3, 1, 7], [2, 5, 0]], dtype=torch.int32)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.engines.faults import Verdict
+from paritybit.subjects.engines.shared.missing import PartMissingError, RunnerLackingError
+from paritybit.subjects.engines.shared.padded import PaddedTokens
+from paritybit.subjects.engines.vllm.pieces import BreakableRunner
 
-from harness.engines.faults import Verdict
 from properties.engines.mutated_vllm_pieces import OF_BOTH, OF_ONE
 from properties.support.releases import package_of, told_of
-from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
-from subjects.engines.shared.padded import PaddedTokens
-from subjects.engines.vllm.pieces import BreakableRunner
 
 SCRIPT = "properties.engines.mutated_vllm_pieces"
 NEWEST = "0.33.0"

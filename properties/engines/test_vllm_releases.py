@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.engines.faults import Verdict
 
-from harness.engines.faults import Verdict
 from properties.engines.mutated_vllm import MUTATIONS, OF_VERIFY, OWN
 from properties.support.releases import package_of, told_of
 

@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from harness.checks.play import Lockstep
-from harness.explain.cause import diverged_cause
-from harness.explain.explanation import violating_forward
-from harness.explain.facts import TimelineEntry
-from harness.explain.origins.tables import Cell
-from harness.explain.recorded import Element, RecordedForward, Run, record_forward
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.explain.cause import diverged_cause
+from paritybit.harness.explain.explanation import violating_forward
+from paritybit.harness.explain.facts import TimelineEntry
+from paritybit.harness.explain.origins.tables import Cell
+from paritybit.harness.explain.recorded import Element, RecordedForward, Run, record_forward
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 
 SCHEDULE = Schedule((Admit(1, 16), Admit(2, 16), Decode((0, 1)), Decode((0,))))
 """Violates kv_parity at its last forward, with swa_pad switched on."""

@@ -4,22 +4,20 @@ Done on a copy of the build, in a process of its own, by a property that no buil
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from properties.support.harness.command_line import python
+from properties.support.places import PACKAGES, ROOT, copy_packages
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("harness", "reference", "subjects", "reports")
 TABLE = "harness/checks/table.py"
 
 PROPERTY = '''"""few_requests: a property that no build has."""
 
-from harness.checks.property import Description, Property
-from harness.lockstep.observation import Observation
-from reference.batch import Mode
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.reference.batch import Mode
 
 
 def flag(observation: Observation) -> bool:
@@ -43,8 +41,8 @@ FEW_REQUESTS = Property(
 '''
 
 LINES = {
-    "from harness.checks.property import Property\n": (
-        "from harness.checks.of_steps.few_requests import FEW_REQUESTS\n"
+    "from paritybit.harness.checks.property import Property\n": (
+        "from paritybit.harness.checks.of_steps.few_requests import FEW_REQUESTS\n"
     ),
     "    LOG_HYGIENE,\n": "    FEW_REQUESTS,\n",
 }
@@ -53,12 +51,12 @@ LINES = {
 HUNT = """
 import json, sys
 from pathlib import Path
-from harness.__main__ import main
-from harness.records.case import Case, write_case
-from harness.campaigns.hunt import hunt
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.lockstep.config import TrialConfig
+from paritybit.__main__ import main
+from paritybit.harness.records.case import Case, write_case
+from paritybit.harness.campaigns.hunt import hunt
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
 
 trial = TrialConfig("cpu_graph", buckets=(4,), token_buckets=(4,))
 lockstep = Lockstep(trial)
@@ -77,9 +75,7 @@ print(json.dumps({"steps": steps, "violations": violations, "codes": codes,
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the build with one property more."""
     folder = tmp_path_factory.mktemp("grown")
-    for package in PACKAGES:
-        ignored = shutil.ignore_patterns("__pycache__", "out", "evidence")
-        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    copy_packages(folder)
     (folder / "harness/checks/of_steps/few_requests.py").write_text(PROPERTY)
     table = (folder / TABLE).read_text()
     for before, line in LINES.items():

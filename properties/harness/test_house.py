@@ -10,32 +10,32 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-
-from harness.checks.table import PROPERTIES
-from subjects.bugs.catalogue import BUGS
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.subjects.bugs.catalogue import BUGS
 
 ROOT = Path(__file__).parents[2]
 
 ORDER = (
-    "reference",
-    "subjects",
-    "harness.errors",
-    "harness.machine",
-    "harness.schedules",
-    "harness.lockstep",
-    "harness.explain",
-    "harness.checks",
-    "harness.records",
-    "harness.campaigns",
-    "harness.engines",
-    "harness.cli",
+    "paritybit.places",
+    "paritybit.reference",
+    "paritybit.subjects",
+    "paritybit.harness.errors",
+    "paritybit.harness.machine",
+    "paritybit.harness.schedules",
+    "paritybit.harness.lockstep",
+    "paritybit.harness.explain",
+    "paritybit.harness.checks",
+    "paritybit.harness.records",
+    "paritybit.harness.campaigns",
+    "paritybit.harness.engines",
+    "paritybit.harness.cli",
 )
-"""The packages: any may import from those before it. `harness.__main__` is of the command line."""
+"""The packages: any may import from those before it."""
 
-DATA_FOR_REPORTS = ("harness.explain.facts", "harness.records.schema")
+DATA_FOR_REPORTS = ("paritybit.harness.explain.facts", "paritybit.harness.records.schema")
 """All that `reports` knows of a run: data, and no torch."""
 
-BELOW_THE_HARNESS = ("reference", "subjects")
+BELOW_THE_HARNESS = ("paritybit.reference", "paritybit.subjects")
 
 MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES = 15, 400, 60
 
@@ -47,9 +47,10 @@ TABLES_OF_DATA: tuple[str, ...] = ()
 def sources() -> Mapping[str, Path]:
     """Return every module of the build by name, tests apart."""
     found = {}
-    for top in ("reference", "subjects", "harness", "reports"):
+    for top in ("paritybit", "reference", "subjects", "harness", "reports"):
         for path in sorted((ROOT / top).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+            inside = path.relative_to(ROOT / "paritybit" if top == "paritybit" else ROOT)
+            parts = ("paritybit", *inside.with_suffix("").parts)
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -61,11 +62,13 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def package_of(module: str) -> str:
-    """Return the package of ORDER, or `reports`, that a module belongs to."""
-    if module in {"harness", "harness.__main__"}:
-        return "harness.cli"
+    """Return the package of ORDER or the reports that a module belongs to."""
+    if module == "paritybit.__main__":
+        return "paritybit.harness.cli"
+    if module in {"paritybit", "paritybit.harness"}:
+        return "paritybit.places"
     parts = module.split(".")
-    return ".".join(parts[:2] if parts[0] == "harness" else parts[:1])
+    return ".".join(parts[:3] if parts[1] == "harness" else parts[:2])
 
 
 def imported_by(statements: Iterable[ast.AST], known: Mapping[str, Path]) -> Iterator[str]:
@@ -104,16 +107,14 @@ def allowed(module: str, other: str) -> bool:
     mine, theirs = package_of(module), package_of(other)
     if mine == theirs:
         return True
-    if mine == "reports":
+    if mine == "paritybit.reports":
         return other in DATA_FOR_REPORTS
-    if theirs == "reports":
-        return mine == "harness.cli"
-    if theirs == "harness.cli" and other == "harness":
-        return True  # The package itself, which holds the version alone.
+    if theirs == "paritybit.reports":
+        return mine == "paritybit.harness.cli"
     return ORDER.index(theirs) < ORDER.index(mine)
 
 
-@pytest.mark.parametrize("package", [*ORDER, "reports"])
+@pytest.mark.parametrize("package", [*ORDER, "paritybit.reports"])
 def test_a_package_imports_from_those_before_it_alone(package: str) -> None:
     """And `reports`, which only the command line imports, from the data of a run."""
     mine = [module for module in sources() if package_of(module) == package]
@@ -128,7 +129,7 @@ def test_a_package_imports_from_those_before_it_alone(package: str) -> None:
 
 
 def test_every_module_belongs_to_a_package() -> None:
-    assert {package_of(module) for module in sources()} == {*ORDER, "reports"}
+    assert {package_of(module) for module in sources()} == {*ORDER, "paritybit.reports"}
 
 
 def circle(edges: Mapping[str, set[str]]) -> list[str]:
@@ -175,7 +176,7 @@ def test_no_import_of_ours_is_hidden_from_the_interpreter() -> None:
     found = {path.name: set(hidden_imports(nodes(path))) for path in all_sources()}
     assert {name: hidden for name, hidden in found.items() if hidden} == {}
     source = "if typing.TYPE_CHECKING:\n    from harness.lockstep.pair import Pair\n"
-    assert list(hidden_imports(ast.walk(ast.parse(source)))) == ["harness.lockstep.pair"]
+    assert list(hidden_imports(ast.walk(ast.parse(source)))) == ["paritybit.harness.lockstep.pair"]
 
 
 def test_no_package_has_more_files_than_one_reads_at_a_glance() -> None:
@@ -228,7 +229,7 @@ def modules_that_name(names: Mapping[str, object], packages: tuple[str, ...]) ->
     return {
         f"{module} names {name}"
         for module, path in sources().items()
-        if module.split(".")[0] in packages and not module.startswith("subjects.bugs")
+        if package_of(module) in packages and not module.startswith("paritybit.subjects.bugs")
         for name in names_in(path, names)
     }
 

@@ -6,12 +6,11 @@ The bug is of the CPU graph runner: its engine is built at once.
 from dataclasses import replace
 
 import pytest
-
-from harness.campaigns.task import Source, Status, Task, run_task
-from harness.checks.expectations import TABLE
-from harness.checks.expected import COMPILED
-from harness.lockstep.config import TrialConfig
-from subjects.bugs.catalogue import BUGS
+from paritybit.harness.campaigns.task import Source, Status, Task, run_task
+from paritybit.harness.checks.expectations import TABLE
+from paritybit.harness.checks.expected import COMPILED
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.subjects.bugs.catalogue import BUGS
 
 BUG, RUNNER = "req_pool_pad", "cpu_graph"
 
@@ -30,8 +29,8 @@ def test_a_bug_of_the_wrong_property_is_red(device: str, monkeypatch: pytest.Mon
 
 def test_a_bug_that_changes_nothing_is_missed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inert = replace(BUGS[BUG], rows={})
-    monkeypatch.setattr("harness.campaigns.task.BUGS", {**BUGS, BUG: inert})
-    monkeypatch.setattr("harness.lockstep.config.BUGS", {**BUGS, BUG: inert})
+    monkeypatch.setattr("paritybit.harness.campaigns.task.BUGS", {**BUGS, BUG: inert})
+    monkeypatch.setattr("paritybit.harness.lockstep.config.BUGS", {**BUGS, BUG: inert})
     assert status(device) is Status.MISSED
 
 

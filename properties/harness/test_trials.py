@@ -3,9 +3,12 @@
 from itertools import combinations, product
 
 import pytest
+from paritybit.harness.checks.expectations import affected_runners
+from paritybit.harness.lockstep.config import DTYPES, TrialConfig
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
-from harness.checks.expectations import affected_runners
-from harness.lockstep.config import DTYPES, TrialConfig
 from properties.support.trials import (
     PAGE_SIZES,
     all_pairs,
@@ -13,9 +16,6 @@ from properties.support.trials import (
     clean_trials,
     name,
 )
-from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 OPTIONS = [(None, None), ("decode", None), (None, "mimo"), ("breakable", "gpt_oss")]
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
-
-from reference.allocator import Allocator, PageAllocation
-from reference.config import PRESETS, Kind
-from reference.pool import HybridKVPool, PoolSizes
+from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.config import PRESETS, Kind
+from paritybit.reference.pool import HybridKVPool, PoolSizes
 
 CONFIG = PRESETS["gpt_oss"].tiny
 FULL_SLOTS, SWA_SLOTS, ROWS = 24, 16, 5

@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from paritybit.harness.checks.of_schedules.dense_agreement import DENSE_BOUND
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.config import DTYPES, TrialConfig
+from paritybit.harness.lockstep.pair import DRAFT_SEED
+from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.batch import DraftState, Mode, Span, prepare
+from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from paritybit.reference.eager import EagerDecoder, columns_of, frozen_layers, visible_lists
+from paritybit.reference.model import Model, Output
+from paritybit.reference.oracle import dense_draft_logits, dense_logits, visible
+from paritybit.reference.pool import KVPools
+from paritybit.reference.speculative import Tree, propose
+from paritybit.reference.state_pool import Section
 from torch import Tensor
 
-from harness.checks.of_schedules.dense_agreement import DENSE_BOUND
-from harness.lockstep.bits import bits
-from harness.lockstep.config import DTYPES, TrialConfig
-from harness.lockstep.pair import DRAFT_SEED
 from properties.support.subjects.trees import SHAPES, parents_of, path_to
-from reference.allocator import Allocator, PageAllocation
-from reference.batch import DraftState, Mode, Span, prepare
-from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from reference.eager import EagerDecoder, columns_of, frozen_layers, visible_lists
-from reference.model import Model, Output
-from reference.oracle import dense_draft_logits, dense_logits, visible
-from reference.pool import KVPools
-from reference.speculative import Tree, propose
-from reference.state_pool import Section
 
 CPU = torch.device("cpu")
 PAGE_SIZES = (1, 4)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from paritybit.reference.ops import Ops, Reused
+from paritybit.reference.torch_ops import TorchOps
 from torch import Tensor
 
 from properties.support.interpreting import run_interpreted
@@ -33,8 +35,6 @@ from properties.support.subjects.op_checks import (
     check_what_is_reused_is_of_the_same_lists,
     run_checks,
 )
-from reference.ops import Ops, Reused
-from reference.torch_ops import TorchOps
 
 ROOT = Path(__file__).parents[2]
 
@@ -360,7 +360,7 @@ def test_a_cpu_reads_no_key_beyond_the_most_that_a_row_may_have(
 def test_triton_ops_keep_every_contract(device: str) -> None:
     """The GPU's op set passes each check: compiled where CUDA is, else interpreted."""
     if device == "cuda":
-        from reference.triton_ops import TritonOps  # noqa: PLC0415 - not without CUDA
+        from paritybit.reference.triton_ops import TritonOps  # noqa: PLC0415 - not without CUDA
 
         run_checks(TritonOps(), device)
         return

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from paritybit.reference.config import PRESETS, Kind, draft_config
+from paritybit.reference.model import Model, rotary_frequency
+from paritybit.reference.oracle import dense_draft_logits, dense_logits
+from paritybit.subjects.graphs.dispatch import UncompiledMode
 from torch import Tensor
-
-from reference.config import PRESETS, Kind, draft_config
-from reference.model import Model, rotary_frequency
-from reference.oracle import dense_draft_logits, dense_logits
-from subjects.graphs.dispatch import UncompiledMode
 
 BOUND = 1e-12
 """Largest |found - wanted| / (1 + |wanted|) that two ways of float64 arithmetic may differ by."""

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
+from paritybit.harness.lockstep.bits import bits
+from paritybit.reference.allocator import Allocator
+from paritybit.reference.config import PRESETS, Kind, Role, draft_config
+from paritybit.reference.pool import KVPools, PoolSizes
 
-from harness.lockstep.bits import bits
 from properties.support.subjects.examples import examples
-from reference.allocator import Allocator
-from reference.config import PRESETS, Kind, Role, draft_config
-from reference.pool import KVPools, PoolSizes
 
 FULL_SLOTS, SWA_SLOTS, ROWS = 24, 16, 5
 

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Kind, ModelConfig, draft_config
+from paritybit.reference.model import Model
+from paritybit.reference.oracle import dense_logits
 from torch import Tensor
 
 from properties.support.reference.paged import PagedRequests
@@ -20,10 +24,6 @@ from properties.support.reference.transformers_models import (
     library_model,
     missing,
 )
-from reference.batch import Mode
-from reference.config import Kind, ModelConfig, draft_config
-from reference.model import Model
-from reference.oracle import dense_logits
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no independent oracle: {missing()}")
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paritybit.reference.batch import Mode, Span
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.speculative import Tree, accepted_path, tree_of
 
 from properties.support.subjects.trees import parents_of, path_to
-from reference.batch import Mode, Span
-from reference.config import SPECULATION
-from reference.speculative import Tree, accepted_path, tree_of
 
 TOPK, NODES = SPECULATION.topk, SPECULATION.draft_tokens
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from harness.explain.facts import (
+from paritybit.harness.explain.facts import (
     BakedIn,
     CodeSite,
     GivenValue,
@@ -19,7 +18,21 @@ from harness.explain.facts import (
     TableCell,
     Writer,
 )
-from harness.records.schema import Environment, Finding, HuntStatus, Record
+from paritybit.harness.records.schema import Environment, Finding, HuntStatus, Record
+from paritybit.reports.blame import (
+    culprits,
+    failing_runner,
+    linked_line,
+    reasons,
+    runner_words,
+    to_blame,
+)
+from paritybit.reports.causes import groups, run_answers
+from paritybit.reports.compared.runs import compare_runs
+from paritybit.reports.page import render
+from paritybit.reports.review import review
+from paritybit.reports.summary import summarise
+
 from properties.support.reports.pages import folded, printed_failures, text_of
 from properties.support.reports.records import (
     cause,
@@ -36,12 +49,6 @@ from properties.support.reports.records import (
     with_bug,
     with_clean,
 )
-from reports.blame import culprits, failing_runner, linked_line, reasons, runner_words, to_blame
-from reports.causes import groups, run_answers
-from reports.compared.runs import compare_runs
-from reports.page import render
-from reports.review import review
-from reports.summary import summarise
 
 ELSEWHERE = "eagle_draft_extend, in a trial of decode"
 

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.record import load
+from paritybit.harness.records.schema import Record
+from paritybit.reports.compared.previous import Previous
+from paritybit.reports.compared.runs import compare_runs
+from paritybit.reports.page import render, render_comparison
 
-from harness.records.files import write_whole
-from harness.records.record import load
-from harness.records.schema import Record
 from properties.support.reports.pages import sample_markup
 from properties.support.reports.records import (
     SAMPLES,
@@ -30,9 +33,6 @@ from properties.support.reports.records import (
     red,
     with_finding,
 )
-from reports.compared.previous import Previous
-from reports.compared.runs import compare_runs
-from reports.page import render, render_comparison
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, ViewportSize

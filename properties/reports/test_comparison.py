@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.records import record as records
+from paritybit.harness.records.schema import CleanStatus, Finding, HuntStatus, Record
+from paritybit.reports.causes import title_of
+from paritybit.reports.compared.kinds import GRAVITY, KINDS, counted, gravity
+from paritybit.reports.compared.runs import GRAVEST, Comparison, compare_runs
+from paritybit.reports.compared.terminal import change_lines, tables
+from paritybit.reports.page import render, render_comparison
 from rich.console import Console
 
-from harness.__main__ import main
-from harness.checks.table import PROPERTIES
-from harness.records import record as records
-from harness.records.schema import CleanStatus, Finding, HuntStatus, Record
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK, edit
 from properties.support.places import ROOT
 from properties.support.reports.records import (
@@ -33,11 +38,6 @@ from properties.support.reports.records import (
     without_event,
     without_finding,
 )
-from reports.causes import title_of
-from reports.compared.kinds import GRAVITY, KINDS, counted, gravity
-from reports.compared.runs import GRAVEST, Comparison, compare_runs
-from reports.compared.terminal import change_lines, tables
-from reports.page import render, render_comparison
 
 
 def kinds(comparison: Comparison) -> dict[str, str]:
@@ -463,7 +463,7 @@ def test_the_terminal_names_both_runs_what_is_new_and_what_was_never_reached() -
 def test_the_terminal_cuts_long_lists_of_what_alarms_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("reports.compared.terminal.MOST", 2)
+    monkeypatch.setattr("paritybit.reports.compared.terminal.MOST", 2)
     before = many(40)
     changed = tuple(replace(row, finding=shorter(finding_of(before, 0))) for row in before.bugs)
     told = printed(compare_runs(before, replace(before, bugs=changed)))

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from harness.records.schema import BugRow
+from paritybit.harness.records.schema import BugRow
+from paritybit.reports.drawings import detection_plot
+from paritybit.reports.page import render
+from paritybit.reports.skipped import skipped
+
 from properties.support.reports.records import bug, green
-from reports.drawings import detection_plot
-from reports.page import render
-from reports.skipped import skipped
 
 
 def hunts() -> list[BugRow]:

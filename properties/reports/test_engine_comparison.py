@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.engines import record as engine_record
+from paritybit.harness.records import record as records
+from paritybit.reports.compared.engines import Comparison, compare_trials
+from paritybit.reports.engine_page import render_comparison
 
-from harness.__main__ import main
-from harness.engines import record as engine_record
-from harness.records import record as records
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
 from properties.support.reports.engine_trials import Data, engine_trial, judged, leg
 from properties.support.reports.engine_trials import engine_finding as finding
 from properties.support.reports.records import SAMPLES
-from reports.compared.engines import Comparison, compare_trials
-from reports.engine_page import render_comparison
 
 Edit = Callable[[Data], Any]
 

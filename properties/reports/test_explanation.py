@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-
-from harness.explain.facts import (
+from paritybit.harness.explain.facts import (
     NOBODY,
     BakedIn,
     CodeSite,
@@ -21,7 +20,11 @@ from harness.explain.facts import (
     UncapturedRun,
     Writer,
 )
-from harness.records.schema import Contract, ContractRow, Record
+from paritybit.harness.records.schema import Contract, ContractRow, Record
+from paritybit.reports.blame import HOW
+from paritybit.reports.drawings import slot_map, static_inputs
+from paritybit.reports.explanation import UNCAPTURED_RUN, ExplanationView, describe
+
 from properties.support.reports.pages import card_of, words_of
 from properties.support.reports.records import (
     CAPTURED_INDEX,
@@ -33,9 +36,6 @@ from properties.support.reports.records import (
     swa_pad_finding,
     with_finding,
 )
-from reports.blame import HOW
-from reports.drawings import slot_map, static_inputs
-from reports.explanation import UNCAPTURED_RUN, ExplanationView, describe
 
 STEPS = swa_pad_finding().timeline
 ANCHOR = "bug-swa_pad-decode-generated"

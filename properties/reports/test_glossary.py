@@ -2,12 +2,13 @@
 
 import re
 
-from harness.cli.parser import parser
+from paritybit.harness.cli.parser import parser
+from paritybit.reports.compared.runs import compare_runs
+from paritybit.reports.glossary import GLOSSARY
+from paritybit.reports.page import render_comparison
+
 from properties.support.reports.pages import sample_markup, sample_page
 from properties.support.reports.records import green
-from reports.compared.runs import compare_runs
-from reports.glossary import GLOSSARY
-from reports.page import render_comparison
 
 OURS = r"\b(hunt(?:s|er|ed)?|trials?|eras?|line-?ups?|memo|legs?|presets?)\b"
 """Words that mean nothing to a stranger, or something else."""

@@ -5,9 +5,13 @@ from dataclasses import replace
 from html import unescape
 
 import pytest
+from paritybit.harness.explain.facts import Reach
+from paritybit.harness.records.schema import Record
+from paritybit.reports.cards import bug_cards
+from paritybit.reports.page import render
+from paritybit.reports.review import review
+from paritybit.reports.verdicts import STATUSES
 
-from harness.explain.facts import Reach
-from harness.records.schema import Record
 from properties.support.reports.pages import (
     Cell,
     RunnerSection,
@@ -26,10 +30,6 @@ from properties.support.reports.records import (
     red,
     with_bug,
 )
-from reports.cards import bug_cards
-from reports.page import render
-from reports.review import review
-from reports.verdicts import STATUSES
 
 
 def test_the_matrix_tells_expected_from_seen() -> None:

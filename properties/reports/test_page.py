@@ -7,9 +7,12 @@ from html import unescape
 from typing import Any
 
 import pytest
+from paritybit.harness.records.schema import Record
+from paritybit.harness.records.typed_json import from_json, to_json
+from paritybit.reports.drawings.bit_patterns import compare, float_of
+from paritybit.reports.page import render
+from paritybit.reports.texts import anchors, duration, linked
 
-from harness.records.schema import Record
-from harness.records.typed_json import from_json, to_json
 from properties.support.reports.pages import (
     Page,
     card_of,
@@ -38,9 +41,6 @@ from properties.support.reports.records import (
     with_clean,
     with_finding,
 )
-from reports.drawings.bit_patterns import compare, float_of
-from reports.page import render
-from reports.texts import anchors, duration, linked
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -14,15 +14,15 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from paritybit.harness.records.case import load_case
+from paritybit.harness.records.schema import Record
+from paritybit.reports.cards import bug_cards
+from paritybit.reports.page import render
+from paritybit.reports.pasting import LONGEST, file_name, opening, pastable
 
-from harness.records.case import load_case
-from harness.records.schema import Record
 from properties.support.places import ROOT
 from properties.support.reports.pages import sample_markup
 from properties.support.reports.records import SAMPLES, green
-from reports.cards import bug_cards
-from reports.page import render
-from reports.pasting import LONGEST, file_name, opening, pastable
 
 CORPUS_FILE = ROOT / "properties/corpus/swa_pad@decode.json"
 CORPUS_CASE = CORPUS_FILE.read_text()

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from paritybit.reports.drawings.picture import lay_out
+from paritybit.reports.page import draw
 
 from properties.support.reports.records import HOSTILE, explanation
-from reports.drawings.picture import lay_out
-from reports.page import draw
 
 
 def test_the_row_to_blame_its_element_and_its_slot_are_marked_and_joined() -> None:

@@ -8,28 +8,28 @@ from re import DOTALL, findall
 from typing import cast
 
 import pytest
+from paritybit.harness.campaigns import regress
+from paritybit.harness.campaigns.hunt import HuntResult
+from paritybit.harness.campaigns.run_record import cases_of
+from paritybit.harness.campaigns.run_record import record as record_of
+from paritybit.harness.campaigns.task import Finding, Result, Source, Status, Task, run_task
+from paritybit.harness.checks.property import Property, Violation
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.errors import headline
+from paritybit.harness.explain.facts import Cause, TimelineEntry
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records import record as records
+from paritybit.harness.records.case import Case, load_case, write_case
+from paritybit.harness.records.schema import Record
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.reports.page import render
 
-from harness.__main__ import main
-from harness.campaigns import regress
-from harness.campaigns.hunt import HuntResult
-from harness.campaigns.run_record import cases_of
-from harness.campaigns.run_record import record as record_of
-from harness.campaigns.task import Finding, Result, Source, Status, Task, run_task
-from harness.checks.property import Property, Violation
-from harness.checks.table import PROPERTIES
-from harness.errors import headline
-from harness.explain.facts import Cause, TimelineEntry
-from harness.explain.recorded import RecordedForward
-from harness.lockstep.config import TrialConfig
-from harness.records import record as records
-from harness.records.case import Case, load_case, write_case
-from harness.records.schema import Record
-from harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.__main__ import main
 from properties.support.harness.command_line import kept_traceback
 from properties.support.harness.scripted import violating
 from properties.support.reports.pages import Page, RunnerSection
 from properties.support.reports.records import explanation
-from reports.page import render
 
 VIOLATION = Violation("kv_parity", 0, "message", {"slot": 3})
 
@@ -101,7 +101,7 @@ def test_an_error_of_the_explainer_fails_the_task_and_keeps_the_violations(
     broken = replace(PROPERTIES["kv_parity"], cause=fail)
     monkeypatch.setitem(cast(dict[str, Property], PROPERTIES), "kv_parity", broken)
     monkeypatch.setattr(
-        "harness.campaigns.task._search",
+        "paritybit.harness.campaigns.task._search",
         lambda *_: HuntResult(schedules=1, replays=1, schedule=SCHEDULE, drawn=SCHEDULE),
     )
     run = regress.Run(regress.RunConfig("cpu", hunts=(("swa_pad", "decode"),), examples=1))

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
-
-from harness.campaigns.task import Status
-from harness.errors import LONGEST_VALUE
-from harness.explain.facts import LATER, Cause, Explanation
-from harness.records import record as records
-from harness.records.schema import (
+from paritybit.harness.campaigns.task import Status
+from paritybit.harness.errors import LONGEST_VALUE
+from paritybit.harness.explain.facts import LATER, Cause, Explanation
+from paritybit.harness.records import record as records
+from paritybit.harness.records.schema import (
     CleanStatus,
     Environment,
     Finding,
@@ -22,9 +21,10 @@ from harness.records.schema import (
     Record,
     TrialSettings,
 )
-from harness.records.typed_json import from_json, to_json
+from paritybit.harness.records.typed_json import from_json, to_json
+from paritybit.reports.verdicts import STATUSES
+
 from properties.support.reports.records import SAMPLES, green
-from reports.verdicts import STATUSES
 
 Data = dict[str, Any]
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from paritybit.harness.records import record as records
+from paritybit.reports.causes import groups
+from paritybit.reports.summary import MOST_LINES, summarise, text
 
-from harness.__main__ import main
-from harness.records import record as records
+from paritybit.__main__ import main
 from properties.support.reports.records import SAMPLES, failed_explainer, green, hostile, many, red
-from reports.causes import groups
-from reports.summary import MOST_LINES, summarise, text
 
 
 def test_the_command_prints_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

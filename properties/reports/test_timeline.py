@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from paritybit.reports.drawings.timeline import LETTER, NARROWEST, lay_out
 
 from properties.support.reports.pages import sample_markup, text_of, timelines
 from properties.support.reports.records import (
@@ -16,7 +17,6 @@ from properties.support.reports.records import (
     warning_finding,
     with_finding,
 )
-from reports.drawings.timeline import LETTER, NARROWEST, lay_out
 
 STEPS = {
     "two requests, then one": swa_pad_finding().timeline,

@@ -6,17 +6,17 @@ from io import StringIO
 from typing import get_args
 
 import pytest
+from paritybit.harness.campaigns.task import GOOD, Status
+from paritybit.harness.cli.display import clean_table, matrix, runner_matrix
+from paritybit.harness.records.schema import BugRow, CleanStatus, HuntStatus, Record
+from paritybit.reports.page import render
+from paritybit.reports.review import review
+from paritybit.reports.summary import summarise
+from paritybit.reports.verdicts import clean_green, hunts_sound, sound, together
 from rich.console import Console
 
-from harness.campaigns.task import GOOD, Status
-from harness.cli.display import clean_table, matrix, runner_matrix
-from harness.records.schema import BugRow, CleanStatus, HuntStatus, Record
 from properties.support.reports.pages import RunnerSection, marks_of, text_of
 from properties.support.reports.records import bug, green, swa_pad_finding
-from reports.page import render
-from reports.review import review
-from reports.summary import summarise
-from reports.verdicts import clean_green, hunts_sound, sound, together
 
 RUNNERS = ("decode", "target_verify", "piecewise")
 

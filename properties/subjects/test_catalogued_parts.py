@@ -5,20 +5,23 @@ from typing import Any
 
 import pytest
 import torch
-
-from harness.checks.play import Lockstep
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Finish, Repeat, Schedule, Verify
-from reference.batch import Mode
-from reference.config import PRESETS
-from subjects.bugs.bug import Bug
-from subjects.bugs.caches import MOST_SCALARS
-from subjects.bugs.captured_state import LONGEST_AT_CAPTURE, KeepsKernel, PrefillsBeforeVerify
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.index_dtype import reached
-from subjects.bugs.workspace import EagerWorkspace, GrowingWorkspace, SplitLogits
-from subjects.parts import Part
-from subjects.toggles import LocationScheme
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import Admit, Decode, Finish, Repeat, Schedule, Verify
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.bugs.caches import MOST_SCALARS
+from paritybit.subjects.bugs.captured_state import (
+    LONGEST_AT_CAPTURE,
+    KeepsKernel,
+    PrefillsBeforeVerify,
+)
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.index_dtype import reached
+from paritybit.subjects.bugs.workspace import EagerWorkspace, GrowingWorkspace, SplitLogits
+from paritybit.subjects.parts import Part
+from paritybit.subjects.toggles import LocationScheme
 
 LONG, SHORT = 99, 3
 

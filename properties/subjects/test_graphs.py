@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.lockstep.config import DTYPES, TrialConfig
+from paritybit.reference.ops import Ops
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.graphs.capture import Capture
+from paritybit.subjects.graphs.protocol import UncapturableError
 from torch import Tensor
-
-from harness.lockstep.config import DTYPES, TrialConfig
-from reference.ops import Ops
-from reference.torch_ops import TorchOps
-from subjects.graphs.capture import Capture
-from subjects.graphs.protocol import UncapturableError
 
 Function = Callable[[], Tensor]
 

@@ -12,24 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
-
-from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
-from properties.support.subjects.examples import examples
-from properties.support.subjects.listings import (
-    check_any_stride,
-    check_drafts,
-    check_listings,
-    check_paths,
-    check_tables,
-    check_too_many_are_none,
-    check_translations,
-)
-from reference.batch import Mode, Span, prepare
-from reference.config import PRESETS
-from reference.pool import HybridKVPool, PoolSizes
-from subjects.buffers import BufferPool
-from subjects.key_lists import (
+from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
+from paritybit.reference.batch import Mode, Span, prepare
+from paritybit.reference.config import PRESETS
+from paritybit.reference.pool import HybridKVPool, PoolSizes
+from paritybit.subjects.buffers import BufferPool
+from paritybit.subjects.key_lists import (
     StaticLists,
     draft_lists,
     fresh_span_keys,
@@ -43,10 +31,22 @@ from subjects.key_lists import (
     verify_lists,
     verify_sizes,
 )
-from subjects.listing import host
-from subjects.pool import SubjectPool
-from subjects.protocol import KeyLists, Keys
-from subjects.toggles import LocationScheme, MemoResets, Toggles
+from paritybit.subjects.listing import host
+from paritybit.subjects.pool import SubjectPool
+from paritybit.subjects.protocol import KeyLists, Keys
+from paritybit.subjects.toggles import LocationScheme, MemoResets, Toggles
+from torch import Tensor
+
+from properties.support.subjects.examples import examples
+from properties.support.subjects.listings import (
+    check_any_stride,
+    check_drafts,
+    check_listings,
+    check_paths,
+    check_tables,
+    check_too_many_are_none,
+    check_translations,
+)
 
 CONFIG = PRESETS["gpt_oss"].tiny
 WINDOW, CONTEXT, ROWS = CONFIG.window, CONFIG.max_context, 16
@@ -473,9 +473,9 @@ def test_a_gpu_lists_what_a_cpu_lists(device: str) -> None:
     """By its kernels."""
     if device != "cuda":
         pytest.skip("without a GPU these kernels are interpreted, in test_ops")
-    from reference.kernels import tables  # noqa: PLC0415 - not without CUDA
-    from subjects.listing import device as on_device  # noqa: PLC0415 - likewise
-    from subjects.listing import drafts, paths  # noqa: PLC0415 - likewise
+    from paritybit.reference.kernels import tables  # noqa: PLC0415 - not without CUDA
+    from paritybit.subjects.listing import device as on_device  # noqa: PLC0415 - likewise
+    from paritybit.subjects.listing import drafts, paths  # noqa: PLC0415 - likewise
 
     check_listings(on_device, device)
     check_any_stride(on_device, device)

@@ -6,17 +6,17 @@ from functools import cache
 
 import pytest
 import torch
+from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
+from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Verify, idle_modes
+from paritybit.reference.config import PRESETS, Kind, Role
+from paritybit.reference.pool import HybridKVPool, PoolSizes
+from paritybit.subjects.pool import TRANSLATE, SubjectPool
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
-from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
-from harness.schedules.schedule import Admit, Decode, Idle, Verify, idle_modes
 from properties.support.subjects.engines import ENGINE_OF, TRIALS, trial_of
 from properties.support.subjects.graph_world import shared_world
 from properties.support.subjects.runners import EXPECTED, MEMO, PER_LAYER, PRESET, Times
-from reference.config import PRESETS, Kind, Role
-from reference.pool import HybridKVPool, PoolSizes
-from subjects.pool import TRANSLATE, SubjectPool
-from subjects.toggles import LocationScheme
 
 CONFIG = PRESETS["gpt_oss"].tiny
 

@@ -11,11 +11,10 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from harness.checks.expectations import affected_runners
-from harness.lockstep.config import TrialConfig
-from harness.schedules.generate import schedules
-from harness.schedules.schedule import (
+from paritybit.harness.checks.expectations import affected_runners
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.generate import schedules
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -30,14 +29,15 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
+from paritybit.reference.batch import Mode
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.pool import TRANSLATE
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.toggles import LocationScheme
+
 from properties.support.subjects.engines import ENGINE_OF, ENGINES, trial_of
 from properties.support.subjects.graph_world import GraphWorld, shared_world
 from properties.support.subjects.runners import EXPECTED, MEMO, NO_AFTER, NO_ENTRY_NOR_BEFORE, Paths
-from reference.batch import Mode
-from subjects.bugs.catalogue import BUGS
-from subjects.pool import TRANSLATE
-from subjects.runners import RUNNERS
-from subjects.toggles import LocationScheme
 
 LOUD = (NO_AFTER, NO_ENTRY_NOR_BEFORE)
 """Bugs without sites that nothing hides."""

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from subjects.buffers import BufferPool, StaticInputs
-from subjects.contracts import Axis, Contract, Policy, StaticInput, keep, reset
-from subjects.key_lists import StaticLists
-from subjects.mutants.inputs import MistakenInputs
-from subjects.mutants.mutant import (
+from paritybit.subjects.buffers import BufferPool, StaticInputs
+from paritybit.subjects.contracts import Axis, Contract, Policy, StaticInput, keep, reset
+from paritybit.subjects.key_lists import StaticLists
+from paritybit.subjects.mutants.inputs import MistakenInputs
+from paritybit.subjects.mutants.mutant import (
     INPUT_CLASSES,
     LIST_CLASSES,
     Mistake,
@@ -19,9 +18,9 @@ from subjects.mutants.mutant import (
     mutants,
     mutated_subject,
 )
-from subjects.parts import RIGHT_PARTS, Part
-from subjects.runners import RUNNERS
-from subjects.toggles import LocationScheme
+from paritybit.subjects.parts import RIGHT_PARTS, Part
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.toggles import LocationScheme
 
 ROWS: Contract = (
     reset("filled", Axis.TOKEN, torch.int64, 7),

@@ -3,22 +3,22 @@
 from dataclasses import replace
 
 import pytest
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.reference.allocator import Allocator
+from paritybit.reference.batch import Mode
+from paritybit.reference.pool import Tables
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import clean_subject, lacking, switched_on
+from paritybit.subjects.parts import RIGHT_PARTS, Part, Parts
+from paritybit.subjects.pool import SubjectPool
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.toggles import LocationScheme
 
-from harness.checks.play import Lockstep
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.pair import Pair
-from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.subjects.leaking import Leaking
-from reference.allocator import Allocator
-from reference.batch import Mode
-from reference.pool import Tables
-from subjects.bugs.bug import Bug
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import clean_subject, lacking, switched_on
-from subjects.parts import RIGHT_PARTS, Part, Parts
-from subjects.pool import SubjectPool
-from subjects.runners.base import GraphRunner
-from subjects.toggles import LocationScheme
 
 
 class Base:

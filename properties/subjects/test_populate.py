@@ -6,16 +6,16 @@ inputs that hold what an earlier batch left.
 
 import pytest
 import torch
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.subjects.contracts import Axis
+from paritybit.subjects.runners import RUNNERS
 
-from harness.lockstep.bits import bits
-from harness.lockstep.config import TrialConfig
 from properties.support.subjects.engines import BUCKETS, ENGINE_OF, trial_of
 from properties.support.subjects.graph_world import GraphWorld, shared_world
 from properties.support.subjects.ready_forward import ReadyForward, live_values
 from properties.support.subjects.runners import EXPECTED, PRESET
 from properties.support.subjects.static_inputs import stale
-from subjects.contracts import Axis
-from subjects.runners import RUNNERS
 
 
 def check_populated(planned: ReadyForward, *, device_reset: bool, host_reset: bool) -> None:

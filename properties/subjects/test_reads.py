@@ -9,16 +9,16 @@ from functools import cache, partial
 
 import pytest
 import torch
+from paritybit.reference.config import Kind, Role
+from paritybit.subjects.contracts import LISTED_CONVERSIONS
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.toggles import LocationScheme
 
 from properties.support.subjects.engines import ENGINE_OF, trial_of
 from properties.support.subjects.flips import write_elsewhere
 from properties.support.subjects.graph_world import shared_world
 from properties.support.subjects.ready_forward import REQUESTS, ReadyForward, slots_of
 from properties.support.subjects.runners import EXPECTED, PRESET
-from reference.config import Kind, Role
-from subjects.contracts import LISTED_CONVERSIONS
-from subjects.runners import RUNNERS
-from subjects.toggles import LocationScheme
 
 EVERY = range(REQUESTS)
 

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-
-from harness.lockstep.bits import bits
-from harness.schedules.schedule import (
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -14,14 +13,15 @@ from harness.schedules.schedule import (
     Verify,
     idle_modes,
 )
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.model import Output
+from paritybit.subjects.runners import engine_runners
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.toggles import LocationScheme
+
 from properties.support.subjects.engines import ENGINES, TRIALS, trial_of
 from properties.support.subjects.graph_world import shared_world
 from properties.support.subjects.runners import EXPECTED
-from reference.batch import ForwardBatch
-from reference.model import Output
-from subjects.runners import engine_runners
-from subjects.runners.base import GraphRunner
-from subjects.toggles import LocationScheme
 
 CAPTURING = [
     engine

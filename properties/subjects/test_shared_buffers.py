@@ -6,16 +6,16 @@ needs more than is pooled makes a larger buffer, and who came before keeps the s
 
 import pytest
 import torch
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.reference.batch import MROPE_SECTIONS
+from paritybit.subjects.buffers import BufferPool, SharedBufferError, StaticInputs
+from paritybit.subjects.contracts import HIDDEN, Axis, keep
+from paritybit.subjects.runners import RUNNERS, engine_runners
 
-from harness.lockstep.config import TrialConfig
 from properties.support.subjects.engines import ENGINE_OF, ENGINES, trial_of
 from properties.support.subjects.graph_world import GraphWorld, shared_world
 from properties.support.subjects.runners import EXPECTED, PRESET, ExpectedRunner
 from properties.support.subjects.static_inputs import ExpectedInput
-from reference.batch import MROPE_SECTIONS
-from subjects.buffers import BufferPool, SharedBufferError, StaticInputs
-from subjects.contracts import HIDDEN, Axis, keep
-from subjects.runners import RUNNERS, engine_runners
 
 
 def test_a_smaller_buffer_of_a_name_is_the_start_of_the_pooled_one(device: str) -> None:

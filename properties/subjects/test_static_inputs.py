@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
+from paritybit.subjects.buffers import BufferPool, StaticInputs
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import broken_subject, lacking
+from paritybit.subjects.contracts import Axis, Contract, Policy, StaticInput, keep, reset
+from paritybit.subjects.engine import contract
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
 from properties.support.subjects.runners import EXPECTED, PRESET
 from properties.support.subjects.static_inputs import ExpectedInput, stale
-from subjects.buffers import BufferPool, StaticInputs
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import broken_subject, lacking
-from subjects.contracts import Axis, Contract, Policy, StaticInput, keep, reset
-from subjects.engine import contract
-from subjects.runners import RUNNERS
-from subjects.toggles import LocationScheme
 
 T, B, M = Axis.TOKEN, Axis.REQUEST, Axis.MROPE
 WIDEST = {T: 6, B: 5, Axis.DRAFT_SLOT: 12, Axis.MASK: 20}

@@ -1,8 +1,7 @@
 """Emulated streams: in order, as late as the waits allow, and no later."""
 
 import pytest
-
-from subjects.streams import LateStreams, Work
+from paritybit.subjects.streams import LateStreams, Work
 
 
 class Log:

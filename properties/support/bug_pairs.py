@@ -1,8 +1,9 @@
 """Which bugs are tried on which runners, and how far a schedule that shows one must shrink."""
 
-from harness.checks.expectations import affected_runners, detected_by, unaffected_reason
+from paritybit.harness.checks.expectations import affected_runners, detected_by, unaffected_reason
+from paritybit.subjects.bugs.catalogue import BUGS, FIRST
+
 from properties.support.trials import every_pair
-from subjects.bugs.catalogue import BUGS, FIRST
 
 Pair = tuple[str, str]
 """A bug and a runner, by name."""

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
-from harness.machine import gpus
+from paritybit.harness.machine import gpus
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.engines import fetch as engines
+from paritybit.harness.engines.adapters.packages import PACKAGES, SGLANG
+from paritybit.subjects.engines.shared.loading import folder_of_package
 
-from harness.engines import fetch as engines
-from harness.engines.adapters.packages import PACKAGES, SGLANG
 from properties.support.places import ROOT
-from subjects.engines.shared.loading import folder_of_package
 
 ASKED_FOR = "PARITYBIT_RELEASES"
 """The variable that, set, asks for the tests of releases: they take minutes."""

@@ -10,14 +10,14 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
-from harness.checks.expectations import affected_runners
-from harness.lockstep.config import DTYPES, TrialConfig
-from harness.lockstep.scale.shapes import pools_of
-from reference.config import PRESETS, Shape
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import lacking
-from subjects.runners import ONE_PER_ENGINE, RUNNERS
-from subjects.toggles import LocationScheme
+from paritybit.harness.checks.expectations import affected_runners
+from paritybit.harness.lockstep.config import DTYPES, TrialConfig
+from paritybit.harness.lockstep.scale.shapes import pools_of
+from paritybit.reference.config import PRESETS, Shape
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import lacking
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
+from paritybit.subjects.toggles import LocationScheme
 
 PAGE_SIZES = (1, 4)
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 import pytest
+from paritybit.harness.campaigns.hunt import hunt
+from paritybit.harness.campaigns.task import watched_for
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.bugs.catalogue import BUGS, FIRST
 
-from harness.campaigns.hunt import hunt
-from harness.campaigns.task import watched_for
-from harness.checks.play import Lockstep
-from harness.lockstep.config import TrialConfig
 from properties.support.bug_pairs import CATALOGUED, Pair, detecting, pair_name
-from subjects.bugs.bug import Bug
-from subjects.bugs.catalogue import BUGS, FIRST
 
 EXAMPLES = 50
 

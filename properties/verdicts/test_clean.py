@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from paritybit.harness.campaigns.confirm import confirmed
+from paritybit.harness.campaigns.fresh import play_fresh
+from paritybit.harness.campaigns.hunt import HuntResult, draw, first_failure, hunt
+from paritybit.harness.checks.explanation import explanation, observe
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case, write_case
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.harness.schedules.traffic import traffic_schedules
+from paritybit.reference.batch import Mode
+from paritybit.subjects.runners import engine_runners
 
-from harness.campaigns.confirm import confirmed
-from harness.campaigns.fresh import play_fresh
-from harness.campaigns.hunt import HuntResult, draw, first_failure, hunt
-from harness.checks.explanation import explanation, observe
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case, write_case
-from harness.schedules.schedule import Schedule
-from harness.schedules.traffic import traffic_schedules
 from properties.support.trials import name
-from reference.batch import Mode
-from subjects.runners import engine_runners
 
 pytestmark = pytest.mark.clean
 

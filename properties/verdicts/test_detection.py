@@ -7,20 +7,23 @@ so is one that shows on a runner that it is said not to affect.
 from dataclasses import replace
 
 import pytest
-
-from harness.campaigns.hunt import hunt
-from harness.campaigns.task import Source, Status, Task, pieces_of, run_task
-from harness.checks.expectations import (
+from paritybit.harness.campaigns.hunt import hunt
+from paritybit.harness.campaigns.task import Source, Status, Task, pieces_of, run_task
+from paritybit.harness.checks.expectations import (
     TABLE,
     affected_runners,
     detected_by,
     unaffected_reason,
 )
-from harness.checks.expected import DECODE
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Idle, Schedule
+from paritybit.harness.checks.expected import DECODE
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import Idle, Schedule
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import lacking
+from paritybit.subjects.runners import RUNNERS
+
 from properties.support.bug_pairs import (
     AFFECTED,
     MOST_REQUESTS,
@@ -33,9 +36,6 @@ from properties.support.bug_pairs import (
 from properties.support.harness.planting import SCHEDULE, captured, shared
 from properties.support.harness.shrunk_sizes import most_steps
 from properties.support.trials import bug_trial
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import lacking
-from subjects.runners import RUNNERS
 
 EXAMPLES = 50
 FEW = 4

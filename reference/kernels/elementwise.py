@@ -4,9 +4,8 @@
 # The line above is for the kernels: Triton's values have no Python types.
 
 import triton.language as tl
-
-from reference.kernels.launch import Kernel
-from reference.ops import STATE_GAIN
+from paritybit.reference.kernels.launch import Kernel
+from paritybit.reference.ops import STATE_GAIN
 
 GAIN = tl.constexpr(STATE_GAIN)
 

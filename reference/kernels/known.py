@@ -9,9 +9,8 @@ import importlib
 import sys
 from contextlib import suppress
 
+from paritybit.reference.kernels.launch import Kernel
 from triton.runtime.cache import triton_key
-
-from reference.kernels.launch import Kernel
 
 GIVEN = "triton.tools.tensor_descriptor", "triton.experimental.gluon.nvidia.hopper"
 """What Triton imports when it is first asked for a kernel; not every release has all of it."""

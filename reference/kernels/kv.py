@@ -9,8 +9,7 @@ otherwise keep the width that its first value needed.
 # The line above is for the kernels: Triton's values have no Python types.
 
 import triton.language as tl
-
-from reference.kernels.launch import Kernel, jit
+from paritybit.reference.kernels.launch import Kernel, jit
 
 LOC_TILE = 64  # locs that one step of a store scans
 

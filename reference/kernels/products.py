@@ -4,9 +4,8 @@
 # The line above is for the kernels: Triton's values have no Python types.
 
 import triton.language as tl
-
-from reference.kernels.launch import Kernel, jit
-from reference.torch_ops import GELU_CUBE, GELU_SCALE, NORM_EPSILON
+from paritybit.reference.kernels.launch import Kernel, jit
+from paritybit.reference.torch_ops import GELU_CUBE, GELU_SCALE, NORM_EPSILON
 
 EPSILON = tl.constexpr(NORM_EPSILON)
 CUBE = tl.constexpr(GELU_CUBE)

@@ -4,8 +4,7 @@
 # The line above is for the kernel: Triton's values have no Python types.
 
 import triton.language as tl
-
-from reference.kernels.launch import Kernel, jit
+from paritybit.reference.kernels.launch import Kernel, jit
 
 NO_PLACE = tl.constexpr(2**31 - 1)
 """More than any place of a row."""

@@ -5,9 +5,8 @@
 
 import torch
 import triton.language as tl
+from paritybit.reference.kernels.launch import Kernel
 from torch import Tensor
-
-from reference.kernels.launch import Kernel
 
 TILE = 128
 """Slots of one program."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.compared.kinds import (
+from paritybit.reports.compared.kinds import (
     ALARMING,
     GONE,
     KINDS,
@@ -23,7 +23,7 @@ from reports.compared.kinds import (
     gravity,
     verdict,
 )
-from reports.verdicts import of_faults
+from paritybit.reports.verdicts import of_faults
 
 TRIED, UNTRIED, UNDECIDED = "tried", "not tried", "undecided"
 PLAYED = ("schedules", "steps", "replays", "padded")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.records.schema import Environment, Record, TrialRow
-from reports.texts import duration, or_dash
+from paritybit.harness.records.schema import Environment, Record, TrialRow
+from paritybit.reports.texts import duration, or_dash
 
 
 @dataclass(frozen=True)

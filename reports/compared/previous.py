@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from reports.compared.engines import Change as EngineChange
-from reports.compared.engines import Comparison as EngineComparison
-from reports.compared.kinds import CHANGED, STAYS
-from reports.compared.runs import Change, Comparison
+from paritybit.reports.compared.engines import Change as EngineChange
+from paritybit.reports.compared.engines import Comparison as EngineComparison
+from paritybit.reports.compared.kinds import CHANGED, STAYS
+from paritybit.reports.compared.runs import Change, Comparison
 
 MOST = 50
 """Changes that a page names: `command` shows them all."""

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.records.schema import BugRow, CleanRow, Record, TrialRow
-from reports.cards import Card, bug_cards, clean_cards
-from reports.causes import cause_of
-from reports.compared.figures import Figure, coverage, environment, events, speed
-from reports.compared.kinds import (
+from paritybit.harness.records.schema import BugRow, CleanRow, Record, TrialRow
+from paritybit.reports.cards import Card, bug_cards, clean_cards
+from paritybit.reports.causes import cause_of
+from paritybit.reports.compared.figures import Figure, coverage, environment, events, speed
+from paritybit.reports.compared.kinds import (
     ALARMING,
     CHANGED,
     GONE,
@@ -29,8 +29,8 @@ from reports.compared.kinds import (
     gravity,
     verdict,
 )
-from reports.texts import sized, words
-from reports.verdicts import judges_coverage, sound
+from paritybit.reports.texts import sized, words
+from paritybit.reports.verdicts import judges_coverage, sound
 
 GRAVEST = (
     "red",

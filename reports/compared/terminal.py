@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
+from paritybit.reports.compared.engines import Comparison as EngineComparison
+from paritybit.reports.compared.engines import Row
+from paritybit.reports.compared.figures import Figure
+from paritybit.reports.compared.kinds import ALARMING, KINDS, LOST
+from paritybit.reports.compared.runs import Comparison
 from rich.markup import escape
 from rich.table import Table
-
-from reports.compared.engines import Comparison as EngineComparison
-from reports.compared.engines import Row
-from reports.compared.figures import Figure
-from reports.compared.kinds import ALARMING, KINDS, LOST
-from reports.compared.runs import Comparison
 
 NEVER = "0"
 """How a coverage count of none is written."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import log
 from typing import Literal
 
-from harness.records.schema import BugRow
+from paritybit.harness.records.schema import BugRow
 
 LETTER = 7.3
 """Width of a letter of a name, at most."""

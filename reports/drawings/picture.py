@@ -6,8 +6,15 @@ Knows the facts of an explanation, and pixels. Does not know markup or colours.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.explain.facts import CAPTURE, NOBODY, Explanation, IndexOrigin, SlotMap, StaticInputRow
-from reports.drawings.static_inputs import source_text
+from paritybit.harness.explain.facts import (
+    CAPTURE,
+    NOBODY,
+    Explanation,
+    IndexOrigin,
+    SlotMap,
+    StaticInputRow,
+)
+from paritybit.reports.drawings.static_inputs import source_text
 
 LEFT, WIDTH = 190, 870
 """Where boxes begin, and how wide the picture is."""

@@ -7,8 +7,8 @@ of one state are one path, so that a map of a hundred slots stays small.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.explain.facts import NOBODY, SlotMap, SlotTaken
-from reports.texts import Fact, words
+from paritybit.harness.explain.facts import NOBODY, SlotMap, SlotTaken
+from paritybit.reports.texts import Fact, words
 
 COLUMNS = 16
 CELL = 22

@@ -7,9 +7,15 @@ for what: that an element is stale, or read wrongly, is the record's word.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.explain.facts import CAPTURE, Cause, Explanation, StaticInputRow, TimelineEntry
-from harness.records.schema import Contract, ContractRow
-from reports.texts import Fact, value_text, words
+from paritybit.harness.explain.facts import (
+    CAPTURE,
+    Cause,
+    Explanation,
+    StaticInputRow,
+    TimelineEntry,
+)
+from paritybit.harness.records.schema import Contract, ContractRow
+from paritybit.reports.texts import Fact, value_text, words
 
 FILL_ONCE = "fill once"
 """How padding is called that is filled at allocation alone."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 from math import ceil
 
-from harness.explain.facts import TimelineEntry
-from reports.texts import words
+from paritybit.harness.explain.facts import TimelineEntry
+from paritybit.reports.texts import words
 
 GUTTER = 72
 NARROWEST = 64

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reference.batch import Mode
-from subjects.contracts import Changes
-from subjects.parts import Part
-from subjects.toggles import LocationScheme
+from paritybit.reference.batch import Mode
+from paritybit.subjects.contracts import Changes
+from paritybit.subjects.parts import Part
+from paritybit.subjects.toggles import LocationScheme
 
 DECIDING_CAPTURES = frozenset(
     {Part.RUNNER, Part.INPUTS, Part.METADATA, Part.CAPTURE, Part.ENGINE, Part.BUFFERS}

@@ -5,17 +5,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Output
+from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.key_lists import Lists
+from paritybit.subjects.parts import Part
+from paritybit.subjects.protocol import KeyLists
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.prefill import PrefillRunner
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.model import Output
-from subjects.bugs.bug import Bug, pull
-from subjects.key_lists import Lists
-from subjects.parts import Part
-from subjects.protocol import KeyLists
-from subjects.runners.base import GraphRunner
-from subjects.runners.prefill import PrefillRunner
-from subjects.toggles import LocationScheme
 
 FAMILY = "cache that outlives what it holds"
 

@@ -6,23 +6,22 @@ from functools import cache
 from typing import Any
 
 import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION, Kind
+from paritybit.reference.ops import Ops
+from paritybit.subjects.access import ListedKV
+from paritybit.subjects.buffers import StaticInputs
+from paritybit.subjects.bugs.bug import THREAD, Bug, pull
+from paritybit.subjects.engine import Engine
+from paritybit.subjects.key_lists import Lists, StaticLists
+from paritybit.subjects.parts import Part
+from paritybit.subjects.protocol import Keys
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
+from paritybit.subjects.runners.target_verify import TargetVerifyRunner
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-
-from reference.batch import Mode
-from reference.config import SPECULATION, Kind
-from reference.ops import Ops
-from subjects.access import ListedKV
-from subjects.buffers import StaticInputs
-from subjects.bugs.bug import THREAD, Bug, pull
-from subjects.engine import Engine
-from subjects.key_lists import Lists, StaticLists
-from subjects.parts import Part
-from subjects.protocol import Keys
-from subjects.runners.base import GraphRunner
-from subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
-from subjects.runners.target_verify import TargetVerifyRunner
-from subjects.toggles import LocationScheme
 
 FAMILY = "state baked in at capture"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from subjects.bugs import (
+from paritybit.subjects.bugs import (
     caches,
     captured_state,
     index_dtype,
@@ -14,7 +14,7 @@ from subjects.bugs import (
     window,
     workspace,
 )
-from subjects.bugs.bug import Bug
+from paritybit.subjects.bugs.bug import Bug
 
 _FAMILIES = (
     stale_input,

@@ -8,19 +8,18 @@ stand for it.
 """
 
 import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS, Kind, ModelConfig
+from paritybit.reference.ops import Ops
+from paritybit.reference.pool import LOC_DTYPE
+from paritybit.subjects.access import ListedKV
+from paritybit.subjects.bugs.bug import THREAD, Bug, pull
+from paritybit.subjects.key_lists import Lists, StaticLists
+from paritybit.subjects.parts import Part
+from paritybit.subjects.pool import SubjectPool
+from paritybit.subjects.protocol import Keys
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
-
-from reference.batch import Mode
-from reference.config import PRESETS, Kind, ModelConfig
-from reference.ops import Ops
-from reference.pool import LOC_DTYPE
-from subjects.access import ListedKV
-from subjects.bugs.bug import THREAD, Bug, pull
-from subjects.key_lists import Lists, StaticLists
-from subjects.parts import Part
-from subjects.pool import SubjectPool
-from subjects.protocol import Keys
-from subjects.toggles import LocationScheme
 
 FAMILY = "index dtype"
 

@@ -1,7 +1,7 @@
 """Sites of the translation memo's resets that are missing, one by one and together."""
 
-from subjects.bugs.bug import THREAD, Bug
-from subjects.toggles import LocationScheme
+from paritybit.subjects.bugs.bug import THREAD, Bug
+from paritybit.subjects.toggles import LocationScheme
 
 FAMILY = "memo that outlives its key"
 

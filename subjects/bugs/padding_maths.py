@@ -3,21 +3,20 @@
 from dataclasses import replace
 
 import torch
+from paritybit.reference.allocator import Allocator
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Heads
+from paritybit.reference.ops import Ops, Reused
+from paritybit.subjects.access import ListedKV
+from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.contracts import Policy
+from paritybit.subjects.engine import Engine
+from paritybit.subjects.parts import Part
+from paritybit.subjects.protocol import Forward, Overrides
+from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN
+from paritybit.subjects.runners.prefill import PrefillRunner
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
-
-from reference.allocator import Allocator
-from reference.batch import ForwardBatch, Mode
-from reference.model import Heads
-from reference.ops import Ops, Reused
-from subjects.access import ListedKV
-from subjects.bugs.bug import Bug, pull
-from subjects.contracts import Policy
-from subjects.engine import Engine
-from subjects.parts import Part
-from subjects.protocol import Forward, Overrides
-from subjects.runners.base import NOTHING_OVERRIDDEN
-from subjects.runners.prefill import PrefillRunner
-from subjects.toggles import LocationScheme
 
 FAMILY = "padding changes the maths"
 

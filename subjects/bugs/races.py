@@ -6,12 +6,12 @@ Each shows only where steps overlap.
 from collections.abc import Callable
 from typing import TypeVar
 
-from reference.batch import Mode
-from reference.order import Arrived, Values
-from subjects.bugs.bug import THREAD, Bug
-from subjects.overlap import Flight, Overlap, Staged
-from subjects.parts import Part
-from subjects.toggles import LocationScheme
+from paritybit.reference.batch import Mode
+from paritybit.reference.order import Arrived, Values
+from paritybit.subjects.bugs.bug import THREAD, Bug
+from paritybit.subjects.overlap import Flight, Overlap, Staged
+from paritybit.subjects.parts import Part
+from paritybit.subjects.toggles import LocationScheme
 
 FAMILY = "order of device work"
 

@@ -1,7 +1,7 @@
 """Slots of one sub-pool that are used as slots of the other."""
 
-from subjects.bugs.bug import THREAD, Bug
-from subjects.toggles import LocationScheme
+from paritybit.subjects.bugs.bug import THREAD, Bug
+from paritybit.subjects.toggles import LocationScheme
 
 FAMILY = "index of the wrong sub-pool"
 

@@ -4,17 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.pool import Tables
+from paritybit.subjects.bugs.bug import THREAD, Bug, pull
+from paritybit.subjects.contracts import Policy
+from paritybit.subjects.key_lists import Lists
+from paritybit.subjects.parts import Part
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.decode import DecodeRunner
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.pool import Tables
-from subjects.bugs.bug import THREAD, Bug, pull
-from subjects.contracts import Policy
-from subjects.key_lists import Lists
-from subjects.parts import Part
-from subjects.runners.base import GraphRunner
-from subjects.runners.decode import DecodeRunner
-from subjects.toggles import LocationScheme
 
 FAMILY = "stale static input in padded rows"
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from subjects.bugs.bug import Bug
-from subjects.contracts import Changes, override
-from subjects.engine import Subject, contract
-from subjects.runners import RUNNERS
-from subjects.toggles import LocationScheme, Toggles
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.contracts import Changes, override
+from paritybit.subjects.engine import Subject, contract
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.toggles import LocationScheme, Toggles
 
 NO_FLIGHT = "it launches nothing, so that no forward is in flight while the host goes on"
 

@@ -1,16 +1,15 @@
 """The sliding window: how far it reaches, which lists say so, and when what left it is freed."""
 
 import torch
+from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Kind
+from paritybit.subjects.access import ListedKV
+from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.parts import Part
+from paritybit.subjects.protocol import KeyLists, Keys
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
-
-from reference.allocator import Allocator, PageAllocation
-from reference.batch import Mode
-from reference.config import Kind
-from subjects.access import ListedKV
-from subjects.bugs.bug import Bug, pull
-from subjects.parts import Part
-from subjects.protocol import KeyLists, Keys
-from subjects.toggles import LocationScheme
 
 FAMILY = "sliding window"
 

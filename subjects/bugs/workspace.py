@@ -3,17 +3,16 @@
 from typing import Any
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Output
+from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.engine import Engine
+from paritybit.subjects.parts import Part
+from paritybit.subjects.protocol import Forward, Overrides
+from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN
+from paritybit.subjects.runners.decode import DecodeRunner
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.model import Output
-from subjects.bugs.bug import Bug, pull
-from subjects.engine import Engine
-from subjects.parts import Part
-from subjects.protocol import Forward, Overrides
-from subjects.runners.base import NOTHING_OVERRIDDEN
-from subjects.runners.decode import DecodeRunner
-from subjects.toggles import LocationScheme
 
 FAMILY = "freed workspace"
 

@@ -6,11 +6,10 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
-
-from reference.ops import Ops
-from subjects.graphs.cuda import CudaSegment
-from subjects.graphs.protocol import Graph
-from subjects.graphs.tape import TapeSegment
+from paritybit.reference.ops import Ops
+from paritybit.subjects.graphs.cuda import CudaSegment
+from paritybit.subjects.graphs.protocol import Graph
+from paritybit.subjects.graphs.tape import TapeSegment
 
 Result = TypeVar("Result")
 

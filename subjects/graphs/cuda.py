@@ -4,9 +4,8 @@ import gc
 from typing import Any
 
 import torch
-
-from reference.ops import Ops
-from subjects.graphs.op_calls import SegmentCalls
+from paritybit.reference.ops import Ops
+from paritybit.subjects.graphs.op_calls import SegmentCalls
 
 
 class CudaSegment:

@@ -1,6 +1,6 @@
 """The op calls of one captured segment, repeated in the record of calls at every replay."""
 
-from reference.ops import OpCall, Ops
+from paritybit.reference.ops import OpCall, Ops
 
 
 class SegmentCalls:

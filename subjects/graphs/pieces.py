@@ -11,11 +11,10 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Heads, Model, TokenInputs
+from paritybit.reference.ops import Ops
 from torch import Tensor
-
-from reference.config import Kind
-from reference.model import Heads, Model, TokenInputs
-from reference.ops import Ops
 
 Rotary = dict[Kind, Tensor]
 

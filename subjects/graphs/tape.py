@@ -10,13 +10,12 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from paritybit.reference.ops import Ops
+from paritybit.subjects.graphs.dispatch import ALLOCATIONS, UncompiledMode
+from paritybit.subjects.graphs.op_calls import SegmentCalls
+from paritybit.subjects.graphs.protocol import UncapturableError
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-
-from reference.ops import Ops
-from subjects.graphs.dispatch import ALLOCATIONS, UncompiledMode
-from subjects.graphs.op_calls import SegmentCalls
-from subjects.graphs.protocol import UncapturableError
 
 NOT_CAPTURABLE = frozenset(
     {

@@ -9,9 +9,8 @@ Rows are listed by the running sum of their lengths, as the engine's own kernel 
 
 import torch
 import triton.language as tl
+from paritybit.reference.kernels.launch import Kernel, jit
 from torch import Tensor
-
-from reference.kernels.launch import Kernel, jit
 
 TILE = 512
 """Requests, keys or tokens that one step of a program lists."""

@@ -8,10 +8,9 @@ Indices may have any width. Index tensors, the page table and the mask are conti
 
 import torch
 import triton.language as tl
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.kernels.launch import Kernel
 from torch import Tensor
-
-from reference.config import SPECULATION
-from reference.kernels.launch import Kernel
 
 TILE = 128
 """Requests, columns or tokens that one step of a program lists."""

@@ -8,11 +8,10 @@ Indices may have any width, paths have 64 bits. Tensors of trees are contiguous.
 
 import torch
 import triton.language as tl
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.kernels.launch import Kernel
+from paritybit.reference.state_pool import STATE_ROWS, StatePaths
 from torch import Tensor
-
-from reference.config import SPECULATION
-from reference.kernels.launch import Kernel
-from reference.state_pool import STATE_ROWS, StatePaths
 
 TILE = 128
 """Tokens of one program."""

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+from paritybit.reference.batch import ForwardBatch
+from paritybit.subjects.buffers import StaticInputs
+from paritybit.subjects.contracts import Axis, Policy, StaticInput
+from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
-
-from reference.batch import ForwardBatch
-from subjects.buffers import StaticInputs
-from subjects.contracts import Axis, Policy, StaticInput
-from subjects.runners.base import GraphRunner
 
 
 class MistakenInputs(StaticInputs):

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+from paritybit.subjects.buffers import BufferPool
+from paritybit.subjects.key_lists import Lists, StaticLists
 from torch import Tensor
-
-from subjects.buffers import BufferPool
-from subjects.key_lists import Lists, StaticLists
 
 
 class MistakenLists(StaticLists):

@@ -7,16 +7,16 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from reference.config import PRESETS
-from subjects.bugs.switching import clean_subject
-from subjects.contracts import Policy, StaticInput, override
-from subjects.engine import Subject, contract
-from subjects.mutants import inputs, lists
-from subjects.mutants.lists import OTHER_DTYPES
-from subjects.parts import Part
-from subjects.runners import RUNNERS
-from subjects.runners.base import GraphRunner
-from subjects.toggles import LocationScheme
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.bugs.switching import clean_subject
+from paritybit.subjects.contracts import Policy, StaticInput, override
+from paritybit.subjects.engine import Subject, contract
+from paritybit.subjects.mutants import inputs, lists
+from paritybit.subjects.mutants.lists import OTHER_DTYPES
+from paritybit.subjects.parts import Part
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.toggles import LocationScheme
 
 
 class Mistake(StrEnum):

@@ -1,14 +1,14 @@
 """Every runner of this build: a line in the table, a file in this folder."""
 
-from subjects.runners.base import GraphRunner
-from subjects.runners.breakable import BreakableRunner
-from subjects.runners.cpu_graph import CpuGraphRunner
-from subjects.runners.decode import DecodeRunner
-from subjects.runners.eagle_draft import EagleDraftRunner
-from subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
-from subjects.runners.frozen_kv_mtp import FrozenKvMtpRunner
-from subjects.runners.piecewise import PiecewiseRunner
-from subjects.runners.target_verify import TargetVerifyRunner
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.breakable import BreakableRunner
+from paritybit.subjects.runners.cpu_graph import CpuGraphRunner
+from paritybit.subjects.runners.decode import DecodeRunner
+from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
+from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
+from paritybit.subjects.runners.frozen_kv_mtp import FrozenKvMtpRunner
+from paritybit.subjects.runners.piecewise import PiecewiseRunner
+from paritybit.subjects.runners.target_verify import TargetVerifyRunner
 
 TABLE: tuple[tuple[type[GraphRunner], tuple[str, ...]], ...] = (
     (DecodeRunner, ("eagle", "frozen")),

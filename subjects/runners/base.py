@@ -11,23 +11,22 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.model import Model, Output
+from paritybit.reference.ops import Ops
+from paritybit.reference.state_pool import StatePool
+from paritybit.subjects.access import ListedKV
+from paritybit.subjects.buffers import BufferPool, Conversions, StaticInputs
+from paritybit.subjects.contracts import Axis, Contract, Extents
+from paritybit.subjects.graphs.capture import Capture
+from paritybit.subjects.graphs.protocol import Graph
+from paritybit.subjects.key_lists import Lists, StaticLists
+from paritybit.subjects.parts import Part, Parts
+from paritybit.subjects.pool import LocState, SubjectPool
+from paritybit.subjects.protocol import KeyLists, Overrides, Replay
+from paritybit.subjects.toggles import LocationScheme, Toggles
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind, Role
-from reference.model import Model, Output
-from reference.ops import Ops
-from reference.state_pool import StatePool
-from subjects.access import ListedKV
-from subjects.buffers import BufferPool, Conversions, StaticInputs
-from subjects.contracts import Axis, Contract, Extents
-from subjects.graphs.capture import Capture
-from subjects.graphs.protocol import Graph
-from subjects.key_lists import Lists, StaticLists
-from subjects.parts import Part, Parts
-from subjects.pool import LocState, SubjectPool
-from subjects.protocol import KeyLists, Overrides, Replay
-from subjects.toggles import LocationScheme, Toggles
 
 WARM_UP_RUNS = 1
 """Runs before a capture. The engine makes two; here the first one leaves what any would."""

@@ -1,10 +1,9 @@
 """The breakable runner: one captured forward, broken into segments at attention."""
 
+from paritybit.reference.model import Heads, Output, TokenInputs
+from paritybit.subjects.graphs.capture import Capture
+from paritybit.subjects.runners.prefill import PrefillRunner
 from torch import Tensor
-
-from reference.model import Heads, Output, TokenInputs
-from subjects.graphs.capture import Capture
-from subjects.runners.prefill import PrefillRunner
 
 
 class BreakingAttention:

@@ -8,16 +8,15 @@ in every forward, and the pool translates: there is no `swa_loc` here.
 from collections.abc import Mapping
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Output, TokenInputs
+from paritybit.subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from paritybit.subjects.graphs.protocol import Graph
+from paritybit.subjects.key_lists import row_keys, row_lists
+from paritybit.subjects.protocol import KeyLists
+from paritybit.subjects.runners.base import GraphRunner, request_extents
+from paritybit.subjects.states import decode_paths
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.model import Output, TokenInputs
-from subjects.contracts import SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from subjects.graphs.protocol import Graph
-from subjects.key_lists import row_keys, row_lists
-from subjects.protocol import KeyLists
-from subjects.runners.base import GraphRunner, request_extents
-from subjects.states import decode_paths
 
 
 class CpuGraphRunner(GraphRunner):

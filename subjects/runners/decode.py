@@ -4,12 +4,10 @@ Verifying drafts is a subclass of it, as in the engine: k tokens of every reques
 """
 
 import torch
-from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.model import Output, TokenInputs
-from reference.state_pool import StatePaths
-from subjects.contracts import (
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Output, TokenInputs
+from paritybit.reference.state_pool import StatePaths
+from paritybit.subjects.contracts import (
     ENCODER_LEN_FILL_VALUE,
     SEQ_LEN_FILL_VALUE,
     Axis,
@@ -20,11 +18,12 @@ from subjects.contracts import (
     keep,
     reset,
 )
-from subjects.key_lists import row_keys, row_lists, row_sizes
-from subjects.protocol import KeyLists
-from subjects.runners.base import GraphRunner, request_extents
-from subjects.states import decode_paths
-from subjects.toggles import LocationScheme
+from paritybit.subjects.key_lists import row_keys, row_lists, row_sizes
+from paritybit.subjects.protocol import KeyLists
+from paritybit.subjects.runners.base import GraphRunner, request_extents
+from paritybit.subjects.states import decode_paths
+from paritybit.subjects.toggles import LocationScheme
+from torch import Tensor
 
 ROWS: Contract = (
     keep("input_ids", Axis.TOKEN, torch.int64),

@@ -5,17 +5,16 @@ of its own. A forward writes one column of the slots that were allocated for dra
 """
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION, Role
+from paritybit.reference.eager import draft_inputs
+from paritybit.reference.model import Output
+from paritybit.reference.speculative import keep_candidates, propose
+from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from paritybit.subjects.key_lists import draft_lists, row_keys, row_sizes
+from paritybit.subjects.protocol import KeyLists
+from paritybit.subjects.runners.base import GraphRunner, request_extents
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import SPECULATION, Role
-from reference.eager import draft_inputs
-from reference.model import Output
-from reference.speculative import keep_candidates, propose
-from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from subjects.key_lists import draft_lists, row_keys, row_sizes
-from subjects.protocol import KeyLists
-from subjects.runners.base import GraphRunner, request_extents
 
 
 class EagleDraftRunner(GraphRunner):

@@ -6,17 +6,16 @@ from the static inputs.
 """
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION, Role
+from paritybit.reference.eager import draft_inputs
+from paritybit.reference.model import Output
+from paritybit.reference.speculative import likeliest
+from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from paritybit.subjects.key_lists import span_keys, span_lists, span_sizes
+from paritybit.subjects.protocol import KeyLists
+from paritybit.subjects.runners.base import GraphRunner, request_extents
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import SPECULATION, Role
-from reference.eager import draft_inputs
-from reference.model import Output
-from reference.speculative import likeliest
-from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from subjects.key_lists import span_keys, span_lists, span_sizes
-from subjects.protocol import KeyLists
-from subjects.runners.base import GraphRunner, request_extents
 
 K = SPECULATION.extend_tokens
 

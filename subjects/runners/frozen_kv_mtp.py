@@ -5,17 +5,16 @@ last. The rows of its index inputs are branches; the rows of its drafting state 
 """
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.eager import draft_inputs, frozen_layers
+from paritybit.reference.model import Output
+from paritybit.reference.speculative import keep_candidates, propose
+from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from paritybit.subjects.key_lists import row_keys, row_lists, row_sizes
+from paritybit.subjects.protocol import KeyLists
+from paritybit.subjects.runners.base import GraphRunner, request_extents
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import SPECULATION
-from reference.eager import draft_inputs, frozen_layers
-from reference.model import Output
-from reference.speculative import keep_candidates, propose
-from subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
-from subjects.key_lists import row_keys, row_lists, row_sizes
-from subjects.protocol import KeyLists
-from subjects.runners.base import GraphRunner, request_extents
 
 PER_BRANCH = ("seq_lens", "seq_lens_cpu", "req_pool_indices")
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from reference.model import Output, TokenInputs
-from subjects.graphs.capture import Capture
-from subjects.graphs.pieces import CutModel, PieceOutput
-from subjects.runners.prefill import PrefillRunner
+from paritybit.reference.model import Output, TokenInputs
+from paritybit.subjects.graphs.capture import Capture
+from paritybit.subjects.graphs.pieces import CutModel, PieceOutput
+from paritybit.subjects.runners.prefill import PrefillRunner
 
 
 class PiecewiseRunner(PrefillRunner):

@@ -10,18 +10,31 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Heads, Output
+from paritybit.subjects.access import ListedKV
+from paritybit.subjects.contracts import (
+    HIDDEN,
+    Axis,
+    Contract,
+    Extents,
+    Policy,
+    StaticInput,
+    keep,
+    reset,
+)
+from paritybit.subjects.graphs.capture import Capture
+from paritybit.subjects.key_lists import fresh_span_keys
+from paritybit.subjects.protocol import KeyLists, Overrides, Replay
+from paritybit.subjects.runners.base import (
+    NOTHING_OVERRIDDEN,
+    WARM_UP_RUNS,
+    GraphRunner,
+    RunnerSpec,
+)
+from paritybit.subjects.states import extend_paths
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.model import Heads, Output
-from subjects.access import ListedKV
-from subjects.contracts import HIDDEN, Axis, Contract, Extents, Policy, StaticInput, keep, reset
-from subjects.graphs.capture import Capture
-from subjects.key_lists import fresh_span_keys
-from subjects.protocol import KeyLists, Overrides, Replay
-from subjects.runners.base import NOTHING_OVERRIDDEN, WARM_UP_RUNS, GraphRunner, RunnerSpec
-from subjects.states import extend_paths
-from subjects.toggles import LocationScheme
 
 MOST_REQUESTS = 8
 """Most requests of one prefill batch."""

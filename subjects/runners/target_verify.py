@@ -1,16 +1,15 @@
 """Verifying drafts: the decode runner with k draft tokens of every request, and a tree mask."""
 
 import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.state_pool import StatePaths
+from paritybit.subjects.contracts import Axis, Extents, keep
+from paritybit.subjects.key_lists import verify_keys, verify_lists, verify_sizes
+from paritybit.subjects.protocol import KeyLists
+from paritybit.subjects.runners.decode import ROWS, DecodeRunner
+from paritybit.subjects.states import parents_in_tree, verify_paths
 from torch import Tensor
-
-from reference.batch import Mode
-from reference.config import SPECULATION
-from reference.state_pool import StatePaths
-from subjects.contracts import Axis, Extents, keep
-from subjects.key_lists import verify_keys, verify_lists, verify_sizes
-from subjects.protocol import KeyLists
-from subjects.runners.decode import ROWS, DecodeRunner
-from subjects.states import parents_in_tree, verify_paths
 
 
 class TargetVerifyRunner(DecodeRunner):

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from harness.lockstep.scale.comparison import RESERVED, compare
+from paritybit.harness.lockstep.scale.comparison import RESERVED, compare
 
 BYTES = {"cpu": 2**26, "cuda": 2**33}
 """Size of one storage, many times a cache; on a GPU, with more than 2^31 elements."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.records.case import read_json
+from paritybit.harness.records.case import read_json
 
 EVIDENCE = Path(__file__).parents[3] / "reports" / "evidence"
 """Where records are committed."""

@@ -12,10 +12,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-
-from harness.campaigns.measuring.sharing import ways
-from harness.machine.forks import Forked, preload
-from harness.machine.workers import processes_on
+from paritybit.harness.campaigns.measuring.sharing import ways
+from paritybit.harness.machine.forks import Forked, preload
+from paritybit.harness.machine.workers import processes_on
 
 ROUNDS = 3
 """How often all begin; the median counts."""

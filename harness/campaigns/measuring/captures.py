@@ -8,14 +8,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.campaigns.benches import Benches
-from harness.campaigns.fresh import FreshPlaying, built
-from harness.campaigns.task import Source, Task, run_task
-from harness.checks.play import Lockstep, Outcome
-from harness.explain.reach import Reaching
-from harness.lockstep.config import TrialConfig
-from subjects.bugs.catalogue import BUGS
-from subjects.captured import CapturedEngine
+from paritybit.harness.campaigns.benches import Benches
+from paritybit.harness.campaigns.fresh import FreshPlaying, built
+from paritybit.harness.campaigns.task import Source, Task, run_task
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.explain.reach import Reaching
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.captured import CapturedEngine
 
 EXAMPLES = 50
 """Schedules that a hunt may draw, as many as in a regress."""

@@ -5,10 +5,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from paritybit.places import IMPORT_FOLDER
 
 COMMANDS: Sequence[tuple[str, ...]] = (("--help",), ("list",), ("regress", "--bug", "no_bug"))
 """Commands that must import nothing that takes long: help, all names, an unknown name."""
@@ -21,7 +20,10 @@ def cpu_seconds(words: Sequence[str]) -> float:
     """Return the seconds of the CPU that a command took in a process of its own."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, "-m", "harness", *words], cwd=ROOT, capture_output=True, check=False
+        [sys.executable, "-m", "paritybit", *words],
+        cwd=IMPORT_FOLDER,
+        capture_output=True,
+        check=False,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

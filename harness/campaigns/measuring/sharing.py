@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.bench import bench_trial, played, workload
-from harness.campaigns.executor import Campaign, Ended, execute
-from harness.checks.play import Lockstep
-from harness.errors import CannotRunError, headline
-from harness.machine import mps
-from harness.machine.workers import Workers, cores, processes_on, sparing, workers_for
+from paritybit.harness.campaigns.bench import bench_trial, played, workload
+from paritybit.harness.campaigns.executor import Campaign, Ended, execute
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.errors import CannotRunError, headline
+from paritybit.harness.machine import mps
+from paritybit.harness.machine.workers import Workers, cores, processes_on, sparing, workers_for
 
 SECONDS = 5.0
 """How long the processes play together."""

@@ -6,18 +6,18 @@ from enum import StrEnum
 from functools import lru_cache
 from zlib import crc32
 
-from harness.campaigns.executor import Campaign
-from harness.campaigns.hunt import EnoughDrawn, draw, time_limit, whole
-from harness.campaigns.mutants.survivors import CHECKS, survivor
-from harness.checks.of_schedules.declared_state import DECLARED_STATE
-from harness.checks.play import DeviceLostError, Lockstep, Outcome
-from harness.checks.table import STEP_PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.scale.shapes import TINY
-from harness.schedules.schedule import Schedule
-from reference.config import PRESETS
-from subjects.engine import Subject
-from subjects.mutants.mutant import Mutant, mutated_subject
+from paritybit.harness.campaigns.executor import Campaign
+from paritybit.harness.campaigns.hunt import EnoughDrawn, draw, time_limit, whole
+from paritybit.harness.campaigns.mutants.survivors import CHECKS, survivor
+from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
+from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import TINY
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.engine import Subject
+from paritybit.subjects.mutants.mutant import Mutant, mutated_subject
 
 JUDGED = STEP_PROPERTIES - {DECLARED_STATE.id}
 """The properties that must see a mutant. Its own memory is not declared, and is no fault of it."""

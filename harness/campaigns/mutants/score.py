@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.campaigns.executor import Ended
-from harness.campaigns.mutants.hunting import MUTANTS, End, Hunted, MutantHunt
-from harness.campaigns.mutants.survivors import survivor
-from harness.campaigns.spreading.backends import execute
-from harness.errors import headline
-from harness.machine.workers import Workers
+from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.campaigns.mutants.hunting import MUTANTS, End, Hunted, MutantHunt
+from paritybit.harness.campaigns.mutants.survivors import survivor
+from paritybit.harness.campaigns.spreading.backends import execute
+from paritybit.harness.errors import headline
+from paritybit.harness.machine.workers import Workers
 
 FAILED = "failed"
 """How a mutant ended that an error of ours left without a verdict."""

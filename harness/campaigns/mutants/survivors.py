@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.checks.play import Lockstep
-from subjects.captured import CapturedEngine
-from subjects.mutants.inputs import MistakenInputs
-from subjects.mutants.mutant import Mistake, Mutant
+from paritybit.harness.checks.play import Lockstep
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.mutants.inputs import MistakenInputs
+from paritybit.subjects.mutants.mutant import Mistake, Mutant
 
 
 class Reason(StrEnum):

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from harness.campaigns import executor
-from harness.campaigns.executor import Campaign, Ended, Reported
-from harness.campaigns.spreading.journal import Journal
-from harness.campaigns.spreading.on_ray import execute_on_ray
-from harness.errors import CannotRunError
-from harness.lockstep.tracebacks import traceback_of
-from harness.machine.workers import Workers
+from paritybit.harness.campaigns import executor
+from paritybit.harness.campaigns.executor import Campaign, Ended, Reported
+from paritybit.harness.campaigns.spreading.journal import Journal
+from paritybit.harness.campaigns.spreading.on_ray import execute_on_ray
+from paritybit.harness.errors import CannotRunError
+from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.machine.workers import Workers
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reported)

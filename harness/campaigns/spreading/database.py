@@ -11,10 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from hypothesis.database import DirectoryBasedExampleDatabase
-
-from harness.errors import MalformedError
-from harness.records.case import Case, case_of, dump_json
-from harness.schedules.schedule import Schedule
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.records.case import Case, case_of, dump_json
+from paritybit.harness.schedules.schedule import Schedule
 
 KEY = b"paritybit cases"
 

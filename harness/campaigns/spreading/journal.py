@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from harness.campaigns.executor import Ended, Reported
-from harness.errors import MalformedError
-from harness.records.record import package_version
-from harness.records.sources import digest
+from paritybit.harness.campaigns.executor import Ended, Reported
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.records.record import package_version
+from paritybit.harness.records.sources import digest
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reported)
@@ -30,7 +30,7 @@ SIZE = struct.Struct("<Q")
 
 DIGEST = hashlib.sha256().digest_size
 
-OURS = frozenset({"harness", "reference", "subjects"})
+OURS = frozenset({"paritybit"})
 
 
 def build() -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from harness.campaigns.executor import (
+from paritybit.harness.campaigns.executor import (
     Campaign,
     Ended,
     Reported,
@@ -25,9 +25,9 @@ from harness.campaigns.executor import (
     alarm,
     outcome_of,
 )
-from harness.errors import CannotRunError, headline
-from harness.lockstep.tracebacks import traceback_of
-from harness.machine.workers import LOCAL, SHARING_PLAINLY, SHARING_UNDER_MPS, Workers
+from paritybit.harness.errors import CannotRunError, headline
+from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.machine.workers import LOCAL, SHARING_PLAINLY, SHARING_UNDER_MPS, Workers
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reported)

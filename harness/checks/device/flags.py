@@ -4,12 +4,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
+from paritybit.harness.checks.device import launches
+from paritybit.harness.checks.device.launches import Question
+from paritybit.harness.checks.device.unequal import Unequal
+from paritybit.harness.lockstep.bits import form
 from torch import Tensor
-
-from harness.checks.device import launches
-from harness.checks.device.launches import Question
-from harness.checks.device.unequal import Unequal
-from harness.lockstep.bits import form
 
 Flag = Tensor | bool | Unequal | Question
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from paritybit.harness.checks.counted_reads import Block, keys_of
+from paritybit.harness.checks.device.host_arrays import Numbers
+from paritybit.harness.checks.device.unequal import Unequal, entries_of
+from paritybit.reference.allocator import Ownership
+from paritybit.reference.kernels.late import imported_late
+from paritybit.subjects.protocol import KeyLists
 from torch import Tensor
-
-from harness.checks.counted_reads import Block, keys_of
-from harness.checks.device.host_arrays import Numbers
-from harness.checks.device.unequal import Unequal, entries_of
-from reference.allocator import Ownership
-from reference.kernels.late import imported_late
-from subjects.protocol import KeyLists
 
 CELLS = 1024
 """Cells of tables that one program looks at."""
@@ -33,7 +32,7 @@ def asks_kernels(device: torch.device) -> bool:
 
 def kernels() -> Any:
     """Return the kernels."""
-    return imported_late("harness.checks.device.questions")
+    return imported_late("paritybit.harness.checks.device.questions")
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ them, and each one's answer: 0 at first, and 1 once any program has seen somethi
 # The line above is for the kernels: Triton's values have no Python types.
 
 import triton.language as tl
-
-from harness.checks.counted_reads import AS_OFTEN
-from harness.checks.device.unequal import ENTRY
-from reference.kernels.launch import Kernel, jit
+from paritybit.harness.checks.counted_reads import AS_OFTEN
+from paritybit.harness.checks.device.unequal import ENTRY
+from paritybit.reference.kernels.launch import Kernel, jit
 
 ALLOWANCE = tl.constexpr(AS_OFTEN // 2)
 """Tells cells apart once the keys that a row read were taken away.

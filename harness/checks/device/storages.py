@@ -8,16 +8,15 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from paritybit.harness.checks.device.launches import ELEMENTS, Question, kernels
+from paritybit.harness.checks.device.unequal import Unequal
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.pool import KVLayout
+from paritybit.reference.state_pool import Section
 from torch import Tensor
-
-from harness.checks.device.launches import ELEMENTS, Question, kernels
-from harness.checks.device.unequal import Unequal
-from harness.lockstep.bits import bits
-from harness.lockstep.observation import Observation, Snapshot
-from reference.batch import Mode
-from reference.config import Kind, Role
-from reference.pool import KVLayout
-from reference.state_pool import Section
 
 NOTHING = np.zeros(0, dtype=np.int32)
 """What the host counts out for a kernel that looks up all it needs."""

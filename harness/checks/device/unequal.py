@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from paritybit.harness.checks.device.host_arrays import Numbers
+from paritybit.harness.lockstep.bits import any_set, differ, same, unequal
 from torch import Tensor
-
-from harness.checks.device.host_arrays import Numbers
-from harness.lockstep.bits import any_set, differ, same, unequal
 
 WHOLE = frozenset({torch.int32, torch.int64})
 """Dtypes of which a kernel compares one with another as a copy would convert it."""

@@ -1,7 +1,7 @@
 """declared_state: what a reset leaves behind, and what a schedule then depends on."""
 
-from harness.checks.property import Playing, Property, Violation
-from subjects.protocol import Offer
+from paritybit.harness.checks.property import Playing, Property, Violation
+from paritybit.subjects.protocol import Offer
 
 ID = "declared_state"
 

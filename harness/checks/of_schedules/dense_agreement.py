@@ -4,18 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from paritybit.harness.checks.property import Playing, Property, Violation
+from paritybit.harness.explain.facts import Cause, Situation
+from paritybit.harness.explain.of_runs.dense import Dense, dense_cause
+from paritybit.harness.lockstep.observation import Sample
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Role
+from paritybit.reference.model import Model
+from paritybit.reference.oracle import dense_draft_logits, dense_logits
 from torch import Tensor
-
-from harness.checks.property import Playing, Property, Violation
-from harness.explain.facts import Cause, Situation
-from harness.explain.of_runs.dense import Dense, dense_cause
-from harness.lockstep.observation import Sample
-from harness.lockstep.pair import Pair
-from harness.schedules.schedule import Schedule
-from reference.batch import Mode
-from reference.config import Role
-from reference.model import Model
-from reference.oracle import dense_draft_logits, dense_logits
 
 ID = "dense_agreement"
 

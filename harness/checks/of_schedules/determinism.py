@@ -1,11 +1,10 @@
 """determinism: flaky oracles."""
 
 import torch
-
-from harness.checks.property import Playing, Property, Violation
-from harness.explain.of_runs.playings import playing_cause
-from harness.lockstep.bits import any_set, bits, unequal
-from subjects.protocol import Offer
+from paritybit.harness.checks.property import Playing, Property, Violation
+from paritybit.harness.explain.of_runs.playings import playing_cause
+from paritybit.harness.lockstep.bits import any_set, bits, unequal
+from paritybit.subjects.protocol import Offer
 
 ID = "determinism"
 

@@ -1,10 +1,9 @@
 """token_trajectory: the end-to-end symptom."""
 
 import torch
-
-from harness.checks.property import Playing, Property, Violation
-from harness.lockstep.bits import first_index
-from subjects.protocol import Offer
+from paritybit.harness.checks.property import Playing, Property, Violation
+from paritybit.harness.lockstep.bits import first_index
+from paritybit.subjects.protocol import Offer
 
 ID = "token_trajectory"
 

@@ -3,21 +3,20 @@
 from dataclasses import dataclass
 
 import torch
+from paritybit.harness.checks.differences import first_output_difference
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.explain.facts import Cause
+from paritybit.harness.explain.of_runs.batchings import bucket_cause, reordered_cause
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.lockstep.bits import cloned, outputs_differ
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.lockstep.tracebacks import subject_runs
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Output
+from paritybit.subjects.protocol import Offer
 from torch import Tensor
-
-from harness.checks.differences import first_output_difference
-from harness.checks.property import Description, Property
-from harness.explain.facts import Cause
-from harness.explain.of_runs.batchings import bucket_cause, reordered_cause
-from harness.explain.recorded import RecordedForward
-from harness.lockstep.bits import cloned, outputs_differ
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from harness.lockstep.tracebacks import subject_runs
-from reference.batch import ForwardBatch, Mode
-from reference.model import Output
-from subjects.protocol import Offer
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """captured_path: vacuous passes, and a graph that is not its location scheme's."""
 
-from harness.checks.property import Description, Property
-from harness.explain.build_faults import off_path_cause
-from harness.lockstep.observation import Observation
-from subjects.protocol import Offer, ReplayFacts
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.explain.build_faults import off_path_cause
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.subjects.protocol import Offer, ReplayFacts
 
 
 def path_breaches(observation: Observation) -> list[str]:

@@ -1,24 +1,23 @@
 """frozen_kv: a stray write of a draft that only reads."""
 
 import torch
-from torch import Tensor
-
-from harness.checks.differences import PLACE_NAMES, Sections
-from harness.checks.property import Description, Property
-from harness.checks.twins import (
+from paritybit.harness.checks.differences import PLACE_NAMES, Sections
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.checks.twins import (
     WORLDS,
     changed_beside,
     changed_reserved,
     first_slot_outside,
     twins_wrote_outside,
 )
-from harness.explain.cause import diverged_cause
-from harness.lockstep.bits import any_set, first_index, unequal
-from harness.lockstep.observation import Observation, Snapshot
-from harness.lockstep.scale.kept import Arena, Compared
-from reference.batch import Mode
-from reference.state_pool import Section
-from subjects.protocol import Offer
+from paritybit.harness.explain.cause import diverged_cause
+from paritybit.harness.lockstep.bits import any_set, first_index, unequal
+from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.harness.lockstep.scale.kept import Arena, Compared
+from paritybit.reference.batch import Mode
+from paritybit.reference.state_pool import Section
+from paritybit.subjects.protocol import Offer
+from torch import Tensor
 
 
 def frozen_changes(observation: Observation, world: Snapshot) -> Tensor:

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from harness.checks.device.flags import Flag, outputs_unequal
-from harness.checks.differences import first_output_difference
-from harness.checks.property import Description, Property
-from harness.explain.cause import history_cause
-from harness.lockstep.bits import cloned
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from reference.model import Output
-from subjects.protocol import Offer, Reads
+from paritybit.harness.checks.device.flags import Flag, outputs_unequal
+from paritybit.harness.checks.differences import first_output_difference
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.explain.cause import history_cause
+from paritybit.harness.lockstep.bits import cloned
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.reference.model import Output
+from paritybit.subjects.protocol import Offer, Reads
 
 
 @dataclass(frozen=True)

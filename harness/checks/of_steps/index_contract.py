@@ -1,9 +1,9 @@
 """index_contract: an index dtype that drifted, a static buffer that moved."""
 
-from harness.checks.property import Description, Property
-from harness.explain.build_faults import dtype_cause
-from harness.lockstep.observation import Observation
-from subjects.protocol import BufferFacts, Offer, ReplayFacts
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.explain.build_faults import dtype_cause
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.subjects.protocol import BufferFacts, Offer, ReplayFacts
 
 
 def contract_breaches(facts: ReplayFacts) -> list[str]:

@@ -1,15 +1,15 @@
 """kv_parity: silent corruption that no logit shows yet."""
 
-from harness.checks.device import launches
-from harness.checks.device.flags import Flag
-from harness.checks.device.storages import storages_differ
-from harness.checks.differences import describe_slot, first_kv_difference, owner_at
-from harness.checks.property import Description, Property
-from harness.checks.twins import first_twin_difference, twins_differ
-from harness.explain.cause import diverged_cause
-from harness.lockstep.bits import any_set, unequal
-from harness.lockstep.observation import Observation
-from subjects.protocol import Offer
+from paritybit.harness.checks.device import launches
+from paritybit.harness.checks.device.flags import Flag
+from paritybit.harness.checks.device.storages import storages_differ
+from paritybit.harness.checks.differences import describe_slot, first_kv_difference, owner_at
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.checks.twins import first_twin_difference, twins_differ
+from paritybit.harness.explain.cause import diverged_cause
+from paritybit.harness.lockstep.bits import any_set, unequal
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> Flag:

@@ -6,12 +6,10 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-
-from harness.checks.device.flags import Flag
-from harness.checks.device.unequal import Unequal, as_dtype
-from harness.checks.property import Description, Property
-from harness.checks.static_inputs import (
+from paritybit.harness.checks.device.flags import Flag
+from paritybit.harness.checks.device.unequal import Unequal, as_dtype
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.checks.static_inputs import (
     INPUTS,
     METADATA,
     OUTPUTS,
@@ -19,13 +17,14 @@ from harness.checks.static_inputs import (
     Expected,
     ExpectedInputs,
 )
-from harness.explain.facts import Cause
-from harness.explain.origins.given import cell_of_element, given_element, kept_value
-from harness.explain.recorded import RecordedForward
-from harness.lockstep.bits import bits
-from harness.lockstep.observation import Observation
-from reference.config import Role
-from subjects.protocol import Offer, Replay
+from paritybit.harness.explain.facts import Cause
+from paritybit.harness.explain.origins.given import cell_of_element, given_element, kept_value
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.reference.config import Role
+from paritybit.subjects.protocol import Offer, Replay
+from torch import Tensor
 
 LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
 """Static inputs of which runners have different dtypes."""

@@ -1,9 +1,9 @@
 """log_hygiene: a warning although every value is right, and the warning deleted as its cure."""
 
-from harness.checks.property import Description, Property
-from harness.explain.build_faults import warning_site
-from harness.lockstep.observation import Observation
-from subjects.protocol import Offer
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.explain.build_faults import warning_site
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> bool:

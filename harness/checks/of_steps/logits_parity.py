@@ -1,11 +1,11 @@
 """logits_parity: what a user would notice."""
 
-from harness.checks.device.flags import Flag, outputs_unequal
-from harness.checks.differences import first_output_difference
-from harness.checks.property import Description, Property
-from harness.explain.cause import diverged_cause
-from harness.lockstep.observation import Observation
-from subjects.protocol import Offer
+from paritybit.harness.checks.device.flags import Flag, outputs_unequal
+from paritybit.harness.checks.differences import first_output_difference
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.explain.cause import diverged_cause
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> Flag:

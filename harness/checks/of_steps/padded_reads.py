@@ -5,17 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.lockstep.bits import any_set, cloned, first_index
+from paritybit.harness.lockstep.noise import Noise
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.lockstep.scale.kept import Rows, Twins
+from paritybit.reference.model import Output
+from paritybit.subjects.protocol import Offer
 from torch import Tensor
-
-from harness.checks.property import Description, Property
-from harness.lockstep.bits import any_set, cloned, first_index
-from harness.lockstep.noise import Noise
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from harness.lockstep.scale.kept import Rows, Twins
-from reference.model import Output
-from subjects.protocol import Offer
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,31 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from harness.checks.differences import (
+from paritybit.harness.checks.differences import (
     PLACE_NAMES,
     describe_slot,
     first_kv_difference,
     first_output_difference,
     owner_at,
 )
-from harness.checks.property import Description, Property
-from harness.lockstep.bits import any_set, bits, cloned, first_index, outputs_differ, unequal
-from harness.lockstep.noise import Noise
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from harness.lockstep.scale.kept import Rows, Twins
-from harness.lockstep.tracebacks import subject_runs
-from reference.model import Output
-from subjects.protocol import Offer
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.lockstep.bits import (
+    any_set,
+    bits,
+    cloned,
+    first_index,
+    outputs_differ,
+    unequal,
+)
+from paritybit.harness.lockstep.noise import Noise
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.lockstep.scale.kept import Rows, Twins
+from paritybit.harness.lockstep.tracebacks import subject_runs
+from paritybit.reference.model import Output
+from paritybit.subjects.protocol import Offer
+from torch import Tensor
 
 
 @dataclass(frozen=True)

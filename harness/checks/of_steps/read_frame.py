@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-
-from harness.checks.counted_reads import (
+from paritybit.harness.checks.counted_reads import (
     AS_OFTEN,
     Block,
     Columns,
@@ -20,19 +19,19 @@ from harness.checks.counted_reads import (
     keys_of,
     width_of,
 )
-from harness.checks.device import launches
-from harness.checks.device.flags import Flag
-from harness.checks.device.host_arrays import Numbers, on_device
-from harness.checks.property import Description, Property
-from harness.explain.facts import Cause
-from harness.explain.lists import listed_cause
-from harness.explain.recorded import RecordedForward
-from harness.lockstep.bits import any_set
-from harness.lockstep.observation import Observation
-from reference.allocator import Owner
-from reference.batch import Mode, Span
-from reference.config import SPECULATION, Kind, Role
-from subjects.protocol import KeyLists, Offer
+from paritybit.harness.checks.device import launches
+from paritybit.harness.checks.device.flags import Flag
+from paritybit.harness.checks.device.host_arrays import Numbers, on_device
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.explain.facts import Cause
+from paritybit.harness.explain.lists import listed_cause
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.lockstep.bits import any_set
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.reference.allocator import Owner
+from paritybit.reference.batch import Mode, Span
+from paritybit.reference.config import SPECULATION, Kind, Role
+from paritybit.subjects.protocol import KeyLists, Offer
 
 
 def columns_read(mode: Mode, span: Span, window: int | None) -> Iterable[Slots | slice]:

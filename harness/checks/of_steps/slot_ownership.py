@@ -10,21 +10,20 @@ from operator import attrgetter
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from paritybit.harness.checks.device import launches
+from paritybit.harness.checks.device.flags import Flag
+from paritybit.harness.checks.device.host_arrays import Numbers, on_device
+from paritybit.harness.checks.property import Description, EndOfStep, Property
+from paritybit.harness.explain.facts import Cause, Holding, Situation
+from paritybit.harness.lockstep.bits import any_set
+from paritybit.harness.lockstep.observation import Observation, StepEnd
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.allocator import Numbers as AllNumbers
+from paritybit.reference.allocator import Owner, Ownership
+from paritybit.reference.pool import PoolSizes
+from paritybit.subjects.protocol import Offer
 from torch import Tensor
-
-from harness.checks.device import launches
-from harness.checks.device.flags import Flag
-from harness.checks.device.host_arrays import Numbers, on_device
-from harness.checks.property import Description, EndOfStep, Property
-from harness.explain.facts import Cause, Holding, Situation
-from harness.lockstep.bits import any_set
-from harness.lockstep.observation import Observation, StepEnd
-from harness.lockstep.pair import Pair
-from harness.schedules.schedule import Schedule
-from reference.allocator import Numbers as AllNumbers
-from reference.allocator import Owner, Ownership
-from reference.pool import PoolSizes
-from subjects.protocol import Offer
 
 RIGHT, ALSO, KNOWN = range(3)
 """Of each cell of the tables: what it must hold, what it may hold as well, if that is known."""

@@ -1,27 +1,26 @@
 """write_frame: stray writes into slots that nobody reads today, or that both worlds hit alike."""
 
 import torch
-from torch import Tensor
-
-from harness.checks.device import launches
-from harness.checks.device.flags import Flag
-from harness.checks.device.storages import strayed
-from harness.checks.differences import PLACE_NAMES, Sections
-from harness.checks.property import Description, Property
-from harness.checks.twins import (
+from paritybit.harness.checks.device import launches
+from paritybit.harness.checks.device.flags import Flag
+from paritybit.harness.checks.device.storages import strayed
+from paritybit.harness.checks.differences import PLACE_NAMES, Sections
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.checks.twins import (
     WORLDS,
     changed_beside,
     first_slot_outside,
     twins_wrote_outside,
 )
-from harness.explain.cause import diverged_cause
-from harness.lockstep.bits import any_set, first_index, unequal
-from harness.lockstep.observation import Observation, Snapshot
-from harness.lockstep.scale.kept import Compared
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind, Role
-from reference.state_pool import Section
-from subjects.protocol import Offer
+from paritybit.harness.explain.cause import diverged_cause
+from paritybit.harness.lockstep.bits import any_set, first_index, unequal
+from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.harness.lockstep.scale.kept import Compared
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.state_pool import Section
+from paritybit.subjects.protocol import Offer
+from torch import Tensor
 
 
 def writes_outside_frame(observation: Observation, world: Snapshot) -> Tensor:

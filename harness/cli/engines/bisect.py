@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.cli.engines.trial import case_here
+from paritybit.harness.cli.exit_codes import FINDING, OK
+from paritybit.harness.engines import fetch as engines
+from paritybit.harness.engines.localise import Leftovers
+from paritybit.harness.engines.playlist import Kind
+from paritybit.harness.engines.trial import case_leg, run_legs
+from paritybit.harness.errors import CannotRunError, MalformedError, known
+from paritybit.harness.machine.workers import ONE
 from rich.console import Console
-
-from harness.checks.table import PROPERTIES
-from harness.cli.engines.trial import case_here
-from harness.cli.exit_codes import FINDING, OK
-from harness.engines import fetch as engines
-from harness.engines.localise import Leftovers
-from harness.engines.playlist import Kind
-from harness.engines.trial import case_leg, run_legs
-from harness.errors import CannotRunError, MalformedError, known
-from harness.machine.workers import ONE
 
 
 def bisect_engine(data: Any, options: argparse.Namespace) -> int:

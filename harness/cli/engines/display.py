@@ -4,15 +4,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paritybit.harness.cli.engines.matrix import Walked, cells, runners_of
+from paritybit.harness.engines.adapters.packages import SGLANG, Package
+from paritybit.harness.engines.faults import Verdict
+from paritybit.harness.engines.progress import Played, TimeLeft
+from paritybit.harness.engines.worker import LegAnswer
+from paritybit.reports.verdicts import of_faults
 from rich.console import Console
 from rich.table import Table
-
-from harness.cli.engines.matrix import Walked, cells, runners_of
-from harness.engines.adapters.packages import SGLANG, Package
-from harness.engines.faults import Verdict
-from harness.engines.progress import Played, TimeLeft
-from harness.engines.worker import LegAnswer
-from reports.verdicts import of_faults
 
 MARKS = {Verdict.PRESENT: "● present", Verdict.ABSENT: "○ absent", Verdict.UNDECIDED: "? undecided"}
 

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.engines.adapters.packages import SGLANG, Package
-from harness.engines.adapters.table import ADAPTERS
-from harness.records.files import write_whole
-from harness.records.record import device_name
+from paritybit.harness.engines.adapters.packages import SGLANG, Package
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.record import device_name
 
 Walked = Sequence[tuple[str, Mapping[str, Any] | str]]
 """Releases in order, each with the record of its trial, or why there is none."""

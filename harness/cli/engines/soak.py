@@ -6,25 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paritybit.harness.cli.engines.display import Telling
+from paritybit.harness.cli.engines.trial import EXIT_CODES, replay_of
+from paritybit.harness.cli.exit_codes import INTERRUPTED
+from paritybit.harness.cli.folders import shown
+from paritybit.harness.cli.spreading import print_run_again
+from paritybit.harness.engines import fetch as engines
+from paritybit.harness.engines.campaigns.soak import Soaked, cases_of, figures, soak
+from paritybit.harness.engines.trial import Settings
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.lockstep.config import resolve_device
+from paritybit.harness.lockstep.tracebacks import without_paths
+from paritybit.harness.machine.stopping import heard_at_the_end
+from paritybit.harness.machine.workers import workers_for
+from paritybit.harness.records import record as run_record
+from paritybit.harness.records.record import device_name
+from paritybit.reports.texts import or_dash
 from rich.console import Console
 from rich.table import Table
-
-from harness.cli.engines.display import Telling
-from harness.cli.engines.trial import EXIT_CODES, replay_of
-from harness.cli.exit_codes import INTERRUPTED
-from harness.cli.folders import shown
-from harness.cli.spreading import print_run_again
-from harness.engines import fetch as engines
-from harness.engines.campaigns.soak import Soaked, cases_of, figures, soak
-from harness.engines.trial import Settings
-from harness.errors import MalformedError
-from harness.lockstep.config import resolve_device
-from harness.lockstep.tracebacks import without_paths
-from harness.machine.stopping import heard_at_the_end
-from harness.machine.workers import workers_for
-from harness.records import record as run_record
-from harness.records.record import device_name
-from reports.texts import or_dash
 
 STEPS = 1000
 """Steps of each runner, if nothing else is asked for."""

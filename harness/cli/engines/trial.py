@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from harness.cli.engines.display import (
+from paritybit.harness.cli.engines.display import (
     Telling,
     changes,
     fault_table,
@@ -19,30 +17,31 @@ from harness.cli.engines.display import (
     release_table,
     runner_table,
 )
-from harness.cli.engines.matrix import write_matrix
-from harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
-from harness.cli.folders import run_folder, shown, swap_link
-from harness.cli.pages import previous_of, print_previous
-from harness.cli.spreading import print_run_again
-from harness.cli.words.values import EVERY, NEWEST
-from harness.engines import fetch as engines
-from harness.engines import record as engine_record
-from harness.engines.adapters.packages import PACKAGES, SGLANG, Package
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.case import EngineCase, cases_of, engine_case_of
-from harness.engines.explained.record import read, recorded
-from harness.engines.faults import Verdict
-from harness.engines.playlist import EXAMPLES
-from harness.engines.trial import Answer, Settings, play_case, to_json, try_all
-from harness.errors import CannotRunError, MalformedError, cut
-from harness.lockstep.config import resolve_device
-from harness.machine.stopping import heard_at_the_end
-from harness.machine.workers import workers_for
-from harness.records.files import write_whole
-from harness.records.record import device_name, require_writable
-from harness.records.schema import EngineCounterexample
-from reports.compared.previous import Previous
-from reports.engine_page import render
+from paritybit.harness.cli.engines.matrix import write_matrix
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
+from paritybit.harness.cli.folders import run_folder, shown, swap_link
+from paritybit.harness.cli.pages import previous_of, print_previous
+from paritybit.harness.cli.spreading import print_run_again
+from paritybit.harness.cli.words.values import EVERY, NEWEST
+from paritybit.harness.engines import fetch as engines
+from paritybit.harness.engines import record as engine_record
+from paritybit.harness.engines.adapters.packages import PACKAGES, SGLANG, Package
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.case import EngineCase, cases_of, engine_case_of
+from paritybit.harness.engines.explained.record import read, recorded
+from paritybit.harness.engines.faults import Verdict
+from paritybit.harness.engines.playlist import EXAMPLES
+from paritybit.harness.engines.trial import Answer, Settings, play_case, to_json, try_all
+from paritybit.harness.errors import CannotRunError, MalformedError, cut
+from paritybit.harness.lockstep.config import resolve_device
+from paritybit.harness.machine.stopping import heard_at_the_end
+from paritybit.harness.machine.workers import workers_for
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.record import device_name, require_writable
+from paritybit.harness.records.schema import EngineCounterexample
+from paritybit.reports.compared.previous import Previous
+from paritybit.reports.engine_page import render
+from rich.console import Console
 
 EXIT_CODES = {Verdict.ABSENT: OK, Verdict.PRESENT: FINDING, Verdict.UNDECIDED: CANNOT_RUN}
 

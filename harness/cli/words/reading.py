@@ -3,8 +3,8 @@
 import argparse
 from typing import Any, NoReturn
 
-from harness.cli.words.values import counts, names
-from harness.errors import MalformedError, cut, known, meant
+from paritybit.harness.cli.words.values import counts, names
+from paritybit.harness.errors import MalformedError, cut, known, meant
 
 
 class Together(argparse.Action):

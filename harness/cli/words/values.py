@@ -4,7 +4,7 @@ import argparse
 import re
 from pathlib import Path
 
-from harness.errors import quoted
+from paritybit.harness.errors import quoted
 
 NEWEST, EVERY = "newest", "all"
 """What stands for the newest release, and for every release."""

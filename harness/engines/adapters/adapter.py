@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
-from harness.checks.play import Lockstep
-from harness.engines.faults import Fault
-from harness.engines.playlist import Kind, Runner
-from harness.lockstep.config import DEVICES, TrialConfig
-from harness.lockstep.pair import Engines, Pair
-from reference.allocator import Owner
-from reference.config import SPECULATION
-from subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS, OthersEngine
-from subjects.engines.shared.loading import Engine
-from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.world import Known, World
-from subjects.protocol import Offer
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.engines.faults import Fault
+from paritybit.harness.engines.playlist import Kind, Runner
+from paritybit.harness.lockstep.config import DEVICES, TrialConfig
+from paritybit.harness.lockstep.pair import Engines, Pair
+from paritybit.reference.allocator import Owner
+from paritybit.reference.config import SPECULATION
+from paritybit.subjects.engines.shared.engine import OWN_EAGER, OWN_KERNELS, OthersEngine
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.world import Known, World
+from paritybit.subjects.protocol import Offer
 
 
 class Adapter(Protocol):

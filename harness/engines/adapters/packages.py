@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from subjects.engines import sglang, vllm
+from paritybit.subjects.engines import sglang, vllm
 
 DEPENDENCIES = "dependencies"
 

@@ -6,37 +6,40 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-
-from harness.checks.play import Lockstep
-from harness.engines.adapters.adapter import EnginesOf, PairsByEngines, world_of
-from harness.engines.faults import FAULTS, Fault
-from harness.engines.playlist import RUNNERS, Kind, Runner, trial_of
-from harness.lockstep.config import DTYPES, TrialConfig
-from harness.lockstep.pair import Engines, Pair
-from reference.batch import Mode
-from reference.config import PRESETS, SPECULATION, full_draft_config
-from reference.model import Model
-from reference.state_pool import StatePool
-from subjects.engines.sglang import PACKAGE
-from subjects.engines.sglang.draft_engine import DraftingEngine
-from subjects.engines.sglang.engine import NO_TRACKING, ReplayingEngine
-from subjects.engines.sglang.host.host import Host, server_arguments
-from subjects.engines.sglang.host.loading import load_sglang
-from subjects.engines.sglang.host.settings import DECLARED
-from subjects.engines.sglang.memory.mirror import Mirror
-from subjects.engines.sglang.memory.pool import SglangPool
-from subjects.engines.sglang.model.attention import UnplannedError
-from subjects.engines.sglang.runners.decode import CpuGraphRunner, DecodeRunner, ReplayingRunner
-from subjects.engines.sglang.runners.draft_extend import EagleDraftExtendRunner
-from subjects.engines.sglang.runners.drafting import DraftingRunner
-from subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
-from subjects.engines.sglang.runners.frozen_draft import FrozenKvMtpRunner
-from subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRunner
-from subjects.engines.sglang.runners.verify import TargetVerifyRunner
-from subjects.engines.sglang.scheduling.batches import SglangBatches, reserves_for_drafts
-from subjects.engines.shared import graphs, interpreter
-from subjects.engines.shared.graphs import Replays
-from subjects.engines.shared.loading import Engine, message
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.engines.adapters.adapter import EnginesOf, PairsByEngines, world_of
+from paritybit.harness.engines.faults import FAULTS, Fault
+from paritybit.harness.engines.playlist import RUNNERS, Kind, Runner, trial_of
+from paritybit.harness.lockstep.config import DTYPES, TrialConfig
+from paritybit.harness.lockstep.pair import Engines, Pair
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS, SPECULATION, full_draft_config
+from paritybit.reference.model import Model
+from paritybit.reference.state_pool import StatePool
+from paritybit.subjects.engines.sglang import PACKAGE
+from paritybit.subjects.engines.sglang.draft_engine import DraftingEngine
+from paritybit.subjects.engines.sglang.engine import NO_TRACKING, ReplayingEngine
+from paritybit.subjects.engines.sglang.host.host import Host, server_arguments
+from paritybit.subjects.engines.sglang.host.loading import load_sglang
+from paritybit.subjects.engines.sglang.host.settings import DECLARED
+from paritybit.subjects.engines.sglang.memory.mirror import Mirror
+from paritybit.subjects.engines.sglang.memory.pool import SglangPool
+from paritybit.subjects.engines.sglang.model.attention import UnplannedError
+from paritybit.subjects.engines.sglang.runners.decode import (
+    CpuGraphRunner,
+    DecodeRunner,
+    ReplayingRunner,
+)
+from paritybit.subjects.engines.sglang.runners.draft_extend import EagleDraftExtendRunner
+from paritybit.subjects.engines.sglang.runners.drafting import DraftingRunner
+from paritybit.subjects.engines.sglang.runners.eagle_draft import EagleDraftRunner
+from paritybit.subjects.engines.sglang.runners.frozen_draft import FrozenKvMtpRunner
+from paritybit.subjects.engines.sglang.runners.prefill import BreakableRunner, PiecewiseRunner
+from paritybit.subjects.engines.sglang.runners.verify import TargetVerifyRunner
+from paritybit.subjects.engines.sglang.scheduling.batches import SglangBatches, reserves_for_drafts
+from paritybit.subjects.engines.shared import graphs, interpreter
+from paritybit.subjects.engines.shared.graphs import Replays
+from paritybit.subjects.engines.shared.loading import Engine, message
 
 REPLAYING: Mapping[str, type[ReplayingRunner]] = {
     runner.name: runner

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from harness.engines.adapters.adapter import Adapter
-from harness.engines.adapters.sglang import SglangAdapter
-from harness.engines.adapters.vllm import VllmAdapter
+from paritybit.harness.engines.adapters.adapter import Adapter
+from paritybit.harness.engines.adapters.sglang import SglangAdapter
+from paritybit.harness.engines.adapters.vllm import VllmAdapter
 
 ALL: tuple[Adapter, ...] = (SglangAdapter(), VllmAdapter())
 

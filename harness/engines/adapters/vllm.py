@@ -3,23 +3,23 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.engines.adapters.adapter import EnginesOf, PairsByEngines, world_of
-from harness.engines.adapters.packages import VLLM
-from harness.engines.adapters.vllm_faults import FAULTS
-from harness.engines.faults import Fault
-from harness.engines.playlist import EAGERLY_TOO, EVERY_WAY, Kind, Runner
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.pair import Engines, Pair
-from reference.config import Role
-from subjects.engines.shared.loading import Engine
-from subjects.engines.vllm.drafter import DraftingRunner
-from subjects.engines.vllm.engine import DraftingEngine, VllmEngine
-from subjects.engines.vllm.loading import load_vllm
-from subjects.engines.vllm.pieces import BreakableRunner, PiecewiseRunner
-from subjects.engines.vllm.requests import VllmRequests
-from subjects.engines.vllm.runner import VllmRunner
-from subjects.engines.vllm.settings import BLOCK, DECLARED
-from subjects.runners import RUNNERS as OURS
+from paritybit.harness.engines.adapters.adapter import EnginesOf, PairsByEngines, world_of
+from paritybit.harness.engines.adapters.packages import VLLM
+from paritybit.harness.engines.adapters.vllm_faults import FAULTS
+from paritybit.harness.engines.faults import Fault
+from paritybit.harness.engines.playlist import EAGERLY_TOO, EVERY_WAY, Kind, Runner
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import Engines, Pair
+from paritybit.reference.config import Role
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.vllm.drafter import DraftingRunner
+from paritybit.subjects.engines.vllm.engine import DraftingEngine, VllmEngine
+from paritybit.subjects.engines.vllm.loading import load_vllm
+from paritybit.subjects.engines.vllm.pieces import BreakableRunner, PiecewiseRunner
+from paritybit.subjects.engines.vllm.requests import VllmRequests
+from paritybit.subjects.engines.vllm.runner import VllmRunner
+from paritybit.subjects.engines.vllm.settings import BLOCK, DECLARED
+from paritybit.subjects.runners import RUNNERS as OURS
 
 PAGES = 24
 """Pages of either sub-pool of the world: those of the longest requests, one a row."""

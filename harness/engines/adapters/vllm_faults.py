@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from harness.engines import evidence
-from harness.engines.faults import OF_CONTENTS, Fault
+from paritybit.harness.engines import evidence
+from paritybit.harness.engines.faults import OF_CONTENTS, Fault
 
 FAULTS: Mapping[str, Fault] = {
     "slot_tail": Fault(

@@ -12,15 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.checks.table import STEP_PROPERTIES
-from harness.engines.adapters.table import ADAPTERS
-from harness.engines.case import EngineCase
-from harness.engines.faults import Verdict
-from harness.engines.fetch import Found
-from harness.engines.playlist import Kind
-from harness.engines.trial import Answer, Follower, Ran, Settings, leg_of, planned, run_legs
-from harness.engines.worker import LegAnswer, LegTask
-from harness.records.case import Case
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.engines.adapters.table import ADAPTERS
+from paritybit.harness.engines.case import EngineCase
+from paritybit.harness.engines.faults import Verdict
+from paritybit.harness.engines.fetch import Found
+from paritybit.harness.engines.playlist import Kind
+from paritybit.harness.engines.trial import (
+    Answer,
+    Follower,
+    Ran,
+    Settings,
+    leg_of,
+    planned,
+    run_legs,
+)
+from paritybit.harness.engines.worker import LegAnswer, LegTask
+from paritybit.harness.records.case import Case
 
 PIECE_STEPS = 150
 """Steps of one piece at most: a minute or two. Every model of a runner has a piece at least."""

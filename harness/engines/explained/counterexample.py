@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor
-
-from harness.checks.play import Lockstep
-from harness.engines.explained.inputs import InputLedger
-from harness.explain.facts import (
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.engines.explained.inputs import InputLedger
+from paritybit.harness.explain.facts import (
     Cause,
     Explanation,
     GivenValue,
@@ -18,17 +16,18 @@ from harness.explain.facts import (
     SlotMap,
     TimelineEntry,
 )
-from harness.explain.pictures import Stored, slot_maps
-from harness.explain.proof import prove
-from harness.explain.timeline import timeline_entry
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.records.case import Case
-from harness.schedules.schedule import Step
-from reference.batch import Mode
-from reference.config import Role
-from subjects.engines.shared.engine import TriedEngine
-from subjects.runners import RUNNERS
+from paritybit.harness.explain.pictures import Stored, slot_maps
+from paritybit.harness.explain.proof import prove
+from paritybit.harness.explain.timeline import timeline_entry
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.records.case import Case
+from paritybit.harness.schedules.schedule import Step
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Role
+from paritybit.subjects.engines.shared.engine import TriedEngine
+from paritybit.subjects.runners import RUNNERS
+from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from paritybit.harness.checks.of_steps.live_inputs import batch_axis
+from paritybit.harness.engines.statics import given
+from paritybit.harness.explain.facts import CAPTURE, How, StaticInputRow, Writer
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.reference.batch import ForwardBatch
 from torch import Tensor
-
-from harness.checks.of_steps.live_inputs import batch_axis
-from harness.engines.statics import given
-from harness.explain.facts import CAPTURE, How, StaticInputRow, Writer
-from harness.lockstep.observation import Observation
-from reference.batch import ForwardBatch
 
 SECTIONS = 3
 """Rows of a static input that holds a number of each section of a position."""

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.engines.case import EngineCase
-from harness.engines.explained.counterexample import Counterexample
-from harness.records import schema
-from harness.records.case import dump_json
-from harness.records.typed_json import from_json, to_json
+from paritybit.harness.engines.case import EngineCase
+from paritybit.harness.engines.explained.counterexample import Counterexample
+from paritybit.harness.records import schema
+from paritybit.harness.records.case import dump_json
+from paritybit.harness.records.typed_json import from_json, to_json
 
 
 def recorded(

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from paritybit.harness.explain.facts import FirstDifference
+from paritybit.harness.explain.first_difference import paired, results_of
+from paritybit.harness.explain.provenance import layers_by_address
+from paritybit.harness.lockstep.bits import bits, first_index, hex_bits
+from paritybit.reference.ops import OpCall
+from paritybit.reference.pool import KVPools
 from torch import Tensor
-
-from harness.explain.facts import FirstDifference
-from harness.explain.first_difference import paired, results_of
-from harness.explain.provenance import layers_by_address
-from harness.lockstep.bits import bits, first_index, hex_bits
-from reference.ops import OpCall
-from reference.pool import KVPools
 
 STORED = {"store_kv": ("K", "V"), "store_rows": ("value",)}
 """The tensors that ops which give nothing are handed, each last among its inputs."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from harness.explain.cause import shown_difference
-from harness.explain.facts import Cause
-from harness.explain.first_difference import Side, first_difference
-from harness.explain.of_runs.aligned import first_aligned
-from harness.explain.origins.tables import both
-from harness.explain.recorded import Calls, RecordedForward, calls_of
-from reference.batch import ForwardBatch
-from subjects.captured import CapturedEngine
+from paritybit.harness.explain.cause import shown_difference
+from paritybit.harness.explain.facts import Cause
+from paritybit.harness.explain.first_difference import Side, first_difference
+from paritybit.harness.explain.of_runs.aligned import first_aligned
+from paritybit.harness.explain.origins.tables import both
+from paritybit.harness.explain.recorded import Calls, RecordedForward, calls_of
+from paritybit.reference.batch import ForwardBatch
+from paritybit.subjects.captured import CapturedEngine
 
 
 def compared(words: str) -> tuple[str, ...]:

@@ -3,20 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paritybit.harness.explain.cause import list_fault
+from paritybit.harness.explain.facts import Cause, FirstDifference, ListFault, Situation
+from paritybit.harness.explain.first_difference import keys_of
+from paritybit.harness.explain.provenance import layers_by_address
+from paritybit.harness.explain.recorded import RecordedForward, record_forward
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.observation import Sample
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference import oracle
+from paritybit.reference.config import ModelConfig, Role
+from paritybit.reference.ops import OpCall
 from torch import Tensor
-
-from harness.explain.cause import list_fault
-from harness.explain.facts import Cause, FirstDifference, ListFault, Situation
-from harness.explain.first_difference import keys_of
-from harness.explain.provenance import layers_by_address
-from harness.explain.recorded import RecordedForward, record_forward
-from harness.lockstep.bits import bits
-from harness.lockstep.observation import Sample
-from harness.lockstep.pair import Pair
-from harness.schedules.schedule import Schedule
-from reference import oracle
-from reference.config import ModelConfig, Role
-from reference.ops import OpCall
 
 COMPARED = (
     "by the float64 oracle",

@@ -4,19 +4,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from paritybit.harness.explain.facts import Cause, GivenValue, Situation
+from paritybit.harness.explain.of_runs.aligned import GivenRows, Layered, live, rows_differ
+from paritybit.harness.explain.provenance import row_requests
+from paritybit.harness.explain.recorded import calls_of
+from paritybit.harness.lockstep.bits import bits, hex_bits
+from paritybit.harness.lockstep.pair import Pair, Recorder
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.ops import Ops
+from paritybit.reference.pool import KVPools
+from paritybit.subjects.captured import CapturedEngine
 from torch import Tensor
-
-from harness.explain.facts import Cause, GivenValue, Situation
-from harness.explain.of_runs.aligned import GivenRows, Layered, live, rows_differ
-from harness.explain.provenance import row_requests
-from harness.explain.recorded import calls_of
-from harness.lockstep.bits import bits, hex_bits
-from harness.lockstep.pair import Pair, Recorder
-from harness.lockstep.requests import PlannedStep
-from harness.schedules.schedule import Schedule
-from reference.ops import Ops
-from reference.pool import KVPools
-from subjects.captured import CapturedEngine
 
 
 def compared(world: str) -> tuple[str, ...]:

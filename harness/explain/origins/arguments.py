@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from paritybit.harness.explain.facts import BakedIn
+from paritybit.harness.explain.first_difference import ROWS_SECOND
+from paritybit.harness.explain.static_origin import element_at
+from paritybit.harness.lockstep.bits import bits, first_index
+from paritybit.reference.ops import OpCall, Ops
 from torch import Tensor
-
-from harness.explain.facts import BakedIn
-from harness.explain.first_difference import ROWS_SECOND
-from harness.explain.static_origin import element_at
-from harness.lockstep.bits import bits, first_index
-from reference.ops import OpCall, Ops
 
 INDICES = frozenset(
     {

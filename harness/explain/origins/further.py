@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from itertools import product
 
+from paritybit.harness.explain.facts import FirstDifference
+from paritybit.harness.explain.first_difference import paired, results_of
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.lockstep.bits import bits, first_index, hex_bits
 from torch import Tensor
-
-from harness.explain.facts import FirstDifference
-from harness.explain.first_difference import paired, results_of
-from harness.explain.recorded import RecordedForward
-from harness.lockstep.bits import bits, first_index, hex_bits
 
 
 def further_op(recorded: RecordedForward) -> FirstDifference | None:

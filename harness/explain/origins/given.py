@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from itertools import islice
 
 import torch
-from torch import Tensor
-
-from harness.explain.facts import GivenValue, KeptOutput, TableCell
-from harness.explain.first_difference import results_of
-from harness.explain.origins.arguments import WrongArgument, text_of
-from harness.explain.origins.outputs import kept_in_batch, kept_output
-from harness.explain.recorded import Element, RecordedForward, Run
-from harness.explain.static_origin import (
+from paritybit.harness.explain.facts import GivenValue, KeptOutput, TableCell
+from paritybit.harness.explain.first_difference import results_of
+from paritybit.harness.explain.origins.arguments import WrongArgument, text_of
+from paritybit.harness.explain.origins.outputs import kept_in_batch, kept_output
+from paritybit.harness.explain.recorded import Element, RecordedForward, Run
+from paritybit.harness.explain.static_origin import (
     MOST_CANDIDATES,
     Candidate,
     cell_to_blame,
@@ -22,8 +20,9 @@ from harness.explain.static_origin import (
     writer_of,
     written_as,
 )
-from harness.lockstep.bits import bits
-from reference.ops import OpCall
+from paritybit.harness.lockstep.bits import bits
+from paritybit.reference.ops import OpCall
+from torch import Tensor
 
 
 def kept_value(recorded: RecordedForward, argument: WrongArgument | None) -> KeptOutput | None:

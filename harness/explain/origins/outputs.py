@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from paritybit.harness.explain.facts import KeptOutput
+from paritybit.harness.lockstep.bits import bits
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.model import Output
+from paritybit.subjects.protocol import Replay
 from torch import Tensor
-
-from harness.explain.facts import KeptOutput
-from harness.lockstep.bits import bits
-from reference.batch import ForwardBatch
-from reference.model import Output
-from subjects.protocol import Replay
 
 
 @dataclass(frozen=True)

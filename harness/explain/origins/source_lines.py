@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.explain.facts import Cause, CodeSite, SourceLine
-from subjects.contracts import StaticInput, keep, reset
-from subjects.runners.base import GraphRunner
+from paritybit.harness.explain.facts import Cause, CodeSite, SourceLine
+from paritybit.subjects.contracts import StaticInput, keep, reset
+from paritybit.subjects.runners.base import GraphRunner
 
-ROOT = Path(__file__).parents[3]
+from paritybit.places import SOURCES
 
 ROWS = (StaticInput, keep, reset)
 """What a row of a contract is written with."""
@@ -82,7 +82,7 @@ def contract_row(runner: type[GraphRunner], name: str) -> SourceLine | None:
     for owner in inspect.getmro(runner):
         module = sys.modules[owner.__module__]
         path = getattr(module, "__file__", None)
-        if path is None or not Path(path).is_relative_to(ROOT):
+        if path is None or not Path(path).is_relative_to(SOURCES):
             continue
         for node in ast.walk(ast.parse(Path(path).read_text())):
             if isinstance(node, ast.Call) and _is_row(node, vars(module), name):
@@ -100,4 +100,4 @@ def _is_row(call: ast.Call, names: dict[str, Any], name: str) -> bool:
 def _shown(path: str) -> str:
     """Return the path of a source file below this tree, or the name of another."""
     file = Path(path).resolve()
-    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
+    return file.relative_to(SOURCES).as_posix() if file.is_relative_to(SOURCES) else file.name

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from paritybit.reference.pool import Tables
 from torch import Tensor
-
-from reference.pool import Tables
 
 TABLES = ("req_to_token", "full_to_swa_index_mapping")
 """The names of the index tables, in the order in which they are kept."""

@@ -9,9 +9,8 @@ import importlib
 from dataclasses import dataclass
 
 import torch
+from paritybit.harness.lockstep.bits import bits
 from torch import Tensor
-
-from harness.lockstep.bits import bits
 
 OUTSIDE, IN_FRAME, RESERVED = range(3)
 """Marks of slots: outside the frame, in it, and reserved, where nothing is compared."""
@@ -80,7 +79,7 @@ def compare(one: Tensor, other: Tensor, marks: Tensor) -> Difference:
 def compared_on_device(left: Tensor, right: Tensor, marks: Tensor, shape: torch.Size) -> Tensor:
     """Return what `Difference.found` is, by one launch."""
     # Imported late: importing Triton decides whether its interpreter is used.
-    kernel = importlib.import_module("harness.lockstep.scale.kernel")
+    kernel = importlib.import_module("paritybit.harness.lockstep.scale.kernel")
     found = torch.tensor([0, 0, NOWHERE, NOWHERE], device=left.device)
     left_words, right_words = in_words(left), in_words(right)
     if left_words.dtype != right_words.dtype:  # One of them alone begins within a word.

@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
-
-from harness.lockstep.bits import any_set, bits
-from harness.lockstep.scale.comparison import (
+from paritybit.harness.lockstep.bits import any_set, bits
+from paritybit.harness.lockstep.scale.comparison import (
     IN_FRAME,
     RESERVED,
     Difference,
     compare,
     digests,
 )
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind, Role
-from reference.pool import KVLayout, KVPools
-from reference.state_pool import Section
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.pool import KVLayout, KVPools
+from paritybit.reference.state_pool import Section
+from torch import Tensor
 
 Arena = tuple[Role, Kind]
 """Names a sub-pool of one model."""

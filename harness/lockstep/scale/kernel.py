@@ -8,8 +8,7 @@ What differs is looked at a second time, by elements.
 
 import triton
 import triton.language as tl
-
-from harness.lockstep.scale import comparison
+from paritybit.harness.lockstep.scale import comparison
 
 NOWHERE = tl.constexpr(comparison.NOWHERE)
 OUTSIDE = tl.constexpr(comparison.OUTSIDE)

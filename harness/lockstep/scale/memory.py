@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-
-from harness.errors import CannotRunError
-from harness.lockstep.config import DTYPES, TrialConfig
-from harness.machine.gpus import free_memory
-from reference.config import Shape, draft_config
-from reference.model import weight_elements
+from paritybit.harness.errors import CannotRunError
+from paritybit.harness.lockstep.config import DTYPES, TrialConfig
+from paritybit.harness.machine.gpus import free_memory
+from paritybit.reference.config import Shape, draft_config
+from paritybit.reference.model import weight_elements
 
 GIB = 2**30
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from harness.lockstep.config import TrialConfig
-from reference.config import Shape
-from subjects.toggles import LocationScheme
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.reference.config import Shape
+from paritybit.subjects.toggles import LocationScheme
 
 Turns = tuple[tuple[int, str], ...]
 """Page sizes and dtypes that trials take in turn."""

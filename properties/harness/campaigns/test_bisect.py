@@ -8,18 +8,18 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from paritybit.harness.campaigns.bisect import BugSet, ddmin, likeliest_runner, smallest, split
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case, load_case, write_case
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import broken_subject, common_scheme
+from paritybit.subjects.contracts import Policy
+from paritybit.subjects.toggles import LocationScheme
 
-from harness.__main__ import main
-from harness.campaigns.bisect import BugSet, ddmin, likeliest_runner, smallest, split
-from harness.checks.play import Lockstep
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case, load_case, write_case
+from paritybit.__main__ import main
 from properties.support.harness.command_line import FINDING, MALFORMED, OK
 from properties.support.places import CORPUS
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import broken_subject, common_scheme
-from subjects.contracts import Policy
-from subjects.toggles import LocationScheme
 
 PAIR = "loc_memo_warning.entry+before_window"
 SITES = ("loc_memo_warning.entry", "loc_memo_warning.before_window")
@@ -181,7 +181,7 @@ def test_what_fails_without_any_bug_is_explained_by_none(
 ) -> None:
     """A fault of the build itself: the sites are missing whatever is switched on."""
     broken = broken_subject([BUGS[PAIR]], "cpu_graph", LocationScheme.MEMO)
-    monkeypatch.setattr("subjects.bugs.switching.clean_subject", lambda *_: broken)
+    monkeypatch.setattr("paritybit.subjects.bugs.switching.clean_subject", lambda *_: broken)
     case = CORPUS / f"{PAIR}@cpu_graph.json"
     assert main(["bisect", "req_pool_pad", "--case", str(case)]) == FINDING
     assert "smallest set: none of them\n" in capsys.readouterr().out

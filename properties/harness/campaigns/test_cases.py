@@ -13,14 +13,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from harness.errors import LONGEST_VALUE, UnknownNameError
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.scheduler import Scheduler
-from harness.records.case import MOST_STEPS, VERSION, Case, dump_json, load_case, write_case
-from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
-from harness.schedules.generate import schedules
-from harness.schedules.schedule import (
+from paritybit.harness.errors import LONGEST_VALUE, UnknownNameError
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.records.case import (
+    MOST_STEPS,
+    VERSION,
+    Case,
+    dump_json,
+    load_case,
+    write_case,
+)
+from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
+from paritybit.harness.schedules.generate import schedules
+from paritybit.harness.schedules.schedule import (
     REPEAT_LIMIT,
     STEPS,
     Admit,
@@ -40,10 +46,11 @@ from harness.schedules.schedule import (
     from_json,
     to_json,
 )
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import draft_config
+from paritybit.reference.pool import KVPools, PoolSizes
+
 from properties.support.harness.wild_steps import CONFIG, LARGEST, WILD, WILD_STEPS, made_up
-from reference.batch import Mode
-from reference.config import draft_config
-from reference.pool import KVPools, PoolSizes
 
 Data = dict[str, Any]
 

@@ -8,21 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from paritybit.harness.campaigns.hunt import HuntResult
+from paritybit.harness.campaigns.task import Result, Status, Task, run_task
+from paritybit.harness.checks.expectations import affected_runners, detected_by
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.errors import headline
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case, load_case
+from paritybit.subjects.bugs.catalogue import BUGS, FIRST
 
-from harness.__main__ import main
-from harness.campaigns.hunt import HuntResult
-from harness.campaigns.task import Result, Status, Task, run_task
-from harness.checks.expectations import affected_runners, detected_by
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES
-from harness.errors import headline
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case, load_case
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
 from properties.support.harness.scripted import ERROR
 from properties.support.harness.shrunk_sizes import most_steps
 from properties.support.places import CORPUS
-from subjects.bugs.catalogue import BUGS, FIRST
 
 CASES = {path.stem: load_case(path) for path in sorted(CORPUS.glob("*.json"))}
 CLEAN = sorted({case.trial.clean for case in CASES.values()}, key=str)
@@ -77,7 +77,7 @@ def run_here(tasks: Sequence[Task], _: int, on_result: Callable[[Result], None])
 def test_the_corpus_is_made_again_for_the_bugs_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.campaigns.corpus.run_tasks", run_here)
+    monkeypatch.setattr("paritybit.harness.campaigns.corpus.run_tasks", run_here)
     words = ["corpus", "--bug", "loc_memo_warning@cpu_graph,loc_memo_capture@cpu_graph"]
     assert main([*words, "--workers", "1", "--out", str(tmp_path / "new")]) == OK
     assert "1 cases in " in capsys.readouterr().out
@@ -107,7 +107,7 @@ def test_a_bug_that_is_not_caught_is_no_case(
             error = ERROR if status is Status.FAILED else None
             on_result(Result(task, status, HuntResult(), None, 0, 0.0, error))
 
-    monkeypatch.setattr("harness.campaigns.corpus.run_tasks", end_badly)
+    monkeypatch.setattr("paritybit.harness.campaigns.corpus.run_tasks", end_badly)
     for code, error in ((CANNOT_RUN, ERROR), (FINDING, "")):
         assert main(["corpus", "--bug", "swa_pad@decode", "--out", str(tmp_path)]) == code
         captured = capsys.readouterr()

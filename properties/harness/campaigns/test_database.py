@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 from hypothesis.database import DirectoryBasedExampleDatabase
+from paritybit.harness.campaigns.hunt import hunt
+from paritybit.harness.campaigns.regress import RunConfig, clean_tasks, hunting_tasks
+from paritybit.harness.campaigns.spreading.database import KEY, Known, known, save
+from paritybit.harness.campaigns.task import Source
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case
+from paritybit.harness.schedules.buckets import SMALLEST
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 
-from harness.campaigns.hunt import hunt
-from harness.campaigns.regress import RunConfig, clean_tasks, hunting_tasks
-from harness.campaigns.spreading.database import KEY, Known, known, save
-from harness.campaigns.task import Source
-from harness.checks.play import Lockstep, Outcome
-from harness.errors import MalformedError
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case
-from harness.schedules.buckets import SMALLEST
-from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.harness.scripted import Scripted, clean, violating
 
 ONE = Schedule((Admit(1, 16), Decode((0,))))

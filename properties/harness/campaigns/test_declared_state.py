@@ -16,12 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from harness.__main__ import main
-from harness.campaigns import fresh
-from harness.campaigns.confirm import confirmed, ever_more
-from harness.campaigns.fresh import (
+from paritybit.harness.campaigns import fresh
+from paritybit.harness.campaigns.confirm import confirmed, ever_more
+from paritybit.harness.campaigns.fresh import (
     ON_DEVICE,
     FreshPlaying,
     PlayFresh,
@@ -29,16 +26,21 @@ from harness.campaigns.fresh import (
     built,
     play_fresh,
 )
-from harness.campaigns.hunt import HuntResult, PlayingFailedError, hunt
-from harness.campaigns.replay import Named, judged, lockstep_of
-from harness.campaigns.run_record import case_of
-from harness.campaigns.task import Source, Status, Task, run_task
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import STEP_PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case, load_case, write_case
-from harness.records.schema import STALLED
-from harness.schedules.schedule import Admit, Decode, Idle, Schedule
+from paritybit.harness.campaigns.hunt import HuntResult, PlayingFailedError, hunt
+from paritybit.harness.campaigns.replay import Named, judged, lockstep_of
+from paritybit.harness.campaigns.run_record import case_of
+from paritybit.harness.campaigns.task import Source, Status, Task, run_task
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case, load_case, write_case
+from paritybit.harness.records.schema import STALLED
+from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.runners import ONE_PER_ENGINE
+from torch import Tensor
+
+from paritybit.__main__ import main
 from properties.support.harness.planting import SCHEDULE, captured, shared
 from properties.support.harness.scripted import ERROR, clean, violating
 from properties.support.harness.undeclared import (
@@ -52,8 +54,6 @@ from properties.support.harness.undeclared import (
     of_a_module,
     of_a_runner,
 )
-from subjects.captured import CapturedEngine
-from subjects.runners import ONE_PER_ENGINE
 
 HARMLESS = TRIAL.with_bug("loc_memo_warning.entry")
 """A bug that affects no runner: whatever is found is of something else."""
@@ -321,7 +321,7 @@ NAMES = {
     "of_a_pool": "HybridKVPool",
     "of_a_runner": "CpuGraphRunner",
     "of_a_class": "CpuGraphRunner",
-    "of_a_module": "subjects.pool",
+    "of_a_module": "paritybit.subjects.pool",
 }
 
 

@@ -12,18 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from harness.campaigns.executor import Campaign, Ended, Waiting, execute
-from harness.errors import headline
-from harness.lockstep.tracebacks import (
+from paritybit.harness.campaigns.executor import Campaign, Ended, Waiting, execute
+from paritybit.harness.errors import headline
+from paritybit.harness.lockstep.tracebacks import (
     SubjectFailedError,
     subject_runs,
     traceback_of,
     without_absolute_paths,
 )
-from harness.machine.gpus import VISIBLE
-from harness.machine.workers import HERE, Workers
-from harness.records.record import environment
+from paritybit.harness.machine.gpus import VISIBLE
+from paritybit.harness.machine.workers import HERE, Workers
+from paritybit.harness.records.record import environment
+
 from properties.support.harness import executor_tasks
 from properties.support.harness.command_line import LONGEST, in_its_own_group
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run, shared

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-
-from harness.__main__ import main
-from harness.campaigns.history import (
+from paritybit.harness.campaigns.history import (
     CONSEQUENCES,
     DECODE,
     HISTORY,
@@ -22,19 +19,22 @@ from harness.campaigns.history import (
     play_history,
     watch,
 )
-from harness.campaigns.hunt import HuntResult
-from harness.checks.expectations import detected_by, unaffected_reason
-from harness.checks.table import STEP_PROPERTIES
-from harness.cli.display import history_table
-from harness.machine.workers import Workers
-from harness.records.case import of_format, read_json
-from harness.records.schema import VERSION
+from paritybit.harness.campaigns.hunt import HuntResult
+from paritybit.harness.checks.expectations import detected_by, unaffected_reason
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.cli.display import history_table
+from paritybit.harness.machine.workers import Workers
+from paritybit.harness.records.case import of_format, read_json
+from paritybit.harness.records.schema import VERSION
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.bugs.switching import lacking
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.toggles import LocationScheme
+from rich.console import Console
+
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK, kept_traceback
 from properties.support.harness.scripted import ERROR, Scripted, losing
-from subjects.bugs.catalogue import BUGS
-from subjects.bugs.switching import lacking
-from subjects.runners import RUNNERS
-from subjects.toggles import LocationScheme
 
 POINTS = {point.name: point for point in HISTORY}
 PAIRS = [
@@ -57,7 +57,7 @@ watched = cache(watch)
 @pytest.fixture(autouse=True)
 def watch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Play no trial twice."""
-    monkeypatch.setattr("harness.campaigns.history.watch", watched)
+    monkeypatch.setattr("paritybit.harness.campaigns.history.watch", watched)
 
 
 def test_the_points_follow_one_another_and_end_without_a_fault() -> None:
@@ -179,7 +179,7 @@ def test_what_is_not_as_the_table_says_is_named(
     message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hunt_result, sentence = ODD[message]
-    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
+    monkeypatch.setattr("paritybit.harness.campaigns.history.watch", lambda _: hunt_result)
     figures = play_history("cpu", Workers(1), [alone(POINTS["after 26152"], "decode")])
     assert figures["points"][0]["odd"] == [sentence]
     assert not figures["as_hoped"]
@@ -190,7 +190,7 @@ def test_a_consequence_may_be_red_where_its_cause_must_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hunt_result = seen(index_contract=9, kv_parity=9, **dict.fromkeys(CONSEQUENCES["kv_parity"], 1))
-    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: hunt_result)
+    monkeypatch.setattr("paritybit.harness.campaigns.history.watch", lambda _: hunt_result)
     figures = play_history("cpu", Workers(1), [alone(POINTS["after 24743"], "breakable")])
     assert figures["as_hoped"], figures["points"][0]["odd"]
 
@@ -208,7 +208,7 @@ def playing(history: Sequence[Point]) -> Callable[[str, Workers], dict[str, Any]
 def test_a_timeline_is_shown_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("harness.cli.measure.play_history", playing(short(HISTORY[-2:])))
+    monkeypatch.setattr("paritybit.harness.cli.measure.play_history", playing(short(HISTORY[-2:])))
     path = tmp_path / "timeline.json"
     words = ["timeline", "--device", "cpu", "--workers", "1", "--record", str(path)]
     assert main(words) == OK
@@ -226,7 +226,7 @@ def test_a_timeline_that_is_not_as_said_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = replace(alone(HISTORY[-1], "cpu_graph"), red={"log_hygiene": ["cpu_graph"]})
-    monkeypatch.setattr("harness.cli.measure.play_history", playing([wrong]))
+    monkeypatch.setattr("paritybit.harness.cli.measure.play_history", playing([wrong]))
     assert main(["timeline", "--device", "cpu", "--workers", "1"]) == FINDING
     message = capsys.readouterr().out
     assert "after 26292: cpu_graph: log_hygiene is not red" in message
@@ -248,8 +248,10 @@ def test_a_timeline_that_an_error_of_ours_ends_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its traceback is kept; a lost device, which a trial shows, is a finding of its own."""
-    monkeypatch.setattr("harness.cli.measure.play_history", playing(short(HISTORY[-1:])))
-    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: HuntResult(error=ERROR))
+    monkeypatch.setattr("paritybit.harness.cli.measure.play_history", playing(short(HISTORY[-1:])))
+    monkeypatch.setattr(
+        "paritybit.harness.campaigns.history.watch", lambda _: HuntResult(error=ERROR)
+    )
     assert main(["timeline", "--device", "cpu", "--workers", "1"]) == CANNOT_RUN
     captured = capsys.readouterr()
     assert "after 26292: cpu_graph: failed: ZeroDivisionError: of ours\n" in captured.out
@@ -258,5 +260,7 @@ def test_a_timeline_that_an_error_of_ours_ends_is_no_verdict(
 
 def test_a_lost_device_is_what_a_trial_showed(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = HISTORY[-1].trial("cpu_graph", "cpu")
-    monkeypatch.setattr("harness.campaigns.history.Lockstep", lambda *_: Scripted(trial, losing))
+    monkeypatch.setattr(
+        "paritybit.harness.campaigns.history.Lockstep", lambda *_: Scripted(trial, losing)
+    )
     assert watch(trial).violated == {"captured_path": 1}

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.campaigns import executor
+from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.campaigns.spreading import backends, journal
+from paritybit.harness.campaigns.spreading.backends import execute
+from paritybit.harness.campaigns.spreading.journal import HEAD, Journal, framed
+from paritybit.harness.errors import CannotRunError, MalformedError, headline
+from paritybit.harness.machine.workers import LOCAL, Workers
+from paritybit.harness.records.sources import digest
 
-from harness.campaigns import executor
-from harness.campaigns.executor import Ended
-from harness.campaigns.spreading import backends, journal
-from harness.campaigns.spreading.backends import execute
-from harness.campaigns.spreading.journal import HEAD, Journal, framed
-from harness.errors import CannotRunError, MalformedError, headline
-from harness.machine.workers import LOCAL, Workers
-from harness.records.sources import digest
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run
 
 

@@ -11,21 +11,30 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.campaigns import soak as soaking
+from paritybit.harness.campaigns.bench import workload
+from paritybit.harness.campaigns.executor import execute
+from paritybit.harness.campaigns.fresh import PlayFresh
+from paritybit.harness.campaigns.measuring import bandwidth, captures, sharing
+from paritybit.harness.campaigns.regress import one_size
+from paritybit.harness.campaigns.soak import (
+    CleanSteps,
+    Detections,
+    clean_steps,
+    hunt_by_seed,
+    trials,
+)
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.machine.workers import Workers
+from paritybit.harness.records.schema import VERSION
+from paritybit.harness.schedules.coverage import required_replays
+from paritybit.reference.config import PRESETS, Shape
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
-from harness.__main__ import main
-from harness.campaigns import soak as soaking
-from harness.campaigns.bench import workload
-from harness.campaigns.executor import execute
-from harness.campaigns.fresh import PlayFresh
-from harness.campaigns.measuring import bandwidth, captures, sharing
-from harness.campaigns.regress import one_size
-from harness.campaigns.soak import CleanSteps, Detections, clean_steps, hunt_by_seed, trials
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.machine.workers import Workers
-from harness.records.schema import VERSION
-from harness.schedules.coverage import required_replays
+from paritybit.__main__ import main
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -35,9 +44,6 @@ from properties.support.harness.command_line import (
     kept_traceback,
 )
 from properties.support.harness.scripted import ERROR, Script, Scripted, clean, losing, violating
-from reference.config import PRESETS, Shape
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 WHOLE_PIECE = soaking.EXAMPLES
 """Schedules of one piece of a soak, as no test sets them."""
@@ -318,7 +324,7 @@ def test_the_exit_code_of_a_soak_follows_from_its_figures(
     says, code = CODES[end]
     errors = [{"task": "a", "error": ERROR}] * 2 if code == CANNOT_RUN else []
     figures = {"interrupted": False, **says, "errors": errors, "message": "missed: swa_int64"}
-    monkeypatch.setattr("harness.cli.measure.soak", lambda *_: figures)
+    monkeypatch.setattr("paritybit.harness.cli.measure.soak", lambda *_: figures)
     path = tmp_path / "soak.json"
     assert main(["soak", "--device", "cpu", "--record", str(path)]) == code
     captured = capsys.readouterr()
@@ -336,9 +342,9 @@ def test_a_bench_records_its_figures(
     """
     ticks = itertools.count(0.0)
     clocks = SimpleNamespace(process_time=lambda: next(ticks), perf_counter=time.perf_counter)
-    monkeypatch.setattr("harness.campaigns.bench.time", clocks)
-    monkeypatch.setattr("harness.campaigns.bench.REPEATS", 1)
-    monkeypatch.setattr("harness.campaigns.bench.DECODES", 6)
+    monkeypatch.setattr("paritybit.harness.campaigns.bench.time", clocks)
+    monkeypatch.setattr("paritybit.harness.campaigns.bench.REPEATS", 1)
+    monkeypatch.setattr("paritybit.harness.campaigns.bench.DECODES", 6)
     monkeypatch.setattr(sharing, "SECONDS", 0.01)
     monkeypatch.setattr(captures, "HUNTS", (("window_one_short", "decode"),))
     monkeypatch.setitem(bandwidth.BYTES, "cpu", 2**20)
@@ -380,7 +386,7 @@ def test_a_bench_of_what_is_not_clean_has_no_figures(
     def build(trial: TrialConfig) -> Scripted:
         return Scripted(trial, lambda *_: violating("kv_parity"))
 
-    monkeypatch.setattr("harness.campaigns.bench.Lockstep", build)
+    monkeypatch.setattr("paritybit.harness.campaigns.bench.Lockstep", build)
     assert main(["bench", "--device", "cpu"]) == CANNOT_RUN
     captured = capsys.readouterr()
     assert captured.out == ""

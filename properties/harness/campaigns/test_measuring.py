@@ -6,15 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.campaigns.executor import Campaign
+from paritybit.harness.campaigns.measuring import before, beginnings, sharing
+from paritybit.harness.campaigns.measuring.sharing import (
+    Rate,
+    Share,
+    meet,
+    numbers_for,
+    sharing_rates,
+)
+from paritybit.harness.cli.bench import beginning_line, compared, sharing_line
+from paritybit.harness.cli.words.values import counts
+from paritybit.harness.machine import mps
+from paritybit.harness.machine.workers import HERE, Workers
+from paritybit.harness.records.case import dump_json
 
-from harness.campaigns.executor import Campaign
-from harness.campaigns.measuring import before, beginnings, sharing
-from harness.campaigns.measuring.sharing import Rate, Share, meet, numbers_for, sharing_rates
-from harness.cli.bench import beginning_line, compared, sharing_line
-from harness.cli.words.values import counts
-from harness.machine import mps
-from harness.machine.workers import HERE, Workers
-from harness.records.case import dump_json
 from properties.support.harness.fake_gpus import FakeGpus
 
 
@@ -66,7 +72,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     monkeypatch.setattr(sharing, "rate_of", counted)
-    monkeypatch.setattr("harness.machine.workers.cores", lambda: 16)
+    monkeypatch.setattr("paritybit.harness.machine.workers.cores", lambda: 16)
     monkeypatch.setattr(sharing, "cores", lambda: 16)
     return found
 

@@ -4,11 +4,9 @@ import random
 from typing import Any
 
 import pytest
-
-from harness.__main__ import main
-from harness.campaigns.executor import Ended
-from harness.campaigns.mutants import hunting
-from harness.campaigns.mutants.hunting import (
+from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.campaigns.mutants import hunting
+from paritybit.harness.campaigns.mutants.hunting import (
     JUDGED,
     End,
     Hunted,
@@ -17,13 +15,15 @@ from harness.campaigns.mutants.hunting import (
     hunt_mutant,
     trial_of,
 )
-from harness.campaigns.mutants.score import mutant_figures
-from harness.campaigns.mutants.survivors import SURVIVORS, survivor
-from harness.checks.play import Lockstep
-from harness.cli.exit_codes import CANNOT_RUN, FINDING, MALFORMED, OK, code_of
-from harness.cli.measure import score_table
-from subjects.mutants.mutant import Mistake, Mutant, mutants
-from subjects.toggles import LocationScheme
+from paritybit.harness.campaigns.mutants.score import mutant_figures
+from paritybit.harness.campaigns.mutants.survivors import SURVIVORS, survivor
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, MALFORMED, OK, code_of
+from paritybit.harness.cli.measure import score_table
+from paritybit.subjects.mutants.mutant import Mistake, Mutant, mutants
+from paritybit.subjects.toggles import LocationScheme
+
+from paritybit.__main__ import main
 
 EVERYTHING = list(mutants())
 
@@ -167,7 +167,7 @@ def test_the_command_hunts_what_is_asked_for(
 ) -> None:
     """And writes the record, interrupted or not."""
     few = [first_of(CHEAP, "positions", mistake) for mistake in (Mistake.LATE, Mistake.REBOUND)]
-    monkeypatch.setattr("harness.cli.measure.mutants", lambda: [*few, EVERYTHING[0]])
+    monkeypatch.setattr("paritybit.harness.cli.measure.mutants", lambda: [*few, EVERYTHING[0]])
     record = tmp_path / "mutants.json"
     words = ["mutants", "--runner", CHEAP, "--seeds", "1", "--examples", "5", "--workers", "1"]
     assert main([*words, "--device", "cpu", "--record", str(record)]) == OK

@@ -4,9 +4,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-
-from harness.campaigns.hunt import hunt
-from harness.campaigns.regress import (
+from paritybit.harness.campaigns.hunt import hunt
+from paritybit.harness.campaigns.regress import (
     CLEAN_SCHEDULES,
     FEWEST_CLEAN,
     FEWEST_TRIALS,
@@ -16,20 +15,20 @@ from harness.campaigns.regress import (
     one_size,
     plan,
 )
-from harness.campaigns.task import Source, Task
-from harness.checks.expectations import unaffected_reason
-from harness.checks.play import Lockstep
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.scale.shapes import TINY
-from harness.records.case import Case, dump_json
-from harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
-from harness.schedules.coverage import LONGEST, most_together
-from harness.schedules.edges import prefilled_together
-from reference.batch import Mode
-from reference.config import PRESETS, Shape
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
-from subjects.toggles import LocationScheme
+from paritybit.harness.campaigns.task import Source, Task
+from paritybit.harness.checks.expectations import unaffected_reason
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import TINY
+from paritybit.harness.records.case import Case, dump_json
+from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
+from paritybit.harness.schedules.coverage import LONGEST, most_together
+from paritybit.harness.schedules.edges import prefilled_together
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS, Shape
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+from paritybit.subjects.toggles import LocationScheme
 
 
 def usual(task: Task) -> bool:

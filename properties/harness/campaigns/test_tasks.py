@@ -8,36 +8,45 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from harness.campaigns import benches
-from harness.campaigns import task as tasks
-from harness.campaigns.bisect import Bisection, hunted_case, with_goal
-from harness.campaigns.executor import Ended
-from harness.campaigns.fresh import FreshPlaying, PlayFresh
-from harness.campaigns.history import HISTORY, Point, play_history
-from harness.campaigns.hunt import (
+from paritybit.harness.campaigns import benches
+from paritybit.harness.campaigns import task as tasks
+from paritybit.harness.campaigns.bisect import Bisection, hunted_case, with_goal
+from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.campaigns.fresh import FreshPlaying, PlayFresh
+from paritybit.harness.campaigns.history import HISTORY, Point, play_history
+from paritybit.harness.campaigns.hunt import (
     SHRINKING_STEPS,
     HuntResult,
     PlayingFailedError,
     hunt,
     play_all,
 )
-from harness.campaigns.regress import Run, RunConfig, plan, verdict
-from harness.campaigns.replay import Named, Replayed, judged, replayed
-from harness.campaigns.task import GOOD, Finding, Result, Source, Status, Task, result_of, run_task
-from harness.checks.explanation import Explained
-from harness.checks.play import DeviceLostError, Outcome
-from harness.checks.property import Violation
-from harness.checks.table import STATE_PROPERTIES, STEP_PROPERTIES
-from harness.errors import headline
-from harness.lockstep.config import TrialConfig
-from harness.machine.workers import Workers
-from harness.records.case import Case
-from harness.records.schema import STALLED
-from harness.schedules.schedule import Admit, Decode, Idle, Schedule
+from paritybit.harness.campaigns.regress import Run, RunConfig, plan, verdict
+from paritybit.harness.campaigns.replay import Named, Replayed, judged, replayed
+from paritybit.harness.campaigns.task import (
+    GOOD,
+    Finding,
+    Result,
+    Source,
+    Status,
+    Task,
+    result_of,
+    run_task,
+)
+from paritybit.harness.checks.explanation import Explained
+from paritybit.harness.checks.play import DeviceLostError, Outcome
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.table import STATE_PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.errors import headline
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.machine.workers import Workers
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.schema import STALLED
+from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.streams import STALLS
+
 from properties.support.harness.scripted import ERROR, Scripted, clean, violating
-from subjects.bugs.bug import Bug
-from subjects.streams import STALLS
 
 TRIAL = TrialConfig("cpu_graph")
 BROKEN = TRIAL.with_bug("req_pool_pad")
@@ -51,7 +60,7 @@ Locksteps = Callable[[TrialConfig], Any]
 def no_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Play what is found by the script, too, and explain nothing."""
     monkeypatch.setattr(tasks, "observe", lambda lockstep, schedule: (lockstep.play(schedule), []))
-    monkeypatch.setattr("harness.checks.explanation.explanation", lambda *_: None)
+    monkeypatch.setattr("paritybit.harness.checks.explanation.explanation", lambda *_: None)
 
 
 def locksteps(
@@ -194,7 +203,7 @@ def test_an_error_of_the_explainer_leaves_what_it_was_to_explain(
     def explain(*_: Any) -> None:
         raise RuntimeError("cannot explain")
 
-    monkeypatch.setattr("harness.checks.explanation.explanation", explain)
+    monkeypatch.setattr("paritybit.harness.checks.explanation.explanation", explain)
     result = ended(lambda *_: violating(TARGET), of_clean=clean())
     assert result.status is Status.FAILED
     assert result.finding is not None
@@ -459,7 +468,7 @@ def test_a_bisection_that_an_error_of_ours_ends_explains_nothing(
     def build(trial: TrialConfig, *_: Any) -> Scripted:
         return Scripted(trial, lambda *_: violating(TARGET, error=ERROR))
 
-    monkeypatch.setattr("harness.campaigns.bisect.Lockstep", build)
+    monkeypatch.setattr("paritybit.harness.campaigns.bisect.Lockstep", build)
     case = Case(BROKEN, SCHEDULE, TARGET, 0, ())
     with pytest.raises(PlayingFailedError, match="ZeroDivisionError: of ours"):
         Bisection(case, lambda *_: None).explain()
@@ -472,7 +481,7 @@ def test_a_bisection_that_an_error_of_ours_ends_explains_nothing(
 def history_seen(monkeypatch: pytest.MonkeyPatch, *seen: HuntResult) -> dict[str, Any]:
     """Return the figures of a history in which the last point's first runners showed this."""
     shown = iter(seen)
-    monkeypatch.setattr("harness.campaigns.history.watch", lambda _: next(shown))
+    monkeypatch.setattr("paritybit.harness.campaigns.history.watch", lambda _: next(shown))
     (*_, last) = HISTORY
     runners = list(last.runners)
     point = Point(last.name, "", last.scheme, absent=runners[len(seen) :])

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.checks import play as playing
+from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.model import Output
+from paritybit.subjects.protocol import Forward
 
-from harness.checks import play as playing
-from harness.checks.play import DeviceLostError, Lockstep, Outcome
-from harness.checks.property import Violation
-from harness.checks.table import PROPERTIES
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from harness.schedules.schedule import Admit, Decode, Schedule, Step
 from properties.support.harness.planting import captured, shared
-from reference.batch import ForwardBatch
-from reference.model import Output
-from subjects.protocol import Forward
 
 SCHEDULE = Schedule((Admit(5, 9), Admit(3, 9), Decode((0, 1)), Decode((1,))))
 FAILS_AT = 2

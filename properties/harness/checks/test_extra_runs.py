@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.checks.of_steps.batch_invariance import run_variants
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.noise import Noise
+from paritybit.harness.lockstep.pair import ExtraRun, Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.reference.allocator import PageAllocation
+from paritybit.reference.batch import DraftState, ForwardBatch, Mode
+from paritybit.reference.pool import KVPools
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.protocol import Forward
+from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
 
-from harness.checks.of_steps.batch_invariance import run_variants
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES
-from harness.lockstep.bits import bits
-from harness.lockstep.noise import Noise
-from harness.lockstep.pair import ExtraRun, Pair
-from harness.lockstep.requests import PlannedStep
-from harness.lockstep.scheduler import Scheduler
 from properties.support.harness.planting import SCHEDULE, captured, shared
-from reference.allocator import PageAllocation
-from reference.batch import DraftState, ForwardBatch, Mode
-from reference.pool import KVPools
-from subjects.captured import CapturedEngine
-from subjects.protocol import Forward
-from subjects.runners import ONE_PER_ENGINE
 
 EXTRA_RUNS = {name: rule.extra_run for name, rule in PROPERTIES.items() if rule.extra_run}
 

@@ -10,14 +10,23 @@ from functools import cache
 
 import pytest
 import torch
+from paritybit.harness.checks.of_steps.captured_path import graph_breaches, path_breaches
+from paritybit.harness.checks.of_steps.index_contract import contract_breaches
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.schedules.schedule import Step
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Heads, Output
+from paritybit.subjects.pool import TRANSLATE
+from paritybit.subjects.protocol import Replay, ReplayFacts
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.prefill import PrefillRunner
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
-from harness.checks.of_steps.captured_path import graph_breaches, path_breaches
-from harness.checks.of_steps.index_contract import contract_breaches
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.lockstep.observation import Observation
-from harness.schedules.schedule import Step
 from properties.support.harness.faults import eager_fallback, reads_free_bytes, wrong_kv
 from properties.support.harness.planting import (
     SCHEDULE,
@@ -33,15 +42,6 @@ from properties.support.harness.planting import (
 )
 from properties.support.harness.tensors import first_of, flip
 from properties.support.subjects.runners import EXPECTED
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind
-from reference.model import Heads, Output
-from subjects.pool import TRANSLATE
-from subjects.protocol import Replay, ReplayFacts
-from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
-from subjects.runners.base import GraphRunner
-from subjects.runners.prefill import PrefillRunner
-from subjects.toggles import LocationScheme
 
 PREFILLS = tuple(name for name, runner in RUNNERS.items() if issubclass(runner, PrefillRunner))
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from paritybit.harness.checks.property import judge
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.observation import Observation
 
-from harness.checks.property import judge
-from harness.checks.table import PROPERTIES
-from harness.lockstep.observation import Observation
 from properties.support.harness.observations import observation
 
 LIVE_INPUTS = PROPERTIES["live_inputs"]

@@ -6,16 +6,16 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.schedules.schedule import Decode, Step
+from paritybit.reference.batch import Mode
+from paritybit.reference.pool import KVLayout
+from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
 
-from harness.checks.table import PROPERTIES
-from harness.lockstep.observation import Observation
-from harness.schedules.schedule import Decode, Step
 from properties.support.harness.observations import observation
 from properties.support.harness.planting import SCHEDULE, shared
-from reference.batch import Mode
-from reference.pool import KVLayout
-from subjects.runners import ONE_PER_ENGINE
 
 DATA = (Tensor, str, int, float, bool, type(None), enum.Enum, torch.dtype, torch.device)
 """What holds nothing else. A size of torch's is a tuple of whole numbers."""

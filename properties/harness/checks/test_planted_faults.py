@@ -12,15 +12,24 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
+from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step
+from paritybit.reference.allocator import Owner
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.state_pool import Section
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.buffers import SharedBufferError
+from paritybit.subjects.captured import CapturedEngine, CountingGraph, allocations
+from paritybit.subjects.protocol import Replay
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from torch import Tensor
 
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES
-from harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
-from harness.lockstep.logs import LogTrap, warnings_logged
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.schedules.schedule import Admit, Decode, Schedule, Step
 from properties.support.harness.faults import (
     FAULTS,
     failing_replay,
@@ -31,15 +40,6 @@ from properties.support.harness.faults import (
 )
 from properties.support.harness.planting import SCHEDULE, Plant, build, on_replay, play, shared
 from properties.support.harness.tensors import first_of
-from reference.allocator import Owner
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind, Role
-from reference.state_pool import Section
-from reference.torch_ops import TorchOps
-from subjects.buffers import SharedBufferError
-from subjects.captured import CapturedEngine, CountingGraph, allocations
-from subjects.protocol import Replay
-from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 
 @pytest.mark.parametrize("engine", ONE_PER_ENGINE)
@@ -197,7 +197,7 @@ def test_blocks_handed_out_around_a_replay_are_counted(monkeypatch: pytest.Monke
         def replay(self) -> None:
             handed_out[0] += 2
 
-    monkeypatch.setattr("subjects.captured.allocations", lambda: handed_out[0])
+    monkeypatch.setattr("paritybit.subjects.captured.allocations", lambda: handed_out[0])
     graph = CountingGraph(Allocating())
     graph.replay()
     assert graph.allocated == 2

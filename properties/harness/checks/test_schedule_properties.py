@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from harness.checks.of_schedules import dense_agreement
-from harness.checks.of_schedules.dense_agreement import (
+from paritybit.harness.checks.of_schedules import dense_agreement
+from paritybit.harness.checks.of_schedules.dense_agreement import (
     DENSE_BOUND,
     oracle_logits,
     sample_error,
     sample_errors,
 )
-from harness.checks.property import Playback, Playing, Violation
-from harness.checks.table import PROPERTIES
-from harness.lockstep.observation import Sample
+from paritybit.harness.checks.property import Playback, Playing, Violation
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.observation import Sample
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS, Role, draft_config
+from paritybit.reference.model import Model
+from paritybit.subjects.protocol import OwnArithmetic
+from torch import Tensor
+
 from properties.support.harness.tensors import flip
-from reference.batch import Mode
-from reference.config import PRESETS, Role, draft_config
-from reference.model import Model
-from subjects.protocol import OwnArithmetic
 
 CONFIG = PRESETS["gemma3"].tiny
 CPU = torch.device("cpu")

@@ -9,16 +9,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
-
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.property import Violation
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.explain.explanation import explain
-from harness.lockstep.bits import bits
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.observation import Observation, Snapshot
-from harness.schedules.schedule import (
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.explain.explanation import explain
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -33,13 +31,15 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.state_pool import Section
+from paritybit.subjects.contracts import Policy, override
+from paritybit.subjects.engine import Subject
+from paritybit.subjects.protocol import Replay
+from torch import Tensor
+
 from properties.support.harness.observations import LAYOUT, OWNERS, idle, observation
 from properties.support.harness.planting import on_replay
-from reference.batch import ForwardBatch, Mode
-from reference.state_pool import Section
-from subjects.contracts import Policy, override
-from subjects.engine import Subject
-from subjects.protocol import Replay
 
 ADMITTED: tuple[Step, ...] = tuple(Admit(prompt, 99) for prompt in (5, 3, 9))
 ALL = (0, 1, 2)

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.checks.of_steps.batch_invariance import Variant
+from paritybit.harness.checks.of_steps.hermetic_replay import FreshReplay
+from paritybit.harness.checks.property import Description, Playing, Property, Violation, judge
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Kind, Role
+from paritybit.subjects.protocol import BufferFacts, GraphFacts, Offer, ReplayFacts
 
-from harness.checks.of_steps.batch_invariance import Variant
-from harness.checks.of_steps.hermetic_replay import FreshReplay
-from harness.checks.property import Description, Playing, Property, Violation, judge
-from harness.checks.table import PROPERTIES
-from harness.lockstep.observation import Observation
 from properties.support.harness.observations import (
     BUCKET,
     FREE,
@@ -25,9 +28,6 @@ from properties.support.harness.observations import (
     observation,
 )
 from properties.support.harness.tensors import first_of, flip
-from reference.batch import Mode
-from reference.config import Kind, Role
-from subjects.protocol import BufferFacts, GraphFacts, Offer, ReplayFacts
 
 Spoil = Callable[[Observation], Observation | None]
 """Spoils an observation in place, or returns a spoiled one."""

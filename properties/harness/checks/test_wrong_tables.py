@@ -8,21 +8,30 @@ from dataclasses import replace
 
 import pytest
 import torch
+from paritybit.harness.checks.of_steps.live_inputs import describe as describe_inputs
+from paritybit.harness.checks.of_steps.live_inputs import flag as inputs_flag
+from paritybit.harness.checks.of_steps.live_inputs import parts
+from paritybit.harness.checks.of_steps.read_frame import flag as reads_flag
+from paritybit.harness.checks.of_steps.slot_ownership import describe as describe_end
+from paritybit.harness.checks.of_steps.slot_ownership import flag as end_flag
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.static_inputs import CONVERTED, INPUTS, METADATA, ROOM
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.explain.recorded import record_forward
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation, StepEnd
+from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
+from paritybit.reference.allocator import Owner, Ownership
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Role
+from paritybit.reference.model import Output
+from paritybit.subjects.contracts import LISTED_CONVERSIONS, Axis, Policy
+from paritybit.subjects.mutants.lists import OTHER_DTYPES
+from paritybit.subjects.mutants.mutant import metadata
+from paritybit.subjects.protocol import Keys
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 from torch import Tensor
 
-from harness.checks.of_steps.live_inputs import describe as describe_inputs
-from harness.checks.of_steps.live_inputs import flag as inputs_flag
-from harness.checks.of_steps.live_inputs import parts
-from harness.checks.of_steps.read_frame import flag as reads_flag
-from harness.checks.of_steps.slot_ownership import describe as describe_end
-from harness.checks.of_steps.slot_ownership import flag as end_flag
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.static_inputs import CONVERTED, INPUTS, METADATA, ROOM
-from harness.checks.table import STEP_PROPERTIES
-from harness.explain.recorded import record_forward
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.observation import Observation, StepEnd
-from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
 from properties.support.harness.faults import (
     freed_twice,
     keeping_views,
@@ -39,15 +48,6 @@ from properties.support.harness.planting import (
     shared,
 )
 from properties.support.subjects.runners import EXPECTED
-from reference.allocator import Owner, Ownership
-from reference.batch import ForwardBatch, Mode
-from reference.config import Role
-from reference.model import Output
-from subjects.contracts import LISTED_CONVERSIONS, Axis, Policy
-from subjects.mutants.lists import OTHER_DTYPES
-from subjects.mutants.mutant import metadata
-from subjects.protocol import Keys
-from subjects.runners import ONE_PER_ENGINE, RUNNERS
 
 PER_STEP = tuple(STEP_PROPERTIES)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.__main__ import main
+from paritybit.__main__ import main
 from properties.support.fixtures import eight_gpus
 from properties.support.harness.command_line import write_swa_pad_case
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.lockstep.scale import memory
 
-from harness.__main__ import main
-from harness.lockstep.scale import memory
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
 
 

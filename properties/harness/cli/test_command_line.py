@@ -8,24 +8,27 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.campaigns.regress import all_hunts
+from paritybit.harness.checks.play import DeviceLostError, Outcome
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.cli.engines.trial import EXIT_CODES
+from paritybit.harness.cli.folders import shown
+from paritybit.harness.cli.names import check_names
+from paritybit.harness.cli.parser import EXAMPLES, parser
+from paritybit.harness.cli.regress import hunts_of
+from paritybit.harness.cli.words.reading import Together
+from paritybit.harness.errors import LONGEST_VALUE, MalformedError
+from paritybit.harness.records.case import VERSION as CASE_VERSION
+from paritybit.harness.records.case import dump_json
+from paritybit.harness.records.schema import FORMAT, VERSION
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.config import PRESETS, Shape
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import RUNNERS
 
-from harness import __version__
-from harness.__main__ import main
-from harness.campaigns.regress import all_hunts
-from harness.checks.play import DeviceLostError, Outcome
-from harness.checks.property import Violation
-from harness.checks.table import PROPERTIES
-from harness.cli.engines.trial import EXIT_CODES
-from harness.cli.folders import shown
-from harness.cli.names import check_names
-from harness.cli.parser import EXAMPLES, parser
-from harness.cli.regress import hunts_of
-from harness.cli.words.reading import Together
-from harness.errors import LONGEST_VALUE, MalformedError
-from harness.records.case import VERSION as CASE_VERSION
-from harness.records.case import dump_json
-from harness.records.schema import FORMAT, VERSION
-from harness.schedules.schedule import Schedule
+from paritybit import __version__
+from paritybit.__main__ import main
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -34,9 +37,6 @@ from properties.support.harness.command_line import (
     Data,
     python,
 )
-from reference.config import PRESETS, Shape
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import RUNNERS
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 
@@ -364,7 +364,7 @@ def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_module_itself_exits_with_the_code() -> None:
-    ended = python("-m", "harness", "replay", "missing.json")
+    ended = python("-m", "paritybit", "replay", "missing.json")
     assert (ended.returncode, ended.stdout) == (MALFORMED, "")
     assert ended.stderr == "paritybit: missing.json cannot be read: No such file or directory\n"
 
@@ -385,7 +385,7 @@ def test_a_lost_device_is_a_finding(refused: Any, monkeypatch: pytest.MonkeyPatc
     def lose(_: Any) -> None:
         raise DeviceLostError(Schedule(()), Outcome((violation,)))
 
-    monkeypatch.setattr("harness.cli.names.run_list", lose)
+    monkeypatch.setattr("paritybit.harness.cli.names.run_list", lose)
     assert refused(FINDING, "list") == (
         "paritybit: the device was lost: the step failed: an illegal access\n"
     )

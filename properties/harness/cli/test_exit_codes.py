@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.checks.play import DeviceLostError, Outcome
+from paritybit.harness.cli import exit_codes
+from paritybit.harness.cli.parser import DESCRIPTION
+from paritybit.harness.schedules.schedule import Schedule
 
-from harness.__main__ import main
-from harness.checks.play import DeviceLostError, Outcome
-from harness.cli import exit_codes
-from harness.cli.parser import DESCRIPTION
-from harness.schedules.schedule import Schedule
+from paritybit.__main__ import main
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     INTERRUPTED,
@@ -29,9 +28,9 @@ from properties.support.harness.command_line import (
     in_its_own_group,
     kept_traceback,
 )
-from properties.support.places import CORPUS, ROOT
+from properties.support.places import CORPUS, ROOT, copy_packages
 
-LIST = "harness.cli.names.run_list"
+LIST = "paritybit.harness.cli.names.run_list"
 """What stands for any command."""
 
 
@@ -94,9 +93,7 @@ BROKEN = {
 @pytest.mark.parametrize("file", BROKEN)
 def test_a_tree_that_cannot_be_imported_gives_no_verdict(file: str, tmp_path: Path) -> None:
     """So that `git bisect run` skips such a commit, and does not take it for a bad one."""
-    for package in ("harness", "reference", "reports", "subjects"):
-        ignored = shutil.ignore_patterns("__pycache__", "out", "evidence")
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    copy_packages(tmp_path)
     (tmp_path / file).write_text(BROKEN[file])
     done = command_in(tmp_path, "replay", str(CORPUS / "swa_pad@decode.json"))
     assert (done.returncode, done.stdout) == (CANNOT_RUN, "")
@@ -106,7 +103,7 @@ def test_a_tree_that_cannot_be_imported_gives_no_verdict(file: str, tmp_path: Pa
 def command_in(folder: Path, *words: str, **named: Any) -> subprocess.CompletedProcess[str]:
     """Run a command of the tree in a folder."""
     return subprocess.run(
-        [sys.executable, "-m", "harness", *words],
+        [sys.executable, "-m", "paritybit", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output="stdout" not in named,
@@ -137,7 +134,7 @@ def test_a_stdout_that_nobody_reads_is_said_in_one_sentence() -> None:
 
 STOPPED = """
 import os, sys
-import harness.__main__
+import paritybit.__main__
 
 def run(words, stop, own):
     try:
@@ -145,8 +142,8 @@ def run(words, stop, own):
     except KeyboardInterrupt:
         {then}
 
-harness.__main__.answered = run
-sys.exit(harness.__main__.main(["list"]))
+paritybit.__main__.answered = run
+sys.exit(paritybit.__main__.main(["list"]))
 """
 """A command that is sent a signal while it runs, and what becomes of it there."""
 
@@ -183,7 +180,7 @@ def test_what_stops_a_process_is_said_in_one_sentence(
 
 def test_ctrl_c_while_torch_is_imported_is_one_sentence(tmp_path: Path) -> None:
     """A command line that must be checked by what takes long to import."""
-    words = ["-X", "importtime", "-m", "harness", "replay", str(tmp_path / "none")]
+    words = ["-X", "importtime", "-m", "paritybit", "replay", str(tmp_path / "none")]
     with in_its_own_group(*words) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -206,7 +203,7 @@ def test_ctrl_c_that_an_import_swallows_runs_nothing(
         return importlib.import_module(module)
 
     ran: list[Any] = []
-    monkeypatch.setattr("harness.__main__.imported", half)
+    monkeypatch.setattr("paritybit.__main__.imported", half)
     monkeypatch.setattr(LIST, ran.append)
     assert main(["list"]) == INTERRUPTED
     assert (ran, capsys.readouterr().err) == ([], "paritybit: interrupted\n")
@@ -251,7 +248,7 @@ MOST_MODULES = 180
 ASKING = """
 import sys
 before = len(sys.modules)
-from harness.__main__ import main
+from paritybit.__main__ import main
 try:
     code = main(sys.argv[1:])
 except SystemExit as ended:

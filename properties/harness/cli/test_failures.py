@@ -4,20 +4,20 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from paritybit.harness.campaigns.hunt import HuntResult
+from paritybit.harness.campaigns.task import Finding, Result, Source, Status, Task
+from paritybit.harness.cli.display import clean_table, matrix, print_errors, said_of
+from paritybit.harness.cli.failures import annotation
+from paritybit.harness.errors import CannotRunError
+from paritybit.harness.explain.facts import SourceLine
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reports.causes import groups
 from rich.console import Console
 
-from harness.campaigns.hunt import HuntResult
-from harness.campaigns.task import Finding, Result, Source, Status, Task
-from harness.cli.display import clean_table, matrix, print_errors, said_of
-from harness.cli.failures import annotation
-from harness.errors import CannotRunError
-from harness.explain.facts import SourceLine
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.tracebacks import traceback_of
-from harness.schedules.schedule import Schedule
 from properties.support.reports.pages import printed_failures
 from properties.support.reports.records import bug, green, played, red, swa_pad_finding
-from reports.causes import groups
 
 REPLAY = "replay: paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json"
 

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paritybit.harness.cli.parser import EXAMPLES, parser
+from paritybit.harness.engines import record as engine_record
+from paritybit.harness.engines.case import EngineCase
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case
+from paritybit.harness.records.record import write
+from paritybit.harness.schedules.schedule import LISTED, STEPS, Admit, Decode, Schedule
 
-from harness.__main__ import main
-from harness.cli.parser import EXAMPLES, parser
-from harness.engines import record as engine_record
-from harness.engines.case import EngineCase
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case
-from harness.records.record import write
-from harness.schedules.schedule import LISTED, STEPS, Admit, Decode, Schedule
+from paritybit.__main__ import main
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -70,7 +70,7 @@ def test_a_command_that_ends_badly_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     def crash(_: Any) -> int:
         raise LookupError("of ours")
 
-    monkeypatch.setattr("harness.cli.names.run_list", crash)
+    monkeypatch.setattr("paritybit.harness.cli.names.run_list", crash)
     with pytest.raises(AssertionError):
         ends_well("list")
 
@@ -165,8 +165,8 @@ def test_no_case_ends_badly(
     kind: str, data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that can be read is not played here, nor is an engine looked for."""
-    monkeypatch.setattr("harness.cli.replay.replay_one", lambda *_: OK)
-    monkeypatch.setattr("harness.cli.replay.replay_all", lambda *_: [])
+    monkeypatch.setattr("paritybit.harness.cli.replay.replay_one", lambda *_: OK)
+    monkeypatch.setattr("paritybit.harness.cli.replay.replay_all", lambda *_: [])
     path = tmp_path / "case.json"
     path.write_text(json.dumps(changed(data, json.loads(json.dumps(FILES[kind])))))
     paths = [str(path)] * data.draw(st.integers(1, 2))

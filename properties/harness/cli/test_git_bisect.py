@@ -11,15 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case, write_case
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.subjects.toggles import LocationScheme
 
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case, write_case
-from harness.schedules.schedule import Admit, Decode, Schedule
 from properties.support.harness.command_line import LONGEST
-from properties.support.places import ROOT
-from subjects.toggles import LocationScheme
-
-PACKAGES = ("harness", "reference", "reports", "subjects")
+from properties.support.places import copy_packages
 
 CASE = Case(
     trial=TrialConfig(
@@ -59,9 +57,7 @@ UNABLE, FAULT = 2, 4
 def repository(tmp_path: Path) -> Path:
     """A repository with the history, checked out at its end."""
     root = tmp_path / "tree"
-    ignored = shutil.ignore_patterns("__pycache__")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, root / package, ignore=ignored)
+    copy_packages(root)
     (root / ".gitignore").write_text("__pycache__/\n")
     (root / "NOTES").touch()
     git(root, "init", "--quiet")
@@ -107,7 +103,7 @@ def test_git_bisect_names_the_commit_that_plants_a_fault(repository: Path, tmp_p
     git(repository, "bisect", "start", commits[-1], commits[0])
     message = git(
         repository,
-        *("bisect", "run", sys.executable, "-m", "harness", "replay"),
+        *("bisect", "run", sys.executable, "-m", "paritybit", "replay"),
         str(tmp_path / "case.json"),
     )
     assert f"{commits[FAULT]} is the first bad commit" in message

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.campaigns.executor import Campaign, Ended
+from paritybit.harness.engines.case import EngineCase
+from paritybit.harness.engines.fetch import Found
+from paritybit.harness.engines.trial import play_case
+from paritybit.harness.engines.worker import LegTask
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case
+from paritybit.harness.schedules.schedule import Schedule
 
-from harness.__main__ import main
-from harness.campaigns.executor import Campaign, Ended
-from harness.engines.case import EngineCase
-from harness.engines.fetch import Found
-from harness.engines.trial import play_case
-from harness.engines.worker import LegTask
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case
-from harness.schedules.schedule import Schedule
+from paritybit.__main__ import main
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     LONGEST,
@@ -42,12 +42,12 @@ def all_lost(
 def every_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """That a task whose process dies ends so, and the rest goes on, is the executor's test."""
     for module in (
-        "harness.campaigns.regress",
-        "harness.campaigns.soak",
-        "harness.campaigns.history",
-        "harness.campaigns.mutants.score",
-        "harness.cli.replay",
-        "harness.engines.trial",
+        "paritybit.harness.campaigns.regress",
+        "paritybit.harness.campaigns.soak",
+        "paritybit.harness.campaigns.history",
+        "paritybit.harness.campaigns.mutants.score",
+        "paritybit.harness.cli.replay",
+        "paritybit.harness.engines.trial",
     ):
         monkeypatch.setattr(f"{module}.execute", all_lost)
 
@@ -104,7 +104,8 @@ def test_the_code_of_an_engine_is_given_time_and_no_secret(
     """Time for each schedule that a leg plays, and the variables of an allow-list."""
     seen: list[tuple[Campaign[Any, Any], list[LegTask]]] = []
     monkeypatch.setattr(
-        "harness.engines.trial.execute", lambda campaign, tasks, *_: seen.append((campaign, tasks))
+        "paritybit.harness.engines.trial.execute",
+        lambda campaign, tasks, *_: seen.append((campaign, tasks)),
     )
     case = EngineCase("sglang==1", Case(TrialConfig(), Schedule(()), None, 0, ()))
     play_case(Found("sglang 1", Path("nowhere")), case, tmp_path / "engine.log")
@@ -121,15 +122,15 @@ def test_the_code_of_an_engine_is_given_time_and_no_secret(
 
 TERMINATED_RUN = """
 import sys
-import harness.cli.regress
-from harness.__main__ import main
+import paritybit.harness.cli.regress
+from paritybit.__main__ import main
 from properties.support.harness.executor_tasks import CHORES, Chore, Workers, execute, say
 
 def run_tasks(tasks, workers, on_result):
     chores = [Chore("go well"), Chore("hang", 1), Chore("hang", 2)]
     execute(CHORES, chores, Workers(2), lambda _: say("ended"))
 
-harness.cli.regress.run_tasks = run_tasks
+paritybit.harness.cli.regress.run_tasks = run_tasks
 sys.exit(main(["regress", "--device", "cpu", "--bug", "swa_pad@decode", "--out", sys.argv[1]]))
 """
 """The main job with tasks of nothing, of which two hang."""
@@ -147,9 +148,9 @@ def test_a_run_that_is_terminated_keeps_its_record(tmp_path: Path) -> None:
 
 
 PLAYING_FRESH = """
-from harness.campaigns.fresh import FreshPlaying, play_fresh
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Schedule
+from paritybit.harness.campaigns.fresh import FreshPlaying, play_fresh
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import Schedule
 from properties.support.harness.hanging import build
 
 play_fresh(FreshPlaying(TrialConfig(), frozenset(), frozenset(), (Schedule(()),)), build)

@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.cli.folders import earlier_records, swap_link
+from paritybit.harness.cli.pages import previous_of, print_previous
+from paritybit.harness.engines import record as engine_record
+from paritybit.harness.records import record as run_record
+from paritybit.harness.records.schema import Record
+from paritybit.reports import engine_page
+from paritybit.reports.compared.previous import MOST, Previous
+from paritybit.reports.page import render
 from rich.console import Console
 
-from harness.__main__ import main
-from harness.cli.folders import earlier_records, swap_link
-from harness.cli.pages import previous_of, print_previous
-from harness.engines import record as engine_record
-from harness.records import record as run_record
-from harness.records.schema import Record
+from paritybit.__main__ import main
 from properties.support.harness.command_line import OK, edit
 from properties.support.reports.pages import Page
 from properties.support.reports.records import green, interrupted, many, red, without_event
-from reports import engine_page
-from reports.compared.previous import MOST, Previous
-from reports.page import render
 
 FIRST, SECOND, THIRD = "20251122T105000Z", "20251122T105000-2Z", "20251122T105000-10Z"
 """Folders of runs of one second, in their order."""

@@ -13,21 +13,21 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from paritybit.harness.checks.expectations import affected_runners
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.config import DTYPES
+from paritybit.harness.machine import mps
+from paritybit.harness.records.case import load_case
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import RUNNERS
 
 import conftest
-from harness.__main__ import main
-from harness.checks.expectations import affected_runners
-from harness.checks.table import PROPERTIES
-from harness.lockstep.config import DTYPES
-from harness.machine import mps
-from harness.records.case import load_case
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, python
 from properties.support.harness.fake_gpus import FakeGpus
 from properties.support.places import ROOT
 from properties.support.trials import PAGE_SIZES, clean_trials
-from reference.config import PRESETS
-from subjects.bugs.catalogue import BUGS
-from subjects.runners import RUNNERS
 
 PASSED, TESTS_FAILED, USAGE_ERROR = 0, 1, 4
 SUITE = ("-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
@@ -333,7 +333,7 @@ def test_there_are_as_many_workers_as_do_most_where_the_tests_run(
 ) -> None:
     """By the device asked for, the GPUs that are visible, and whether MPS is there or asked for."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    monkeypatch.setattr("harness.machine.workers.cores", lambda: 16)
+    monkeypatch.setattr("paritybit.harness.machine.workers.cores", lambda: 16)
     monkeypatch.setattr(mps, "answers", lambda: False)
     auto = conftest.pytest_xdist_auto_num_workers
     assert [auto(asked("cuda")), auto(asked("auto")), auto(asked("cpu"))] == [8, 8, 16]

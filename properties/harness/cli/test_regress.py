@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from paritybit.harness.campaigns.hunt import HuntResult
+from paritybit.harness.campaigns.regress import RunConfig, plan
+from paritybit.harness.campaigns.spreading.database import known
+from paritybit.harness.campaigns.task import Result, Status, Task
+from paritybit.harness.cli.regress import hunts_of
+from paritybit.harness.machine.workers import Workers
+from paritybit.harness.records.case import load_case
+from paritybit.harness.records.schema import STALLED
 
-from harness.__main__ import main
-from harness.campaigns.hunt import HuntResult
-from harness.campaigns.regress import RunConfig, plan
-from harness.campaigns.spreading.database import known
-from harness.campaigns.task import Result, Status, Task
-from harness.cli.regress import hunts_of
-from harness.machine.workers import Workers
-from harness.records.case import load_case
-from harness.records.schema import STALLED
+from paritybit.__main__ import main
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -55,7 +55,7 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
 
     Half of the clean schedules reach all that must be reached.
     """
-    monkeypatch.setattr("harness.campaigns.regress.CLEAN_SCHEDULES", 12)
+    monkeypatch.setattr("paritybit.harness.campaigns.regress.CLEAN_SCHEDULES", 12)
     monkeypatch.setenv("USER", "nobody_of_note")
     monkeypatch.setenv("LOGNAME", "nobody_of_note")
     monkeypatch.chdir(tmp_path)
@@ -115,7 +115,7 @@ def assert_a_second_run_writes_the_same_case(
     words: Sequence[str], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run again without the clean trials, which leaves the run undecided."""
-    monkeypatch.setattr("harness.cli.regress.plan", the_bug_alone)
+    monkeypatch.setattr("paritybit.harness.cli.regress.plan", the_bug_alone)
     first = (out / "latest").resolve()
     assert main(words) == CANNOT_RUN
     second = (out / "latest").resolve()
@@ -149,7 +149,7 @@ def test_an_interrupted_run_keeps_what_it_has(
             on_result(ending(task))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.cli.regress.run_tasks", run_tasks)
+    monkeypatch.setattr("paritybit.harness.cli.regress.run_tasks", run_tasks)
     assert main([*RUN, "--bug", "swa_pad", "--out", str(tmp_path)]) == INTERRUPTED
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -177,7 +177,7 @@ def test_a_run_without_a_verdict_is_neither_green_nor_a_finding(
         for task, status in zip(tasks, ends.values(), strict=False):
             on_result(ending(task, status, ERROR if status is Status.FAILED else None))
 
-    monkeypatch.setattr("harness.cli.regress.run_tasks", run_tasks)
+    monkeypatch.setattr("paritybit.harness.cli.regress.run_tasks", run_tasks)
     words = [*RUN, "--bug", PAIR, "--out", str(tmp_path)]
     assert main(words) == CANNOT_RUN
     captured = capsys.readouterr()
@@ -204,7 +204,7 @@ def test_a_run_says_what_was_run_again_and_which_gates_opened_by_themselves(
             hunt_result = HuntResult(events=Counter({STALLED: 2}))
             on_result(Result(task, status, hunt_result, None, 0, 1.0))
 
-    monkeypatch.setattr("harness.cli.regress.run_tasks", run_tasks)
+    monkeypatch.setattr("paritybit.harness.cli.regress.run_tasks", run_tasks)
     main([*RUN, "--bug", PAIR, "--out", str(tmp_path)])
     record = record_of(tmp_path)
     (again,) = record["environment"]["again"]

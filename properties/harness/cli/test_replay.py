@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.machine.workers import Workers
+from paritybit.harness.records.case import VERSION as CASE_VERSION
+from paritybit.harness.records.case import load_case
 
-from harness.__main__ import main
-from harness.machine.workers import Workers
-from harness.records.case import VERSION as CASE_VERSION
-from harness.records.case import load_case
+from paritybit.__main__ import main
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -31,7 +31,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA devic
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replay in this process: another takes seconds to start."""
-    monkeypatch.setattr("harness.cli.replay.workers_for", lambda _: Workers(1))
+    monkeypatch.setattr("paritybit.harness.cli.replay.workers_for", lambda _: Workers(1))
 
 
 @without_gpu
@@ -112,7 +112,7 @@ def test_a_case_is_read_once_so_that_it_may_come_through_a_pipe(
     writer.join(LONGEST)
     assert not writer.is_alive()
     assert "4 steps, 2 replays, 1 padded: differs" in capsys.readouterr().out
-    done = python("-m", "harness", "replay", "/dev/stdin", stdin=text)
+    done = python("-m", "paritybit", "replay", "/dev/stdin", stdin=text)
     assert (done.returncode, done.stderr) == (FINDING, "")
     assert "4 steps, 2 replays, 1 padded: differs" in done.stdout
 
@@ -221,7 +221,7 @@ def test_an_error_of_ours_is_no_verdict_of_a_case(
 ) -> None:
     """What `git bisect run` skips; the whole traceback is kept."""
     failing = violating("kv_parity", error=ERROR)
-    monkeypatch.setattr("harness.cli.replay.observe", lambda *_: (failing, []))
+    monkeypatch.setattr("paritybit.harness.cli.replay.observe", lambda *_: (failing, []))
     assert main(["replay", str(case_file)]) == CANNOT_RUN
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -234,7 +234,7 @@ def test_an_explainer_that_fails_hides_no_violation(
     def explain(*_: Any) -> None:
         raise RuntimeError("cannot explain")
 
-    monkeypatch.setattr("harness.checks.explanation.explanation", explain)
+    monkeypatch.setattr("paritybit.harness.checks.explanation.explanation", explain)
     assert main(["replay", str(case_file)]) == FINDING
     captured = capsys.readouterr()
     assert re.search(r"^step 3: kv_parity: .*^  not explained: ", captured.out, re.M | re.S)
@@ -251,7 +251,7 @@ def test_a_case_that_fails_among_others_leaves_them_their_verdicts(
     def replay(*after: str) -> int:
         outcomes = iter([violating(error=ERROR), violating(*after)])
         scripted = Scripted(load_case(first).trial, lambda *_: next(outcomes))
-        monkeypatch.setattr("harness.campaigns.replay.kept_lockstep", lambda _: scripted)
+        monkeypatch.setattr("paritybit.harness.campaigns.replay.kept_lockstep", lambda _: scripted)
         return main(["replay", str(first), str(second)])
 
     assert replay("kv_parity") == CANNOT_RUN

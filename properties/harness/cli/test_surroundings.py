@@ -136,12 +136,12 @@ def test_an_interpreter_without_asserts_and_docstrings_does_as_any_other(tmp_pat
 
 
 def test_a_terminal_of_few_signs_is_no_error() -> None:
-    done = python("-m", "harness", "list", variables=ASCII)
+    done = python("-m", "paritybit", "list", variables=ASCII)
     assert (done.returncode, done.stderr) == (OK, "")
     assert done.stdout.isascii()
-    done = python("-m", "harness", "replay", CASE, CASE, variables=ASCII)
+    done = python("-m", "paritybit", "replay", CASE, CASE, variables=ASCII)
     assert (done.returncode, done.stderr) == (OK, "")
-    done = python("-m", "harness", "replay", "é….json", variables=ASCII)
+    done = python("-m", "paritybit", "replay", "é….json", variables=ASCII)
     assert re.fullmatch(r"paritybit: \\xe9\\u2026\.json cannot be read: .*\n", done.stderr)
 
 

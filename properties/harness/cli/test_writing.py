@@ -11,16 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paritybit.harness.cli.folders import new_folder, swap_link
+from paritybit.harness.errors import CannotRunError
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.record import write
+from paritybit.reports.compared.runs import compare_runs
 
-from harness.__main__ import main
-from harness.cli.folders import new_folder, swap_link
-from harness.errors import CannotRunError
-from harness.records.files import write_whole
-from harness.records.record import write
+from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED
 from properties.support.places import ROOT
 from properties.support.reports.records import green
-from reports.compared.runs import compare_runs
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def test_a_verdict_is_said_before_anything_is_written(
 AT_ONCE = """
 import sys
 from pathlib import Path
-from harness.cli.folders import new_folder
+from paritybit.harness.cli.folders import new_folder
 for _ in range(200):
     print(new_folder(Path(sys.argv[1])).name)
 """
@@ -222,7 +222,8 @@ def test_a_walk_over_releases_leaves_the_link_to_the_last_run(
     """It has no record of its own, and may have tried nothing."""
     swap_link(run := new_folder(tmp_path / "out"))
     monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path))
-    monkeypatch.setattr("harness.engines.fetch._pip", lambda *_: "(from versions: 0.5.11)")
+    said = "(from versions: 0.5.11)"
+    monkeypatch.setattr("paritybit.harness.engines.fetch._pip", lambda *_: said)
     words = ["--releases", "0.0.0", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert main(["bisect-releases", *words]) == CANNOT_RUN
     assert (tmp_path / "out/latest").resolve() == run

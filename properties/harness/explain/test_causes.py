@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from harness.checks.explanation import explanation, observe
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.explain.cause import diverged_cause
-from harness.explain.facts import (
+from paritybit.harness.checks.explanation import explanation, observe
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.explain.cause import diverged_cause
+from paritybit.harness.explain.facts import (
     CAPTURE,
     BakedIn,
     Cause,
@@ -33,13 +31,23 @@ from harness.explain.facts import (
     TableCell,
     Writer,
 )
-from harness.explain.origins.lists import wrong_list
-from harness.explain.origins.outputs import OutputLedger, kept_output
-from harness.explain.origins.tables import Cell, TableLedger
-from harness.explain.proof import prove
-from harness.explain.recorded import RecordedForward, Run, record_forward
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule
+from paritybit.harness.explain.origins.lists import wrong_list
+from paritybit.harness.explain.origins.outputs import OutputLedger, kept_output
+from paritybit.harness.explain.origins.tables import Cell, TableLedger
+from paritybit.harness.explain.proof import prove
+from paritybit.harness.explain.recorded import RecordedForward, Run, record_forward
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
+from paritybit.reference.pool import PoolSizes, Tables
+from paritybit.subjects.parts import Part
+from paritybit.subjects.protocol import KeyLists, Replay
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.toggles import LocationScheme
+from torch import Tensor
+
 from properties.support.harness.faults import (
     freed_twice,
     keeping_views,
@@ -55,14 +63,6 @@ from properties.support.harness.faults import (
     wrong_fill,
 )
 from properties.support.harness.planting import SCHEDULE, Plant, engine_of, runners_named
-from reference.batch import ForwardBatch
-from reference.config import Kind
-from reference.model import Output
-from reference.pool import PoolSizes, Tables
-from subjects.parts import Part
-from subjects.protocol import KeyLists, Replay
-from subjects.runners.base import GraphRunner
-from subjects.toggles import LocationScheme
 
 SIZES: dict[str, Any] = {
     "scheme": LocationScheme.PRESET,

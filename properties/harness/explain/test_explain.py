@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from harness.checks.explanation import explanation, observe
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.property import Violation
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.explain.explanation import explain, violating_forward
-from harness.explain.facts import (
+from paritybit.harness.checks.explanation import explanation, observe
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.explain.explanation import explain, violating_forward
+from paritybit.harness.explain.facts import (
     Cause,
     Explanation,
     FirstDifference,
@@ -26,19 +24,21 @@ from harness.explain.facts import (
     SlotMap,
     TimelineEntry,
 )
-from harness.explain.recorded import record_forward
-from harness.lockstep.bits import hex_bits
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.observation import Observation
-from harness.records.case import Case, load_case
-from harness.schedules.schedule import Admit, Decode, Idle, Schedule, Step
+from paritybit.harness.explain.recorded import record_forward
+from paritybit.harness.lockstep.bits import hex_bits
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.records.case import Case, load_case
+from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule, Step
+from paritybit.reference.config import Kind, Role
+from paritybit.subjects.contracts import Policy, override
+from paritybit.subjects.engine import Subject
+from paritybit.subjects.pool import TRANSLATE
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.toggles import LocationScheme
+from torch import Tensor
+
 from properties.support.harness.planting import captured
-from reference.config import Kind, Role
-from subjects.contracts import Policy, override
-from subjects.engine import Subject
-from subjects.pool import TRANSLATE
-from subjects.runners import RUNNERS
-from subjects.toggles import LocationScheme
 
 CORPUS = Path(__file__).parents[2] / "corpus"
 ALIKE = ("loc_memo_warning", "shared_buffer_dtype")
@@ -502,7 +502,7 @@ def test_an_error_of_the_explanation_is_raised(
 
     broken = replace(PROPERTIES["kv_parity"], cause=the_part_that_fails)
     everything = {**PROPERTIES, "kv_parity": broken}
-    monkeypatch.setattr("harness.checks.explanation.PROPERTIES", everything)
+    monkeypatch.setattr("paritybit.harness.checks.explanation.PROPERTIES", everything)
     outcome = Outcome(violations=(Violation("kv_parity", 3, "it differs"),))
     with pytest.raises(ZeroDivisionError, match="no ops"):
         explanation(clean, DECODES, outcome, [entry("decode", "kv_parity")], None)

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from harness.explain.first_difference import (
+from paritybit.harness.explain.first_difference import (
     Index,
     Side,
     address_of,
@@ -18,17 +16,18 @@ from harness.explain.first_difference import (
     keys_of,
     read_again,
 )
-from harness.explain.origins.log_sites import SiteTrap
-from harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
-from harness.explain.recorded import calls_of
-from harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
-from harness.lockstep.scheduler import Scheduler
-from harness.schedules.schedule import Admit
-from reference.batch import Mode
-from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from reference.ops import OpCall
-from reference.pool import LOC_DTYPE, KVPools
-from reference.torch_ops import TorchOps
+from paritybit.harness.explain.origins.log_sites import SiteTrap
+from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
+from paritybit.harness.explain.recorded import calls_of
+from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.schedule import Admit
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from paritybit.reference.ops import OpCall
+from paritybit.reference.pool import LOC_DTYPE, KVPools
+from paritybit.reference.torch_ops import TorchOps
+from torch import Tensor
 
 CONFIG = PRESETS["gpt_oss"].tiny
 FIRST, SECOND = ForwardId(0, 3, "decode", (7, 9), (7, 9)), ForwardId(1, 5, "decode", (9,), (9,))

@@ -1,19 +1,19 @@
 """How far a bug got: its code ran, its step went wrong; whether anything saw it is not asked."""
 
 import pytest
+from paritybit.harness.campaigns.task import Source, Status, Task, run_in_turn
+from paritybit.harness.explain.facts import Reach
+from paritybit.harness.explain.reach import Reaching
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.schedule import Admit, Decode, Finish, Schedule, Step
+from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.parts import Part
+from paritybit.subjects.toggles import LocationScheme
 
-from harness.campaigns.task import Source, Status, Task, run_in_turn
-from harness.explain.facts import Reach
-from harness.explain.reach import Reaching
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.pair import Pair
-from harness.schedules.schedule import Admit, Decode, Finish, Schedule, Step
 from properties.support.subjects.leaking import Leaking
-from reference.allocator import Allocator, PageAllocation
-from subjects.bugs.bug import Bug
-from subjects.bugs.catalogue import BUGS
-from subjects.parts import Part
-from subjects.toggles import LocationScheme
 
 ADMIT = Admit(3, 99)
 UNPADDED = (ADMIT, ADMIT, ADMIT, ADMIT, Decode((0, 1, 2, 3)))

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from harness.explain.facts import (
+from paritybit.harness.explain.facts import (
     BakedIn,
     Cause,
     CodeSite,
@@ -14,19 +13,19 @@ from harness.explain.facts import (
     SourceLine,
     Writer,
 )
-from harness.explain.origins.source_lines import (
+from paritybit.harness.explain.origins.source_lines import (
     ROOT,
     contract_row,
     line_of,
     site_of,
     source_lines,
 )
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.pair import Pair
-from subjects.buffers import BufferPool
-from subjects.captured import CapturedEngine
-from subjects.runners import RUNNERS
-from subjects.runners.base import GraphRunner
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.subjects.buffers import BufferPool
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.runners.base import GraphRunner
 
 
 def text_at(line: SourceLine) -> str:

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from harness.lockstep.bits import bits, differ, unequal
+from paritybit.harness.lockstep.bits import bits, differ, unequal
 
 VALUES = [0.0, -0.0, 1.0, float("inf"), float("nan")]
 

@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from harness.campaigns.hunt import draw, hunt
-from harness.checks.play import Lockstep
-from harness.explain.reach import Reaching
-from harness.lockstep.bits import bits, cloned
-from harness.lockstep.config import FRESH_LOGGER, TrialConfig
-from harness.lockstep.observation import Observation
-from harness.lockstep.padding import SpoiledMemory
-from harness.lockstep.pair import Pair
-from harness.lockstep.requests import PlannedStep
-from harness.schedules.schedule import (
+from paritybit.harness.campaigns.hunt import draw, hunt
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.explain.reach import Reaching
+from paritybit.harness.lockstep.bits import bits, cloned
+from paritybit.harness.lockstep.config import FRESH_LOGGER, TrialConfig
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.padding import SpoiledMemory
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     DraftExtend,
@@ -29,14 +27,16 @@ from harness.schedules.schedule import (
     Verify,
     modes_of,
 )
+from paritybit.reference.batch import Mode
+from paritybit.subjects.bugs import caches, captured_state, memo, workspace
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.captured import CapturedEngine, CountingGraph
+from paritybit.subjects.runners import ONE_PER_ENGINE
+from paritybit.subjects.toggles import LocationScheme
+from torch import Tensor
+
 from properties.support.harness.planting import SCHEDULE, captured
 from properties.support.subjects.engines import ENGINES, trial_of
-from reference.batch import Mode
-from subjects.bugs import caches, captured_state, memo, workspace
-from subjects.bugs.catalogue import BUGS
-from subjects.captured import CapturedEngine, CountingGraph
-from subjects.runners import ONE_PER_ENGINE
-from subjects.toggles import LocationScheme
 
 DECODES = Schedule((Admit(3, 9), Decode((0,)), Finish(0)))
 VERIFIES = Schedule((Admit(3, 9), Verify((0,), 1)))

@@ -1,11 +1,10 @@
 """An engine follows its world as that plans: what it raises then is the subject's."""
 
 import pytest
-
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.pair import Engines, Pair, captured_engines
-from harness.lockstep.tracebacks import SubjectFailedError
-from harness.schedules.schedule import Admit
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import Engines, Pair, captured_engines
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError
+from paritybit.harness.schedules.schedule import Admit
 
 
 def test_what_an_engine_raises_as_it_follows_its_world_is_the_subject_s() -> None:

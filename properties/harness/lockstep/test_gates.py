@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy, booleans, integers, lists, sampled_from, tuples
+from paritybit.subjects.streams import STALLS, LateStreams, Work
 
 import subjects
 from properties.support.interpreting import run_interpreted
-from subjects.streams import STALLS, LateStreams, Work
 
 
 class LazyEvent:
@@ -176,11 +176,11 @@ def lazy() -> Device:
 
 def streams_on(lazy: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the streams of CUDA on a device that is lazy."""
-    kernels = ModuleType("reference.kernels.gate")
+    kernels = ModuleType("paritybit.reference.kernels.gate")
     vars(kernels)["gate_kernel"] = Launched(lazy.gate)
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     path = Path(subjects.__path__[0], "cuda_streams.py")
-    spec = importlib.util.spec_from_file_location("subjects.lazy_streams", path)
+    spec = importlib.util.spec_from_file_location("paritybit.subjects.lazy_streams", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -4,23 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.pair import Pair
-from harness.lockstep.scheduler import Scheduler
-from harness.schedules.buckets import FILLINGS, filling
-from harness.schedules.coverage import most_together
-from harness.schedules.edges import prefilled_together
-from harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
-from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS
-from reference.pool import KVPools
-from subjects.protocol import KeyLists, Offer
-from subjects.runners import RUNNERS
-from subjects.runners.base import GraphRunner
-from subjects.runners.prefill import PrefillRunner
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.buckets import FILLINGS, filling
+from paritybit.harness.schedules.coverage import most_together
+from paritybit.harness.schedules.edges import prefilled_together
+from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import PRESETS
+from paritybit.reference.pool import KVPools
+from paritybit.subjects.protocol import KeyLists, Offer
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.prefill import PrefillRunner
 
 ROWS = (0, 1, 2)
 

@@ -8,27 +8,35 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.campaigns.hunt import HuntResult, draw
+from paritybit.harness.campaigns.regress import OVERLAPPING, RunConfig, all_hunts, clean_tasks
+from paritybit.harness.campaigns.task import Source, Status, Task, judge_task
+from paritybit.harness.checks.explanation import explained, observe
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.explain.reach import Reaching
+from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
+from paritybit.harness.lockstep.overlapped import FORWARDS_LAG, TURN
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
+from paritybit.harness.schedules.edges import handed_over
+from paritybit.harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Evict,
+    Finish,
+    Idle,
+    Schedule,
+    Step,
+    Verify,
+)
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.overlap import Overlap
+from paritybit.subjects.parts import Part
+from paritybit.subjects.streams import STALLS, LateEvent, LateStreams, Wait
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from harness.campaigns.hunt import HuntResult, draw
-from harness.campaigns.regress import OVERLAPPING, RunConfig, all_hunts, clean_tasks
-from harness.campaigns.task import Source, Status, Task, judge_task
-from harness.checks.explanation import explained, observe
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.explain.reach import Reaching
-from harness.lockstep.config import TrialConfig, trial_from_json
-from harness.lockstep.overlapped import FORWARDS_LAG, TURN
-from harness.lockstep.pair import Pair
-from harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
-from harness.schedules.edges import handed_over
-from harness.schedules.schedule import Admit, Decode, Evict, Finish, Idle, Schedule, Step, Verify
-from subjects.bugs.catalogue import BUGS
-from subjects.overlap import Overlap
-from subjects.parts import Part
-from subjects.streams import STALLS, LateEvent, LateStreams, Wait
 
 RACES = [name for name, bug in BUGS.items() if bug.overlap]
 

@@ -1,9 +1,9 @@
 """Whose a slot is: of the request that holds a token there, or that the forward writes there."""
 
-from harness.lockstep.requests import owner_of
-from reference.allocator import Owner
-from reference.batch import Span
-from reference.config import Kind
+from paritybit.harness.lockstep.requests import owner_of
+from paritybit.reference.allocator import Owner
+from paritybit.reference.batch import Span
+from paritybit.reference.config import Kind
 
 OWNER = Owner(serial=7, row=2, state_slot=3, length=3, page_size=4, full_pages=(5,), swa_pages=(6,))
 SPAN = Span(

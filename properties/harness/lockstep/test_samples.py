@@ -1,11 +1,10 @@
 """What is held against the oracle: all logits that are a request's own, at every length."""
 
 import pytest
-
-from harness.checks.play import Lockstep
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.observation import Observation
-from harness.schedules.schedule import (
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,

@@ -10,34 +10,39 @@ from typing import cast
 
 import pytest
 import torch
+from paritybit.harness.campaigns import hunt as hunting
+from paritybit.harness.campaigns.benches import Benches
+from paritybit.harness.campaigns.fresh import FreshPlaying
+from paritybit.harness.campaigns.task import Source, Status, Task, run_task
+from paritybit.harness.checks.of_steps import read_frame
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.checks.twins import WORLDS, first_slot_outside, twins_wrote_outside
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, MALFORMED
+from paritybit.harness.errors import CannotRunError, MalformedError
+from paritybit.harness.lockstep import config as settings
+from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
+from paritybit.harness.lockstep.scale import memory
+from paritybit.harness.lockstep.scale.comparison import (
+    Difference,
+    compare,
+    compared_on_device,
+    digests,
+)
+from paritybit.harness.lockstep.scale.kept import Ran, Twins
+from paritybit.harness.lockstep.scale.memory import most_processes, needs_of, require_memory
+from paritybit.harness.lockstep.scale.shapes import pools_of, trial_of, with_small_pools
+from paritybit.harness.records.case import Case, case_of, dump_json, load_case
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import PRESETS, Kind, Role, Shape, draft_config
+from paritybit.reference.pool import KVPools, PoolSizes
+from paritybit.reference.state_pool import GrowingRows, Section
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
-from harness.__main__ import main
-from harness.campaigns import hunt as hunting
-from harness.campaigns.benches import Benches
-from harness.campaigns.fresh import FreshPlaying
-from harness.campaigns.task import Source, Status, Task, run_task
-from harness.checks.of_steps import read_frame
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from harness.checks.twins import WORLDS, first_slot_outside, twins_wrote_outside
-from harness.cli.exit_codes import CANNOT_RUN, MALFORMED
-from harness.errors import CannotRunError, MalformedError
-from harness.lockstep import config as settings
-from harness.lockstep.config import TrialConfig, trial_from_json
-from harness.lockstep.scale import memory
-from harness.lockstep.scale.comparison import Difference, compare, compared_on_device, digests
-from harness.lockstep.scale.kept import Ran, Twins
-from harness.lockstep.scale.memory import most_processes, needs_of, require_memory
-from harness.lockstep.scale.shapes import pools_of, trial_of, with_small_pools
-from harness.records.case import Case, case_of, dump_json, load_case
-from harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.__main__ import main
 from properties.support.harness.comparisons import check_comparisons
-from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, Kind, Role, Shape, draft_config
-from reference.pool import KVPools, PoolSizes
-from reference.state_pool import GrowingRows, Section
-from subjects.toggles import LocationScheme
 
 CORPUS = Path("properties/corpus")
 

@@ -13,17 +13,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-
-from harness.checks.of_schedules.dense_agreement import DENSE_BOUND
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES
-from harness.lockstep.bits import bits
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.pair import DRAFT_SEED
-from harness.lockstep.requests import Request
-from harness.lockstep.scheduler import Scheduler
-from harness.schedules.schedule import (
+from paritybit.harness.checks.of_schedules.dense_agreement import DENSE_BOUND
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import DRAFT_SEED
+from paritybit.harness.lockstep.requests import Request
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -37,16 +35,18 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from paritybit.reference.eager import EagerDecoder
+from paritybit.reference.model import Model, Output
+from paritybit.reference.oracle import dense_draft_logits, dense_logits
+from paritybit.reference.pool import KVPools, PoolSizes
+from paritybit.reference.speculative import Tree, accepted_path
+from paritybit.reference.state_pool import Section
+from torch import Tensor
+
 from properties.support.harness.wild_steps import WILD_STEPS, made_up
 from properties.support.subjects.trees import SHAPES, path_to
-from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from reference.eager import EagerDecoder
-from reference.model import Model, Output
-from reference.oracle import dense_draft_logits, dense_logits
-from reference.pool import KVPools, PoolSizes
-from reference.speculative import Tree, accepted_path
-from reference.state_pool import Section
 
 TOPK, NODES = SPECULATION.topk, SPECULATION.draft_tokens
 EAGLE = frozenset(Mode) - {Mode.FROZEN_DRAFT}

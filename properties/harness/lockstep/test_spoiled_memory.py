@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.padding import SpoiledMemory
+from paritybit.subjects.graphs.capture import Capture
 from torch import Tensor
-
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.padding import SpoiledMemory
-from subjects.graphs.capture import Capture
 
 
 def half_written(values: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.machine.forks import KERNELS, Forked, preload, undisturbed
+from paritybit.harness.machine.gpus import VISIBLE, listed_gpus
 
-from harness.machine.forks import KERNELS, Forked, preload, undisturbed
-from harness.machine.gpus import VISIBLE, listed_gpus
 from properties.support.harness.command_line import python
 from properties.support.harness.forked import answer_of, answers, ends, sleeps
 from properties.support.places import ROOT
@@ -102,7 +102,7 @@ def test_a_signal_while_a_process_is_heard_of_loses_nothing(
         return said
 
     with monkeypatch.context() as heard, pytest.raises(KeyboardInterrupt):
-        heard.setattr("harness.machine.forks.os.read", read_and_hear)
+        heard.setattr("paritybit.harness.machine.forks.os.read", read_and_hear)
         process.join(SOON)
     assert process._pid == pid  # Asked for, it would be waited for.
     process.kill()
@@ -123,7 +123,7 @@ def test_signals_are_heard_again_though_one_came_as_they_were_held_back(
         return held_back
 
     with monkeypatch.context() as heard, pytest.raises(KeyboardInterrupt):
-        heard.setattr("harness.machine.forks.signal.pthread_sigmask", change_and_raise)
+        heard.setattr("paritybit.harness.machine.forks.signal.pthread_sigmask", change_and_raise)
         with undisturbed(signal.SIGINT):
             raise AssertionError
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
@@ -144,7 +144,7 @@ def test_a_server_that_died_is_replaced() -> None:
 
 FROM_HERE = """
 import sys
-import harness.machine.forks as forks
+import paritybit.harness.machine.forks as forks
 from properties.support.harness.forked import answers, sleeps
 import wave
 held = open(wave.__file__)
@@ -179,7 +179,7 @@ COMMAND = """
 import sys
 import threading
 import torch
-from harness import __main__ as command
+from paritybit import __main__ as command
 kept = command.serve_from_here
 def serve_from_here():
     kept()
@@ -202,11 +202,11 @@ def test_the_kernels_that_are_preloaded_are_of_this_tree() -> None:
 
 READS = """
 import importlib
-from harness.machine.forks import KERNELS
+from paritybit.harness.machine.forks import KERNELS
 for name in KERNELS:
     importlib.import_module(name)
 import torch
-from reference.kernels.known import kernels
+from paritybit.reference.kernels.known import kernels
 print(len(kernels), sum(kernel.function.hash is None for kernel in kernels))
 print(torch.cuda.is_initialized())
 """

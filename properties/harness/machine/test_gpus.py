@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-
-from harness.machine import gpus
-from harness.machine.gpus import first_name, free_memory, gpu_names, visible_gpus
-from harness.records.record import device_name
+from paritybit.harness.machine import gpus
+from paritybit.harness.machine.gpus import first_name, free_memory, gpu_names, visible_gpus
+from paritybit.harness.records.record import device_name
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.errors import CannotRunError
+from paritybit.harness.machine import keeper, mps
+from paritybit.harness.machine.keeper import MISSING
+from paritybit.harness.machine.mps import answers, private_daemon
 
-from harness.__main__ import main
-from harness.errors import CannotRunError
-from harness.machine import keeper, mps
-from harness.machine.keeper import MISSING
-from harness.machine.mps import answers, private_daemon
+from paritybit.__main__ import main
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     INTERRUPTED,
@@ -105,8 +105,8 @@ def test_a_daemon_that_was_running_answers_and_is_never_touched(running: Path) -
 
 WAITING = """
 import sys, time, types
-from harness.__main__ import main
-from harness.cli import parser
+from paritybit.__main__ import main
+from paritybit.harness.cli import parser
 
 def wait(options):
     assert options.device == "cuda"

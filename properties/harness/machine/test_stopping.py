@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from paritybit.harness.machine.stopping import PATIENCE, Stop, heard_at_the_end
 
-from harness.machine.stopping import PATIENCE, Stop, heard_at_the_end
 from properties.support.harness.command_line import (
     HUNG_UP,
     INTERRUPTED,
@@ -47,8 +47,8 @@ def test_what_asks_to_stop_is_heard_once_what_is_kept_is_written() -> None:
 
 RUN = """
 import os, sys
-import harness.cli.regress
-from harness.__main__ import main
+import paritybit.harness.cli.regress
+from paritybit.__main__ import main
 
 def stop():
     os.kill(os.getpid(), {number})
@@ -60,8 +60,8 @@ def write(record, path, writing=harness.cli.regress.run_record.write):
     {while_writing}
     writing(record, path)
 
-harness.cli.regress.run_tasks = run_tasks
-harness.cli.regress.run_record.write = write
+paritybit.harness.cli.regress.run_tasks = run_tasks
+paritybit.harness.cli.regress.run_record.write = write
 sys.exit(main(["regress", "--device", "cpu", "--bug", "swa_pad@decode", "--out", sys.argv[1]]))
 """
 """The main job, with tasks of nothing, which is asked to stop."""
@@ -95,15 +95,15 @@ def test_a_run_that_is_asked_to_stop_at_any_time_keeps_its_record_and_page(
 
 HANG = """
 import signal, sys, time
-import harness.campaigns.task
-from harness.__main__ import main
+import paritybit.harness.campaigns.task
+from paritybit.__main__ import main
 
 def hang(*_, **__):
     by_default = signal.SIGTERM, signal.SIGHUP
     print("plays", {{signal.getsignal(number) for number in by_default}}, flush=True)
     time.sleep({longest})
 
-harness.campaigns.task.run_task = hang
+paritybit.harness.campaigns.task.run_task = hang
 sys.argv[1:] = ["regress", "--device", "cpu", "--bug", "swa_pad@decode", "--workers", "1", "--out",
     sys.argv[1]]
 sys.exit(main())

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from paritybit.harness.records.record import write
 
-from harness.records.record import write
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, OK
 from properties.support.places import ROOT
 from properties.support.reports.records import green
@@ -88,7 +88,7 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
 
     reader = threading.Thread(target=read_slowly, daemon=True)
     reader.start()
-    words = [sys.executable, "-m", "harness", "list", "--json"]
+    words = [sys.executable, "-m", "paritybit", "list", "--json"]
     with os.fdopen(writing, "w") as pipe:
         done = subprocess.run(
             words, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, timeout=LONGEST, check=False

@@ -3,9 +3,8 @@
 import os
 
 import pytest
-
-from harness.machine import mps, workers
-from harness.machine.workers import (
+from paritybit.harness.machine import mps, workers
+from paritybit.harness.machine.workers import (
     HERE,
     MOST_CLIENTS,
     PLAIN,

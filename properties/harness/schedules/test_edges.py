@@ -4,19 +4,18 @@ from collections import defaultdict
 
 import pytest
 import torch
-
-from harness.campaigns.regress import smallest
-from harness.checks.play import Lockstep
-from harness.checks.table import PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.observation import Observation
-from harness.lockstep.pair import Pair
-from harness.schedules.coverage import LONGEST, MANY_REPLAYS
-from harness.schedules.edges import MANY, longest_context, many_replays
-from harness.schedules.schedule import Step
-from reference.batch import Mode
-from reference.config import PRESETS
-from subjects.runners import ONE_PER_ENGINE
+from paritybit.harness.campaigns.regress import smallest
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.coverage import LONGEST, MANY_REPLAYS
+from paritybit.harness.schedules.edges import MANY, longest_context, many_replays
+from paritybit.harness.schedules.schedule import Step
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.runners import ONE_PER_ENGINE
 
 SHORT_OF = {
     Mode.EXTEND: 0,

@@ -7,16 +7,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from harness.campaigns.hunt import for_each_drawn, play_all
-from harness.campaigns.regress import Run, RunConfig, all_hunts, one_size, unreached, verdict
-from harness.campaigns.task import Source, Status, Task, run_task
-from harness.checks.play import Lockstep
-from harness.lockstep.config import TrialConfig
-from harness.schedules.buckets import BUCKETS, FILLINGS, fillings
-from harness.schedules.coverage import Coverage, required_events
-from harness.schedules.generate import schedules
-from harness.schedules.schedule import (
+from paritybit.harness.campaigns.hunt import for_each_drawn, play_all
+from paritybit.harness.campaigns.regress import (
+    Run,
+    RunConfig,
+    all_hunts,
+    one_size,
+    unreached,
+    verdict,
+)
+from paritybit.harness.campaigns.task import Source, Status, Task, run_task
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.buckets import BUCKETS, FILLINGS, fillings
+from paritybit.harness.schedules.coverage import Coverage, required_events
+from paritybit.harness.schedules.generate import schedules
+from paritybit.harness.schedules.schedule import (
     Decode,
     Draft,
     DraftExtend,
@@ -25,10 +31,11 @@ from harness.schedules.schedule import (
     Verify,
     idle_modes,
 )
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+
 from properties.support.harness.planned import Planned
-from reference.batch import Mode
-from reference.config import PRESETS
-from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 DRAWN = 30
 

@@ -6,10 +6,9 @@ from dataclasses import fields
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
-from harness.schedules.generate import schedules
-from harness.schedules.schedule import (
+from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
+from paritybit.harness.schedules.generate import schedules
+from paritybit.harness.schedules.schedule import (
     STEPS,
     Admit,
     Decode,
@@ -26,9 +25,9 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
-from harness.schedules.shrink import Fails, cut, shrink, simpler_steps, simplify
-from reference.batch import Mode
-from reference.config import PRESETS
+from paritybit.harness.schedules.shrink import Fails, cut, shrink, simpler_steps, simplify
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS
 
 MOST_PLAYED = 200
 """Schedules that shrinking one of 40 steps may play; what was caught has about as many."""

@@ -5,11 +5,10 @@ from importlib.resources import files
 from itertools import pairwise
 
 import pytest
-
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import (
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -19,10 +18,10 @@ from harness.schedules.schedule import (
     Schedule,
     Verify,
 )
-from harness.schedules.traffic import IDLE_STEPS, REQUESTS, load_trace, traffic_schedules
-from reference.batch import Mode
-from reference.config import PRESETS, SPECULATION
-from subjects.runners import engine_runners
+from paritybit.harness.schedules.traffic import IDLE_STEPS, REQUESTS, load_trace, traffic_schedules
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS, SPECULATION
+from paritybit.subjects.runners import engine_runners
 
 CONFIG = PRESETS["gpt_oss"].tiny
 ROOM = TrialConfig().room
@@ -92,7 +91,7 @@ def is_monotone(inputs: Sequence[int], outputs: Sequence[int]) -> bool:
 
 
 def test_the_committed_slice_is_small_and_says_whose_it_is() -> None:
-    text = files("harness.schedules").joinpath("data/azure_conv_2000.csv").read_text()
+    text = files("paritybit.harness.schedules").joinpath("data/azure_conv_2000.csv").read_text()
     head = [line for line in text.splitlines() if line.startswith("#")]
     assert text.startswith("#")
     assert "CC-BY 4.0" in head[0]

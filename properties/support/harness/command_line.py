@@ -13,9 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness.lockstep.config import TrialConfig
-from harness.records.case import Case, dump_json, write_case
-from harness.schedules.schedule import Admit, Decode, Schedule
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.records.case import Case, dump_json, write_case
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
+
 from properties.support.places import ROOT
 
 OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED, TERMINATED, HUNG_UP = 0, 1, 2, 125, 130, 143, 129

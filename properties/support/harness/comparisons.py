@@ -7,9 +7,8 @@ from collections.abc import Callable
 from itertools import product
 
 import torch
+from paritybit.harness.lockstep.scale.comparison import IN_FRAME, NOWHERE, OUTSIDE, RESERVED
 from torch import Tensor
-
-from harness.lockstep.scale.comparison import IN_FRAME, NOWHERE, OUTSIDE, RESERVED
 
 Compare = Callable[[Tensor, Tensor, Tensor, torch.Size], Tensor]
 """Returns what `Difference.found` is, of two flat arenas of integers, marks and their shape."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.campaigns.executor import Campaign, Ended, execute
-from harness.machine.workers import Workers
+from paritybit.harness.campaigns.executor import Campaign, Ended, execute
+from paritybit.harness.machine.workers import Workers
 
 FOR_EVER, MOMENT = 3600.0, 1.0
 LIMIT = 5.0

@@ -11,10 +11,21 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import SUBJECT_LOGGER
+from paritybit.reference import oracle
+from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
+from paritybit.reference.config import Kind, Role
+from paritybit.reference.eager import EagerDecoder
+from paritybit.reference.model import Output
+from paritybit.reference.pool import Tables
+from paritybit.subjects.buffers import StaticInputs
+from paritybit.subjects.protocol import Forward, Overrides, Replay
+from paritybit.subjects.runners import RUNNERS
+from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
-from harness.checks.play import Lockstep
-from harness.lockstep.config import SUBJECT_LOGGER
 from properties.support.harness.planting import (
     Plant,
     captured,
@@ -23,17 +34,6 @@ from properties.support.harness.planting import (
     runners_named,
 )
 from properties.support.harness.tensors import first_of, flip
-from reference import oracle
-from reference.allocator import Allocator, PageAllocation
-from reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
-from reference.config import Kind, Role
-from reference.eager import EagerDecoder
-from reference.model import Output
-from reference.pool import Tables
-from subjects.buffers import StaticInputs
-from subjects.protocol import Forward, Overrides, Replay
-from subjects.runners import RUNNERS
-from subjects.runners.base import GraphRunner
 
 
 def free_slot(lockstep: Lockstep) -> int:
@@ -318,7 +318,7 @@ def moved_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
 def allocating_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays around every one of which the allocator handed out one block."""
     handed_out = count()
-    monkeypatch.setattr("subjects.captured.allocations", lambda: next(handed_out))
+    monkeypatch.setattr("paritybit.subjects.captured.allocations", lambda: next(handed_out))
 
 
 def failing_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def wrong_after_five_tokens(
     lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An oracle with other logits after five tokens: both worlds' are wrong there, in passing."""
-    at = "harness.checks.of_schedules.dense_agreement.dense_logits"
+    at = "paritybit.harness.checks.of_schedules.dense_agreement.dense_logits"
 
     def other(*arguments: Any, **options: Any) -> Tensor:
         logits = oracle.dense_logits(*arguments, **options)
@@ -402,7 +402,7 @@ def draft_wrong_after_three_tokens(
     lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Likewise of the draft model, after three."""
-    at = "harness.checks.of_schedules.dense_agreement.dense_draft_logits"
+    at = "paritybit.harness.checks.of_schedules.dense_agreement.dense_draft_logits"
 
     def other(*arguments: Any, **named: Any) -> Tensor:
         logits = oracle.dense_draft_logits(*arguments, **named)
@@ -422,7 +422,7 @@ def hidden_states_off_by_one(
     ) -> ForwardBatch:
         return prepare(mode, spans, tokens, hidden_states.roll(1, 1), tables)
 
-    monkeypatch.setattr("harness.lockstep.request_book.prepare", shifted)
+    monkeypatch.setattr("paritybit.harness.lockstep.request_book.prepare", shifted)
 
 
 def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:

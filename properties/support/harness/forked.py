@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from harness.machine.forks import Forked
+from paritybit.harness.machine.forks import Forked
 
 FOR_EVER = 3600.0
 

@@ -4,8 +4,9 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from harness.checks.play import Lockstep
-from harness.lockstep.config import TrialConfig
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TrialConfig
+
 from properties.support.harness.executor_tasks import FOR_EVER, say
 
 

@@ -9,14 +9,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from paritybit.harness.checks.of_steps.batch_invariance import Variant
+from paritybit.harness.checks.of_steps.hermetic_replay import FreshReplay
+from paritybit.harness.checks.of_steps.padded_reads import PoisonedRun
+from paritybit.harness.checks.of_steps.padding_noninterference import NoisyRun
+from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.harness.schedules.schedule import Decode
+from paritybit.reference.allocator import Owner
+from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
+from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
+from paritybit.reference.model import Output
+from paritybit.reference.pool import LOC_DTYPE, KVLayout, PoolSizes, Tables
+from paritybit.reference.state_pool import Section
+from paritybit.subjects.protocol import BufferFacts, GraphFacts, LocationDtypes, Replay, ReplayFacts
 from torch import Tensor
 
-from harness.checks.of_steps.batch_invariance import Variant
-from harness.checks.of_steps.hermetic_replay import FreshReplay
-from harness.checks.of_steps.padded_reads import PoisonedRun
-from harness.checks.of_steps.padding_noninterference import NoisyRun
-from harness.lockstep.observation import Observation, Snapshot
-from harness.schedules.schedule import Decode
 from properties.support.harness.right_step import (
     RUNNER,
     holders,
@@ -24,13 +31,6 @@ from properties.support.harness.right_step import (
     right_keys,
     right_static,
 )
-from reference.allocator import Owner
-from reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
-from reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from reference.model import Output
-from reference.pool import LOC_DTYPE, KVLayout, PoolSizes, Tables
-from reference.state_pool import Section
-from subjects.protocol import BufferFacts, GraphFacts, LocationDtypes, Replay, ReplayFacts
 
 CONFIG = PRESETS["gemma3"].tiny
 SIZES = PoolSizes(full_slots=24, swa_slots=24, page_size=1, rows=4)

@@ -8,18 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.requests import PlannedForward
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.coverage import Coverage
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import PRESETS, SPECULATION, draft_config
+from paritybit.reference.model import Output
+from paritybit.reference.pool import KVPools
+from paritybit.subjects.runners import engine_runners
 from torch import Tensor
-
-from harness.lockstep.config import TrialConfig
-from harness.lockstep.requests import PlannedForward
-from harness.lockstep.scheduler import Scheduler
-from harness.schedules.coverage import Coverage
-from harness.schedules.schedule import Schedule
-from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, SPECULATION, draft_config
-from reference.model import Output
-from reference.pool import KVPools
-from subjects.runners import engine_runners
 
 
 class Planned:

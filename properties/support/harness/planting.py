@@ -8,18 +8,25 @@ from functools import cache
 
 import pytest
 import torch
-
-from harness.checks.play import Lockstep, Outcome
-from harness.checks.table import PROPERTIES
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Idle, Schedule, Verify
-from reference.batch import ForwardBatch, Mode
-from reference.model import Output
-from subjects.captured import CapturedEngine
-from subjects.protocol import Forward, Overrides, Replay
-from subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
-from subjects.runners.base import GraphRunner
-from subjects.toggles import LocationScheme
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Idle,
+    Schedule,
+    Verify,
+)
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Output
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.protocol import Forward, Overrides, Replay
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.toggles import LocationScheme
 
 SCHEDULE = Schedule(
     (

@@ -14,30 +14,30 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from harness.checks.device import launches
-from harness.checks.device.host_arrays import on_device
-from harness.checks.device.storages import storages_differ, strayed
-from harness.checks.device.unequal import Pairs, Unequal
-from harness.checks.of_steps.live_inputs import parts
-from harness.checks.of_steps.read_frame import (
+from paritybit.harness.checks.device import launches
+from paritybit.harness.checks.device.host_arrays import on_device
+from paritybit.harness.checks.device.storages import storages_differ, strayed
+from paritybit.harness.checks.device.unequal import Pairs, Unequal
+from paritybit.harness.checks.of_steps.live_inputs import parts
+from paritybit.harness.checks.of_steps.read_frame import (
     allowed,
     blocks_of,
     listed_rows,
     most_listed,
     reads_of,
 )
-from harness.checks.of_steps.slot_ownership import right_cells, wrong_cells
-from harness.checks.of_steps.write_frame import writes_outside_frame
-from harness.lockstep.bits import bits
-from harness.lockstep.observation import Observation, Snapshot
-from harness.schedules.schedule import Step
+from paritybit.harness.checks.of_steps.slot_ownership import right_cells, wrong_cells
+from paritybit.harness.checks.of_steps.write_frame import writes_outside_frame
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.harness.schedules.schedule import Step
+from paritybit.reference.allocator import Ownership
+from paritybit.reference.pool import PoolSizes
+from paritybit.reference.state_pool import Section
+from paritybit.subjects.protocol import Keys
+from torch import Tensor
+
 from properties.support.harness.planting import SCHEDULE, build
-from reference.allocator import Ownership
-from reference.pool import PoolSizes
-from reference.state_pool import Section
-from subjects.protocol import Keys
 
 ENGINES = ("eagle_draft", "frozen_kv_mtp")
 """Runners of two engines, whose schedule has steps of every mode."""

@@ -6,18 +6,18 @@ From the reference's own lists of what a token sees, and from what the tests kno
 from collections.abc import Mapping, Sequence
 
 import torch
+from paritybit.harness.lockstep.observation import StepEnd
+from paritybit.reference.allocator import Numbers, Owner, Ownership
+from paritybit.reference.batch import ForwardBatch, Mode, Span
+from paritybit.reference.config import SPECULATION, Kind, ModelConfig
+from paritybit.reference.eager import columns_of
+from paritybit.reference.pool import PoolSizes, Tables
+from paritybit.subjects.contracts import HIDDEN, Axis
+from paritybit.subjects.protocol import KeyLists, Keys
 from torch import Tensor
 
-from harness.lockstep.observation import StepEnd
 from properties.support.subjects.runners import EXPECTED
 from properties.support.subjects.static_inputs import ExpectedInput, stale
-from reference.allocator import Numbers, Owner, Ownership
-from reference.batch import ForwardBatch, Mode, Span
-from reference.config import SPECULATION, Kind, ModelConfig
-from reference.eager import columns_of
-from reference.pool import PoolSizes, Tables
-from subjects.contracts import HIDDEN, Axis
-from subjects.protocol import KeyLists, Keys
 
 RUNNER: Mapping[Mode, str] = {
     Mode.EXTEND: "piecewise",

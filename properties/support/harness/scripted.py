@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
-from harness.checks.play import DeviceLostError, Outcome
-from harness.checks.property import Violation
-from harness.lockstep.config import TrialConfig
-from harness.schedules.schedule import Schedule
-from reference.config import PRESETS
+from paritybit.harness.checks.play import DeviceLostError, Outcome
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.config import PRESETS
 
 ERROR = (
     'Traceback:\n  File "properties/support/harness/scripted.py", line 1, in check\n'

@@ -1,9 +1,8 @@
 """Small changes of tensors and outputs that tests of checks make."""
 
 import torch
+from paritybit.reference.model import Output
 from torch import Tensor
-
-from reference.model import Output
 
 _INTEGER = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 

@@ -8,19 +8,19 @@ from functools import partial
 from typing import Any
 
 import torch
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import STEP_PROPERTIES
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Role
+from paritybit.subjects import pool as module
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.protocol import Forward
+from paritybit.subjects.runners.cpu_graph import CpuGraphRunner
+from paritybit.subjects.toggles import LocationScheme
 
-from harness.checks.play import Lockstep
-from harness.checks.table import STEP_PROPERTIES
-from harness.lockstep.config import TrialConfig
 from properties.support.harness.planting import captured
 from properties.support.harness.tensors import first_of, flip
-from reference.batch import ForwardBatch, Mode
-from reference.config import Role
-from subjects import pool as module
-from subjects.captured import CapturedEngine
-from subjects.protocol import Forward
-from subjects.runners.cpu_graph import CpuGraphRunner
-from subjects.toggles import LocationScheme
 
 TRIAL = TrialConfig("cpu_graph", scheme=LocationScheme.MEMO, buckets=(4,), token_buckets=(4,))
 

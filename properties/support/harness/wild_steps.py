@@ -2,8 +2,7 @@
 
 import torch
 from hypothesis import strategies as st
-
-from harness.schedules.schedule import (
+from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
     Draft,
@@ -19,9 +18,9 @@ from harness.schedules.schedule import (
     Step,
     Verify,
 )
-from reference.batch import ForwardBatch, Mode
-from reference.config import PRESETS, SPECULATION
-from reference.model import Output
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import PRESETS, SPECULATION
+from paritybit.reference.model import Output
 
 CONFIG = PRESETS["gpt_oss"].tiny
 """The model that outputs are of."""

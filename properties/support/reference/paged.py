@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 
 import torch
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.batch import Mode, Span, prepare
+from paritybit.reference.config import Kind, Role, draft_config
+from paritybit.reference.eager import EagerDecoder
+from paritybit.reference.model import Model
+from paritybit.reference.pool import KVPools, PoolSizes
 from torch import Tensor
-
-from harness.lockstep.config import TrialConfig
-from reference.allocator import Allocator, PageAllocation
-from reference.batch import Mode, Span, prepare
-from reference.config import Kind, Role, draft_config
-from reference.eager import EagerDecoder
-from reference.model import Model
-from reference.pool import KVPools, PoolSizes
 
 
 class PagedRequests:

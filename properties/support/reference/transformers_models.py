@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from paritybit.reference.config import PRESETS, AttentionShape, Kind, ModelConfig
+from paritybit.reference.model import LayerWeights, Model
+from paritybit.reference.oracle import wide
 from torch import Tensor
 from torch.nn import Identity
 from torch.overrides import TorchFunctionMode
-
-from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
-from reference.model import LayerWeights, Model
-from reference.oracle import wide
 
 LIBRARY, OLDEST = "transformers", (5, 23)
 LAYER_TYPES = {Kind.FULL: "full_attention", Kind.SWA: "sliding_attention"}

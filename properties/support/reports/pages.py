@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 from io import StringIO
 from typing import NamedTuple
 
+from paritybit.harness.cli.failures import print_failures
+from paritybit.harness.records.schema import Record
+from paritybit.reports.page import render
 from rich.console import Console
 
-from harness.cli.failures import print_failures
-from harness.records.schema import Record
 from properties.support.reports.records import SAMPLES
-from reports.page import render
 
 
 def printed_failures(record: Record, width: int = 80) -> str:

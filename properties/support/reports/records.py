@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.explain.facts import (
+from paritybit.harness.explain.facts import (
     NOBODY,
     Cause,
     CodeSite,
@@ -20,7 +20,7 @@ from harness.explain.facts import (
     TimelineEntry,
     Writer,
 )
-from harness.records.schema import (
+from paritybit.harness.records.schema import (
     BugOnRunner,
     BugRow,
     CaseHead,

@@ -6,9 +6,9 @@ Knows no runner by name, so that a new one needs no line here.
 from dataclasses import replace
 from itertools import cycle
 
-from harness.lockstep.config import TrialConfig
-from subjects.runners import RUNNERS, engine_runners
-from subjects.toggles import LocationScheme
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.subjects.runners import RUNNERS, engine_runners
+from paritybit.subjects.toggles import LocationScheme
 
 _BY_RUNNERS = {
     tuple(runner.name for runner in engine_runners(name)): name for name in reversed(RUNNERS)

@@ -7,9 +7,10 @@ is changed under the replay that is about to read it.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paritybit.reference.batch import MROPE_SECTIONS
+from paritybit.reference.config import PRESETS, Kind
+
 from properties.support.subjects.ready_forward import REQUESTS, ReadyForward
-from reference.batch import MROPE_SECTIONS
-from reference.config import PRESETS, Kind
 
 Change = Callable[[ReadyForward, int], None]
 """A change of what stands in the static buffers for one live request."""

@@ -1,8 +1,7 @@
 """What a gate leaves that nobody opens, and one that stands open: run interpreted."""
 
 import torch
-
-from reference.kernels.gate import gate_kernel
+from paritybit.reference.kernels.gate import gate_kernel
 
 for opened, spins in ((0, 20), (2, 20)):
     cells = torch.tensor([opened, 3, 0], dtype=torch.int32)

@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from paritybit.harness.lockstep.config import DTYPES, TrialConfig
+from paritybit.harness.lockstep.requests import PlannedForward
+from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.schedule import Step
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.config import PRESETS, Role, draft_config
+from paritybit.reference.model import Model
+from paritybit.reference.pool import KVPools
+from paritybit.subjects.engine import Engine
+from paritybit.subjects.protocol import Forward
+from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
-
-from harness.lockstep.config import DTYPES, TrialConfig
-from harness.lockstep.requests import PlannedForward
-from harness.lockstep.scheduler import Scheduler
-from harness.schedules.schedule import Step
-from reference.batch import ForwardBatch
-from reference.config import PRESETS, Role, draft_config
-from reference.model import Model
-from reference.pool import KVPools
-from subjects.engine import Engine
-from subjects.protocol import Forward
-from subjects.runners.base import GraphRunner
 
 
 @dataclass(frozen=True)

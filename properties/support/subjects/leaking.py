@@ -1,6 +1,6 @@
 """A fault of an allocator, planted by tests."""
 
-from reference.allocator import Allocator, PageAllocation
+from paritybit.reference.allocator import Allocator, PageAllocation
 
 
 class Leaking(Allocator):

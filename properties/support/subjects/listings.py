@@ -7,12 +7,11 @@ import random
 from typing import Any
 
 import torch
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.pool import PoolSizes, Tables
+from paritybit.subjects import key_lists, states
+from paritybit.subjects.listing import host
 from torch import Tensor
-
-from reference.config import SPECULATION
-from reference.pool import PoolSizes, Tables
-from subjects import key_lists, states
-from subjects.listing import host
 
 WINDOW = 6
 

@@ -15,9 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, compress, product
 
 import torch
+from paritybit.harness.lockstep.scale.comparison import compared_on_device
+from paritybit.reference.config import PRESETS, AttentionShape, Kind, ModelConfig
+from paritybit.reference.model import column_major
+from paritybit.reference.ops import STATE_GAIN, Ops, Reused
 from torch import Tensor
 
-from harness.lockstep.scale.comparison import compared_on_device
 from properties.support.harness.comparisons import check_comparisons
 from properties.support.subjects.listings import (
     check_any_stride,
@@ -28,9 +31,6 @@ from properties.support.subjects.listings import (
     check_too_many_are_none,
     check_translations,
 )
-from reference.config import PRESETS, AttentionShape, Kind, ModelConfig
-from reference.model import column_major
-from reference.ops import STATE_GAIN, Ops, Reused
 
 MAX_ROWS = 33  # more than any replay of a trial runs
 FEW_ROWS = 4  # one with each kind of list: see `key_lists`
@@ -781,9 +781,9 @@ def main() -> None:
     """Check the Triton ops on the CPU and print how many checks ran."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         sys.exit("set TRITON_INTERPRET=1: these checks are for Triton's interpreter")
-    from reference import triton_ops  # noqa: PLC0415 - slow, and wanted here alone
-    from reference.kernels import tables  # noqa: PLC0415 - likewise
-    from subjects.listing import device, drafts, paths  # noqa: PLC0415 - likewise
+    from paritybit.reference import triton_ops  # noqa: PLC0415 - slow, and wanted here alone
+    from paritybit.reference.kernels import tables  # noqa: PLC0415 - likewise
+    from paritybit.subjects.listing import device, drafts, paths  # noqa: PLC0415 - likewise
 
     torch.set_num_threads(1)
     triton_ops.RANKED_TILE = INTERPRETED_TILE

@@ -11,18 +11,26 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Draft,
+    DraftExtend,
+    Extend,
+    Step,
+    Verify,
+)
+from paritybit.reference.batch import ForwardBatch, Mode, Span
+from paritybit.reference.config import SPECULATION, Kind, Role
+from paritybit.reference.eager import path_lists, paths_of
+from paritybit.reference.transfer import transfer
+from paritybit.subjects.contracts import Axis
+from paritybit.subjects.protocol import Forward
 from torch import Tensor
 
-from harness.lockstep.bits import bits
-from harness.schedules.schedule import Admit, Decode, Draft, DraftExtend, Extend, Step, Verify
 from properties.support.subjects.graph_world import GraphWorld
 from properties.support.subjects.static_inputs import ExpectedInput
-from reference.batch import ForwardBatch, Mode, Span
-from reference.config import SPECULATION, Kind, Role
-from reference.eager import path_lists, paths_of
-from reference.transfer import transfer
-from subjects.contracts import Axis
-from subjects.protocol import Forward
 
 REQUESTS = 3
 """Requests of a batch that pads its bucket, the largest of its world."""

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+from paritybit.reference.batch import ENCODER_ROWS, Mode
+from paritybit.reference.config import SPECULATION, Kind
+from paritybit.subjects.contracts import HIDDEN, Axis
+from paritybit.subjects.toggles import LocationScheme
 
 from properties.support.subjects.flips import (
     CONTEXT,
@@ -39,10 +43,6 @@ from properties.support.subjects.flips import (
 from properties.support.subjects.graph_world import GraphWorld
 from properties.support.subjects.ready_forward import REQUESTS, ReadyForward
 from properties.support.subjects.static_inputs import ExpectedInput
-from reference.batch import ENCODER_ROWS, Mode
-from reference.config import SPECULATION, Kind
-from subjects.contracts import HIDDEN, Axis
-from subjects.toggles import LocationScheme
 
 T, B, M = Axis.TOKEN, Axis.REQUEST, Axis.MROPE
 I64, I32, F32, BOOL = torch.int64, torch.int32, torch.float32, torch.bool

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-
-from subjects.contracts import Axis
-from subjects.toggles import LocationScheme
+from paritybit.subjects.contracts import Axis
+from paritybit.subjects.toggles import LocationScheme
 
 
 @dataclass(frozen=True)

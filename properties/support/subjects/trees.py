@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from reference.speculative import Tree
+from paritybit.reference.speculative import Tree
 
 
 def parents_of(tree: Tree) -> list[int]:

@@ -11,16 +11,15 @@ from itertools import product
 from typing import Any, ClassVar
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION, Role
+from paritybit.reference.speculative import chain_of, keep_candidates, likeliest
+from paritybit.subjects.engines.paged.engine import SLOTS, TABLES, PagedEngine
+from paritybit.subjects.engines.paged.runner import PagedDrafter, Verified
+from paritybit.subjects.engines.shared.padded import PaddedInput, PaddingRow
+from paritybit.subjects.engines.shared.tensors import given_back
+from paritybit.subjects.protocol import Forward, Offer, Replay, ReplayFacts
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import SPECULATION, Role
-from reference.speculative import chain_of, keep_candidates, likeliest
-from subjects.engines.paged.engine import SLOTS, TABLES, PagedEngine
-from subjects.engines.paged.runner import PagedDrafter, Verified
-from subjects.engines.shared.padded import PaddedInput, PaddingRow
-from subjects.engines.shared.tensors import given_back
-from subjects.protocol import Forward, Offer, Replay, ReplayFacts
 
 WIDTH = SPECULATION.draft_tokens
 """Tokens of a request that the target verifies, of which the drafter catches up at once."""

@@ -10,17 +10,21 @@ from functools import partial
 from itertools import accumulate
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
+from paritybit.subjects.engines.paged.keys import listed_slots
+from paritybit.subjects.engines.paged.requests import PagedRequests, Settling
+from paritybit.subjects.engines.paged.runner import PagedRunner, Ran
+from paritybit.subjects.engines.shared.engine import OthersEngine
+from paritybit.subjects.engines.shared.padded import (
+    PaddedInput,
+    PaddedTokens,
+    PaddingRow,
+    padding_of,
+)
+from paritybit.subjects.protocol import Forward, Offer, Reads
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind
-from reference.model import Output
-from subjects.engines.paged.keys import listed_slots
-from subjects.engines.paged.requests import PagedRequests, Settling
-from subjects.engines.paged.runner import PagedRunner, Ran
-from subjects.engines.shared.engine import OthersEngine
-from subjects.engines.shared.padded import PaddedInput, PaddedTokens, PaddingRow, padding_of
-from subjects.protocol import Forward, Offer, Reads
 
 SLOTS = [f"slot_mapping.{kind}" for kind in Kind]
 TABLES = [f"block_table.{kind}" for kind in Kind]

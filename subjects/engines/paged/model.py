@@ -4,14 +4,13 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+from paritybit.reference.config import SPECULATION, Kind
+from paritybit.reference.model import Model, TokenInputs, most_keys
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.paged.keys import listed_keys
+from paritybit.subjects.engines.paged.pages import Cache
+from paritybit.subjects.engines.shared.inputs import token_inputs
 from torch import Tensor
-
-from reference.config import SPECULATION, Kind
-from reference.model import Model, TokenInputs, most_keys
-from reference.ops import Ops
-from subjects.engines.paged.keys import listed_keys
-from subjects.engines.paged.pages import Cache
-from subjects.engines.shared.inputs import token_inputs
 
 
 class PagedDecoder(torch.nn.Module, ABC):

@@ -6,11 +6,10 @@ A page of either kind is a block; block 0 is nobody's.
 from collections.abc import Mapping, Sequence
 
 import torch
+from paritybit.reference.allocator import Numbers, Owner, Ownership
+from paritybit.reference.config import Kind
+from paritybit.subjects.engines.paged.requests import PagedRequests, name_of
 from torch import Tensor
-
-from reference.allocator import Numbers, Owner, Ownership
-from reference.config import Kind
-from subjects.engines.paged.requests import PagedRequests, name_of
 
 NO_ROW = -1
 """The row of a request that the engine's table of requests has lost."""

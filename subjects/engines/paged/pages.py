@@ -6,11 +6,16 @@ A page of the world is as large as a block.
 from collections.abc import Collection, Iterator, Sequence
 
 import torch
+from paritybit.reference.config import Kind
+from paritybit.reference.pool import HybridKVPool
+from paritybit.subjects.engines.shared.paired import (
+    PairedKV,
+    Plane,
+    inverse,
+    pair_slots,
+    unpaired_of,
+)
 from torch import Tensor
-
-from reference.config import Kind
-from reference.pool import HybridKVPool
-from subjects.engines.shared.paired import PairedKV, Plane, inverse, pair_slots, unpaired_of
 
 Cache = tuple[Tensor, Tensor]
 """K and V of a layer, each [blocks, slots of a block, kv_heads, head_dim]."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reference.allocator import Owner
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind, Role
-from subjects.engines.paged.pages import Cache, PairedPages
-from subjects.engines.paged.runner import Ran
-from subjects.engines.shared.world import Known, World
+from paritybit.reference.allocator import Owner
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind, Role
+from paritybit.subjects.engines.paged.pages import Cache, PairedPages
+from paritybit.subjects.engines.paged.runner import Ran
+from paritybit.subjects.engines.shared.world import Known, World
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION, ModelConfig, Role
+from paritybit.reference.model import Model, Output
+from paritybit.reference.ops import Ops
 from torch import Tensor
-
-from reference.batch import Mode
-from reference.config import SPECULATION, ModelConfig, Role
-from reference.model import Model, Output
-from reference.ops import Ops
 
 
 @dataclass(frozen=True)

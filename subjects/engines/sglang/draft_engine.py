@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from functools import partial
 
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.model import Output
+from paritybit.reference.speculative import keep_candidates
+from paritybit.subjects.engines.sglang.engine import SglangEngine
+from paritybit.subjects.engines.sglang.padded import padded_rows
+from paritybit.subjects.engines.sglang.runners.drafting import DraftingRunner
+from paritybit.subjects.engines.shared.padded import PaddedInput
+from paritybit.subjects.protocol import Forward, Replay
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.model import Output
-from reference.speculative import keep_candidates
-from subjects.engines.sglang.engine import SglangEngine
-from subjects.engines.sglang.padded import padded_rows
-from subjects.engines.sglang.runners.drafting import DraftingRunner
-from subjects.engines.shared.padded import PaddedInput
-from subjects.protocol import Forward, Replay
 
 
 class DraftingEngine(SglangEngine[DraftingRunner]):

@@ -6,29 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
-
-from reference.allocator import Ownership
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind
-from reference.model import Output
-from subjects.engines.sglang.host.settings import DECLARED
-from subjects.engines.sglang.memory.mirror import Mirror
-from subjects.engines.sglang.padded import (
+from paritybit.reference.allocator import Ownership
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
+from paritybit.subjects.engines.sglang.host.settings import DECLARED
+from paritybit.subjects.engines.sglang.memory.mirror import Mirror
+from paritybit.subjects.engines.sglang.padded import (
     HOLDS,
     LOCATIONS,
     declared_padding,
     padded_inputs,
 )
-from subjects.engines.sglang.runners.decode import (
+from paritybit.subjects.engines.sglang.runners.decode import (
     BACKEND_LOCATIONS,
     CpuGraphRunner,
     ReplayingRunner,
     RowSlots,
 )
-from subjects.engines.shared.engine import Given, OthersEngine, offers
-from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
-from subjects.protocol import (
+from paritybit.subjects.engines.shared.engine import Given, OthersEngine, offers
+from paritybit.subjects.engines.shared.padded import DeclaredPadding, PaddedInput
+from paritybit.subjects.protocol import (
     Forward,
     LocationDtypes,
     Offer,
@@ -36,6 +34,7 @@ from subjects.protocol import (
     Replay,
     ReplayFacts,
 )
+from torch import Tensor
 
 NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs that carry it"}
 

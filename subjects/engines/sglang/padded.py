@@ -4,18 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind
-from subjects.engines.shared.loading import attribute
-from subjects.engines.shared.padded import (
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind
+from paritybit.subjects.engines.shared.loading import attribute
+from paritybit.subjects.engines.shared.padded import (
     KEPT,
     RESET,
     DeclaredPadding,
     PaddedInput,
     PaddedTokens,
 )
+from torch import Tensor
 
 HOLDS: Mapping[str, str] = {
     **{

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from subjects.engines.shared.missing import UndeclaredError
+from paritybit.subjects.engines.shared.missing import UndeclaredError
 
 WORDS: Mapping[str, Any] = {
     "None": None,

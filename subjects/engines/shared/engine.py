@@ -3,16 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
+from paritybit.subjects.captured import facts_of
+from paritybit.subjects.engines.shared.graphs import Replays
+from paritybit.subjects.engines.shared.padded import DeclaredPadding, PaddedInput
+from paritybit.subjects.engines.shared.tensors import bring_back
+from paritybit.subjects.protocol import (
+    EngineUnderTest,
+    Offer,
+    Overrides,
+    OwnArithmetic,
+    Replay,
+    ReplayFacts,
+)
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind
-from reference.model import Output
-from subjects.captured import facts_of
-from subjects.engines.shared.graphs import Replays
-from subjects.engines.shared.padded import DeclaredPadding, PaddedInput
-from subjects.engines.shared.tensors import bring_back
-from subjects.protocol import EngineUnderTest, Offer, Overrides, OwnArithmetic, Replay, ReplayFacts
 
 NOT_OFFERED = {
     Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
-
-from reference.ops import Ops
-from subjects.captured import allocations
-from subjects.graphs.tape import TapeSegment
+from paritybit.reference.ops import Ops
+from paritybit.subjects.captured import allocations
+from paritybit.subjects.graphs.tape import TapeSegment
 
 NO_POOL = (0, 0)
 """A handle of a pool of graphs' memory."""

@@ -1,10 +1,9 @@
 """What an engine gives our model of tokens, as our model takes it."""
 
 import torch
+from paritybit.reference.model import Model, TokenInputs
+from paritybit.reference.ops import Ops
 from torch import Tensor
-
-from reference.model import Model, TokenInputs
-from reference.ops import Ops
 
 
 def token_inputs(

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.stubs import StubFinder
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.stubs import StubFinder
 
 NO_CONTEXT = DistributionFinder.Context()
 """That of who asks for every distribution."""

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from paritybit.reference.batch import ForwardBatch
+from paritybit.subjects.engines.shared.missing import PartMissingError
 from torch import Tensor
-
-from reference.batch import ForwardBatch
-from subjects.engines.shared.missing import PartMissingError
 
 KEPT, RESET = "kept", "reset"
 

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, MappingProxyType, ModuleType
 from typing import Any
 
-from subjects.engines.shared.missing import StandInUsedError
+from paritybit.subjects.engines.shared.missing import StandInUsedError
 
 
 class Stand(ABCMeta):

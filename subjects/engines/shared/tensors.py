@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from numpy import ndarray
+from paritybit.subjects.engines.shared.missing import PartMissingError
 from torch import Tensor
-
-from subjects.engines.shared.missing import PartMissingError
 
 
 def tensors_in(objects: Iterable[Any], package: str) -> Iterator[Tensor]:

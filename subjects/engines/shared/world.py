@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from reference.allocator import Owner
-from reference.pool import KVPools
-from reference.state_pool import HiddenStates
+from paritybit.reference.allocator import Owner
+from paritybit.reference.pool import KVPools
+from paritybit.reference.state_pool import HiddenStates
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ judged by what the buffers hold.
 
 from typing import Any
 
-from reference.batch import Mode
-from reference.config import SPECULATION
-from subjects.engines.paged.engine import SLOTS, TABLES
-from subjects.engines.shared.loading import takes
-from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.padded import PaddingRow
-from subjects.engines.shared.tensors import holds_only
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION
+from paritybit.subjects.engines.paged.engine import SLOTS, TABLES
+from paritybit.subjects.engines.shared.loading import takes
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.padded import PaddingRow
+from paritybit.subjects.engines.shared.tensors import holds_only
 
 GATHERING = ["idx_mapping", "num_reqs_padded", "out", "out_ptrs", "num_computed_tokens"]
 """What the engine's block tables may be gathered by, in any release."""

@@ -12,21 +12,20 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION, Role
+from paritybit.reference.eager import draft_inputs
+from paritybit.reference.model import Model
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.paged.requests import name_of
+from paritybit.subjects.engines.paged.runner import PagedDrafter, Verified, accepted
+from paritybit.subjects.engines.shared.loading import Engine, attribute, named
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.tensors import given_back
+from paritybit.subjects.engines.vllm.contract import LAST_TOKENS, names_last_tokens
+from paritybit.subjects.engines.vllm.model import Decoder, layer_name
+from paritybit.subjects.engines.vllm.runner import GPU, OF_BATCHES, VllmRunner
 from torch import Tensor
-
-from reference.batch import Mode
-from reference.config import SPECULATION, Role
-from reference.eager import draft_inputs
-from reference.model import Model
-from reference.ops import Ops
-from subjects.engines.paged.requests import name_of
-from subjects.engines.paged.runner import PagedDrafter, Verified, accepted
-from subjects.engines.shared.loading import Engine, attribute, named
-from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.tensors import given_back
-from subjects.engines.vllm.contract import LAST_TOKENS, names_last_tokens
-from subjects.engines.vllm.model import Decoder, layer_name
-from subjects.engines.vllm.runner import GPU, OF_BATCHES, VllmRunner
 
 DRAFTER = f"{GPU}.spec_decode.eagle.speculator"
 """Where the engine's drafter is."""

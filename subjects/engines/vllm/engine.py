@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from reference.allocator import Ownership
-from subjects.engines.paged.drafting import PagedDraftingEngine
-from subjects.engines.paged.engine import PagedEngine
-from subjects.engines.paged.ownership import ownership_of
-from subjects.engines.shared.engine import offers
-from subjects.engines.vllm.contract import CONTRACT, OF_DRAFTS
-from subjects.engines.vllm.drafter import DraftingRunner
-from subjects.engines.vllm.requests import VllmRequests
-from subjects.engines.vllm.runner import VllmRunner
-from subjects.engines.vllm.settings import DECLARED
+from paritybit.reference.allocator import Ownership
+from paritybit.subjects.engines.paged.drafting import PagedDraftingEngine
+from paritybit.subjects.engines.paged.engine import PagedEngine
+from paritybit.subjects.engines.paged.ownership import ownership_of
+from paritybit.subjects.engines.shared.engine import offers
+from paritybit.subjects.engines.vllm.contract import CONTRACT, OF_DRAFTS
+from paritybit.subjects.engines.vllm.drafter import DraftingRunner
+from paritybit.subjects.engines.vllm.requests import VllmRequests
+from paritybit.subjects.engines.vllm.runner import VllmRunner
+from paritybit.subjects.engines.vllm.settings import DECLARED
 
 
 class VllmEngine(PagedEngine):

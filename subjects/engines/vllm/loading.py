@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from subjects.engines.shared import graphs, interpreter
-from subjects.engines.shared.loading import Engine
-from subjects.engines.shared.operators import define_operators
-from subjects.engines.shared.ranks import OneRank
-from subjects.engines.shared.stubs import StubFinder
-from subjects.engines.shared.tensors import on_device
-from subjects.engines.vllm import PACKAGE
-from subjects.engines.vllm.settings import DECLARED
+from paritybit.subjects.engines.shared import graphs, interpreter
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.shared.operators import define_operators
+from paritybit.subjects.engines.shared.ranks import OneRank
+from paritybit.subjects.engines.shared.stubs import StubFinder
+from paritybit.subjects.engines.shared.tensors import on_device
+from paritybit.subjects.engines.vllm import PACKAGE
+from paritybit.subjects.engines.vllm.settings import DECLARED
 
 STUBS, COMPILED = tuple(DECLARED["stubs"]), tuple(DECLARED["compiled"])
 """Modules that are empty stand-ins, and of a GPU's branches what the engine compiles."""

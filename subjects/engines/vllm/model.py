@@ -3,15 +3,14 @@
 from typing import Any
 
 import torch
+from paritybit.reference.config import Kind, ModelConfig
+from paritybit.reference.model import Model
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.paged.model import PagedDecoder
+from paritybit.subjects.engines.paged.pages import Cache
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.vllm.settings import BLOCK
 from torch import Tensor
-
-from reference.config import Kind, ModelConfig
-from reference.model import Model
-from reference.ops import Ops
-from subjects.engines.paged.model import PagedDecoder
-from subjects.engines.paged.pages import Cache
-from subjects.engines.shared.loading import Engine
-from subjects.engines.vllm.settings import BLOCK
 
 
 def layer_name(index: int) -> str:

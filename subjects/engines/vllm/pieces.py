@@ -11,15 +11,14 @@ from functools import partial
 from typing import Any, Self
 
 import torch
+from paritybit.reference.model import Heads, Model
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.shared.missing import PartMissingError, RunnerLackingError
+from paritybit.subjects.engines.vllm.model import Decoder
+from paritybit.subjects.engines.vllm.runner import VllmRunner
+from paritybit.subjects.graphs.pieces import CutModel, PieceOutput
 from torch import Tensor
-
-from reference.model import Heads, Model
-from reference.ops import Ops
-from subjects.engines.shared.loading import Engine
-from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
-from subjects.engines.vllm.model import Decoder
-from subjects.engines.vllm.runner import VllmRunner
-from subjects.graphs.pieces import CutModel, PieceOutput
 
 ATTENTION = "model_executor.layers.attention.attention"
 """The engine's module of the calls that store KV and attend."""

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reference.batch import ForwardBatch
-from reference.config import Kind
-from subjects.engines.paged.requests import Asked, PagedRequests, name_of
-from subjects.engines.shared.loading import Engine, named
-from subjects.engines.shared.world import Known, World
-from subjects.engines.vllm.model import keys_and_values
-from subjects.engines.vllm.runner import VllmRunner
-from subjects.engines.vllm.settings import BLOCK
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.config import Kind
+from paritybit.subjects.engines.paged.requests import Asked, PagedRequests, name_of
+from paritybit.subjects.engines.shared.loading import Engine, named
+from paritybit.subjects.engines.shared.world import Known, World
+from paritybit.subjects.engines.vllm.model import keys_and_values
+from paritybit.subjects.engines.vllm.runner import VllmRunner
+from paritybit.subjects.engines.vllm.settings import BLOCK
 
 OUTPUT = "v1.core.sched.output"
 """The engine's module of what its scheduler tells its runner."""

@@ -8,20 +8,19 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Kind, ModelConfig, Role
+from paritybit.reference.model import Model
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.paged.runner import PagedRunner, Ran
+from paritybit.subjects.engines.shared.loading import Engine, attribute, named, renew
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.tensors import holds_only, tensors_in
+from paritybit.subjects.engines.vllm import PACKAGE
+from paritybit.subjects.engines.vllm.contract import OF_PADDING, gathers_by, marks_padding
+from paritybit.subjects.engines.vllm.model import Decoder, layer_name, spec_of
+from paritybit.subjects.engines.vllm.settings import configuration
 from torch import Tensor
-
-from reference.batch import Mode
-from reference.config import Kind, ModelConfig, Role
-from reference.model import Model
-from reference.ops import Ops
-from subjects.engines.paged.runner import PagedRunner, Ran
-from subjects.engines.shared.loading import Engine, attribute, named, renew
-from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.tensors import holds_only, tensors_in
-from subjects.engines.vllm import PACKAGE
-from subjects.engines.vllm.contract import OF_PADDING, gathers_by, marks_padding
-from subjects.engines.vllm.model import Decoder, layer_name, spec_of
-from subjects.engines.vllm.settings import configuration
 
 GPU = "v1.worker.gpu"
 """The engine's package of its runner."""

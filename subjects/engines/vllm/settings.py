@@ -10,11 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
-from reference.config import ModelConfig
-from subjects.engines.paged.runner import PagedRunner
-from subjects.engines.shared.bags import Bag, declared_in
-from subjects.engines.shared.loading import Engine
+from paritybit.reference.config import ModelConfig
+from paritybit.subjects.engines.paged.runner import PagedRunner
+from paritybit.subjects.engines.shared.bags import Bag, declared_in
+from paritybit.subjects.engines.shared.loading import Engine
 
 BLOCK = 16
 """Slots of a block: the smallest that the engine's attention backend takes."""

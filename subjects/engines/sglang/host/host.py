@@ -9,15 +9,21 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-
-from reference.config import Kind
-from reference.model import Model
-from subjects.engines.sglang.host.loading import AttentionArch
-from subjects.engines.sglang.host.settings import ATTENTION, GROUPS, IN_TORCH, OFF, SIZES, SUBGROUPS
-from subjects.engines.shared.bags import Bag
-from subjects.engines.shared.loading import Engine
-from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.ranks import OneRank
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Model
+from paritybit.subjects.engines.sglang.host.loading import AttentionArch
+from paritybit.subjects.engines.sglang.host.settings import (
+    ATTENTION,
+    GROUPS,
+    IN_TORCH,
+    OFF,
+    SIZES,
+    SUBGROUPS,
+)
+from paritybit.subjects.engines.shared.bags import Bag
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.ranks import OneRank
 
 
 class StubConfig(Bag):

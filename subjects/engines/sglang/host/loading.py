@@ -7,11 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from subjects.engines.sglang import PACKAGE
-from subjects.engines.sglang.host.settings import DECLARED
-from subjects.engines.shared.loading import Engine
-from subjects.engines.shared.operators import define_operators
-from subjects.engines.shared.stubs import StubFinder
+from paritybit.subjects.engines.sglang import PACKAGE
+from paritybit.subjects.engines.sglang.host.settings import DECLARED
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.engines.shared.operators import define_operators
+from paritybit.subjects.engines.shared.stubs import StubFinder
 
 STUBS, ABSENT = tuple(DECLARED["stubs"]), tuple(DECLARED["absent"])
 """Modules that are empty stand-ins, and what must not be found below one."""

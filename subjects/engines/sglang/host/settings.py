@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from subjects.engines.shared.bags import declared_in, settings
+from paritybit.subjects.engines.shared.bags import declared_in, settings
 
 DECLARED = declared_in(Path(__file__).parents[1] / "declared.toml")
 

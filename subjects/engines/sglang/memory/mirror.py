@@ -11,15 +11,20 @@ from itertools import islice
 from typing import Any
 
 import torch
+from paritybit.reference.allocator import Numbers, Owner, Ownership
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Kind
+from paritybit.subjects.engines.sglang.memory.pool import SglangPool
+from paritybit.subjects.engines.sglang.memory.scheduling import Asked, Scheduling
+from paritybit.subjects.engines.shared.paired import (
+    PairedKV,
+    Plane,
+    inverse,
+    pair_slots,
+    unpaired_of,
+)
+from paritybit.subjects.engines.shared.world import World
 from torch import Tensor
-
-from reference.allocator import Numbers, Owner, Ownership
-from reference.batch import ForwardBatch, Mode
-from reference.config import Kind
-from subjects.engines.sglang.memory.pool import SglangPool
-from subjects.engines.sglang.memory.scheduling import Asked, Scheduling
-from subjects.engines.shared.paired import PairedKV, Plane, inverse, pair_slots, unpaired_of
-from subjects.engines.shared.world import World
 
 
 @dataclass

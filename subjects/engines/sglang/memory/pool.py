@@ -6,13 +6,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from paritybit.reference.config import Kind, ModelConfig, Role
+from paritybit.reference.pool import PoolSizes
+from paritybit.reference.state_pool import StatePool
+from paritybit.subjects.engines.shared.loading import Engine, named
+from paritybit.subjects.engines.shared.missing import PartMissingError
 from torch import Tensor
-
-from reference.config import Kind, ModelConfig, Role
-from reference.pool import PoolSizes
-from reference.state_pool import StatePool
-from subjects.engines.shared.loading import Engine, named
-from subjects.engines.shared.missing import PartMissingError
 
 
 class SglangPool:

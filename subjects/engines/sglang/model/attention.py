@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from paritybit.reference.config import Kind, ModelConfig
+from paritybit.reference.model import most_keys
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.sglang.model.trees import TreeBatch, tree_keys
+from paritybit.subjects.engines.shared.missing import PartMissingError
 from torch import Tensor
-
-from reference.config import Kind, ModelConfig
-from reference.model import most_keys
-from reference.ops import Ops
-from subjects.engines.sglang.model.trees import TreeBatch, tree_keys
-from subjects.engines.shared.missing import PartMissingError
 
 FURTHER = {"decode_attention_fwd": 7, "extend_attention_fwd": 3}
 """How many more positional arguments the engine gives a kernel: scratch memory, and scales."""

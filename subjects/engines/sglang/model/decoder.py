@@ -5,15 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Heads, Model
+from paritybit.reference.ops import Ops
+from paritybit.reference.state_pool import StatePool
+from paritybit.subjects.engines.shared.inputs import no_payload, token_inputs
+from paritybit.subjects.engines.shared.loading import Engine
+from paritybit.subjects.states import decode_paths, extend_paths
 from torch import Tensor
-
-from reference.config import Kind
-from reference.model import Heads, Model
-from reference.ops import Ops
-from reference.state_pool import StatePool
-from subjects.engines.shared.inputs import no_payload, token_inputs
-from subjects.engines.shared.loading import Engine
-from subjects.states import decode_paths, extend_paths
 
 
 class Body(torch.nn.Module):

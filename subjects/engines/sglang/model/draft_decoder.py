@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from paritybit.reference.eager import draft_inputs
+from paritybit.reference.model import Heads, Model
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.sglang.model.decoder import Access, Decoder, last_rows
+from paritybit.subjects.engines.shared.loading import Engine
 from torch import Tensor
-
-from reference.eager import draft_inputs
-from reference.model import Heads, Model
-from reference.ops import Ops
-from subjects.engines.sglang.model.decoder import Access, Decoder, last_rows
-from subjects.engines.shared.loading import Engine
 
 
 class DraftDecoder(Decoder):

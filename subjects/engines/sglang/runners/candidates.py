@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.model import Output
 from torch import Tensor
-
-from reference.config import SPECULATION
-from reference.model import Output
 
 ORGANIZE = "organize_draft_results"
 """The engine's function that picks the best of all candidates, once the last are found."""

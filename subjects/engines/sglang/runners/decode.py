@@ -6,16 +6,15 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
+from paritybit.subjects.engines.sglang.padded import HOLDS
+from paritybit.subjects.engines.sglang.runners.held import HeldByBackends
+from paritybit.subjects.engines.sglang.runners.runner import SglangRunner, output_of, uncompiled
+from paritybit.subjects.engines.sglang.runners.tensors import tensors_of
+from paritybit.subjects.engines.shared.loading import attribute, named
 from torch import Tensor
-
-from reference.batch import Mode
-from reference.config import Kind
-from reference.model import Output
-from subjects.engines.sglang.padded import HOLDS
-from subjects.engines.sglang.runners.held import HeldByBackends
-from subjects.engines.sglang.runners.runner import SglangRunner, output_of, uncompiled
-from subjects.engines.sglang.runners.tensors import tensors_of
-from subjects.engines.shared.loading import attribute, named
 
 UNPOPULATED = frozenset({"num_token_non_padded"})
 """Static inputs that replays leave as they were captured: the settings that they serve are off."""

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION, Kind, Role
+from paritybit.reference.model import Output
+from paritybit.subjects.engines.sglang.runners.decode import RowSlots
+from paritybit.subjects.engines.sglang.runners.drafting import DraftingRunner
+from paritybit.subjects.engines.shared.loading import named, taking
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import SPECULATION, Kind, Role
-from reference.model import Output
-from subjects.engines.sglang.runners.decode import RowSlots
-from subjects.engines.sglang.runners.drafting import DraftingRunner
-from subjects.engines.shared.loading import named, taking
 
 INPUTS = (
     "srt.speculative.eagle_info:EagleDraftExtendInput",

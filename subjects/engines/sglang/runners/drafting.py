@@ -10,20 +10,19 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION, Kind, Role
+from paritybit.reference.model import Model, Output
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.sglang.host.host import Host
+from paritybit.subjects.engines.sglang.memory.pool import SglangPool
+from paritybit.subjects.engines.sglang.model.attention import OurArithmetic
+from paritybit.subjects.engines.sglang.model.draft_decoder import DraftDecoder
+from paritybit.subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots
+from paritybit.subjects.engines.sglang.runners.runner import translator
+from paritybit.subjects.engines.sglang.runners.tensors import tensors_of
+from paritybit.subjects.engines.sglang.runners.verify import SETTINGS
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import SPECULATION, Kind, Role
-from reference.model import Model, Output
-from reference.ops import Ops
-from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.memory.pool import SglangPool
-from subjects.engines.sglang.model.attention import OurArithmetic
-from subjects.engines.sglang.model.draft_decoder import DraftDecoder
-from subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots
-from subjects.engines.sglang.runners.runner import translator
-from subjects.engines.sglang.runners.tensors import tensors_of
-from subjects.engines.sglang.runners.verify import SETTINGS
 
 
 class DraftingRunner(ReplayingRunner):

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION, Kind, Role
+from paritybit.reference.model import Output
+from paritybit.subjects.engines.sglang.runners.candidates import Candidates, proposed, watched
+from paritybit.subjects.engines.sglang.runners.decode import RowSlots, listed
+from paritybit.subjects.engines.sglang.runners.drafting import DraftingRunner
+from paritybit.subjects.engines.shared.loading import named, taking
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import SPECULATION, Kind, Role
-from reference.model import Output
-from subjects.engines.sglang.runners.candidates import Candidates, proposed, watched
-from subjects.engines.sglang.runners.decode import RowSlots, listed
-from subjects.engines.sglang.runners.drafting import DraftingRunner
-from subjects.engines.shared.loading import named, taking
 
 STARTS = (("topk_p",), ("topk_index",), ("hidden_states",), ("bonus_tokens", "verified_id"))
 """The arguments that the engine's input of a draft must take: each by its names, by release."""

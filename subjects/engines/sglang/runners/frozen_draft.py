@@ -5,15 +5,14 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION, Kind, Role
+from paritybit.reference.eager import frozen_layers
+from paritybit.reference.model import Output
+from paritybit.subjects.engines.sglang.runners.decode import RowSlots, listed
+from paritybit.subjects.engines.sglang.runners.drafting import ran
+from paritybit.subjects.engines.sglang.runners.eagle_draft import ProposingRunner
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import SPECULATION, Kind, Role
-from reference.eager import frozen_layers
-from reference.model import Output
-from subjects.engines.sglang.runners.decode import RowSlots, listed
-from subjects.engines.sglang.runners.drafting import ran
-from subjects.engines.sglang.runners.eagle_draft import ProposingRunner
 
 RUNNER = "srt.speculative.frozen_kv_mtp_cuda_graph_runner"
 

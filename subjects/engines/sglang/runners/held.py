@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from paritybit.subjects.captured import facts_of
+from paritybit.subjects.engines.sglang.runners.tensors import tensors_of
+from paritybit.subjects.engines.shared.graphs import Replays
+from paritybit.subjects.protocol import BufferFacts
 from torch import Tensor
-
-from subjects.captured import facts_of
-from subjects.engines.sglang.runners.tensors import tensors_of
-from subjects.engines.shared.graphs import Replays
-from subjects.protocol import BufferFacts
 
 OF_GRAPHS = ("cuda_graph", "_indptr")
 """Parts of names that backends give to what graphs read: such a tensor is static by its name."""

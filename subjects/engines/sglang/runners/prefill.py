@@ -6,17 +6,16 @@ Between their graphs attention runs eagerly, on the live tokens of the batch und
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
+from paritybit.subjects.engines.sglang.padded import registry_of
+from paritybit.subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots, listed
+from paritybit.subjects.engines.sglang.runners.tensors import tensors_of
+from paritybit.subjects.engines.shared.loading import attribute
+from paritybit.subjects.engines.shared.missing import PartMissingError, RunnerLackingError
+from paritybit.subjects.graphs.pieces import installed, splitting
 from torch import Tensor
-
-from reference.batch import Mode
-from reference.config import Kind
-from reference.model import Output
-from subjects.engines.sglang.padded import registry_of
-from subjects.engines.sglang.runners.decode import ReplayingRunner, RowSlots, listed
-from subjects.engines.sglang.runners.tensors import tensors_of
-from subjects.engines.shared.loading import attribute
-from subjects.engines.shared.missing import PartMissingError, RunnerLackingError
-from subjects.graphs.pieces import installed, splitting
 
 ANY_PADDING = {"_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR": 1 << 20}
 """What lets an engine replay a batch however much of it is padding; it costs time alone."""

@@ -7,20 +7,19 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
+from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.config import Role
+from paritybit.reference.model import Model, Output
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.sglang.host.host import Host
+from paritybit.subjects.engines.sglang.memory.pool import SglangPool
+from paritybit.subjects.engines.sglang.model.attention import OurArithmetic, keep_whole
+from paritybit.subjects.engines.sglang.model.decoder import Decoder
+from paritybit.subjects.engines.shared.graphs import whole
+from paritybit.subjects.engines.shared.loading import attribute, named
+from paritybit.subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.tensors import Reissued
 from torch import Tensor
-
-from reference.batch import ForwardBatch
-from reference.config import Role
-from reference.model import Model, Output
-from reference.ops import Ops
-from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.memory.pool import SglangPool
-from subjects.engines.sglang.model.attention import OurArithmetic, keep_whole
-from subjects.engines.sglang.model.decoder import Decoder
-from subjects.engines.shared.graphs import whole
-from subjects.engines.shared.loading import attribute, named
-from subjects.engines.shared.missing import PartMissingError
-from subjects.engines.shared.tensors import Reissued
 
 REISSUED = ("out_cache_loc", "req_pool_indices", "seq_lens", "positions")
 """Tensors of a batch that are given the addresses of the last batch's, as an allocator may do."""

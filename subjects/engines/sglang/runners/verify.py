@@ -4,17 +4,20 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import SPECULATION, Kind
+from paritybit.reference.model import Model
+from paritybit.reference.ops import Ops
+from paritybit.subjects.engines.sglang.host.host import Host
+from paritybit.subjects.engines.sglang.memory.pool import SglangPool
+from paritybit.subjects.engines.sglang.model.trees import TreeBatch, tree_keys
+from paritybit.subjects.engines.sglang.padded import MASK
+from paritybit.subjects.engines.sglang.runners.decode import (
+    BACKEND_LOCATIONS,
+    DecodeRunner,
+    RowSlots,
+)
 from torch import Tensor
-
-from reference.batch import ForwardBatch, Mode
-from reference.config import SPECULATION, Kind
-from reference.model import Model
-from reference.ops import Ops
-from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.memory.pool import SglangPool
-from subjects.engines.sglang.model.trees import TreeBatch, tree_keys
-from subjects.engines.sglang.padded import MASK
-from subjects.engines.sglang.runners.decode import BACKEND_LOCATIONS, DecodeRunner, RowSlots
 
 DRAFTS = SPECULATION.draft_tokens
 

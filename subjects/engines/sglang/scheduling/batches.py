@@ -7,16 +7,15 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from paritybit.reference.model import Model
+from paritybit.subjects.engines.sglang.host.host import TRACKS_STATES, Host
+from paritybit.subjects.engines.sglang.memory.pool import SglangPool
+from paritybit.subjects.engines.sglang.memory.scheduling import Asked
+from paritybit.subjects.engines.sglang.scheduling.cache import prefix_cache
+from paritybit.subjects.engines.sglang.scheduling.requests import BATCHES, SglangRequest
+from paritybit.subjects.engines.shared.loading import Engine, named
+from paritybit.subjects.engines.shared.missing import PartMissingError
 from torch import Tensor
-
-from reference.model import Model
-from subjects.engines.sglang.host.host import TRACKS_STATES, Host
-from subjects.engines.sglang.memory.pool import SglangPool
-from subjects.engines.sglang.memory.scheduling import Asked
-from subjects.engines.sglang.scheduling.cache import prefix_cache
-from subjects.engines.sglang.scheduling.requests import BATCHES, SglangRequest
-from subjects.engines.shared.loading import Engine, named
-from subjects.engines.shared.missing import PartMissingError
 
 
 class SglangBatches:

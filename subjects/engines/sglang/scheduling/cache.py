@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from reference.config import ModelConfig
-from subjects.engines.sglang.host.host import Host
-from subjects.engines.sglang.memory.pool import SglangPool
-from subjects.engines.shared.loading import named
-from subjects.engines.shared.missing import PartMissingError
+from paritybit.reference.config import ModelConfig
+from paritybit.subjects.engines.sglang.host.host import Host
+from paritybit.subjects.engines.sglang.memory.pool import SglangPool
+from paritybit.subjects.engines.shared.loading import named
+from paritybit.subjects.engines.shared.missing import PartMissingError
 
 CHOICE = "srt.mem_cache.registry:default_radix_cache_factory"
 """The engine's choice of a prefix cache; before there was one its scheduler chose, as we do."""

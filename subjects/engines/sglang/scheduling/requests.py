@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from subjects.engines.shared.loading import Engine, named
-from subjects.engines.shared.missing import PartMissingError
+from paritybit.subjects.engines.shared.loading import Engine, named
+from paritybit.subjects.engines.shared.missing import PartMissingError
 
 BATCHES = "srt.managers.schedule_batch"
 

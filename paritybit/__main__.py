@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 
-from harness.cli.exit_codes import (
+from paritybit.harness.cli.exit_codes import (
     CANNOT_RUN,
     FINDING,
     HUNG_UP,
@@ -23,7 +23,7 @@ from harness.cli.exit_codes import (
     MALFORMED,
     TERMINATED,
 )
-from harness.errors import (
+from paritybit.harness.errors import (
     LONGEST_VALUE,
     CannotRunError,
     DeviceError,
@@ -34,10 +34,10 @@ from harness.errors import (
     no_verdict,
     refused,
 )
-from harness.machine.forks import serve_from_here
-from harness.machine.mps import private_daemon
-from harness.machine.stopping import Stop, listening
-from harness.machine.streams import taken_over
+from paritybit.harness.machine.forks import serve_from_here
+from paritybit.harness.machine.mps import private_daemon
+from paritybit.harness.machine.stopping import Stop, listening
+from paritybit.harness.machine.streams import taken_over
 
 STOPPED_BY: Mapping[int | None, int] = {signal.SIGTERM: TERMINATED, signal.SIGHUP: HUNG_UP}
 """Exit codes of what was interrupted by another signal than Ctrl-C's."""
@@ -96,9 +96,9 @@ def answered(words: Sequence[str], stop: Stop, *, own: bool) -> int:
     of the signal, and nothing is run: a module may be imported by half.
     """
     try:
-        options = importlib.import_module("harness.cli.parser").parser().parse_args(words)
+        options = importlib.import_module("paritybit.harness.cli.parser").parser().parse_args(words)
         options.typed = words
-        imported("harness.cli.names").check_names(options)
+        imported("paritybit.harness.cli.names").check_names(options)
         module, function = options.run
         with sharing_gpus(options):
             run = getattr(imported(module), function)

@@ -1,0 +1,26 @@
+"""Where the packages of this build lie, and where paritybit keeps large files.
+
+A checkout has `harness/`, `reference/`, `subjects/` and `reports/` next to `paritybit/`; an
+installed package has them inside it.
+"""
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+"""The folder of the package `paritybit`."""
+
+IMPORT_FOLDER = PACKAGE.parent
+"""The folder that must be on `sys.path` to import `paritybit`."""
+
+SOURCES = PACKAGE if (PACKAGE / "harness").is_dir() else PACKAGE.parent
+"""The folder that holds `harness/`, `reference/`, `subjects/` and `reports/`."""
+
+
+def cache_folder() -> Path:
+    """Return the folder in the user's cache for files that are large and can be made again.
+
+    Follows the XDG base directory specification: a relative `XDG_CACHE_HOME` is ignored.
+    """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "paritybit"
