@@ -26,7 +26,7 @@ class MutatedModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.file = file
         self.tree = tree
         parts = file.removesuffix(".py").split("/")
-        self.name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        self.name = ".".join(["paritybit", *(parts[:-1] if parts[-1] == "__init__" else parts)])
         self.loaded = False
 
     def find_spec(

@@ -82,7 +82,7 @@ def test_a_release_is_taken_if_its_hash_is_as_pinned(
 
 
 def test_what_engines_import_and_all_releases_are_pinned_by_hash() -> None:
-    lines = (ROOT / "engine-dependencies.txt").read_text().replace("\\\n", "").splitlines()
+    lines = (engines.PINS / "engine-dependencies.txt").read_text().replace("\\\n", "").splitlines()
     assert all("--hash=sha256:" in line for line in lines if not line.startswith("#"))
     known = re.findall(r"^\| (\d\S*) \|", (ROOT / "reports/evidence/releases.md").read_text(), re.M)
     assert known

@@ -74,8 +74,8 @@ FETCHES = {
 ENDS_AS_TOLD = """#!/bin/sh
 set -- "$@" $ENDS
 case "$*" in
-  *"harness engine 0.5.11"*) exit "$5";;
-  *"harness engine 0.5.12"*) exit "$6";;
+  *"paritybit engine 0.5.11"*) exit "$5";;
+  *"paritybit engine 0.5.12"*) exit "$6";;
   *"--engine sglang==0.5.11"*) exit 1;;
 esac
 """

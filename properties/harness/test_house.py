@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.engines.fetch import PINS
 from paritybit.subjects.bugs.catalogue import BUGS
 
 ROOT = Path(__file__).parents[2]
@@ -175,7 +176,7 @@ def test_no_import_of_ours_is_hidden_from_the_interpreter() -> None:
     """What only a type checker sees may close a circle all the same."""
     found = {path.name: set(hidden_imports(nodes(path))) for path in all_sources()}
     assert {name: hidden for name, hidden in found.items() if hidden} == {}
-    source = "if typing.TYPE_CHECKING:\n    from harness.lockstep.pair import Pair\n"
+    source = "if typing.TYPE_CHECKING:\n    from paritybit.harness.lockstep.pair import Pair\n"
     assert list(hidden_imports(ast.walk(ast.parse(source)))) == ["paritybit.harness.lockstep.pair"]
 
 
@@ -288,8 +289,8 @@ def test_what_is_pinned_twice_is_pinned_alike() -> None:
     pins = [
         dict(line.lower().rstrip(" \\").split("==") for line in lines if "==" in line)
         for lines in (
-            (ROOT / name).read_text().splitlines()
-            for name in ("constraints.txt", "engine-dependencies.txt")
+            path.read_text().splitlines()
+            for path in (ROOT / "constraints.txt", PINS / "engine-dependencies.txt")
         )
     ]
     shared = pins[0].keys() & pins[1].keys()

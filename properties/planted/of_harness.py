@@ -833,7 +833,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="cannot-run-exits-as-malformed",
-        file="harness/__main__.py",
+        file="paritybit/__main__.py",
         old="return refused(shortened(str(error), words), CANNOT_RUN)",
         new="return refused(shortened(str(error), words), MALFORMED)",
         tests=(

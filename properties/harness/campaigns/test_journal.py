@@ -80,7 +80,7 @@ def test_where_work_can_go_on_no_more_what_has_ended_is_kept(
             with pytest.raises(CannotRunError, match="answers no more"):
                 execute(CHORES, chores, workers, ends.append)
     assert [ended.task for ended in ends] == (chores if before else [])
-    said = "harness.errors.CannotRunError: the cluster answers no more"
+    said = "paritybit.harness.errors.CannotRunError: the cluster answers no more"
     assert [headline(ended.error or "") for ended in ends[before:]] == [said] * len(ends[before:])
     assert [ended.error for ended in ends_of(path, *"abcd")] == [None] * len(chores)
 

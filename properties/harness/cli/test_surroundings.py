@@ -124,7 +124,7 @@ def test_a_target_of_make_says_which_settings_its_commands_read() -> None:
     assert all(set(names) <= said[target] for target, names in TARGETS.items())
 
 
-BOTH = "import sys; from harness.__main__ import main; print(main(['list']), main(sys.argv[1:]))"
+BOTH = "import sys; from paritybit.__main__ import main; print(main(['list']), main(sys.argv[1:]))"
 
 
 def test_an_interpreter_without_asserts_and_docstrings_does_as_any_other(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from paritybit.harness.explain.facts import (
     Writer,
 )
 from paritybit.harness.explain.origins.source_lines import (
-    ROOT,
     contract_row,
     line_of,
     site_of,
@@ -27,10 +26,12 @@ from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.base import GraphRunner
 
+from paritybit.places import SOURCES
+
 
 def text_at(line: SourceLine) -> str:
     """Return what stands at a line, and on the next one."""
-    lines = (ROOT / line.file).read_text().splitlines()
+    lines = (SOURCES / line.file).read_text().splitlines()
     return "\n".join(lines[line.line - 1 : line.line + 1])
 
 
@@ -77,7 +78,7 @@ def runner() -> GraphRunner:
 def whats(cause: Cause, runner: GraphRunner | None) -> list[str]:
     """Return what stands at the lines of a cause, each of which is in the code."""
     lines = source_lines(runner, cause)
-    assert all((ROOT / line.file).is_file() for line in lines)
+    assert all((SOURCES / line.file).is_file() for line in lines)
     assert len(set(lines)) == len(lines)
     return [line.what for line in lines]
 

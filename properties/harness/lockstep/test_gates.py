@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy, booleans, integers, lists, sampled_from, tuples
 from paritybit.subjects.streams import STALLS, LateStreams, Work
 
-import subjects
+from paritybit.places import SOURCES
 from properties.support.interpreting import run_interpreted
 
 
@@ -179,7 +178,7 @@ def streams_on(lazy: Device, monkeypatch: pytest.MonkeyPatch) -> Any:
     kernels = ModuleType("paritybit.reference.kernels.gate")
     vars(kernels)["gate_kernel"] = Launched(lazy.gate)
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
-    path = Path(subjects.__path__[0], "cuda_streams.py")
+    path = SOURCES / "subjects" / "cuda_streams.py"
     spec = importlib.util.spec_from_file_location("paritybit.subjects.lazy_streams", path)
     assert spec is not None
     assert spec.loader is not None

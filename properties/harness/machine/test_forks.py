@@ -12,9 +12,9 @@ import torch
 from paritybit.harness.machine.forks import KERNELS, Forked, preload, undisturbed
 from paritybit.harness.machine.gpus import VISIBLE, listed_gpus
 
+from paritybit.places import SOURCES
 from properties.support.harness.command_line import python
 from properties.support.harness.forked import answer_of, answers, ends, sleeps
-from properties.support.places import ROOT
 
 SOON = 10.0
 
@@ -197,7 +197,8 @@ def test_a_command_serves_forks_before_it_does_anything_else() -> None:
 
 
 def test_the_kernels_that_are_preloaded_are_of_this_tree() -> None:
-    assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in KERNELS)
+    paths = [name.removeprefix("paritybit.").replace(".", "/") for name in KERNELS]
+    assert all((SOURCES / f"{path}.py").exists() for path in paths)
 
 
 READS = """

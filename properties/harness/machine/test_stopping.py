@@ -56,7 +56,7 @@ def stop():
 def run_tasks(tasks, workers, on_result):
     {while_playing}
 
-def write(record, path, writing=harness.cli.regress.run_record.write):
+def write(record, path, writing=paritybit.harness.cli.regress.run_record.write):
     {while_writing}
     writing(record, path)
 

@@ -22,7 +22,7 @@ def in_a_shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; {line}", "bash", *map(str, words)],
         cwd=ROOT,
-        env={**os.environ, "paritybit": f"{sys.executable} -m harness"},
+        env={**os.environ, "paritybit": f"{sys.executable} -m paritybit"},
         capture_output=True,
         text=True,
         timeout=LONGEST,
