@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
+from paritybit.harness.campaigns.spreading.journal import begun
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.memory import most_processes, needs_of
@@ -16,13 +17,16 @@ from paritybit.reports.hitches import run_again
 def workers_asked_for(options: argparse.Namespace, device: str) -> Workers:
     """Return the workers that the options of a command ask for.
 
-    Raises MalformedError for a cluster of which nobody says how much is to be used.
+    Begins the journal, before anything is printed or run. Raises MalformedError for a cluster of
+    which nobody says how much is to be used, and as `begun` does.
     """
     if options.ray not in {None, LOCAL} and options.workers is None:
         raise MalformedError(
             f"--ray {options.ray} needs --workers: how many processes of the cluster to use"
         )
     workers = workers_for(device, options.workers)
+    if options.journal is not None:
+        begun(options.journal)
     return replace(workers, cluster=options.ray, journal=options.journal)
 
 

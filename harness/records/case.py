@@ -1,6 +1,7 @@
 """Case files: one failing schedule as JSON that anyone can replay, independent of Hypothesis."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import MalformedError, cut, known, quoted
 from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
-from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.files import read_bytes, write_whole
 from paritybit.harness.schedules.schedule import Schedule, from_json, to_json
 from paritybit.reference.config import Shape
 
@@ -33,6 +34,9 @@ MOST_STEPS = 2**16
 
 DEEPEST = 50
 """How deep lists and objects of a file may be nested: many times what any needs."""
+
+MOST_DIGITS = 20
+"""Of a whole number: those of an unsigned one of 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -84,31 +88,41 @@ def write_case(case: Case, path: Path) -> None:
 def read_json(path: Path) -> Any:
     """Return the JSON data of a file, which is read once: it may be a pipe.
 
-    Raises MalformedError if it cannot be read, is not JSON, has an object with a key twice, or is
-    nested too deep for any case or record.
+    Raises MalformedError where `read_bytes` or `json_of` does.
+    """
+    if path.is_dir():
+        files = cut(", ".join(sorted(file.name for file in path.glob("*.json"))) or "none")
+        raise MalformedError(f"{path.name or path} is a folder; JSON files in it: {files}")
+    return json_of(read_bytes(path), path.name)
+
+
+def json_of(text: bytes, name: str) -> Any:
+    """Return the JSON data of a file's text; `name` is what a message calls the file.
+
+    Raises MalformedError for what is not JSON in UTF-8, has an object with a key twice or a whole
+    number of too many digits, or is nested too deep for any case or record.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
-    except IsADirectoryError as error:
-        files = ", ".join(sorted(file.name for file in path.glob("*.json"))) or "none"
-        raise MalformedError(
-            f"{path.name or path} is a folder; JSON files in it: {files}"
-        ) from error
-    except OSError as error:
-        raise MalformedError(f"{path.name or path} cannot be read: {error.strerror}") from error
+        data = json.loads(text.decode(), object_pairs_hook=_unique, parse_int=_whole_number)
     except (ValueError, RecursionError) as error:
-        raise MalformedError(f"{path.name} is not whole JSON text: {error}") from error
+        raise MalformedError(f"{name} is not whole JSON text: {error}") from error
     if deeper_than(DEEPEST, data):
-        raise MalformedError(f"{path.name} is nested more than {DEEPEST} deep")
+        raise MalformedError(f"{name} is nested more than {DEEPEST} deep")
     return data
+
+
+def _whole_number(text: str) -> int:
+    """Return a whole number. Raises ValueError for one that no 64 bits hold."""
+    if len(text) > MOST_DIGITS + text.startswith("-"):
+        raise ValueError(f"a whole number has at most {MOST_DIGITS} digits, not {len(text)}")
+    return int(text)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the JSON object of some keys and values. Raises ValueError if a key is there twice."""
     data = dict(pairs)
     if len(data) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in data if keys.count(key) > 1)
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {quoted(twice)} is there twice")
     return data
 

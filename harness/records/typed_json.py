@@ -1,23 +1,31 @@
 """Frozen dataclasses to JSON data and back. Data that is not exactly as declared is refused.
 
-Knows dataclasses of str, int, float, bool, None, Any, Literal, unions, tuples of one kind and
-dictionaries by str. Does not know what the data means, and reads no file.
+Supports dataclasses of str, int, float, bool, None, Any, Literal, string enums, unions, lists and
+tuples of one kind, dictionaries by str and counters. The declared types alone say which classes
+are constructed; the data names none. Schedules have their own form, as in a case file. Does not
+know what the data means, and reads no file.
 """
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paritybit.harness.errors import quoted
 from paritybit.harness.explain.facts import LATER
+from paritybit.harness.schedules import schedule
 
 Data = TypeVar("Data")
 
 
 def to_json(value: Any) -> Any:
     """Return a dataclass, or what it holds, as JSON data: dict, list, str, int, float, bool."""
+    if isinstance(value, schedule.Schedule):
+        return schedule.to_json(value)
     if is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
@@ -41,6 +49,8 @@ def _value(kind: Any, data: Any, place: str) -> Any:
     """Return the value of JSON data that is declared to be of `kind`."""
     if kind is Any:
         return data
+    if kind is schedule.Schedule:
+        return schedule.from_json(data)
     if is_dataclass(kind):
         return _record(kind, data, place)
     if get_origin(kind) is None:
@@ -52,7 +62,7 @@ def _record(kind: Any, data: Any, place: str) -> Any:
     """Return the dataclass of an object that has exactly its fields, apart from LATER ones."""
     if not isinstance(data, dict):
         raise _wrong(place, data, "an object")
-    kinds = get_type_hints(kind)
+    kinds = _kinds_of(kind)
     names = [field.name for field in fields(kind)]
     needed = [field.name for field in fields(kind) if field.metadata != LATER]
     missing = [name for name in needed if name not in data]
@@ -62,6 +72,12 @@ def _record(kind: Any, data: Any, place: str) -> Any:
     if unknown:
         raise ValueError(f"{place} has {quoted(unknown[0])}, which it cannot have")
     return kind(**{name: _value(kinds[name], data[name], f"{place}.{name}") for name in data})
+
+
+@cache
+def _kinds_of(kind: Any) -> dict[str, Any]:
+    """Return the declared types of a dataclass's fields."""
+    return get_type_hints(kind)
 
 
 def _one_of(kinds: tuple[Any, ...], data: Any, place: str) -> Any:
@@ -82,11 +98,21 @@ def _literal(texts: tuple[str, ...], data: Any, place: str) -> str:
     return data
 
 
+def _enum(kind: type[Enum], data: Any, place: str) -> Enum:
+    """Return the member of an enum that has a text as its value."""
+    return kind(_literal(tuple(member.value for member in kind), data, place))
+
+
 def _tuple(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
+    """Return the items of a list, all of one kind."""
+    return tuple(_list(kinds, data, place))
+
+
+def _list(kinds: tuple[Any, ...], data: Any, place: str) -> list[Any]:
     """Return the items of a list, all of one kind."""
     if not isinstance(data, list | tuple):
         raise _wrong(place, data, "a list")
-    return tuple(_value(kinds[0], item, f"{place}[{i}]") for i, item in enumerate(data))
+    return [_value(kinds[0], item, f"{place}[{i}]") for i, item in enumerate(data)]
 
 
 def _dict(kinds: tuple[Any, ...], data: Any, place: str) -> dict[str, Any]:
@@ -96,7 +122,20 @@ def _dict(kinds: tuple[Any, ...], data: Any, place: str) -> dict[str, Any]:
     return {key: _value(kinds[1], item, f"{place}.{key}") for key, item in data.items()}
 
 
-GENERIC = {Union: _one_of, UnionType: _one_of, Literal: _literal, tuple: _tuple, dict: _dict}
+def _counter(_: tuple[Any, ...], data: Any, place: str) -> Counter[str]:
+    """Return the counts of an object with any keys."""
+    return Counter(_dict((str, int), data, place))
+
+
+GENERIC = {
+    Union: _one_of,
+    UnionType: _one_of,
+    Literal: _literal,
+    tuple: _tuple,
+    list: _list,
+    dict: _dict,
+    Counter: _counter,
+}
 """How the value of a kind with arguments is read."""
 
 PLAIN = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
@@ -104,6 +143,8 @@ PLAIN = {str: "a text", int: "a whole number", float: "a finite number", bool: "
 
 def _plain(kind: Any, data: Any, place: str) -> Any:
     """Return a text, a number or a bool. A whole number is a number; a bool, NaN, inf are none."""
+    if issubclass(kind, Enum):
+        return _enum(kind, data, place)
     fits = type(data) is kind or (kind is float and type(data) is int)
     fits = fits and not (type(data) is float and not isfinite(data))
     if not fits:

@@ -1,21 +1,22 @@
 """One example database that many runs share: the cases that any of them found.
 
-Hypothesis's own, a folder, which may lie on a file system that a team shares. A case stands there
-as its file's text, so that any build can say whether it can read it.
+A folder of case files, which may lie on a file system that a team shares. The name of each file is
+a digest of its text, so that runs that find the same case write the same file.
 """
 
-import json
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from hypothesis.database import DirectoryBasedExampleDatabase
 from paritybit.harness.errors import MalformedError
-from paritybit.harness.records.case import Case, case_of, dump_json
+from paritybit.harness.records.case import Case, dump_json, load_case
+from paritybit.harness.records.files import write_whole
 from paritybit.harness.schedules.schedule import Schedule
 
-KEY = b"paritybit cases"
+NAME_DIGITS = 16
+"""Digits of a file's name."""
 
 
 @dataclass
@@ -35,14 +36,14 @@ def known(folder: Path) -> Known:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
-    except OSError as error:  # Hypothesis would say nothing.
+    except OSError as error:
         raise MalformedError(f"database {folder} cannot be written: {error.strerror}") from error
     found: dict[str, dict[Schedule, None]] = {}
     unread = 0
-    for text in sorted(DirectoryBasedExampleDatabase(folder).fetch(KEY)):
+    for path in sorted(folder.glob("*.json")):
         try:
-            case = case_of(json.loads(text), "a case of the database")
-        except (ValueError, RecursionError):  # Of another build, or no case at all.
+            case = load_case(path)
+        except MalformedError:  # Of another build, or no case at all.
             unread += 1
         else:
             found.setdefault(case.trial.runner, {})[case.schedule] = None
@@ -50,8 +51,12 @@ def known(folder: Path) -> Known:
 
 
 def save(folder: Path, cases: Iterable[Case]) -> None:
-    """Add cases to a database; one that needs others played before it is no schedule by itself."""
-    database = DirectoryBasedExampleDatabase(folder)
+    """Add cases to a database; one that needs others played before it is no schedule by itself.
+
+    Raises CannotRunError where a case cannot be written.
+    """
     for case in cases:
         if not case.history:
-            database.save(KEY, dump_json(case.to_json()).encode())
+            text = dump_json(case.to_json())
+            name = hashlib.sha256(text.encode()).hexdigest()[:NAME_DIGITS]
+            write_whole(folder / f"{name}.json", text)

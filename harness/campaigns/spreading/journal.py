@@ -1,36 +1,55 @@
-"""A file of tasks that have ended, so that a campaign that was cut short goes on where it was.
+"""A file of tasks that have ended, so that a campaign that was cut short continues where it was.
 
-It grows by each end as it comes. Whatever ends the process costs the last entry at most.
+The file has one JSON object per line. The first line says what the file is:
+
+    {"format": "paritybit-journal", "version": 3, "build": TEXT}
+
+Every other line is a task that has ended, as `Entry` declares it:
+
+    {"run": TEXT, "task": TEXT, "seconds": NUMBER, "result": OBJECT, "sha256": TEXT}
+
+The return type of the function `run` declares what `result` holds; nothing in the file names a
+class. `sha256` is the digest of the line without it. A line that is damaged, cut short, longer
+than MOST_LINE_BYTES or no such result counts for nothing, and its task runs again.
 """
 
 import hashlib
-import io
+import json
 import os
-import pickle
-import struct
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from paritybit.harness.campaigns.executor import Ended, Reported
-from paritybit.harness.errors import MalformedError
+from paritybit.harness.errors import CannotRunError, MalformedError
+from paritybit.harness.records.case import json_of
+from paritybit.harness.records.files import MOST_BYTES, read_bytes
 from paritybit.harness.records.record import package_version
 from paritybit.harness.records.sources import digest
+from paritybit.harness.records.typed_json import from_json, to_json
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reported)
 
-HEAD = b"paritybit-journal 2 "
-"""What a journal begins with; what `build` returns follows, to the end of the line."""
+FORMAT = "paritybit-journal"
+VERSION = 3
 
-SIZE = struct.Struct("<Q")
-"""The length of an entry. It stands before it, and its digest: no damaged entry is a result."""
+BEGINNING = f'{{"format": "{FORMAT}"'.encode()
+"""What the journal of any build begins with."""
 
-DIGEST = hashlib.sha256().digest_size
+MOST_LINE_BYTES = 4 * 2**20
+"""The size limit of a line. The file's is MOST_BYTES."""
 
-OURS = frozenset({"paritybit"})
+
+@dataclass(frozen=True)
+class Entry:
+    """A task that has ended: the name of the function that ran it, its `repr` and its result."""
+
+    run: str
+    task: str
+    seconds: float
+    result: dict[str, Any]
 
 
 def build() -> str:
@@ -39,97 +58,113 @@ def build() -> str:
     return "-".join([digest(), *versions])
 
 
-def framed(entry: bytes) -> bytes:
-    """Return an entry as it stands in a journal, behind its length and its digest."""
-    return SIZE.pack(len(entry)) + hashlib.sha256(entry).digest() + entry
+def head() -> bytes:
+    """Return the first line of a journal of this build."""
+    return json.dumps({"format": FORMAT, "version": VERSION, "build": build()}).encode() + b"\n"
 
 
-class _ForeignError(Exception):
-    """An entry refers to something that no journal of ours holds."""
+def line_of(entry: dict[str, Any]) -> bytes:
+    """Return the line of an entry, given as JSON data without its digest."""
+    sha256 = hashlib.sha256(json.dumps(entry).encode()).hexdigest()
+    return json.dumps({**entry, "sha256": sha256}).encode() + b"\n"
 
 
-class _OurClasses(pickle.Unpickler):
-    """Makes nothing but objects of this build's classes, and calls no function of any."""
+def entry_of(line: bytes) -> Entry:
+    """Return the entry of a line. Raises ValueError for a line that `line_of` cannot have made."""
+    data = json_of(line, "a line")
+    if not isinstance(data, dict):
+        raise ValueError("the line is no object")
+    without_digest = {key: value for key, value in data.items() if key != "sha256"}
+    if line_of(without_digest) != line:
+        raise ValueError("the line is damaged")
+    return from_json(Entry, without_digest, "the line")
 
-    def __init__(self, file: Any, packages: frozenset[str]) -> None:
-        super().__init__(file)
-        self.packages = packages
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a class. Raises _ForeignError for anything else, or of other packages."""
-        if (module, name) == ("collections", "Counter"):
-            return Counter
-        ours = module.partition(".")[0] in self.packages
-        found = super().find_class(module, name) if ours else None
-        if not isinstance(found, type):
-            raise _ForeignError(f"{module}.{name} is nothing that a journal holds")
-        return found
+def begun(path: Path) -> bytes:
+    """Return the whole lines of a journal; begin the file if it is new or empty.
+
+    What follows the last whole line is cut off. Raises MalformedError for the journal of another
+    build, any other file and what is not a regular file, CannotRunError for a full disk.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise MalformedError(f"journal {path} cannot be kept: it is not a regular file")
+        path.open("ab").close()
+    except OSError as error:
+        raise MalformedError(f"journal {path} cannot be kept: {error.strerror}") from error
+    content, first = read_bytes(path), head()
+    if first.startswith(content):
+        content = b""
+    elif not content.startswith(BEGINNING):
+        raise MalformedError(f"{path.name} is not a journal of paritybit")
+    elif not content.startswith(first):
+        raise MalformedError(
+            f"journal {path.name} was written by another build, whose results this run cannot use:"
+            " name a new file"
+        )
+    whole = content[: content.rfind(b"\n") + 1]
+    try:
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+            file.write(b"" if whole else first)
+    except OSError as error:
+        raise not_kept(path, error) from error
+    return whole or first
+
+
+def not_kept(path: Path, error: OSError) -> CannotRunError:
+    """Return the error for a journal that cannot be written any more."""
+    return CannotRunError(f"journal {path} cannot be written: {error.strerror}")
 
 
 class Journal(Generic[T, R]):
-    """The ends in one file of the tasks that a function carries out."""
+    """The tasks in one file that a function has carried out, with their results."""
 
     def __init__(self, path: Path, run: Callable[[T], R]) -> None:
-        """Read what the file has; a new one is begun. Raises MalformedError for any other file."""
+        """Read what the file has, or begin it. Raises as `begun` does."""
         self.path = path
         self.name = f"{run.__module__}.{run.__qualname__}"
-        self.packages = OURS | {run.__module__.split(".")[0]}
-        head = HEAD + build().encode() + b"\n"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            text = path.read_bytes() if path.exists() else b""
-            whole = self._read(head, text)
-            with path.open("r+b" if text else "wb") as file:
-                file.truncate(whole)
-                file.write(b"" if text else head)
-        except OSError as error:
-            raise MalformedError(f"journal {path} cannot be kept: {error.strerror}") from error
+        self.result_type: type[R] = get_type_hints(run)["return"]
+        content = begun(path)
+        self.size = len(content)
+        self.ends = dict(self._ends(content.splitlines(keepends=True)[1:]))
 
-    def _read(self, head: bytes, text: bytes) -> int:
-        """Take note of every whole entry of a file; return how many bytes these are."""
-        self.ends: dict[str, Ended[T, R]] = {}
-        if not text:
-            return 0
-        if not text.startswith(HEAD):
-            raise MalformedError(f"{self.path.name} is no journal of paritybit")
-        if not text.startswith(head):
-            raise MalformedError(
-                f"journal {self.path.name} is of another build, whose results are no part of this"
-                " run: name a new file"
-            )
-        file = io.BytesIO(text)
-        whole = file.seek(len(head))
-        for key, ended in self._entries(file):
-            self.ends[key] = ended
-            whole = file.tell()
-        return whole
-
-    def _entries(self, file: io.BytesIO) -> Iterator[tuple[str, Ended[T, R]]]:
-        """Yield the entries of a file up to its end, or to one that was cut short or damaged."""
-        while len(size := file.read(SIZE.size)) == SIZE.size:
-            kept, (length,) = file.read(DIGEST), SIZE.unpack(size)
-            entry = file.read(min(length, sys.maxsize))
-            if len(entry) != length or hashlib.sha256(entry).digest() != kept:
-                return
+    def _ends(self, lines: list[bytes]) -> Iterator[tuple[str, tuple[float, R]]]:
+        """Yield the task, the seconds and the result of each line that has one of this function."""
+        for line in lines:
+            if len(line) > MOST_LINE_BYTES:
+                continue
             try:
-                yield _OurClasses(io.BytesIO(entry), self.packages).load()
-            except _ForeignError as error:
-                raise MalformedError(f"{self.path.name}: {error}") from error
-
-    def key(self, task: T) -> str:
-        """Return what a task is known by: what carries it out, and all that it is."""
-        return f"{self.name} {task!r}"
+                entry = entry_of(line)
+                if entry.run == self.name:
+                    result = from_json(self.result_type, entry.result, "the result")
+                    yield entry.task, (entry.seconds, result)
+            except ValueError:  # The task runs again.
+                continue
 
     def ended(self, task: T) -> Ended[T, R] | None:
         """Return how a task ended, if the journal has it."""
-        return self.ends.get(self.key(task))
+        kept = self.ends.get(repr(task))
+        return None if kept is None else Ended(task, *kept)
 
     def keep(self, ended: Ended[T, R]) -> None:
-        """Add an end to the file. A task without a usable result is left out, to be run again."""
+        """Add an end to the file. Raises CannotRunError where it cannot be written.
+
+        A task without a usable result, or with one that exceeds a size limit, is left out, to be
+        run again.
+        """
         if ended.result is None or ended.result.spoiled:
             return
-        entry = framed(pickle.dumps((self.key(ended.task), ended)))
-        with self.path.open("ab") as file:
-            file.write(entry)
-            file.flush()
-            os.fsync(file.fileno())
+        entry = Entry(self.name, repr(ended.task), ended.seconds, to_json(ended.result))
+        line = line_of(to_json(entry))
+        if len(line) > MOST_LINE_BYTES or self.size + len(line) > MOST_BYTES:
+            return
+        try:
+            with self.path.open("ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise not_kept(self.path, error) from error
+        self.size += len(line)

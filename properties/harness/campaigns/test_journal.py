@@ -1,19 +1,27 @@
-"""A journal: what has ended is not run again, and nothing is made of it but what it should."""
+"""A journal: what has ended is not run again, and no line of it constructs anything else."""
 
-import os
-import pickle
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paritybit.harness.campaigns import executor
 from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.campaigns.history import watch
+from paritybit.harness.campaigns.mutants.hunting import MutantHunt, hunt_mutant
+from paritybit.harness.campaigns.regress import one_size
+from paritybit.harness.campaigns.soak import Chunk, SeededHunts, clean_steps, hunt_by_seed
 from paritybit.harness.campaigns.spreading import backends, journal
 from paritybit.harness.campaigns.spreading.backends import execute
-from paritybit.harness.campaigns.spreading.journal import HEAD, Journal, framed
+from paritybit.harness.campaigns.spreading.journal import Journal, line_of
+from paritybit.harness.campaigns.task import Source, Task, run_in_turn
 from paritybit.harness.errors import CannotRunError, MalformedError, headline
+from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.machine.workers import LOCAL, Workers
 from paritybit.harness.records.sources import digest
+from paritybit.harness.records.typed_json import to_json
+from paritybit.subjects.mutants.mutant import mutants
 
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run
 
@@ -30,6 +38,11 @@ def ends_of(path: Path, *does: str) -> list[Ended[Chore, Done]]:
     workers = Workers(0, journal=path)
     execute(CHORES, [Chore(what) for what in does], workers, ends.append)
     return ends
+
+
+def kept_in(path: Path) -> set[str]:
+    """Return what the chores do whose ends a journal has."""
+    return {does for does in "ab" if Journal(path, run).ended(Chore(does)) is not None}
 
 
 class CutShortError(Exception):
@@ -50,7 +63,7 @@ def test_a_campaign_that_was_cut_short_goes_on_where_it_was(tmp_path: Path) -> N
     """What has ended keeps its result and its time; it is handed on first."""
     path = tmp_path / "new" / "journal"
     cut_short(path, "a", "b", "c")
-    (kept,) = Journal(path, run).ends.values()
+    kept = Journal(path, run).ended(Chore("a"))
     ends = ends_of(path, "c", "b", "a")
     assert ends[0] == kept
     assert [ended.task.does for ended in ends] == ["a", "c", "b"]
@@ -101,9 +114,9 @@ def test_an_entry_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     ends_of(path, "a", "b")
     path.write_bytes(path.read_bytes()[:-3])
-    assert {key.split("'")[1] for key in Journal(path, run).ends} == {"a"}
+    assert kept_in(path) == {"a"}
     ends_of(path, "a", "b")
-    assert {key.split("'")[1] for key in Journal(path, run).ends} == {"a", "b"}
+    assert kept_in(path) == {"a", "b"}
 
 
 @pytest.mark.parametrize("bit", [0, 7])
@@ -118,7 +131,7 @@ def test_what_was_damaged_is_no_result(bit: int, tmp_path: Path) -> None:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << bit
         path.write_bytes(damaged)
-        assert {key.split("'")[1] for key in Journal(path, run).ends} == {"a"}
+        assert kept_in(path) == {"a"}
     assert [ended.task.does for ended in ends_of(path, "b", "a")] == ["a", "b"]
 
 
@@ -128,10 +141,10 @@ def test_a_journal_of_another_build_has_no_part_in_this_run(
     path = tmp_path / "journal"
     ends_of(path, "a")
     monkeypatch.setattr(journal, "build", lambda: "another-build")
-    with pytest.raises(MalformedError, match="journal journal is of another build"):
+    with pytest.raises(MalformedError, match="journal journal was written by another build"):
         ends_of(path, "a")
     (tmp_path / "notes").write_text("something else")
-    with pytest.raises(MalformedError, match="notes is no journal of paritybit"):
+    with pytest.raises(MalformedError, match="notes is not a journal of paritybit"):
         ends_of(tmp_path / "notes", "a")
     assert (tmp_path / "notes").read_text() == "something else"
     with pytest.raises(MalformedError, match="cannot be kept"):
@@ -146,20 +159,82 @@ def test_a_build_is_its_sources_and_what_computes(monkeypatch: pytest.MonkeyPatc
     assert journal.build() != before
 
 
-class Evil:
-    """What calls a function where it is read."""
+BROKEN = one_size(TrialConfig()).with_bug("swa_pad")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, ("made",)
+KEPT: list[tuple[Callable[[Any], Any], Any]] = [
+    (run_in_turn, Task(BROKEN, Source.GENERATED, 0, 10)),
+    (watch, BROKEN),
+    (clean_steps, Chunk(BROKEN, 0, 1)),
+    (hunt_by_seed, SeededHunts("cpu", "swa_pad", "decode", (0,))),
+    (hunt_mutant, MutantHunt(next(mutants()), (0,), 10)),
+]
+"""A task of each campaign that a journal may keep."""
 
 
-def test_a_journal_calls_nothing_and_makes_no_class_of_others(
+@pytest.mark.parametrize(("carry_out", "task"), KEPT, ids=lambda one: getattr(one, "__name__", ""))
+def test_the_result_of_each_campaign_reads_back(
+    carry_out: Callable[[Any], Any], task: Any, tmp_path: Path
+) -> None:
+    """As the same data of the same type; within JSON data a tuple reads back as a list."""
+    result = carry_out(task)
+    Journal(tmp_path / "journal", carry_out).keep(Ended(task, 1.5, result))
+    found = Journal(tmp_path / "journal", carry_out).ended(task)
+    assert found is not None
+    assert (found.task, found.seconds, type(found.result)) == (task, 1.5, type(result))
+    assert to_json(found.result) == to_json(result)
+    if carry_out is not clean_steps:  # Its alarms are JSON data.
+        assert found.result == result
+
+
+def lines_that_are_no_results() -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """Return how to make of a whole entry one that is none, by what is wrong with it."""
+    result = {"does": "a", "process": 1, "spoiled": False, "extra": None}
+    return {
+        "a result with a class": lambda entry: {**entry, "result": {"__class__": "os", **result}},
+        "a result with less": lambda entry: {**entry, "result": {"does": "a"}},
+        "a result of another type": lambda entry: {**entry, "result": [result]},
+        "a number that is too long": lambda entry: {**entry, "result": {**result, "process": 10**30}},
+        "seconds that are none": lambda entry: {**entry, "seconds": float("nan")},
+        "one more key": lambda entry: {**entry, "more": 1},
+        "deep nesting": lambda entry: {**entry, "result": {**result, "extra": nested(60)}},
+        "too many bytes": lambda entry: {**entry, "result": {**result, "extra": "x" * 2**22}},
+    }
+
+
+def nested(depth: int) -> list[Any]:
+    """Return lists within lists."""
+    return [] if depth == 0 else [nested(depth - 1)]
+
+
+@pytest.mark.parametrize("what", lines_that_are_no_results())
+def test_a_line_that_is_no_whole_result_counts_for_nothing(what: str, tmp_path: Path) -> None:
+    """Even with the right digest: its task runs again, and lines after it count."""
+    path = tmp_path / "journal"
+    ends_of(path, "a", "b")
+    first, a, b = path.read_bytes().splitlines(keepends=True)
+    entry = json.loads(a)
+    del entry["sha256"]
+    assert line_of(entry) == a
+    path.write_bytes(first + line_of(lines_that_are_no_results()[what](entry)) + b)
+    assert kept_in(path) == {"b"}
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b"\xff\xfe", b"9" * 10_000, b"{}", b"[]", b"", b"1"])
+def test_a_line_of_anything_counts_for_nothing(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    ends_of(path, "a")
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    assert kept_in(path) == {"a"}
+
+
+def test_a_result_that_exceeds_a_size_limit_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     path = tmp_path / "journal"
-    for foreign in (Evil(), Path("x")):
-        path.write_bytes(HEAD + b"this-build\n" + framed(pickle.dumps(("a", foreign))))
-        with pytest.raises(MalformedError, match="is nothing that a journal holds"):
-            ends_of(path, "a")
-    assert not (tmp_path / "made").exists()
+    ends_of(path, "a")
+    for limit, value in (("MOST_BYTES", path.stat().st_size + 1), ("MOST_LINE_BYTES", 10)):
+        with monkeypatch.context() as limited:
+            limited.setattr(journal, limit, value)
+            ends_of(path, "b")
+        assert kept_in(path) == {"a"}
+
