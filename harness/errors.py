@@ -14,6 +14,21 @@ from pathlib import Path
 LONGEST_VALUE = 200
 """So many characters at most are repeated of a value that is wrong."""
 
+MOST_LISTED = 12
+"""A message about an unknown name lists so many valid ones at most."""
+
+NEAREST = 3
+"""So many of the valid names it suggests where there are more."""
+
+PLURALS = {
+    "bug": "bugs",
+    "runner": "runners",
+    "preset": "presets",
+    "shape": "shapes",
+    "property": "properties",
+}
+"""What `paritybit list` calls each kind of names."""
+
 
 class MalformedError(ValueError):
     """A command line or a file that no build could make sense of. The message says what is valid.
@@ -23,7 +38,7 @@ class MalformedError(ValueError):
 
 
 class UnknownNameError(MalformedError):
-    """A name that no build has. The message lists the valid ones."""
+    """A name that no build has. The message lists valid ones."""
 
 
 class CannotRunError(Exception):
@@ -59,12 +74,21 @@ def printable(text: str) -> str:
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:
-    """Raise UnknownNameError, listing `names` and the likeliest of them, unless `name` is one."""
+    """Raise UnknownNameError unless `name` is one of `names`.
+
+    The message lists all names where they are few, else the NEAREST ones.
+    """
     valid = list(names)
     if name in valid:
         return
-    valid_names = f"{meant(name, valid)}; valid: {', '.join(valid)}"
-    raise UnknownNameError(f"unknown {what} {quoted(name)}{valid_names}")
+    if len(valid) <= MOST_LISTED:
+        hint = f"{meant(name, valid)}; valid: {', '.join(valid)}"
+    else:
+        nearest = difflib.get_close_matches(name[:LONGEST_VALUE], valid, n=NEAREST, cutoff=0.0)
+        hint = f"; the nearest names are {', '.join(nearest)}"
+        if what in PLURALS:
+            hint += f" ('paritybit list {PLURALS[what]}' prints all)"
+    raise UnknownNameError(f"unknown {what} {quoted(name)}{hint}")
 
 
 def meant(name: str, names: Iterable[str]) -> str:

@@ -8,27 +8,24 @@ import argparse
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 
 from paritybit.harness.cli.exit_codes import OK
 from paritybit.harness.cli.words.values import EVERY, NEWEST
-from paritybit.harness.errors import CannotRunError, known
+from paritybit.harness.errors import PLURALS, CannotRunError, known
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.sources import digest
 
 DEVICES = ("auto", "cpu", "cuda")
 
-PLURALS = {
-    "bug": "bugs",
-    "runner": "runners",
-    "preset": "presets",
-    "shape": "shapes",
-    "property": "properties",
-}
-"""What kinds of names are called in the list."""
+MOST_LINES, LINE_WIDTH, INDENT = 4, 80, "  "
+"""How the names of a kind are shown in the list of all kinds."""
+
+MORE = "'paritybit list bugs' prints every bug with a sentence about it; likewise for each kind."
 
 Names = dict[str, dict[str, str]]
 """Kinds of names, in order; each name with a sentence about it."""
@@ -89,13 +86,31 @@ def check_engine(options: argparse.Namespace) -> None:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print every name of this build."""
+    """Print the names of this build: of one kind with a sentence each, or of all in short."""
     names = catalogue()
+    if options.kind is not None:
+        kind = options.kind.replace("-", " ")
+        names = {kind: names[kind]}
     if options.json:
         print(json.dumps(names, indent=1))
-        return OK
-    for kind, entries in names.items():
-        print(kind)
-        for name, sentence in entries.items():
-            print(f"  {name:40} {sentence}")
+    elif options.kind is not None:
+        for name, sentence in names[kind].items():
+            print(f"{name:40} {sentence}")
+    else:
+        for kind, entries in names.items():
+            print(f"{len(entries)} {kind}")
+            print(*in_short(entries), sep="\n")
+        print(MORE)
     return OK
+
+
+def in_short(names: Iterable[str]) -> list[str]:
+    """Return names as indented lines, MOST_LINES at most."""
+    return wrap(
+        ", ".join(names),
+        LINE_WIDTH,
+        initial_indent=INDENT,
+        subsequent_indent=INDENT,
+        max_lines=MOST_LINES,
+        placeholder=" ...",
+    )

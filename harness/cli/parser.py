@@ -16,6 +16,7 @@ from paritybit.harness.cli.words.values import (
     names,
     number,
 )
+from paritybit.harness.errors import PLURALS
 from paritybit.harness.machine.workers import LOCAL
 
 from paritybit import __version__
@@ -57,7 +58,7 @@ EXAMPLES = {
     "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",
     "timeline": "timeline --device cpu --record timeline.json",
     "corpus": "corpus --bug swa_pad --out cases",
-    "list": "list\nlist --json",
+    "list": "list\nlist bugs\nlist --json",
     "report": "report reports/out/latest/run.json --page page.html",
     "compare": "compare before/run.json after/run.json",
     "summary": "summary reports/out/latest/run.json",
@@ -70,6 +71,9 @@ EXAMPLES = {
 """Command lines by the command's name, one a line."""
 
 HELP_WIDTH = 80
+
+KINDS = (*PLURALS.values(), "bugs-on-runners")
+"""Kinds of names that `list` prints."""
 
 RECORD = OUT / "latest" / "run.json"
 """The record that a command about one reads, if nothing else is said."""
@@ -262,6 +266,7 @@ def add_corpus(commands: Commands) -> None:
 def add_list(commands: Commands) -> None:
     """Add the list of names."""
     listing = commands.add("list", run_list, "List bugs, runners, models (presets) and properties")
+    listing.add_argument("kind", nargs="?", choices=KINDS, help="Kind of names (all, in short)")
     listing.add_argument("--json", action="store_true", help="As JSON")
 
 

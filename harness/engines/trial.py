@@ -19,6 +19,7 @@ from paritybit.harness.engines.worker import LegAnswer, LegTask, run_leg
 from paritybit.harness.errors import headline, known
 from paritybit.harness.machine.workers import ONE, Workers
 from paritybit.harness.records.case import Case, case_from_json
+from paritybit.harness.records.files import read_bytes
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.runners import RUNNERS
 
@@ -242,7 +243,12 @@ def mentions(folder_of_source: Path, word: str) -> bool:
     has another name, is still mentioned; one that is not was never there.
     """
     wanted, sources = run_together(word), folder_of_source.rglob("*.py")
-    return any(wanted in run_together(source.read_text(errors="replace")) for source in sources)
+    return any(wanted in run_together(text_of(source)) for source in sources)
+
+
+def text_of(source: Path) -> str:
+    """Return the text of a source file, as far as it is text."""
+    return read_bytes(source).decode(errors="replace")
 
 
 def run_together(text: str) -> str:

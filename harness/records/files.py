@@ -33,7 +33,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """
     name = path.name or str(path)
     try:
-        with open(path, "rb", buffering=0, opener=_opened) as file:  # noqa: PTH123
+        with open(path, "rb", buffering=0, opener=_opened) as file:
             found = os.fstat(file.fileno())
             kind = stat.S_IFMT(found.st_mode)
             if kind == stat.S_IFIFO:

@@ -198,7 +198,10 @@ def test_a_case_that_could_not_be_played_is_undecided(
         (["swa_pad", "--case", "CASE"], "takes no bugs"),
         (["--case", "CASE", "--runner", "decode"], "takes no --runner"),
         (["--case", "CASE", "--out", "case.json"], "no --out"),
-        (["--case", "CASE", "--property", "no_property"], "unknown property 'no_property'; valid:"),
+        (
+            ["--case", "CASE", "--property", "no_property"],
+            "unknown property 'no_property'; the nearest",
+        ),
         (["--engine", "sglang==1"], "there is no --case"),
         (["--engine", "sglang==1", "--case", "OURS"], "swa_pad@decode.json is none"),
         (["--case", "OURS"], "at least one bug"),

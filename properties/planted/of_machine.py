@@ -64,8 +64,8 @@ OF_MACHINE: tuple[Fault, ...] = (
     Fault(
         name="journal-of-any-build",
         file="harness/campaigns/spreading/journal.py",
-        old="if not text.startswith(head):",
-        new="if not text.startswith(HEAD):",
+        old="    elif not content.startswith(first):",
+        new="    elif not content.startswith(BEGINNING):",
         tests=("properties/harness/campaigns/test_journal.py",),
         why="Results of another build are taken into a run.",
     ),

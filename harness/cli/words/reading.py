@@ -55,9 +55,20 @@ class Parser(argparse.ArgumentParser):
             named["action"] = Once
         return super().add_argument(*flags, **named)
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Return the value of an argument. `--` after `--option=` is a value like any other.
+
+        Some releases of Python drop it there, and return an empty list for the value.
+        """
+        if action.option_strings and arg_strings == ["--"]:
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raise MalformedError for a command, or the value of an option, that there is not."""
-        what = action.dest if action.option_strings else "command"
+        what = "command" if action.dest == argparse.SUPPRESS else action.dest
         try:
             known(what, value, action.choices or (value,))
         except MalformedError as error:

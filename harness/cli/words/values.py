@@ -1,13 +1,21 @@
 """What the value of an option may be."""
 
 import argparse
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from paritybit.harness.errors import quoted
 
 NEWEST, EVERY = "newest", "all"
 """What stands for the newest release, and for every release."""
+
+MOST_NAME_BYTES = 255
+"""The size limit of a file's name, in most file systems."""
+
+ROOM = "x" * 200
+"""As long as anything that is written below a folder that a command line names."""
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -47,10 +55,20 @@ def count_or_none(text: str) -> int:
 
 
 def file(text: str) -> Path:
-    """Return the path of a file or folder, or raise ArgumentTypeError for no text at all.
+    """Return the path of a file or folder, which need not exist.
 
-    That is a script's variable that was not set; Path takes it for the current folder.
+    Raises ArgumentTypeError for what cannot be a path: no text at all, as from a script's variable
+    that was not set, a name that is too long, a loop of links.
     """
     if not text:
         raise argparse.ArgumentTypeError("'' names no file and no folder")
+    try:
+        longest = max(map(len, os.fsencode(text).split(b"/")))
+        if longest > MOST_NAME_BYTES:
+            raise ValueError(f"a name in it has {longest} bytes, of {MOST_NAME_BYTES} at most")
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            (Path(text).absolute() / ROOM).stat()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise argparse.ArgumentTypeError(f"{quoted(text)} cannot be a path: {why}") from error
     return Path(text)

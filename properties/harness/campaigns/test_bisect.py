@@ -188,8 +188,11 @@ def test_what_fails_without_any_bug_is_explained_by_none(
 
 
 REFUSED = {
-    "an unknown bug": (["nonsense"], "unknown bug 'nonsense'; valid: "),
-    "an unknown property": (["swa_pad", "--property", "x"], "unknown property 'x'; valid: "),
+    "an unknown bug": (["nonsense"], "unknown bug 'nonsense'; the nearest names are "),
+    "an unknown property": (
+        ["swa_pad", "--property", "x"],
+        "unknown property 'x'; the nearest names are ",
+    ),
     "an unknown runner": (["swa_pad", "--runner", "x"], "unknown runner 'x'; valid: "),
     "bugs of different schemes": (
         ["swa_pad,loc_memo_capture"],

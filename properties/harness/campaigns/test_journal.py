@@ -193,7 +193,10 @@ def lines_that_are_no_results() -> dict[str, Callable[[dict[str, Any]], Any]]:
         "a result with a class": lambda entry: {**entry, "result": {"__class__": "os", **result}},
         "a result with less": lambda entry: {**entry, "result": {"does": "a"}},
         "a result of another type": lambda entry: {**entry, "result": [result]},
-        "a number that is too long": lambda entry: {**entry, "result": {**result, "process": 10**30}},
+        "a number that is too long": lambda entry: {
+            **entry,
+            "result": {**result, "process": 10**30},
+        },
         "seconds that are none": lambda entry: {**entry, "seconds": float("nan")},
         "one more key": lambda entry: {**entry, "more": 1},
         "deep nesting": lambda entry: {**entry, "result": {**result, "extra": nested(60)}},
@@ -219,7 +222,9 @@ def test_a_line_that_is_no_whole_result_counts_for_nothing(what: str, tmp_path: 
     assert kept_in(path) == {"b"}
 
 
-@pytest.mark.parametrize("line", [b"[" * 100_000, b"\xff\xfe", b"9" * 10_000, b"{}", b"[]", b"", b"1"])
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b"\xff\xfe", b"9" * 10_000, b"{}", b"[]", b"", b"1"]
+)
 def test_a_line_of_anything_counts_for_nothing(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     ends_of(path, "a")
@@ -237,4 +242,3 @@ def test_a_result_that_exceeds_a_size_limit_is_left_out(
             limited.setattr(journal, limit, value)
             ends_of(path, "b")
         assert kept_in(path) == {"a"}
-

@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ from properties.support.harness.command_line import (
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 
-NAMES = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS, "device": ("auto", "cpu", "cuda")}
+NAMES: dict[str, Iterable[str]] = {
+    "runner": RUNNERS,
+    "preset": PRESETS,
+    "device": ("auto", "cpu", "cuda"),
+}
 
 
 @pytest.mark.parametrize("option", NAMES)
@@ -49,15 +54,30 @@ def test_a_name_that_no_build_has_is_refused_with_the_valid_ones(option: str, re
     assert f"unknown {option} 'nonsense'; valid: {', '.join(NAMES[option])}" in message
 
 
-def test_a_name_that_is_nearly_right_is_told_with_the_right_one(refused: Any) -> None:
-    assert "unknown bug 'swa_pd' (did you mean swa_pad?); valid: swa_pad, " in refused(
-        MALFORMED, "regress", "--bug", "swa_pd@decode"
-    )
+def test_a_name_that_is_nearly_right_is_refused_with_the_right_one(refused: Any) -> None:
     assert "(did you mean decode?)" in refused(MALFORMED, "mutants", "--runner", "decoder")
-    assert "(did you mean kv_parity?)" in refused(
-        MALFORMED, "bisect", "swa_pad", "--property", "kv_party"
-    )
-    assert "(did you mean replay?)" in refused(MALFORMED, "reply", "case.json")
+    assert "the nearest names are replay, " in refused(MALFORMED, "reply", "case.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("swa_pad", ["regress", "--bug", "swa_pd@decode"]),
+        ("kv_parity", ["bisect", "swa_pad", "--property", "kv_party"]),
+        ("", ["regress", "--bug", "@decode"]),
+    ],
+)
+def test_of_many_names_the_nearest_three_are_suggested(
+    name: str, words: list[str], refused: Any
+) -> None:
+    said = refused(MALFORMED, *words)
+    nearest = re.search(r"the nearest names are (\S+), (\S+), (\S+) \(", said)
+    assert nearest is not None
+    assert name in {"", nearest[1]}
+    assert set(nearest.groups()) <= {*BUGS} or set(nearest.groups()) <= {*PROPERTIES}
+    kind = "properties" if "--property" in words else "bugs"
+    assert said.endswith(f"('paritybit list {kind}' prints all)\n")
+    assert main(["list", kind]) == OK
 
 
 def test_a_word_without_end_is_repeated_cut_short(refused: Any) -> None:
@@ -343,9 +363,19 @@ def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) 
         kind: list(entries) for kind, entries in names.items()
     }
     assert all(message for entries in listed.values() for message in entries.values())
+    for kind, entries in names.items():
+        assert main(["list", kind.replace(" ", "-")]) == OK
+        plain = capsys.readouterr().out
+        assert [line.split()[0] for line in plain.splitlines()] == list(entries)
+
+
+def test_the_list_of_all_names_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    """It counts the names of each kind, and shows all where they are few."""
     assert main(["list"]) == OK
-    plain = capsys.readouterr().out
-    assert all(re.search(rf"^  {re.escape(name)} ", plain, re.M) for name in BUGS)
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 24
+    assert all(count in shown for count in (f"{len(BUGS)} bugs", f"{len(RUNNERS)} runners"))
+    assert all(name in shown for name in (*RUNNERS, *PRESETS, *PROPERTIES))
 
 
 def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

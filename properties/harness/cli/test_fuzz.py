@@ -7,6 +7,7 @@ import copy
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from paritybit.harness.cli.parser import EXAMPLES, parser
 from paritybit.harness.engines import record as engine_record
 from paritybit.harness.engines.case import EngineCase
+from paritybit.harness.errors import CannotRunError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.record import write
@@ -77,6 +79,12 @@ def test_a_command_that_ends_badly_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 LONG = "x" * 400
 ODD_TEXTS = ["", " ", ",", "-", "--", "@", "\x1b[2J", "\n", "é", "\udcff", "9" * 400, "../x", LONG]
+ODD_PATHS = [
+    *("/dev/full", "/dev/zero", "/dev/null", "/dev/stdin/x", ".", "~", "\0", "\ud800"),
+    *("x" * 255, "x" * 256, "x/" * 1950, "x/" * 2046, "é" * 200, "/proc/self/status"),
+    *("LOOP", "PIPE", "FOLDER", "SPARSE", "BINARY", "FOLDER/new/file", "BINARY/file"),
+]
+"""What may stand for a path: those in capitals are made."""
 ODD: list[Any] = [
     *(None, True, False, -1, 0, 1, 2**31, 10**30, 1.5, float("nan"), [], {}, [[]], [0], {"a": 0}),
     *ODD_TEXTS,
@@ -93,15 +101,21 @@ def vocabulary() -> list[str]:
             with pytest.raises(SystemExit):
                 parser().parse_args([command, "--help"])
     options = {word.strip("[],") for word in said.getvalue().split() if "--" in word}
-    return sorted({*words, *options, *ODD_TEXTS})
+    return sorted({*words, *options, *ODD_TEXTS, *ODD_PATHS})
+
+
+def taken(options: Any) -> int:
+    """Stand for a command: no value of an option is an empty list."""
+    assert [] not in vars(options).values()
+    return OK
 
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every command end well at once: its command line is read and its names are checked."""
+    """Let every command end at once: its command line is read and its names are checked."""
     for command in EXAMPLES:
         module, function = parser().parse_args(EXAMPLES[command].splitlines()[0].split()).run
-        monkeypatch.setattr(f"{module}.{function}", lambda _: OK)
+        monkeypatch.setattr(f"{module}.{function}", taken)
 
 
 @fuzzed
@@ -112,8 +126,91 @@ def test_no_command_line_ends_badly(data: st.DataObject) -> None:
     words = data.draw(st.sampled_from(sorted(EXAMPLES.values()))).splitlines()[0].split()
     for _ in range(data.draw(st.integers(0, 4))):
         place = data.draw(st.integers(0, len(words)))
-        word = data.draw(st.sampled_from(vocabulary()) | st.text(max_size=12))
+        word = data.draw(odd_words())
         words[place : place + data.draw(st.integers(0, 1))] = [word] * data.draw(st.integers(0, 1))
+    ends_well(*words)
+
+
+def odd_words() -> st.SearchStrategy[str]:
+    """Return words of command lines, any text, and options with any of these as their value."""
+    options = [word for word in vocabulary() if re.fullmatch("--[a-z-]+", word)]
+    words = st.sampled_from(vocabulary()) | st.text(max_size=12)
+    return words | st.builds("{}={}".format, st.sampled_from(options), words)
+
+
+COMMANDS_WITH_PATHS = [
+    "replay PATH",
+    "replay PATH PATH",
+    "bisect swa_pad --case=PATH",
+    "bisect swa_pad --case=CASE --out=PATH",
+    "report PATH --page=PATH",
+    "report RUN --page=PATH",
+    "summary PATH",
+    "compare PATH PATH --page=PATH",
+    "compare RUN RUN --page=PATH",
+    "corpus --bug swa_pad --out=PATH",
+    "regress --bug swa_pad --device cpu --out=PATH",
+    "regress --bug swa_pad --device cpu --out=PATH --journal=PATH",
+    "regress --bug swa_pad --device cpu --out=OUT --database=PATH",
+    "regress --engine=PATH",
+    "soak --device cpu --record=PATH --table=PATH",
+    "soak --device cpu --record=OUT --journal=PATH",
+    "timeline --device cpu --record=PATH",
+    "mutants --device cpu --runner decode --journal=PATH",
+]
+"""Command lines with odd paths, up to where anything is played."""
+
+PLAYED = {
+    "regress.played": OK,
+    "replay.replay_one": OK,
+    "replay.replay_all": [],
+    "bisect.with_goal": None,
+    "corpus.run_corpus": OK,
+    "measure.soak": None,
+    "measure.play_history": None,
+    "measure.hunt_all": None,
+}
+"""What plays, by its place in the command line's modules, and what it gives in place of that."""
+
+
+@pytest.fixture
+def odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Make the files that ODD_PATHS name; nothing is played, and no pipe is waited for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("paritybit.harness.records.files.WRITER_SECONDS", 0.01)
+    for place, result in PLAYED.items():
+        if result is None:
+            monkeypatch.setattr(f"paritybit.harness.cli.{place}", stopped)
+        else:
+            monkeypatch.setattr(f"paritybit.harness.cli.{place}", lambda *_, ends=result: ends)
+    names = ("LOOP", "PIPE", "FOLDER", "SPARSE", "BINARY", "CASE", "RUN", "OUT")
+    made = {name: tmp_path / name.lower() for name in names}
+    made["LOOP"].symlink_to(made["LOOP"])
+    os.mkfifo(made["PIPE"])
+    made["FOLDER"].mkdir()
+    made["BINARY"].write_bytes(bytes(range(256)))
+    with made["SPARSE"].open("wb") as sparse:
+        sparse.truncate(2**30)
+    made["CASE"].write_text(json.dumps(CASE.to_json()))
+    write(red(), made["RUN"])
+    return made
+
+
+def stopped(*_: object, **__: object) -> None:
+    """Stand for what plays: the command line was taken."""
+    raise CannotRunError("nothing is played here")
+
+
+@fuzzed
+@given(data=st.data())
+def test_no_path_ends_badly(data: st.DataObject, odd_files: dict[str, Path]) -> None:
+    """Whatever is read or written there, up to where anything is played."""
+    words = data.draw(st.sampled_from(COMMANDS_WITH_PATHS)).split()
+    for place, word in enumerate(words):
+        path = data.draw(st.sampled_from(ODD_PATHS)) if "PATH" in word else ""
+        words[place] = word.replace("PATH", path)
+        for name, made in odd_files.items():
+            words[place] = words[place].replace(name, str(made))
     ends_well(*words)
 
 

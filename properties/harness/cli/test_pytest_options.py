@@ -42,7 +42,7 @@ def suite(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return python("-m", "pytest", *SUITE, *words, folder=folder)
 
 
-NAMES: dict[str, Iterable[str]] = {"bug": BUGS, "runner": RUNNERS, "preset": PRESETS}
+NAMES: dict[str, Iterable[str]] = {"runner": RUNNERS, "preset": PRESETS}
 
 
 @pytest.mark.parametrize("option", NAMES)
@@ -56,7 +56,7 @@ def test_a_name_that_this_build_lacks_is_refused_with_the_valid_ones(option: str
 def test_a_name_that_this_build_lacks_is_a_usage_error() -> None:
     done = suite("--bug", "nonsense")
     assert done.returncode == USAGE_ERROR
-    assert f"unknown bug 'nonsense'; valid: {', '.join(BUGS)}" in done.stderr
+    assert "unknown bug 'nonsense'; the nearest names are " in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert "passed" not in done.stdout
 

@@ -1,0 +1,220 @@
+"""No file that a user hands in runs code, fills the memory or blocks a command.
+
+Each is refused in one sentence, with exit code 2, before anything is printed.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paritybit.harness.campaigns.spreading import database, journal
+from paritybit.harness.cli.pages import previous_of
+from paritybit.harness.engines.trial import mentions
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.records import files
+from paritybit.harness.records.case import read_json
+from paritybit.harness.records.record import write
+
+from properties.harness.cli.test_writing import full_disk
+from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
+from properties.support.reports.records import green
+
+GIB = 2**30
+
+CONTENTS: dict[str, bytes] = {
+    "lists nested deep": b"[" * 100_000,
+    "objects nested deep": b'{"a":' * 100_000,
+    "lists nested deep, and closed": b"[" * 900 + b"]" * 900,
+    "a number of many digits": b"9" * 5_000,
+    "a number that no 64 bits hold": b"[1" + b"0" * 20 + b"]",
+    "NaN": b"NaN",
+    "a number without end": b"1e999",
+    "binary": bytes(range(256)) * 100,
+    "a pickle": pickle.dumps({"format": "paritybit-case"}),
+    "a record of another kind": b'{"format": "paritybit-case", "version": [], "trial": 1e999}',
+}
+
+
+def device(name: str) -> Callable[[Path], None]:
+    """Return what makes a link to a device."""
+    return lambda path: path.symlink_to(f"/dev/{name}")
+
+
+def content(text: bytes) -> Callable[[Path], None]:
+    """Return what writes a file."""
+
+    def make(path: Path) -> None:
+        path.write_bytes(text)
+
+    return make
+
+
+def sparse(path: Path) -> None:
+    """Make a file of 1 GiB that takes no room on the disk."""
+    with path.open("wb") as file:
+        file.truncate(GIB)
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    **{what: content(text) for what, text in CONTENTS.items()},
+    "zeros without end": device("zero"),
+    "a full device": device("full"),
+    "an empty device": device("null"),
+    "a pipe without a writer": os.mkfifo,
+    "a folder": os.mkdir,
+    "a loop of links": lambda path: path.symlink_to(path),
+    "a broken link": lambda path: path.symlink_to(path.with_name("nowhere")),
+    "a gigabyte": sparse,
+}
+"""How to make each kind of hostile file."""
+
+READING: dict[str, Callable[[Path, Path], list[object]]] = {
+    "replay": lambda file, whole: ["replay", file],
+    "replay of several": lambda file, whole: ["replay", file, file],
+    "bisect": lambda file, whole: ["bisect", "swa_pad", "--case", file],
+    "report": lambda file, whole: ["report", file, "--page", file.with_name("page.html")],
+    "summary": lambda file, whole: ["summary", file],
+    "compare, before": lambda file, whole: ["compare", file, whole, "--page", whole],
+    "compare, after": lambda file, whole: ["compare", whole, file, "--page", whole],
+}
+"""Commands that read a file, beside a whole record where they need one."""
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the writer of a pipe only a moment."""
+    monkeypatch.setattr(files, "WRITER_SECONDS", 0.05)
+
+
+@pytest.fixture(params=HOSTILE)
+def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A hostile file of each kind."""
+    path = tmp_path / "hostile.json"
+    HOSTILE[request.param](path)
+    return path
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_case_or_a_record_is_refused(command: str, hostile: Path, refused: Any) -> None:
+    whole = hostile.with_name("whole.json")
+    write(green(), whole)
+    refused(MALFORMED, *READING[command](hostile, whole))
+
+
+def test_a_case_in_a_database_is_counted_as_unread(hostile: Path) -> None:
+    assert database.known(hostile.parent) == database.Known(unread=1)
+
+
+def test_an_earlier_record_is_reported_as_unreadable(hostile: Path, tmp_path: Path) -> None:
+    earlier, now = tmp_path / "20260101T000000Z", tmp_path / "20260102T000000Z"
+    earlier.mkdir()
+    hostile.rename(earlier / "run.json")
+    regular = (earlier / "run.json").is_file()
+    previous = previous_of(now / "run.json", green())
+    assert (previous is not None) == regular
+    assert previous is None or previous.sentence.startswith("cannot be compared: run.json ")
+
+
+def test_source_of_an_engine_is_read_as_text_or_refused(hostile: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source" / "module.py"
+    source.parent.mkdir()
+    hostile.rename(source)
+    try:
+        assert not mentions(source.parent, "runner")
+    except MalformedError as error:
+        assert str(error).startswith("module.py ")
+
+
+REGRESS = ["regress", "--device", "cpu", "--runner", "cpu_graph", "--bug", "req_pool_pad"]
+
+
+def test_a_journal_is_refused_before_anything_is_printed(
+    hostile: Path, tmp_path: Path, refused: Any
+) -> None:
+    if hostile.is_symlink() and not hostile.exists() and hostile.readlink() != hostile:
+        pytest.skip("a journal is begun where a broken link points")
+    refused(MALFORMED, *REGRESS, "--journal", hostile, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["soak", "timeline", "mutants"])
+def test_each_command_refuses_a_device_as_its_journal(
+    command: str, tmp_path: Path, refused: Any
+) -> None:
+    words = ["--device", "cpu", "--journal", "/dev/full", "--record", tmp_path / "record.json"]
+    said = refused(MALFORMED, command, *words)
+    assert said == "paritybit: journal /dev/full cannot be kept: it is not a regular file\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_on_a_full_disk_ends_without_a_verdict(tmp_path: Path, refused: Any) -> None:
+    with full_disk(10):
+        said = refused(CANNOT_RUN, *REGRESS, "--journal", tmp_path / "j", "--out", tmp_path / "o")
+    assert said.endswith("j cannot be written: File too large\n")
+    assert not (tmp_path / "o").exists()
+
+
+def a_shell(made: Path) -> bytes:
+    """Return a pickle that makes a file where it is read.
+
+    It names `Popen` by a dotted name inside one of the project's own modules.
+    """
+    words = pickle.dumps((["touch", str(made)],), protocol=2)[2:-1]
+    texts = (b"paritybit.harness.machine.mps", b"subprocess.Popen")
+    named = b"".join(b"\x8c" + bytes([len(text)]) + text for text in texts)
+    return b"\x80\x04" + named + b"\x93" + words + b"R."
+
+
+def test_a_pickle_is_refused_and_runs_nothing(tmp_path: Path, refused: Any) -> None:
+    """A journal of version 2 held pickles, each behind its length and its digest."""
+    made, path = tmp_path / "made", tmp_path / "journal"
+    started: subprocess.Popen[bytes] = pickle.loads(a_shell(made))
+    started.wait()
+    made.unlink()  # So it does what it should, read as a pickle.
+    entry = a_shell(made)
+    framed = len(entry).to_bytes(8, "little") + hashlib.sha256(entry).digest() + entry
+    for text in (b"paritybit-journal 2 " + journal.build().encode() + b"\n" + framed, entry):
+        path.write_bytes(text)
+        said = refused(MALFORMED, *REGRESS, "--journal", path, "--out", tmp_path / "out")
+        assert said == "paritybit: journal is not a journal of paritybit\n"
+        assert path.read_bytes() == text
+    path.write_bytes(journal.head() + framed + b"\n")
+    assert journal.Journal(path, green_result).ends == {}
+    assert not made.exists()
+
+
+def green_result(_: str) -> Any:
+    """Stand for what a campaign runs."""
+
+
+def test_a_pipe_is_read_to_the_end_of_its_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "WRITER_SECONDS", 10.0)
+    os.mkfifo(path := tmp_path / "pipe")
+    (whole := tmp_path / "whole").write_text(json.dumps({"text": "x" * 200_000}))
+    with subprocess.Popen(["dd", f"if={whole}", f"of={path}", "status=none"]):
+        assert read_json(path) == read_json(whole)
+
+
+def test_an_endless_pipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "WRITER_SECONDS", 10.0)
+    os.mkfifo(path := tmp_path / "pipe")
+    with subprocess.Popen(["dd", "if=/dev/zero", f"of={path}", "status=none"]) as writer:
+        with pytest.raises(MalformedError, match="pipe is larger than 64 MiB"):
+            read_json(path)
+        writer.kill()
+
+
+def test_an_object_with_many_keys_is_judged_at_once(tmp_path: Path) -> None:
+    """A key that stands twice behind 200,000 others is found in one pass."""
+    keys = [f'"{number}": 0' for number in range(200_000)]
+    (path := tmp_path / "case.json").write_text(f"{{{', '.join([*keys, keys[-1]])}}}")
+    with pytest.raises(MalformedError, match="the key '199999' is there twice"):
+        read_json(path)
