@@ -4,9 +4,11 @@
 silent pipe and holds no more than a fixed number of bytes.
 """
 
+import errno
 import os
 import select
 import stat
+import time
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -16,8 +18,8 @@ from paritybit.harness.errors import CannotRunError, MalformedError
 MOST_BYTES = 64 * 2**20
 """The size limit of a file. The largest committed record has 4 MiB."""
 
-WRITER_SECONDS = 10.0
-"""How long a pipe may have no data before it counts as empty, if no process holds it open."""
+PIPE_SECONDS = 10.0
+"""How long a pipe may have no process at its other end."""
 
 CHUNK_BYTES = 2**20
 
@@ -60,7 +62,7 @@ def _await_writer(descriptor: int) -> None:
     """Wait until a pipe has data or lost its writer, then let reads of it block."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
-    waiting.poll(WRITER_SECONDS * 1000)
+    waiting.poll(PIPE_SECONDS * 1000)
     os.set_blocking(descriptor, True)
 
 
@@ -79,12 +81,28 @@ def write_whole(path: Path, text: str) -> None:
     """
     try:
         if path.exists() and not path.is_file():  # A device or a pipe: nothing takes its place.
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            with open(path, "wb", opener=_opened_to_write) as file:
+                file.write(text.encode(errors="backslashreplace"))
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path.resolve(), text)
     except OSError as error:
         raise CannotRunError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _opened_to_write(path: str, flags: int) -> int:
+    """Open a device or a pipe. Raises OSError for a pipe that gets no reader."""
+    deadline = time.monotonic() + PIPE_SECONDS
+    while True:
+        try:
+            descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError as error:
+            if error.errno != errno.ENXIO or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            os.set_blocking(descriptor, True)
+            return descriptor
 
 
 def _replace(path: Path, text: str) -> None:

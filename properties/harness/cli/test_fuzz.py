@@ -177,7 +177,7 @@ PLAYED = {
 def odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """Make the files that ODD_PATHS name; nothing is played, and no pipe is waited for."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("paritybit.harness.records.files.WRITER_SECONDS", 0.01)
+    monkeypatch.setattr("paritybit.harness.records.files.PIPE_SECONDS", 0.01)
     for place, result in PLAYED.items():
         if result is None:
             monkeypatch.setattr(f"paritybit.harness.cli.{place}", stopped)

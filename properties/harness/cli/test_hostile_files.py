@@ -16,13 +16,12 @@ import pytest
 from paritybit.harness.campaigns.spreading import database, journal
 from paritybit.harness.cli.pages import previous_of
 from paritybit.harness.engines.trial import mentions
-from paritybit.harness.errors import MalformedError
+from paritybit.harness.errors import CannotRunError, MalformedError
 from paritybit.harness.records import files
 from paritybit.harness.records.case import read_json
 from paritybit.harness.records.record import write
 
-from properties.harness.cli.test_writing import full_disk
-from properties.support.harness.command_line import CANNOT_RUN, MALFORMED
+from properties.support.harness.command_line import CANNOT_RUN, MALFORMED, full_disk
 from properties.support.reports.records import green
 
 GIB = 2**30
@@ -89,7 +88,7 @@ READING: dict[str, Callable[[Path, Path], list[object]]] = {
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the writer of a pipe only a moment."""
-    monkeypatch.setattr(files, "WRITER_SECONDS", 0.05)
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.05)
 
 
 @pytest.fixture(params=HOSTILE)
@@ -196,7 +195,7 @@ def green_result(_: str) -> Any:
 def test_a_pipe_is_read_to_the_end_of_its_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "WRITER_SECONDS", 10.0)
+    monkeypatch.setattr(files, "PIPE_SECONDS", 10.0)
     os.mkfifo(path := tmp_path / "pipe")
     (whole := tmp_path / "whole").write_text(json.dumps({"text": "x" * 200_000}))
     with subprocess.Popen(["dd", f"if={whole}", f"of={path}", "status=none"]):
@@ -204,12 +203,18 @@ def test_a_pipe_is_read_to_the_end_of_its_writer(
 
 
 def test_an_endless_pipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "WRITER_SECONDS", 10.0)
+    monkeypatch.setattr(files, "PIPE_SECONDS", 10.0)
     os.mkfifo(path := tmp_path / "pipe")
     with subprocess.Popen(["dd", "if=/dev/zero", f"of={path}", "status=none"]) as writer:
         with pytest.raises(MalformedError, match="pipe is larger than 64 MiB"):
             read_json(path)
         writer.kill()
+
+
+def test_a_pipe_that_gets_no_reader_cannot_be_written(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    with pytest.raises(CannotRunError, match="pipe cannot be written: No such device"):
+        files.write_whole(path, "text")
 
 
 def test_an_object_with_many_keys_is_judged_at_once(tmp_path: Path) -> None:

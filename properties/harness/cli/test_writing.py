@@ -1,11 +1,8 @@
 """What is written is whole or not there at all; folders of runs, and the link to the last."""
 
 import re
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,20 +15,9 @@ from paritybit.harness.records.record import write
 from paritybit.reports.compared.runs import compare_runs
 
 from paritybit.__main__ import main
-from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED
+from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, full_disk
 from properties.support.places import ROOT
 from properties.support.reports.records import green
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """Let no file grow beyond a size, in bytes, within."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_file_is_written_whole_and_readable_as_any_other(tmp_path: Path) -> None:
