@@ -68,11 +68,14 @@ def package_of(spec: str) -> Package:
     named = NAMED.fullmatch(spec)
     if named is not None:
         return PACKAGES[named[1]]
-    found = [
-        package
-        for package in PACKAGES.values()
-        if folder_of_package(Path(spec), package.name, package.marker) is not None
-    ]
+    try:
+        found = [
+            package
+            for package in PACKAGES.values()
+            if folder_of_package(Path(spec), package.name, package.marker) is not None
+        ]
+    except (OSError, ValueError):  # It cannot be a path at all.
+        found = []
     if len(found) > 1:
         both = " and of ".join(package.name for package in found)
         raise MalformedError(f"{quoted(spec)} holds the source of {both}: name a folder of one")

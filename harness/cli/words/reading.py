@@ -56,11 +56,12 @@ class Parser(argparse.ArgumentParser):
         return super().add_argument(*flags, **named)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Return the value of an argument. `--` after `--option=` is a value like any other.
+        """Return the value of an argument. A lone `--` is the value where one is needed.
 
-        Some releases of Python drop it there, and return an empty list for the value.
+        Some releases of Python drop it after `--option=`, or as the second `--` of a command line,
+        and return an empty list for the value.
         """
-        if action.option_strings and arg_strings == ["--"]:
+        if arg_strings == ["--"] and (action.option_strings or action.nargs is None):
             value = self._get_value(action, "--")
             self._check_value(action, value)
             return value
