@@ -36,7 +36,9 @@ def known(folder: Path) -> Known:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:  # Hypothesis would say nothing.
-        raise MalformedError(f"database {folder} cannot be written: {error.strerror}") from error
+        raise MalformedError(
+            f"cannot write to the database folder {folder}: {error.strerror}"
+        ) from error
     found: dict[str, dict[Schedule, None]] = {}
     unread = 0
     for text in sorted(DirectoryBasedExampleDatabase(folder).fetch(KEY)):

@@ -14,7 +14,7 @@ def names(text: str) -> tuple[str, ...]:
     """Split a comma-separated list of names, at least one, or raise ArgumentTypeError."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())
     if not found:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} names nothing")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} contains no name")
     return found
 
 
@@ -22,7 +22,7 @@ def number(text: str) -> int:
     """Return a whole number of at most 18 digits, or raise ArgumentTypeError."""
     if re.fullmatch("-?[0-9]{1,18}", text) is None:
         raise argparse.ArgumentTypeError(
-            f"{quoted(text)} is not a whole number of 18 digits at most"
+            f"{quoted(text)} is not a whole number with at most 18 digits"
         )
     return int(text)
 
@@ -31,7 +31,7 @@ def count(text: str, least: int = 1) -> int:
     """Return a whole number of at least `least`, of 9 digits at most; else ArgumentTypeError."""
     if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:
         raise argparse.ArgumentTypeError(
-            f"{quoted(text)} is not a whole number of at least {least}, of 9 digits at most"
+            f"{quoted(text)} is not a whole number from {least} to 999999999"
         )
     return int(text)
 
@@ -52,5 +52,5 @@ def file(text: str) -> Path:
     That is a script's variable that was not set; Path takes it for the current folder.
     """
     if not text:
-        raise argparse.ArgumentTypeError("'' names no file and no folder")
+        raise argparse.ArgumentTypeError("'' is not a valid path: the path is empty")
     return Path(text)
