@@ -35,9 +35,7 @@ def run_bisect(options: argparse.Namespace) -> int:
         what = "no --case was given" if options.case is None else f"{options.case.name} is not one"
         raise MalformedError(f"--engine needs the case of an engine, and {what}")
     if not options.bugs:
-        raise MalformedError(
-            "name at least one bug to choose from (see paritybit bisect --help)"
-        )
+        raise MalformedError("name at least one bug to choose from (see paritybit bisect --help)")
     for name in options.bugs:
         known("bug", name, BUGS)
     if options.property is not None:

@@ -134,5 +134,5 @@ def replay_all(console: Console, work: list[Named]) -> list[Replayed]:
 def mark_of(replay: Replayed) -> str:
     """Return what a case's line begins with."""
     if replay.error is not None:
-        return "[bold red]failed[/]     "
-    return "[bold red]not reproduced[/]" if replay.as_said else "[green]reproduced[/]"
+        return "[bold red]failed[/]        "
+    return "[green]reproduced[/]    " if replay.as_said else "[bold red]not reproduced[/]"
