@@ -42,23 +42,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="Device of the worlds; auto takes cuda if usable, else cpu",
+        help="Device to run on: auto, cpu or cuda; auto uses CUDA if available",
     )
     group.addoption(
         "--mps",
         action="store_true",
-        help="Share GPUs by an NVIDIA MPS daemon of this run's own, which is stopped at the end",
+        help="Start an NVIDIA MPS daemon for this run so that processes can share a GPU",
     )
-    group.addoption("--runner", default=None, help="Run this runner alone")
-    group.addoption("--preset", default=None, help="Run this model preset alone")
+    group.addoption("--runner", default=None, help="Run only this runner")
+    group.addoption("--preset", default=None, help="Run only this model preset")
     group.addoption(
         "--shape",
         choices=("tiny", "mid"),
         default="tiny",
-        help="How large models and pools of the clean trials are; real: see paritybit regress",
+        help=(
+            "Size of models and pools in the clean trials: tiny, mid or real; real needs a "
+            "large GPU"
+        ),
     )
     group.addoption(
-        "--bug", default=None, help="Run the clean suite on a subject with this bug switched on"
+        "--bug", default=None, help="Run the clean tests on an engine with this bug switched on"
     )
 
 
@@ -70,7 +73,7 @@ def chosen_device(config: pytest.Config) -> str:
         return str(worker_input["paritybit_device"])
     gpus = visible_gpus()
     if asked == "cuda" and not gpus:
-        raise pytest.UsageError("--device cuda was asked for, but no GPU is visible here")
+        raise pytest.UsageError("--device cuda needs a GPU, but none is visible")
     if asked == "auto":
         return "cuda" if gpus else "cpu"
     return asked
@@ -171,9 +174,9 @@ def pytest_report_header(config: pytest.Config) -> str:
     """Say which device the worlds live on, and what would draw the same schedules again."""
     bug = config.getoption("--bug")
     return (
-        f"paritybit: device {config.stash[DEVICE]}, seed {config.stash[SEED]},"
-        f" {settings().max_examples} schedules a trial"
-        + (f", with bug {bug} switched on: expect red" if bug else "")
+        f"paritybit: device {config.stash[DEVICE]}, seed {config.stash[SEED]}, "
+        f"{settings().max_examples} schedules per trial"
+        + (f", bug {bug} switched on: tests are expected to fail" if bug else "")
     )
 
 
@@ -268,9 +271,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     counts = config.stash[COUNTS]
     terminalreporter.write_line(
-        f"paritybit: {counts['trials']} clean trials surveyed on {config.stash[DEVICE]}:"
-        f" {counts['schedules']} schedules, {counts['steps']} differential steps,"
-        f" {counts['replays']} replays, {counts['padded_replays']} of them padded"
+        f"paritybit: {counts['trials']} clean trials on {config.stash[DEVICE]}: "
+        f"{counts['schedules']} schedules, {counts['steps']} differential steps, "
+        f"{counts['replays']} replays ({counts['padded_replays']} padded)"
     )
     stats = terminalreporter.stats
     if on_github():
@@ -283,7 +286,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         merged.mkdir(parents=True, exist_ok=True)
         path.replace(merged / path.name)
     for path in found:
-        terminalreporter.write_line(f"replay with: paritybit replay {merged / path.name}")
+        terminalreporter.write_line(f"to replay: paritybit replay {merged / path.name}")
 
 
 def annotation(report: pytest.TestReport) -> str:

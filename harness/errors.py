@@ -99,7 +99,7 @@ def meant(name: str, names: Iterable[str]) -> str:
 
 def headline(error: str) -> str:
     """Return the one line of a traceback that says what was raised, or an error's first line."""
-    lines = error.strip().splitlines() or ["an error without a word"]
+    lines = error.strip().splitlines() or ["unknown error"]
     frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
     rest = lines[frames[-1] + 1 :] if frames else lines
     return next((line for line in rest if not line.startswith(" ")), lines[-1])
@@ -131,8 +131,8 @@ def kept(errors: Iterable[str]) -> str:
         ) as file:
             file.write("\n\n".join(different) + "\n")
     except OSError as error:
-        where = f"which cannot be written ({error.strerror}): {' | '.join(different)}"
+        where = f"which could not be written ({error.strerror}): {' | '.join(different)}"
     else:
         where = str(Path(file.name))
     first = cut(headline(different[0]))
-    return f"an error of ours: {first}{more}; the whole traceback: {where}"
+    return f"internal error: {first}{more}; full traceback: {where}"

@@ -214,8 +214,8 @@ class CudaStreams:
         found = next((pair for pair in pairs if run_beside(*pair)), None)
         if found is None:
             raise RuntimeError(
-                f"steps cannot overlap on this device: of {TRIES} pairs of its streams none runs"
-                " while the other waits"
+                f"steps cannot overlap on this device: in {TRIES} attempts no two streams "
+                "ran independently"
             )
         self.forward, self.schedule = found
         self.forward.beside, self.schedule.beside = self.schedule, self.forward

@@ -119,7 +119,7 @@ def played(
     watch.since = busy
     outcome = whole(lockstep.play(schedule, watch.observe, recorder=watch))
     if outcome.violations or not outcome.padded_replays:
-        raise RuntimeError(f"the benchmark's schedule is not clean: {outcome.violations}")
+        raise RuntimeError(f"the benchmark schedule has violations: {outcome.violations}")
     if lockstep.trial.device == "cuda":
         torch.cuda.synchronize()
     return Played(time.perf_counter() - started, time.process_time() - busy, outcome)

@@ -12,7 +12,7 @@ from paritybit.harness.records.schema import STALLED
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.harness.schedules.shrink import shrink
 
-DEPENDS = "it depends on state that no one declared: a fresh process does not show it"
+DEPENDS = "the finding depends on undeclared state because a fresh process does not reproduce it"
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ def told(hunt_result: HuntResult, history: tuple[Schedule, ...] | None) -> Viola
     """Return the violation of a finding that shows after `history` alone, if even then."""
     count = len(hunt_result.before) if history is None else len(history)
     if history is None:
-        ending = f"not even after the {count} schedules that were played before it"
+        ending = f"it did not recur even after the {count} schedules that were played before it"
     else:
-        ending = f"it shows after {count} other{'s' * (count > 1)} played before it"
+        ending = f"it recurs after {count} earlier schedule{'s' * (count > 1)}"
     place = max((violation.step for violation in hunt_result.seen), default=0)
     where = {"history": count, "shows_after_history": history is not None}
     return Violation(ID, place, f"{DEPENDS}; {ending}", where)

@@ -184,7 +184,7 @@ class _Worker(Generic[T, R]):
                 result, error = self.pipe.recv()
             else:
                 allowed = self.deadline - self.started
-                error = f"it took more than {allowed:.0f} s and was ended"
+                error = f"it took more than {allowed:.0f} s and was killed"
         except (EOFError, OSError):
             self.process.join(JOIN_SECONDS)
             error = f"its process died with exit code {self.process.exitcode}"
@@ -290,7 +290,7 @@ def alarm(seconds: float) -> Iterator[None]:
         return
 
     def ring(*_: object) -> None:
-        raise _TooLongError(f"it took more than {seconds:.0f} s and was ended")
+        raise _TooLongError(f"it took more than {seconds:.0f} s and was killed")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -202,7 +202,7 @@ def play_history(
         "undecided": bool(wrong)
         and all(len(point["open"]) == len(point["odd"]) for point in points),
         "as_hoped": not wrong,
-        "message": f"{len(points)} points; not as the reports say: {', '.join(wrong) or 'none'}",
+        "message": f"{len(points)} points; unexpected results: {', '.join(wrong) or 'none'}",
     }
 
 

@@ -304,17 +304,17 @@ def verdict(run: Run) -> tuple[str, str]:
     good = [result for result in bugs if result.status in GOOD]
     clean_good = [result for result in clean if result.status in GOOD]
     message = (
-        f"{len(clean_good)} of {len(clean)} trials of the unchanged engine are clean;"
-        f" {len(good)} of {len(bugs)} hunts, each of one bug switched on, ended as expected"
+        f"{len(clean_good)} of {len(clean)} clean trials passed;"
+        f" {len(good)} of {len(bugs)} hunts ended as expected"
     )
     lost, missing = run.lost, unreached(run)
     if lost and not run.interrupted:
-        message += f"; no result of {lost} of {len(run.results) + lost} trials and hunts"
+        message += f"; {lost} of {len(run.results) + lost} trials and hunts gave no result"
     if missing and not run.interrupted and len(clean_good) == len(clean):
         message += f"; never reached: {first_of(missing)}"
     if run.interrupted:
-        rest = f"; {lost} of {len(run.results) + lost} did not end" if lost else ""
-        return "interrupted", f"cut short; so far {message}{rest}"
+        rest = f"; {lost} of {len(run.results) + lost} did not finish" if lost else ""
+        return "interrupted", f"interrupted; so far, {message}{rest}"
     whole = len(good) == len(bugs) and len(clean_good) == len(clean) and not (lost or missing)
     return ("green" if whole and clean else "red"), message
 

@@ -51,7 +51,7 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not inside:
-            raise MalformedError(f"{path} holds no case file")
+            raise MalformedError(f"{path} contains no case file")
         found += inside
     return found
 
@@ -70,10 +70,10 @@ def case_here(data: Any, name: str, device: str | None) -> Case:
     try:
         case = case_of(data, name)
     except UnknownNameError as error:
-        raise CannotRunError(f"{name} names what this build lacks: {error}") from error
+        raise CannotRunError(f"{name} uses names that this build does not have: {error}") from error
     if device is not None and resolve_device(device) != case.trial.device:
         found = case.trial.device
-        raise CannotRunError(f"{name} was found on {found}; it replays there alone")
+        raise CannotRunError(f"{name} was recorded on {found} and can only be replayed there")
     if case.trial.device == "cuda":
         require_cuda()
     return case
@@ -129,7 +129,7 @@ def judged(named: Named, outcome: Outcome) -> Replayed:
         found |= {DECLARED_STATE.id}
     as_said = wanted <= found if wanted else not found
     shown = ", ".join(name for name in PROPERTIES if name in found) or "clean"
-    missing = f", expected {', '.join(sorted(wanted)) or 'clean'}" * (not as_said)
+    missing = f"; expected {', '.join(sorted(wanted)) or 'no violation'}" * (not as_said)
     return Replayed(named.name, as_said, f"{shown}{missing}", device_lost=outcome.device_lost)
 
 

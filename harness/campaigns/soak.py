@@ -55,7 +55,7 @@ MOST_SCHEDULES = 500
 
 
 NOT_SEEN_AGAIN = (
-    "it depends on state that no one declared: the same schedules did not show it again"
+    "the finding depends on undeclared state because the same schedules did not reproduce it"
 )
 
 
@@ -253,7 +253,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
             f" {', '.join(missed) or 'none'};"
             f" in the median later than schedule {MEDIAN}: {', '.join(late) or 'none'};"
             f" never counted: {', '.join(unreplayed) or 'none'}"
-            + f"; no result of {lost} of {soaked.planned} pieces of work" * bool(lost)
+            + f"; {lost} of {soaked.planned} tasks gave no result" * bool(lost)
             + "".join(f"; {error['task']} failed: {headline(error['error'])}" for error in errors)
         ),
     }

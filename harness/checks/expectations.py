@@ -51,17 +51,19 @@ TABLE: dict[str, Row] = {
     "req_pool_pad": seen("hermetic_replay", DECODE, COMPILED, VERIFY, DRAFT, FROZEN, DRAFT_EXTEND),
     "loc_memo_warning": seen("log_hygiene", *KINDS),
     "loc_memo_warning.entry": masked(
-        "before_window clears the memo right before the window translation"
+        "before_window clears the memo just before the window translation"
     ),
     "loc_memo_warning.before_window": masked(
-        "entry clears the memo, and nothing translates between it and the window"
+        "entry clears the memo, and nothing is translated between entry and the window translation"
     ),
     "loc_memo_warning.after_window": seen(
         "log_hygiene",
         COMPILED,
         DRAFT_EXTEND,
         PREFILL,
-        but=always_replayed("Python translates nothing after it in a full graph"),
+        but=always_replayed(
+            "in a full graph, Python translates nothing after the window translation"
+        ),
     ),
     "loc_memo_warning.entry+before_window": seen(
         "log_hygiene",
@@ -71,21 +73,21 @@ TABLE: dict[str, Row] = {
         DRAFT,
         FROZEN,
         DRAFT_EXTEND,
-        but={PREFILL: "each extend allocates first, and the allocator clears the memo"},
+        but={PREFILL: "every extend allocates first, and the allocator clears the memo"},
     ),
     "loc_memo_warning.entry+after_window": seen(
         "log_hygiene",
         COMPILED,
         DRAFT_EXTEND,
         PREFILL,
-        but=always_replayed("before_window hides what entry leaves"),
+        but=always_replayed("the clear in before_window masks the missing clear in entry"),
     ),
     "loc_memo_warning.before_window+after_window": seen(
         "log_hygiene",
         COMPILED,
         DRAFT_EXTEND,
         PREFILL,
-        but=always_replayed("entry hides what before_window leaves"),
+        but=always_replayed("the clear in entry masks the missing clear in before_window"),
     ),
     "loc_memo_capture": seen(
         "kv_parity",
@@ -93,13 +95,13 @@ TABLE: dict[str, Row] = {
         VERIFY,
         DRAFT_EXTEND,
         but={
-            COMPILED: "nothing is captured: each forward translates anew",
+            COMPILED: "the runner captures nothing; each forward translates again",
             DRAFT: (
-                "each of its forwards writes at another slice of out_cache_loc, so that the memo"
-                " misses and the capture warns"
+                "each forward writes to another slice of out_cache_loc, so the memo "
+                "misses and the capture logs a warning"
             ),
-            FROZEN: "it stores no KV, so that its graph holds no translation",
-            PREFILL: "KV is stored between the graphs: none of them holds a translation",
+            FROZEN: "it stores no KV, so its graph contains no translation",
+            PREFILL: "KV is stored between the graphs, so no graph contains a translation",
         },
     ),
     "swa_loc_unset": seen(
@@ -107,7 +109,9 @@ TABLE: dict[str, Row] = {
         DECODE,
         VERIFY,
         but={
-            PREFILL: "swa_loc is set on each replay: no captured graph could hold the slow path",
+            PREFILL: (
+                "swa_loc is set on every replay, so no captured graph can contain the slow path"
+            ),
         },
     ),
     "spec_page_table_untranslated": seen("logits_parity", VERIFY),
@@ -139,7 +143,7 @@ def expectation(bug: Bug, runner: str) -> Expectation:
         return Expectation(row.instead.get(kind, row.detected_by), None)
     if kind in row.unaffected:
         return Expectation(None, row.unaffected[kind])
-    raise KeyError(f"whether {bug.name} can affect {runner} is not decided: add it to its row")
+    raise KeyError(f"whether {bug.name} can affect {runner} is undecided; add it to the bug's row")
 
 
 def unaffected_reason(bug: Bug, runner: str) -> str | None:

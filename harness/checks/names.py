@@ -10,15 +10,15 @@ from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
 
 SHAPES = {
-    Shape.TINY: "a model and pools for a CPU, in seconds; the default",
-    Shape.MID: "eight times as wide, with four times as long windows and requests",
-    Shape.REAL: "the published dimensions, fewer layers, 31 GiB of KV a world: a GPU of 80 GB",
+    Shape.TINY: "small model and pools; a run takes seconds on a CPU (default)",
+    Shape.MID: "eight times as wide as tiny, with windows and requests four times as long",
+    Shape.REAL: "published dimensions, fewer layers, 31 GiB of KV on each side; needs an 80 GB GPU",
 }
 
 Names = dict[str, dict[str, str]]
 """Kinds of names, in order; each name with a sentence about it."""
 
-OVERLAPPING = "hunted where steps overlap; on CUDA on two streams, on a CPU emulated"
+OVERLAPPING = "tested with overlapping steps: two streams on CUDA, emulated on a CPU"
 
 
 def listed() -> Names:
@@ -49,4 +49,4 @@ def docstring(kind: type) -> str:
 
 def described(unaffected: str | None, detected_by: str | None) -> str:
     """Say what a bug does to a runner."""
-    return f"caught by {detected_by}" if unaffected is None else f"cannot affect it: {unaffected}"
+    return f"detected by {detected_by}" if unaffected is None else f"cannot affect it: {unaffected}"

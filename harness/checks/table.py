@@ -61,7 +61,7 @@ Any other speaks of the build or of a further run, and leaves both worlds equal.
 
 
 NOT_OF_LARGE_POOLS: Mapping[str, str] = {
-    DENSE_AGREEMENT.id: "a cache-free float64 model of this size takes too long beside its pools"
+    DENSE_AGREEMENT.id: "the float64 model takes too long with pools of this size"
 }
 """The properties that are not asked where pools are too large to be copied, and why."""
 

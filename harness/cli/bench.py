@@ -52,31 +52,32 @@ def run_bench(options: argparse.Namespace) -> int:
 def print_preset(row: Data) -> None:
     """Print what was measured of one preset's steps."""
     print(
-        f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s, of which"
-        f" {row['share_of_held_checks']:.0%} go to the checks of what is read, held and owned"
+        f"{row['preset']}: {row['steps_per_second']} differential steps/s; "
+        f"{row['share_of_held_checks']} of the time goes to checks of reads, index tables "
+        "and slot ownership"
     )
     parts = ", ".join(f"{name} {ms}" for name, ms in row["parts_milliseconds"].items())
     print(
-        f"         a step takes as long as {row['step_in_products']} products of 8 x 64 floats:"
-        f" {row['step_milliseconds']} ms ({parts})"
+        f"         one step takes as long as {row['step_in_products']} matrix products of "
+        f"8 x 64 floats: {row['step_milliseconds']} ms ({parts})"
     )
     print(
-        f"         {row['captures_per_second']:.0f} captures/s,"
-        f" {row['schedules_per_second']} drawn schedules/s, on the CPU"
+        f"         {row['captures_per_second']} captures/s, {row['schedules_per_second']} "
+        "generated schedules/s, on the CPU"
     )
 
 
 def captures_line(row: Data) -> str:
     """Return what captures take of hunts."""
     count, seconds = len(row["hunts"]), row["seconds"]
-    return f"captures take {row['share_of_captures']:.0%} of {seconds} CPU seconds of {count} hunts"
+    return f"captures take {row['share_of_captures']} of {seconds} CPU seconds in {count} hunts"
 
 
 def print_bandwidth(found: Data) -> None:
     """Print how fast storages are compared and copied."""
     print(
-        f"storages are compared at {found['comparison_gb_per_second']} GB/s and copied at"
-        f" {found['copy_gb_per_second']} GB/s: {found['comparison_over_copy']:.0%}"
+        f"storages: compared at {found['comparison_gb_per_second']} GB/s, copied at "
+        f"{found['copy_gb_per_second']} GB/s (ratio {found['comparison_over_copy']})"
     )
 
 
@@ -86,26 +87,26 @@ def sharing_line(row: Data) -> str:
         return f"not measured under MPS: {row['error']}"
     if row["error"] is not None:
         return f"{spread_of(row)}: failed: {row['error']}"
-    return f"{spread_of(row)}: {row['steps_per_second']:.0f} differential steps/s in all"
+    return f"{spread_of(row)}: {row['steps_per_second']} differential steps/s in total"
 
 
 def beginning_line(row: Data) -> str:
     """Return how many of some processes begin CUDA in a second, or that one of them cannot."""
     if row["begun_per_second"] is None:
-        return f"{beginning_of(row)}: failed: one of them gave no answer"
-    return f"{beginning_of(row)}: {row['begun_per_second']} in a second"
+        return f"{beginning_of(row)}: failed because a process did not answer"
+    return f"{beginning_of(row)}: {row['begun_per_second']} processes/s"
 
 
 def compared(environment: Data, figures: Data) -> Data | None:
     """Print the figures beside those of a committed record, and return both; None without one."""
     found = committed(environment, figures)
     if found is None:
-        print(f"no record of {environment['device_name']} is committed to compare with")
+        print(f"cannot compare: no committed record for {environment['device_name']}")
         return None
     path, data = found
     rows: Sequence[Data] = list(against(figures, data["figures"]))
     commit = str(data["environment"]["commit"])[:12]
-    print(f"against {shown(str(path), keep=3)}, of commit {commit}:")
+    print(f"compared with {shown(str(path), keep=3)} from commit {commit}:")
     for row in rows:
-        print(f"  {row['figure']}: {row['now']}, before {row['before']}: {row['ratio']} times")
+        print(f"  {row['figure']}: {row['now']} now, {row['before']} before (ratio {row['ratio']})")
     return {"record": shown(str(path), keep=3), "commit": commit, "figures": rows}

@@ -32,38 +32,41 @@ def run_bisect(options: argparse.Namespace) -> int:
     if is_of_engine(data):
         return bisect_engine(data, options)
     if options.engine is not None:
-        what = "there is no --case" if options.case is None else f"{options.case.name} is none"
-        raise MalformedError(f"--engine is for the case of an engine, and {what}")
+        what = "no --case was given" if options.case is None else f"{options.case.name} is not one"
+        raise MalformedError(f"--engine needs the case of an engine, and {what}")
     if not options.bugs:
-        raise MalformedError(
-            "there is at least one bug to choose from (see paritybit bisect --help)"
-        )
+        raise MalformedError("name at least one bug to choose from (see paritybit bisect --help)")
     for name in options.bugs:
         known("bug", name, BUGS)
     if options.property is not None:
         known("property", options.property, PROPERTIES)
     if options.case is not None and options.runner is not None:
-        raise MalformedError("a case brings its own runner: name one of the two")
+        raise MalformedError("a case already names its runner; give either --case or --runner")
     if options.out is not None:
         run_record.require_writable(options.out)
     console = Console(soft_wrap=True)
     case = with_goal(case_to_bisect(options, data))
     if case is None:
-        console.print("clean with all of them on: nothing to explain")
+        console.print(
+            "no property is violated with all bugs switched on, so there is nothing to explain"
+        )
         return OK
     console.print(f"{case.target} on {case.trial.runner}, {len(case.schedule.steps)} steps")
 
     def show(bug_set: BugSet, outcome: Outcome) -> None:
         red = case.target in outcome.violated
         seen = ", ".join(name for name in PROPERTIES if name in outcome.violated) or "nothing"
-        mark = "[bold red]red[/]  " if red else "[green]green[/]"
+        mark = "[bold red]violated[/]" if red else "[green]passed[/]  "
         console.print(f"{mark} {' + '.join(bug_set) or 'no bug'}: {seen}")
 
     explained = Bisection(case, show).explain()
     if explained is None:
-        console.print(f"{case.target} is not violated with all of them on: nothing to explain")
+        console.print(
+            f"{case.target} is not violated with all bugs switched on, so there is nothing to "
+            "explain"
+        )
         return OK
-    console.print(f"smallest set: [bold]{' + '.join(explained.trial.bugs) or 'none of them'}[/]")
+    console.print(f"smallest set: [bold]{' + '.join(explained.trial.bugs) or 'no bug'}[/]")
     if options.out is not None:
         write_case(explained, options.out)
     return FINDING

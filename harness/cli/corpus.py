@@ -17,20 +17,22 @@ def run_corpus(options: argparse.Namespace) -> int:
     """Make the regression corpus again."""
     tasks = corpus_tasks(hunts_of(options.bug or FIRST, ()))
     if not tasks:
-        raise MalformedError(f"none of {', '.join(options.bug)} can harm a runner that was named")
+        raise MalformedError(
+            f"the bugs {', '.join(options.bug)} cannot affect the runners that were named"
+        )
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MalformedError(f"folder {options.out} cannot be made: {error.strerror}") from error
+        raise MalformedError(f"cannot create folder {options.out}: {error.strerror}") from error
     workers = workers_for("cpu", options.workers).at_most(len(tasks))
     console = Console()
     with progress(console, len(tasks)) as advance:
         missed = make_corpus(tasks, options.out, workers, advance)
-    console.print(f"{len(tasks) - len(missed)} cases in {options.out}", soft_wrap=True)
+    console.print(f"wrote {len(tasks) - len(missed)} cases to {options.out}", soft_wrap=True)
     if not missed:
         return OK
     names = ", ".join(corpus_name(result.task) for result in missed)
-    console.print(f"[bold red]not caught[/]: {names}", soft_wrap=True)
+    console.print(f"[bold red]not detected[/]: {names}", soft_wrap=True)
     print_errors(result.error for result in missed if result.error is not None)
     only_failed = all(result.status is Status.FAILED for result in missed)
     return CANNOT_RUN if only_failed else FINDING

@@ -88,7 +88,7 @@ def matrix(record: Record) -> Table:
     """
     names = list(record.properties)
     count = f"{len(record.bugs)} hunts"
-    table = _lettered(f"bug × property, {count}, on each shrunk schedule", names, LEGEND)
+    table = _lettered(f"bug × property: {count}, each on its shrunk schedule", names, LEGEND)
     table.add_column("verdict", no_wrap=True)
     for bug, rows in _by_bug(record.bugs).items():
         table.add_row(
@@ -168,11 +168,14 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """What is short enough for 80 columns."""
 
 OVERLAPS = " *"
-LEGEND = "● must see it and does, on every runner, ○ sees it too, ✗ must see it and does not"
+LEGEND = (
+    "● must detect the bug and does, on every runner; ○ detects it too; ✗ must detect it but "
+    "does not"
+)
 RUNNER_LEGEND = (
-    "schedules drawn until it was caught, generated/traffic; ○ tried, cannot affect it;"
-    " – the runner lacks what it is about: see the page or `paritybit list` for why;"
-    " ✗ not as the table says; empty: not asked for"
+    "generated schedules/slices of traffic needed to detect the bug; ○ tested, cannot "
+    "affect the runner; – cannot be switched on in this runner (the page and `paritybit "
+    "list` say why); ✗ unexpected result; empty: not selected"
 )
 
 
@@ -184,12 +187,12 @@ def _verdict(rows: Sequence[TrialRow]) -> str:
 
 def clean_table(record: Record) -> Table:
     """Return the clean trials of a run record, generated schedules and traffic together."""
-    count = f"{len(record.clean)} clean trials, every property"
-    table = _table(f"{count}; those of generated schedules and of traffic together")
+    count = f"{len(record.clean)} clean trials, all properties checked"
+    table = _table(f"{count}; counts include generated schedules and traffic")
     for name in ("runner", "model", "scheme", "page", "dtype"):
         table.add_column(name, no_wrap=True, min_width=len(name))
     if any(row.trial.overlap for row in record.clean):
-        table.caption = f"{OVERLAPS.strip()} steps overlap"
+        table.caption = f"{OVERLAPS.strip()} with overlapping steps"
     counts = ("schedules", "steps", "replays", "padded_replays")
     for name in counts:
         table.add_column(HEADS.get(name, name), justify="right")
@@ -214,7 +217,7 @@ def history_table(figures: Mapping[str, Any]) -> Table:
     points = figures["points"]
     letter = dict(zip(figures["runners"], LETTERS, strict=False))
     ever = {name for point in points for name in (*point["red"], *point["must_be_red"])}
-    table = _table("the upstream history: runners on which a property was red")
+    table = _table("upstream history: runners on which each property was violated")
     table.add_column("point", no_wrap=True)
     table.add_column("scheme", no_wrap=True)
     names = [name for name in figures["properties"] if name in ever]
@@ -236,6 +239,5 @@ def history_table(figures: Mapping[str, Any]) -> Table:
 
 
 HISTORY_LEGEND = (
-    "small: hidden by another bug, which makes the worlds diverge first; ✗ not as the table says;"
-    " never red: "
+    "lower case: hidden because another bug fails first; ✗ unexpected result; never violated: "
 )

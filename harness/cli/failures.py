@@ -39,7 +39,10 @@ def print_failures(console: Console, record: Record) -> None:
     if not found:
         return
     count, causes = sum(len(group.failures) for group in found), len(found)
-    console.print(f"\n[bold]{count} not as expected, of {causes} cause{'s' * (causes > 1)}[/]")
+    console.print(
+        f"\n[bold]{count} unexpected result{'s' * (count > 1)} with {causes} "
+        f"cause{'s' * (causes > 1)}[/]"
+    )
     for number, group in enumerate(found, start=1):
         status, cause = escape(group.status), escape(group.cause)
         console.print(f"\n{number}. [bold red]{status}[/]: [bold]{cause}[/] ({group.count})")

@@ -65,7 +65,7 @@ def new_folder(out: Path) -> Path:
         folder = next(filter(_made, (out / f"{stamp}{f'-{n}' if n else ''}Z" for n in count())))
         (folder / "cases").mkdir()
     except OSError as error:
-        raise MalformedError(f"report folder {out} cannot be written: {error.strerror}") from error
+        raise MalformedError(f"cannot write to report folder {out}: {error.strerror}") from error
     return folder
 
 
@@ -93,7 +93,7 @@ def swap_link(folder: Path) -> None:
         fresh.symlink_to(folder.name)
         fresh.replace(link)
     except OSError as error:
-        raise CannotRunError(f"{link} cannot be written: {error.strerror}") from error
+        raise CannotRunError(f"cannot write {link}: {error.strerror}") from error
 
 
 RUN_FOLDER = re.compile(r"(\d{8}T\d{6})(?:-(\d+))?Z")

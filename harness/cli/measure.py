@@ -45,15 +45,11 @@ def run_soak(options: argparse.Namespace) -> int:
         require_tiny(options)
         return soak_engine(options)
     if options.runner or options.preset:
-        raise MalformedError(
-            "--runner and --preset choose what is soaked of an engine: see --engine"
-        )
+        raise MalformedError("--runner and --preset need --engine (see paritybit soak --help)")
     steps = STEPS if options.steps is None else options.steps
     seeds = SEEDS if options.seeds is None else options.seeds
     if not (steps or seeds):
-        raise MalformedError(
-            "no steps and no seeds are nothing to play (see paritybit soak --help)"
-        )
+        raise MalformedError("--steps 0 --seeds 0 plays nothing (see paritybit soak --help)")
     device = resolve_device(options.device or "auto")
     shape = Shape(options.shape)
     workers = fitting(workers_asked_for(options, device), trials(device, shape))
@@ -147,7 +143,7 @@ def run_mutants(options: argparse.Namespace) -> int:
 def score_table(rows: list[dict[str, Any]]) -> Table:
     """Return how many mutants are seen, or cannot matter, of all: a row for each mistake."""
     runners = [name for name in RUNNERS if any(row["runner"] == name for row in rows)]
-    table = Table(title="contract mutants: seen + cannot matter / all", show_lines=False)
+    table = Table(title="mutants of static buffers: detected + harmless / all", show_lines=False)
     table.add_column("mistake")
     for name in (*runners, "all"):
         table.add_column(name, justify="right")

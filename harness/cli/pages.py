@@ -48,8 +48,8 @@ def record_asked_for(path: Path) -> Record:
     """Return the record of a run of regress, or of the last one. Raises MalformedError for none."""
     if path == RECORD and not path.exists():
         raise MalformedError(
-            f"there is no {path}: say which run's record (run.json) is meant, or run paritybit"
-            " regress first"
+            f"{path} does not exist: name the record of a run (run.json), or run "
+            "paritybit regress first"
         )
     return run_record.load(path)
 
@@ -64,8 +64,8 @@ def run_compare(options: argparse.Namespace) -> int:
         return compare_engines(pair, options)
     if any(of_engines):
         raise MalformedError(
-            f"of {options.before.name} and {options.after.name} one is the record of an engine's"
-            " trial, and the other is none: compare two of one kind"
+            f"cannot compare {options.before.name} with {options.after.name}: one is from "
+            "an engine and the other is not"
         )
     before, after = (run_record.record_of(data, name) for data, name in pair)
     comparison = compare_runs(before, after)
@@ -80,8 +80,8 @@ def require_comparable(data: Any, name: str) -> None:
     ours = isinstance(kind, str) and kind.startswith("paritybit-")
     if ours and kind not in {RUN, TRIAL}:
         raise MalformedError(
-            f"{name} is a {cut(str(kind))} file; compare takes two records of regress (run.json),"
-            " or two of an engine's trial (engine.json)"
+            f"{name} is a {cut(str(kind))} file; compare needs two records of regress "
+            "(run.json) or two of regress --engine (engine.json)"
         )
 
 
@@ -93,7 +93,7 @@ def compare_engines(pair: Sequence[tuple[Any, str]], options: argparse.Namespace
         text = engine_page.render_comparison(before, after, comparison)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         files = f"{options.before.name} and {options.after.name}"
-        raise MalformedError(f"{files} are not both whole records of trials: {error!r}") from error
+        raise MalformedError(f"{files}: not complete records: {error}") from error
     run_record.require_writable(options.page)
     return show_comparison(comparison, list(engine_tables(comparison)), text, options.page)
 
@@ -145,7 +145,7 @@ def previous_of(path: Path, record: Record | Mapping[str, Any]) -> Previous | No
         trial = engine_record.trial_of(data, file)
         return Previous(name, page, command, compare_trials(trial, record))
     except (MalformedError, LookupError, TypeError, AttributeError, ValueError) as error:
-        why = str(error) if isinstance(error, MalformedError) else "its record is not whole"
+        why = str(error) if isinstance(error, MalformedError) else "its record is incomplete"
         return Previous(name, page, command, None, why)
 
 
@@ -169,5 +169,7 @@ def print_previous(console: Console, previous: Previous | None) -> None:
         compared = previous.comparison
         run = f"{previous.name} ({compared.names[0]})" if compared is not None else previous.name
         console.print(
-            f"since the run before it, {run}: {previous.sentence}", highlight=False, markup=False
+            f"compared with the previous run, {run}: {previous.sentence}",
+            highlight=False,
+            markup=False,
         )

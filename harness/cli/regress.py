@@ -40,8 +40,8 @@ from paritybit.subjects.runners import RUNNERS
 from rich.console import Console
 
 WORDS = (
-    "A trial plays one runner on one model; a hunt is a trial with one bug switched"
-    " on. docs/glossary.md has all words."
+    "A trial plays one runner on one model. A hunt is a trial with one bug switched on. "
+    "docs/glossary.md defines all terms."
 )
 """The words of the tables to come."""
 
@@ -103,7 +103,7 @@ def known_of(database: Path | None) -> Known:
         return Known()
     found = known_cases(database)
     if found.unread:
-        print(f"{found.unread} cases of the database are of another build, and are not played")
+        print(f"ignored {found.unread} cases in the database because another build wrote them")
     return found
 
 
@@ -132,7 +132,7 @@ def hunts_of(
         known("bug", name, BUGS)
         if BUGS[name].overlap and not overlap:
             raise MalformedError(
-                f"{name} shows where steps overlap, which they do at shape tiny and mid alone"
+                f"{name} needs overlapping steps, which only the shapes tiny and mid have"
             )
         if runner:
             known("runner", runner, RUNNERS)

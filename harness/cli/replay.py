@@ -35,14 +35,16 @@ def run_replay(options: argparse.Namespace) -> int:
     """Replay one case file, or many, with all properties on."""
     if len(options.case) > 1 or options.case[0].is_dir():
         if options.engine is not None:
-            raise MalformedError("--engine is for one case of an engine at a time, not for several")
+            raise MalformedError("--engine accepts only one case at a time")
         return replay_many(options)
     path = options.case[0]
     data = read_json(path)
     if is_of_engine(data):
         return replay_engine(data, path.name, options)
     if options.engine is not None:
-        raise MalformedError(f"{path.name} is no case of an engine: --engine has no place here")
+        raise MalformedError(
+            f"{path.name} is not the case of an engine, so --engine cannot be used"
+        )
     return replay_one(case_here(data, path.name, options.device), path.name)
 
 
@@ -63,7 +65,7 @@ def replay_one(case: Case, name: str) -> int:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
     found = NOT_EXPLAINED
     if case.history:
-        print(f"  {DEPENDS}; {len(case.history)} others were played before it")
+        print(f"  {DEPENDS}; {len(case.history)} other schedules were played before it")
     else:
         if case.trial.large:
             del lockstep
@@ -72,12 +74,12 @@ def replay_one(case: Case, name: str) -> int:
             benches = Benches(lambda _: lockstep)
         found = explained_small(benches, case.trial, case.schedule, outcome, timeline, case.target)
     if found.error is not None:
-        print("  not explained: the explainer failed")
+        print("  no explanation: the explainer failed")
         print_errors([found.error])
     for sentence in found.explanation.proof if found.explanation is not None else ():
         print(f"  {sentence}")
     print(
-        f"{outcome.steps} steps, {outcome.replays} replays, {outcome.padded_replays} padded:",
+        f"{outcome.steps} steps, {outcome.replays} replays ({outcome.padded_replays} padded):",
         end=" ",
     )
     print("differs" if outcome.violations else "clean")
@@ -99,8 +101,9 @@ def replay_many(options: argparse.Namespace) -> int:
     failed = [replay for replay in ended if replay.error is not None]
     wrong = sum(not replay.as_said for replay in ended) - len(failed)
     console.print(
-        f"{len(work)} cases: {len(work) - wrong - len(failed)} as they say, {wrong} otherwise,"
-        f" {skipped} cannot run here{f', {len(failed)} failed' if failed else ''}"
+        f"{len(work)} cases: {len(work) - wrong - len(failed)} reproduced, {wrong} not "
+        f"reproduced, {skipped} cannot run "
+        f"here{f', {len(failed)} failed' if failed else ''}"
     )
     print_errors(replay.error for replay in failed if replay.error is not None)
     return FINDING if wrong else CANNOT_RUN if skipped or failed else OK
@@ -131,5 +134,5 @@ def replay_all(console: Console, work: list[Named]) -> list[Replayed]:
 def mark_of(replay: Replayed) -> str:
     """Return what a case's line begins with."""
     if replay.error is not None:
-        return "[bold red]failed[/]     "
-    return "[green]as it says[/] " if replay.as_said else "[bold red]otherwise[/]  "
+        return "[bold red]failed[/]        "
+    return "[green]reproduced[/]    " if replay.as_said else "[bold red]not reproduced[/]"

@@ -22,7 +22,7 @@ def workers_asked_for(options: argparse.Namespace, device: str) -> Workers:
     """
     if options.ray not in {None, LOCAL} and options.workers is None:
         raise MalformedError(
-            f"--ray {options.ray} needs --workers: how many processes of the cluster to use"
+            f"--ray {options.ray} needs --workers, the number of processes to use in the cluster"
         )
     workers = workers_for(device, options.workers)
     if options.journal is not None:
@@ -46,14 +46,15 @@ def fitting(workers: Workers, trials: Sequence[TrialConfig]) -> Workers:
 def print_run_again(workers: Workers) -> None:
     """Print which tasks were run again, if any were."""
     if workers.again:
-        print(f"run again: {run_again([RunAgain(*told) for told in workers.again])}")
+        print(f"tasks run again: {run_again([RunAgain(*told) for told in workers.again])}")
 
 
 def require_tiny(options: argparse.Namespace) -> None:
     """Raise MalformedError where an engine of others is to be tried at another shape than tiny."""
     if options.shape != Shape.TINY:
         raise MalformedError(
-            f"--shape {options.shape} is for our own engine: any other is tried at shape tiny"
+            f"--shape {options.shape} cannot be used with --engine: released engines run "
+            "at shape tiny"
         )
 
 
@@ -62,5 +63,5 @@ def require_this_machine(options: argparse.Namespace) -> None:
     given = [name for name in ("ray", "journal", "database") if getattr(options, name, None)]
     if given:
         raise MalformedError(
-            f"--{given[0]} is for our own engine: any other is tried on this machine alone"
+            f"--{given[0]} cannot be used with --engine: released engines run on this machine only"
         )

@@ -66,17 +66,23 @@ class TrialConfig:
             known("bug", name, BUGS)
             if self.scheme not in BUGS[name].schemes or lacking(BUGS[name], self.runner):
                 raise MalformedError(
-                    f"bug {name} does not live in location scheme {self.scheme} of {self.runner}"
+                    f"bug {name} does not exist in location scheme {self.scheme} of {self.runner}"
                 )
         if self.bugs != catalogued(self.bugs):
-            raise MalformedError("the bugs of a trial are in the catalogue's order, each once")
+            raise MalformedError(
+                "the bugs of a trial must be in catalogue order and must not repeat"
+            )
         if self.overlap and not RUNNERS[self.runner].captures:
-            raise MalformedError(f"nothing overlaps in the engine of {self.runner}: {NO_FLIGHT}")
+            raise MalformedError(
+                f"the engine of {self.runner} cannot overlap steps because {NO_FLIGHT}"
+            )
         slots = self.full_slots, self.swa_slots
         if self.overlap and self.large:
-            raise MalformedError("steps overlap over pools alone that are copied at each step")
+            raise MalformedError(
+                "overlapping steps need pools that are small enough to copy at each step"
+            )
         if self.page_size < 1 or any(count % self.page_size for count in slots):
-            raise MalformedError("both pool sizes are whole numbers of pages")
+            raise MalformedError("both pool sizes must be multiples of the page size")
 
     def with_bug(self, *names: str) -> "TrialConfig":
         """Return this trial with bugs switched on, in the location scheme that all can live in.
@@ -98,7 +104,7 @@ class TrialConfig:
     def bug(self) -> str | None:
         """The one bug switched on, None for the clean subject. Raises ValueError for several."""
         if len(self.bugs) > 1:
-            raise MalformedError(f"there are several bugs: {', '.join(self.bugs)}")
+            raise MalformedError(f"the trial has several bugs: {', '.join(self.bugs)}")
         return self.bugs[0] if self.bugs else None
 
     @property
@@ -202,7 +208,7 @@ def trial_from_json(data: Any) -> TrialConfig:
     if isinstance(data, dict):
         data = {"overlap": False, "shape": str(Shape.TINY), **data}
     if not isinstance(data, dict) or data.keys() != expected.keys():
-        raise MalformedError(f"a trial has exactly the keys {', '.join(expected)}")
+        raise MalformedError(f"a trial must have exactly these keys: {', '.join(expected)}")
     for key, value in data.items():
         right = (
             isinstance(value, bool)
@@ -216,7 +222,7 @@ def trial_from_json(data: Any) -> TrialConfig:
             else isinstance(value, str)
         )
         if not right:
-            raise MalformedError(f"{key} of a trial cannot be {quoted(value)}")
+            raise MalformedError(f"{quoted(value)} is not a valid {key} for a trial")
     known("scheme", data["scheme"], list(LocationScheme))
     return TrialConfig(
         **{
@@ -244,7 +250,7 @@ def catalogued(names: Iterable[str]) -> tuple[str, ...]:
 def require_cuda() -> None:
     """Raise CannotRunError unless a CUDA device is usable."""
     if not torch.cuda.is_available():
-        raise CannotRunError("device cuda was asked for, but no usable CUDA device is here")
+        raise CannotRunError("--device cuda needs a usable CUDA device, but none was found")
 
 
 def resolve_device(asked: str) -> str:

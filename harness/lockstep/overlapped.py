@@ -133,7 +133,7 @@ class OverlappedScheduler(Scheduler):
             self._plan(step)
         planned, forward, self.over = self.ahead.popleft()
         if planned != step:
-            raise RuntimeError(f"{planned} was planned ahead, and {step} is played")
+            raise RuntimeError(f"the planned step is {planned}, but the played step is {step}")
         return forward
 
     def plan_ahead(self, steps: Iterable[Step]) -> bool:

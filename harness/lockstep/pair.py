@@ -164,7 +164,7 @@ class Pair:
         if eager is None and graph is None:
             return None
         if eager is None or graph is None:
-            raise SubjectFailedError(f"the worlds planned step {place} differently")
+            raise SubjectFailedError(f"the eager and graph runs planned step {place} differently")
         if self.captures.lacks({graph.mode}):
             raise RuntimeError(f"step {place} replays {graph.mode}, which is not captured")
         replayed = self.subject.runner_name(graph.mode) is not None

@@ -238,7 +238,7 @@ def _ask(kind: bytes, *files: int) -> None:
             mine = [asked.fileno()] if kind == FORK else []
             socket.send_fds(asked, [kind], [*files, *mine])
             return
-    raise ConnectionError("the server that processes are forked from died as it started")
+    raise ConnectionError("the fork server died while starting")
 
 
 def _start() -> None:

@@ -103,12 +103,12 @@ def refused(
         if code is not None:
             lines = said.read_text(errors="replace").split("\n")
             why = next((line.strip() for line in reversed(lines) if line.strip()), "no word")
-            return f"{CONTROL} ended with exit code {code}: {why}"
+            return f"{CONTROL} exited with code {code}: {why}"
         if command(PROBE, variables, FIRST_SECONDS) is not None:
             return None
         if select.select([sys.stdin], [], [], 0.05)[0]:
-            return "nobody waits for it any more"
-    return f"{CONTROL} did not answer within {START_SECONDS:.0f} s"
+            return "the process that started it is gone"
+    return f"{CONTROL} did not answer within {START_SECONDS} s"
 
 
 def dismiss(daemon: subprocess.Popen[bytes], variables: Mapping[str, str]) -> None:

@@ -36,14 +36,14 @@ def private_daemon(device: str) -> Iterator[None]:
     is as it was asked for. Raises CannotRunError where none can start.
     """
     if device == "cpu":
-        raise CannotRunError("no MPS daemon can start for --mps: this runs on a CPU")
+        raise CannotRunError("--mps cannot start an MPS daemon because this run uses the CPU")
     if not visible_gpus():
-        raise CannotRunError("no MPS daemon can start for --mps: no GPU is visible here")
+        raise CannotRunError("--mps cannot start an MPS daemon because no GPU is visible")
     before = {name: os.environ.get(name) for name in (keeper.PIPES, keeper.LOGS, BY_DRIVER)}
     folder = Path(tempfile.mkdtemp(prefix="paritybit-mps-"))
     with _kept(folder) as said:
         if said != keeper.READY:
-            raise CannotRunError(f"no MPS daemon can start for --mps: {said}")
+            raise CannotRunError(f"--mps cannot start an MPS daemon: {said}")
         os.environ.update({**keeper.variables_of(folder), BY_DRIVER: "1"})
         try:
             yield
@@ -72,10 +72,10 @@ def _kept(folder: Path) -> Iterator[str]:
         assert process.stdout is not None
         try:
             if not select.select([process.stdout], [], [], LONGEST_SECONDS)[0]:
-                yield "what was to start it said nothing"
+                yield "its starter did not answer"
             else:
                 line = process.stdout.readline()
-                yield line.strip() or "what was to start it ended without a word"
+                yield line.strip() or "its starter exited without an answer"
         finally:
             process.stdin.close()
             try:

@@ -92,7 +92,7 @@ def read_json(path: Path) -> Any:
     """
     if path.is_dir():
         files = cut(", ".join(sorted(file.name for file in path.glob("*.json"))) or "none")
-        raise MalformedError(f"{path.name or path} is a folder; JSON files in it: {files}")
+        raise MalformedError(f"{path.name or path} is a folder. JSON files in it: {files}")
     return json_of(read_bytes(path), path.name)
 
 
@@ -105,9 +105,9 @@ def json_of(text: bytes, name: str) -> Any:
     try:
         data = json.loads(text.decode(), object_pairs_hook=_unique, parse_int=_whole_number)
     except (ValueError, RecursionError) as error:
-        raise MalformedError(f"{name} is not whole JSON text: {error}") from error
+        raise MalformedError(f"{name} is not valid JSON: {error}") from error
     if deeper_than(DEEPEST, data):
-        raise MalformedError(f"{name} is nested more than {DEEPEST} deep")
+        raise MalformedError(f"{name} is nested more than {DEEPEST} levels deep")
     return data
 
 
@@ -123,7 +123,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {quoted(twice)} is there twice")
+        raise ValueError(f"the key {quoted(twice)} appears twice")
     return data
 
 
@@ -147,7 +147,7 @@ def of_format(data: Any, name: str, file_format: str, *versions: int) -> dict[st
     """
     if not isinstance(data, dict) or not is_of_format(data, file_format):
         kind = data.get("format") if isinstance(data, dict) else None
-        other = f", but a {cut(kind)} file" if isinstance(kind, str) else ""
+        other = f"; it is a {cut(kind)} file" if isinstance(kind, str) else ""
         raise MalformedError(f"{name} is not a {file_format} file{other}")
     found = data.get("version")
     if type(found) is not int or found not in versions:
@@ -177,7 +177,9 @@ def case_of(data: Any, name: str) -> Case:
     if data["version"] == 3:
         data = from_version_3(data)
     if data.keys() - OPTIONAL != KEYS:
-        raise MalformedError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+        raise MalformedError(
+            f"{name}: a case must have exactly these keys: {', '.join(sorted(KEYS))}"
+        )
     return case_from_json(data, name)
 
 
@@ -189,26 +191,30 @@ def case_from_json(data: Any, name: str) -> Case:
     if not isinstance(data, dict) or not (
         KEYS - {"format", "version"} <= data.keys() <= KEYS | OPTIONAL
     ):
-        raise MalformedError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+        raise MalformedError(
+            f"{name}: a case must have exactly these keys: {', '.join(sorted(KEYS))}"
+        )
     target, seed, violations = data["target"], data["seed"], data["violations"]
     if type(seed) is not int:
-        raise MalformedError(f"{name}: the seed of a case cannot be {quoted(seed)}")
+        raise MalformedError(f"{name}: {quoted(seed)} is not a valid seed for a case")
     if not isinstance(violations, list) or not all(map(names_property, violations)):
         raise MalformedError(
-            f"{name}: the violations of a case are a list of objects, each with its property"
+            f"{name}: the violations of a case must be a list of objects, each with a property"
         )
     if not isinstance(target, str | None):
-        raise MalformedError(f"{name}: the target cannot be {quoted(target)}")
+        raise MalformedError(f"{name}: {quoted(target)} is not a valid target for a case")
     if target is not None:
         known("property", target, PROPERTIES)
     history = data.get("history", [])
     if not isinstance(history, list):
-        raise MalformedError(f"{name}: the history of a case is a list of schedules")
+        raise MalformedError(f"{name}: the history of a case must be a list of schedules")
     trial = trial_from_json(data["trial"])
     check_sizes(trial)
     before, schedule = tuple(from_json(one) for one in history), from_json(data["schedule"])
     if sum(len(one.steps) for one in (*before, schedule)) > MOST_STEPS:
-        raise MalformedError(f"{name}: a case has at most {MOST_STEPS} steps, its history's too")
+        raise MalformedError(
+            f"{name}: a case has at most {MOST_STEPS} steps, including its history"
+        )
     return Case(trial, schedule, target, seed, tuple(violations), before)
 
 
@@ -230,11 +236,11 @@ def check_sizes(trial: TrialConfig) -> None:
     """Raise ValueError unless a trial's sizes can be built at all."""
     most = MOST_REAL_SLOTS if trial.shape == Shape.REAL else MOST_SLOTS
     if not all(trial.page_size <= slots <= most for slots in (trial.full_slots, trial.swa_slots)):
-        raise MalformedError(f"a case's pools have at least one page and at most {most} slots")
+        raise MalformedError(f"the pools of a case have at least one page and at most {most} slots")
     if not all(
         1 <= rows <= MOST_ROWS
         for rows in (*trial.buckets, *trial.token_buckets, max(trial.rows, 1))
     ):
         raise MalformedError(
-            f"a case's rows and buckets are at most {MOST_ROWS}, its buckets at least 1"
+            f"a case has at most {MOST_ROWS} rows; its buckets are between 1 and {MOST_ROWS}"
         )

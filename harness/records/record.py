@@ -174,4 +174,4 @@ def record_of(data: Any, name: str) -> Record:
     try:
         return from_json(Record, whole, "the record")
     except ValueError as error:
-        raise MalformedError(f"{name} is not a whole run record: {error}") from error
+        raise MalformedError(f"{name} is not a complete run record: {error}") from error

@@ -224,7 +224,10 @@ class BugRow(TrialRow):
     def __post_init__(self) -> None:
         """Raise ValueError for a bug found before any schedule was drawn."""
         if self.schedules_to_detection is not None and self.schedules_to_detection < 1:
-            raise ValueError(f"a bug cannot be found in schedule {self.schedules_to_detection}")
+            raise ValueError(
+                f"schedule {self.schedules_to_detection} cannot detect a bug: schedules count "
+                "from 1"
+            )
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def _record(kind: Any, data: Any, place: str) -> Any:
         raise ValueError(f"{place} lacks {', '.join(missing)}")
     unknown = [key for key in data if key not in names]
     if unknown:
-        raise ValueError(f"{place} has {quoted(unknown[0])}, which it cannot have")
+        raise ValueError(f"{place} has the unknown key {quoted(unknown[0])}")
     return kind(**{name: _value(kinds[name], data[name], f"{place}.{name}") for name in data})
 
 
@@ -153,4 +153,4 @@ def _plain(kind: Any, data: Any, place: str) -> Any:
 
 
 def _wrong(place: str, data: Any, wanted: str) -> ValueError:
-    return ValueError(f"{place} is {quoted(data)}, not {wanted}")
+    return ValueError(f"{place} is {quoted(data)}; expected {wanted}")

@@ -238,9 +238,11 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
 def from_json(data: Any) -> Schedule:
     """Return the schedule of JSON data. Raises ValueError, saying what is wrong, for any other."""
     if not isinstance(data, dict) or data.keys() != {"seed", "steps"}:
-        raise MalformedError("a schedule has exactly the keys seed and steps")
+        raise MalformedError("a schedule must have exactly the keys seed and steps")
     if not is_count(data["seed"]) or not isinstance(data["steps"], list):
-        raise MalformedError("a schedule's seed is a whole number and its steps are a list")
+        raise MalformedError(
+            "the seed of a schedule must be a whole number and its steps must be a list"
+        )
     return Schedule(tuple(_step(step) for step in data["steps"]), data["seed"])
 
 
@@ -253,15 +255,15 @@ def _step(data: Any) -> Step:
     name = data.get("step") if isinstance(data, dict) else None
     kind = STEPS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise MalformedError(f"a step is one of {', '.join(STEPS)}, not {quoted(data)}")
+        raise MalformedError(f"{quoted(data)} is not a step; valid steps: {', '.join(STEPS)}")
     values = {key: value for key, value in data.items() if key != "step"}
     if values.keys() != {entry.name for entry in fields(kind)}:
-        names = ", ".join(entry.name for entry in fields(kind)) or "nothing else"
+        names = ", ".join(entry.name for entry in fields(kind)) or "no other key"
         raise MalformedError(
-            f"step {kind.name} takes {names}; got {cut(', '.join(values)) or 'nothing'}"
+            f"step {kind.name} needs {names}; got {cut(', '.join(values)) or 'nothing'}"
         )
     for key, value in values.items():
         numbers = value if key in LISTED and isinstance(value, list) else [value]
         if not all(map(is_count, numbers)) or (key in LISTED) != isinstance(value, list):
-            raise MalformedError(f"{key} of step {kind.name} cannot be {quoted(value)}")
+            raise MalformedError(f"{quoted(value)} is not a valid {key} for step {kind.name}")
     return kind(**{key: tuple(value) if key in LISTED else value for key, value in values.items()})

@@ -130,9 +130,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread="https://github.com/ROCm/aiter/issues/5193",
         mechanism=(
-            "A device scalar is owned by a least-recently-used cache alone. A capture that hits"
-            " the cache records its address; replays run no host code, so that the entry is"
-            " soon evicted, and its block holds another scalar."
+            "Only a least-recently-used cache owns a device scalar. A capture that hits "
+            "the cache records the scalar's address. Replays run no host code, so the "
+            "entry is soon evicted and its memory holds another scalar."
         ),
         parts={Part.RUNNER: CachesScalars},
         modes=frozenset({Mode.EXTEND}),
@@ -143,9 +143,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("openxla/xla", 40419),
         mechanism=(
-            "What was planned is looked up by the host address of what it was planned from: the"
-            " buffer is rewritten, the address is the same, and the plan is that of an earlier"
-            " batch."
+            "The engine looks up a plan by the host address of the buffer it was made "
+            "from. When the buffer is rewritten at the same address, the engine reuses "
+            "the plan of an earlier batch."
         ),
         parts={Part.RUNNER: PlansByHostAddress},
         needs=("seq_lens_cpu",),
@@ -157,8 +157,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("cupy/cupy", 7814),
         mechanism=(
-            "Attention descriptors are looked up by the address of a tensor that is gone: what"
-            " lies there now, as many tokens, gets the descriptor of what lay there before."
+            "The engine looks up attention descriptors by tensor address. When a new "
+            "tensor of the same length is allocated at the address of a freed one, it "
+            "gets the old tensor's descriptor."
         ),
         parts={Part.RUNNER: DescribesByAddress},
         modes=frozenset({Mode.EXTEND}),

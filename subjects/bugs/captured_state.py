@@ -167,8 +167,9 @@ BUGS = (
         scheme=LocationScheme.PRESET,
         thread=THREAD.format(23552),
         mechanism=(
-            "swa_loc is not set before the capture: every value is right, but the graph holds"
-            " the slow path, a full-to-SWA translation in every SWA layer, as before 23552."
+            "swa_loc is not set before the capture. Every value is correct, but the graph "
+            "contains the slow path: a full-to-SWA translation in every SWA layer, as "
+            "before 23552."
         ),
         toggles={"preset_at_capture": False},
         needs=("out_cache_loc_swa",),
@@ -179,8 +180,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("huggingface/transformers", 45323),
         mechanism=(
-            "A graph is found by its padded shapes alone, while the longest key count is a number"
-            " of the host in its launches: a longer request loses its last keys."
+            "Graphs are looked up by padded shape alone, but the longest key count is a "
+            "host value in the captured launches. A longer request loses its last keys."
         ),
         parts={Part.ACCESS: BakesLongest},
         needs=("seq_lens_cpu",),
@@ -193,8 +194,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("vllm-project/vllm-ascend", 8508),
         mechanism=(
-            "The window's block table is rebound to the newest tensor at every step; the graph"
-            " goes on reading the one that it was captured with."
+            "Each step rebinds the window's block table to a new tensor, but the graph "
+            "still reads the tensor it was captured with."
         ),
         parts={Part.RUNNER: KeepsNewest, Part.METADATA: NewestMetadata},
         needs=("seq_lens_cpu",),
@@ -206,8 +207,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(27664),
         mechanism=(
-            "The token counts of data parallelism are made anew for every replay and not copied"
-            " into what the graph reads: it has those of the capture."
+            "The token counts for data parallelism are recreated for every replay but not "
+            "copied into the static buffer. The graph reads the counts from the capture."
         ),
         parts={Part.INPUTS: RecreatesCounts},
         needs=RECREATED,
@@ -218,8 +219,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(31198),
         mechanism=(
-            "A flag that the capture of prefill has set is not cleared: the capture of verify,"
-            " which comes after it, records the kernel of prefill, which takes no mask."
+            "The prefill capture sets a flag and does not clear it. The verify capture "
+            "that follows records the prefill kernel, which applies no mask."
         ),
         parts={Part.ENGINE: PrefillsBeforeVerify, Part.RUNNER: KeepsKernel},
         modes=frozenset({Mode.TARGET_VERIFY}),
@@ -230,8 +231,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(21987),
         mechanism=(
-            "Where each request's queries end is captured as if all had as many tokens; at"
-            " replay, they have as many as were accepted."
+            "The capture assumes that all requests have the same number of query tokens. "
+            "At replay, each request has as many as were accepted."
         ),
         parts={Part.RUNNER: UniformQueries},
         modes=frozenset({Mode.DRAFT_EXTEND}),
@@ -242,8 +243,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(6162),
         mechanism=(
-            "The metadata of the window has no static buffers, so that the graph never uses it:"
-            " layers with a window are given all keys, which is right until there are more."
+            "The window metadata has no static buffers, so the graph never uses it. "
+            "Sliding-window layers attend to all keys, which is correct only until a "
+            "request is longer than the window."
         ),
         parts={Part.ACCESS: NoWindow},
         needs=("seq_lens_cpu",),
@@ -256,8 +258,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("RWKV-Vibe/rwkv_lightning", 24),
         mechanism=(
-            "One kernel is launched without a stream, so that the capture does not see it: its"
-            " result is that of the capture in every replay."
+            "One kernel is launched without a stream argument, so the capture misses it. Every "
+            "replay uses the result that the kernel produced at capture."
         ),
         parts={Part.OPS: LaunchesElsewhere},
         needs=("seq_lens_cpu",),

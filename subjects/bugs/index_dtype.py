@@ -142,10 +142,11 @@ BUGS = (
         name="swa_int64",
         family=FAMILY,
         scheme=LocationScheme.PRESET,
-        thread=THREAD.format(23552) + ", mended by " + THREAD.format(24743),
+        thread=THREAD.format(23552) + ", fixed by " + THREAD.format(24743),
         mechanism=(
-            "out_cache_loc_swa is int64 while the pool's SWA locations are int32: the copy"
-            " converts, but a store kernel with a fixed ABI reads every second half-word."
+            "out_cache_loc_swa is int64 while the pool's SWA locations are int32. The "
+            "copy converts, but a store kernel with a fixed ABI reads every second "
+            "half-word."
         ),
         rows={"out_cache_loc_swa": {"dtype": torch.int64}},
         in_shared=True,
@@ -156,9 +157,9 @@ BUGS = (
         scheme=LocationScheme.PRESET,
         thread="https://github.com/sgl-project/sglang (shared static buffers, from 0.5.11 on)",
         mechanism=(
-            "One runner wants positions as int32 while the buffer of that name, which the"
-            " others share, is int64: the pool of static buffers refuses to be built. A runner"
-            " that has its buffers to itself converts on every copy instead."
+            "One runner wants positions as int32, but the shared buffer of that name is "
+            "int64, so the shared buffer pool refuses to be built. A runner with its own "
+            "buffers converts on every copy instead."
         ),
         rows={"positions": {"dtype": torch.int32}},
     ),
@@ -168,8 +169,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(11452),
         mechanism=(
-            "The window's KV indices have another width than the kernel that copies them takes"
-            " by a raw pointer: every second key is a half-word, the reserved slot."
+            "A kernel copies the window's KV indices through a raw pointer and assumes "
+            "another integer width. Every second key is a half-word, which points at the "
+            "reserved slot."
         ),
         parts={Part.METADATA: CopiesWindowAsWords},
         needs=("seq_lens_cpu",),
@@ -181,8 +183,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("vllm-project/vllm", 47671),
         mechanism=(
-            "Decode attention multiplies an int32 page number by the stride of a page that holds"
-            " all layers: a high page's offset wraps, and other keys are read."
+            "Decode attention multiplies an int32 page number by the stride of a page "
+            "that holds all layers. The offset overflows for high pages, so the kernel "
+            "reads the wrong keys."
         ),
         parts={Part.ACCESS: ReadsPagesIn32Bits},
         needs=("seq_lens_cpu",),
@@ -194,8 +197,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("ModelTC/lightllm", 998),
         mechanism=(
-            "Context attention multiplies an int32 value of req_to_token by the stride of a row:"
-            " with a large pool it wraps, and other keys are read on full layers."
+            "Context attention multiplies an int32 value from req_to_token by the stride "
+            "of a row. The product overflows in a large pool, so full layers read the "
+            "wrong keys."
         ),
         parts={Part.ACCESS: ReadsTokensIn32Bits},
         modes=frozenset({Mode.EXTEND}),
@@ -206,8 +210,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("lightseekorg/tokenspeed", 748),
         mechanism=(
-            "The fused store of the draft model multiplies an int32 location by the stride of a"
-            " row: its keys go elsewhere, silently, and no draft is accepted."
+            "The draft model's fused store multiplies an int32 location by the stride of "
+            "a row. It silently writes keys to the wrong place, and no draft is accepted."
         ),
         parts={Part.ACCESS: StoresDraftsIn32Bits},
         modes=frozenset({Mode.DRAFT_EXTEND}),
@@ -218,8 +222,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(30859),
         mechanism=(
-            "The kernel that quantises keys multiplies an int32 token number by the bytes of a"
-            " row: the keys of high slots go elsewhere, their values do not."
+            "The kernel that quantises keys multiplies an int32 token number by the bytes "
+            "per row. The keys of high slots go to the wrong place; their values do not."
         ),
         parts={Part.OPS: QuantisesKeysIn32Bits},
         modes=frozenset({Mode.TARGET_VERIFY}),
@@ -230,8 +234,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(39948),
         mechanism=(
-            "The store multiplies a page number by the bytes of a page in 32 bits: once the"
-            " allocator hands out high pages, their KV goes elsewhere."
+            "The store multiplies a page number by the bytes per page in 32 bits. Once "
+            "the allocator hands out high pages, their KV goes to the wrong place."
         ),
         parts={Part.POOL: StoresPagesIn32Bits},
         modes=frozenset({Mode.DECODE}),

@@ -5,7 +5,7 @@ from paritybit.subjects.toggles import LocationScheme
 
 FAMILY = "memo that outlives its key"
 
-_THREADS = THREAD.format(25824) + ", mended by " + THREAD.format(26152)
+_THREADS = THREAD.format(25824) + ", fixed by " + THREAD.format(26152)
 
 BUGS = (
     Bug(
@@ -14,9 +14,10 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=_THREADS,
         mechanism=(
-            "25824 without 26152: nobody clears the memo around the window translation, so"
-            " it takes turns with out_cache_loc's and the pool warns, every value being right:"
-            " in every eager forward, and in a replay that no allocation precedes."
+            "25824 without 26152: nothing clears the memo around the window translation, "
+            "so it alternates with the translation of out_cache_loc and the pool logs a "
+            "warning. Every value is correct. The warning appears in every eager forward, "
+            "and in a replay without an allocation before it."
         ),
         without=("entry", "before_window", "after_window"),
     ),
@@ -34,8 +35,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=_THREADS,
         mechanism=(
-            "The memo is not cleared before the window translation. The capture of the next"
-            " bucket, which has no entry, warns; no step does."
+            "The memo is not cleared before the window translation. The capture of the "
+            "next bucket, which has no entry, logs a warning; no step does."
         ),
         without=("before_window",),
     ),
@@ -45,8 +46,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=_THREADS,
         mechanism=(
-            "The memo is not cleared after the window translation: where Python then"
-            " translates out_cache_loc (an eager forward), the pool warns."
+            "The memo is not cleared after the window translation. Where Python then "
+            "translates out_cache_loc, in an eager forward, the pool logs a warning."
         ),
         without=("after_window",),
     ),
@@ -56,8 +57,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=_THREADS,
         mechanism=(
-            "Nothing clears the memo before the window translation: after a forward that"
-            " left a key, with no allocation in between (an idle step), the pool warns."
+            "Nothing clears the memo before the window translation. If a forward left a "
+            "key and nothing was allocated since, as in an idle step, the pool logs a "
+            "warning."
         ),
         without=("entry", "before_window"),
         in_traffic=False,
@@ -67,7 +69,10 @@ BUGS = (
         family=FAMILY,
         scheme=LocationScheme.MEMO,
         thread=_THREADS,
-        mechanism="As after_window alone: before_window hides what entry leaves.",
+        mechanism=(
+            "Same effect as after_window alone, because the clear in before_window masks the "
+            "missing clear in entry."
+        ),
         without=("entry", "after_window"),
     ),
     Bug(
@@ -75,7 +80,10 @@ BUGS = (
         family=FAMILY,
         scheme=LocationScheme.MEMO,
         thread=_THREADS,
-        mechanism="As after_window alone: entry hides what before_window leaves.",
+        mechanism=(
+            "Same effect as after_window alone, because the clear in entry masks the missing "
+            "clear in before_window."
+        ),
         without=("before_window", "after_window"),
     ),
     Bug(
@@ -84,9 +92,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(25824),
         mechanism=(
-            "The memo is not cleared at the top of the warm-up and capture runs: the capture"
-            " hits what the warm-up left, no translation is recorded, and every replay writes"
-            " to the SWA slots of the warm-up, silently."
+            "The memo is not cleared at the start of the warm-up and capture runs. The "
+            "capture hits the entry from the warm-up and records no translation, so every "
+            "replay silently writes to the SWA slots of the warm-up."
         ),
         without=("run_once",),
     ),

@@ -129,8 +129,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("vllm-project/vllm", 57158),
         mechanism=(
-            "Attention loads the values of masked keys, from the null slot or whatever the list"
-            " goes on with, and multiplies them by zero: junk that is NaN reaches live rows."
+            "Attention loads the values of masked keys, from the null slot or from "
+            "whatever follows in the list, and multiplies them by zero. If such a value "
+            "is NaN, it reaches live rows."
         ),
         parts={Part.OPS: LoadsMaskedValues},
         modes=frozenset({Mode.TARGET_VERIFY}),
@@ -141,8 +142,9 @@ BUGS = (
         scheme=LocationScheme.PER_LAYER,
         thread=pull("vllm-project/vllm", 13922),
         mechanism=(
-            "The store takes its number of tokens from the padded keys and not from the slots"
-            " of the batch: it goes on over slots that an earlier, longer batch left behind them."
+            "The store takes its token count from the padded keys and not from the "
+            "batch's slots. It continues into slots that an earlier, longer batch left "
+            "behind them."
         ),
         rows={"out_cache_loc": {"policy": Policy.KEEP}},
         parts={Part.RUNNER: StoresPaddedKeys},
@@ -154,8 +156,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 30974),
         mechanism=(
-            "A kernel skips padded rows and leaves its output there as it was allocated: later"
-            " ops go on with what the memory held."
+            "A kernel skips padded rows and leaves their output uninitialised. Later ops "
+            "read whatever that memory holds."
         ),
         parts={Part.OPS: LeavesSkippedRows},
         needs=("num_token_non_padded",),
@@ -168,8 +170,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("vllm-project/vllm", 38436),
         mechanism=(
-            "Padded rows have the length 0 and not 1: their softmax is over no key and gives NaN,"
-            " which a scale that all rows of a tile share takes into the live ones."
+            "Padded rows have length 0 instead of 1. Their softmax has no keys and gives "
+            "NaN, and a scale shared by all rows of a tile carries the NaN into live "
+            "rows."
         ),
         rows={"seq_lens": {"value": 0}, "seq_lens_cpu": {"value": 0}},
         parts={Part.ACCESS: ScalesByTile},
@@ -181,8 +184,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("lightseekorg/tokenspeed", 700),
         mechanism=(
-            "The mark of a padded row is clamped into the range of slots, whose lowest is one"
-            " that requests are given: all padding is stored there."
+            "The marker of a padded row is clamped into the range of valid slots. The "
+            "lowest valid slot can belong to a request, and all padding is stored there."
         ),
         rows={"out_cache_loc": {"value": 1}},
         needs=("seq_lens_cpu",),
@@ -194,8 +197,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 17404),
         mechanism=(
-            "Slots of recurrent state are handed out from 0 on, where captures and padded rows"
-            " write theirs. A request that is served first hides it."
+            "The allocator hands out recurrent-state slots from 0, but captures and "
+            "padded rows write to slot 0. A request that is served first hides the bug."
         ),
         parts={Part.ALLOCATOR: CountsStatesFromZero},
         needs=("seq_lens_cpu",),
@@ -207,8 +210,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread="https://github.com/vllm-project/vllm/issues/57720",
         mechanism=(
-            "A prompt of one token has the shape of a decode and is run as one: it continues the"
-            " recurrent state that the last owner of its slot left."
+            "A prompt with one token has the shape of a decode and is run as one. It "
+            "continues the recurrent state that the previous owner of its slot left."
         ),
         parts={Part.ENGINE: ChoosesByShape},
         needs=("seq_lens_cpu",),

@@ -106,8 +106,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(26380),
         mechanism=(
-            "The schedule's stream has no barrier at all: the mapping to SWA slots is written,"
-            " upon retracting and evicting, while the forward in flight reads it."
+            "The schedule stream has no barrier at all. Retracting and evicting change "
+            "the mapping to SWA slots while the forward in flight reads it."
         ),
         parts={Part.OVERLAP: Unfenced},
         modes=ONE_RUNNER_PER_ENGINE,
@@ -120,9 +120,10 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(31687) + ", after " + THREAD.format(29353),
         mechanism=(
-            "The schedule's stream waits for the forwards at the top of the loop, before a"
-            " launch, and not right after it: what the host frees in the same turn is unmapped"
-            " while the forward just launched makes its page table, which then points at slot 0."
+            "The schedule stream waits for the forwards at the top of the loop instead of "
+            "right after a launch. Slots that the host frees in the same turn are "
+            "unmapped while the forward just launched builds its page table, so that "
+            "table points at slot 0."
         ),
         parts={Part.OVERLAP: BarrierBeforeLaunch},
         modes=ONE_RUNNER_PER_ENGINE,
@@ -135,8 +136,8 @@ BUGS = (
         scheme=LocationScheme.PRESET,
         thread=THREAD.format(18803),
         mechanism=(
-            "The row and the slots of a request that leaves are given away, unmapped and"
-            " rewritten while a forward in flight still reads them: the free is not deferred."
+            "The free is not deferred. The row and slots of a finished request are "
+            "reused, unmapped and rewritten while a forward in flight still reads them."
         ),
         parts={Part.OVERLAP: FreedAtOnce},
         modes=ONE_RUNNER_PER_ENGINE,
@@ -147,11 +148,10 @@ BUGS = (
         name="evicted_in_flight",
         family=FAMILY,
         scheme=LocationScheme.PER_LAYER,
-        thread="https://github.com/sgl-project/sglang/issues/17839, mended with "
-        + THREAD.format(21754),
+        thread=", fixed by " + THREAD.format(21754),
         mechanism=(
-            "SWA slots that the next query will not see are unmapped while the forward in"
-            " flight, whose window begins one token earlier, still looks them up."
+            "SWA slots outside the next query's window are unmapped while the forward in "
+            "flight still looks them up. Its window begins one token earlier."
         ),
         parts={Part.OVERLAP: EvictedAtOnce},
         modes=frozenset({Mode.DECODE}),
@@ -164,8 +164,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread="https://github.com/vllm-project/vllm/pull/25279",
         mechanism=(
-            "The pinned buffers of a batch's inputs are filled for the next batch before the"
-            " copies of this one have run: it runs the next one's tokens and positions."
+            "The host fills the pinned input buffers for the next batch before the copies "
+            "for the current batch have run. The current batch runs the next batch's "
+            "tokens and positions."
         ),
         parts={Part.OVERLAP: TokensStagedTooSoon},
         modes=ONE_RUNNER_PER_ENGINE,
@@ -178,9 +179,9 @@ BUGS = (
         scheme=LocationScheme.PRESET,
         thread="https://github.com/NVIDIA/TensorRT-LLM/pull/15546",
         mechanism=(
-            "A copy from pinned memory reads its source when it runs, not when it is queued:"
-            " the slots of the next batch are written there meanwhile, and this forward stores"
-            " its KV in them."
+            "A copy from pinned memory reads its source when it runs, not when it is "
+            "queued. The host writes the next batch's slots there first, so the current "
+            "forward stores its KV in them."
         ),
         parts={Part.OVERLAP: SlotsStagedTooSoon},
         modes=ONE_RUNNER_PER_ENGINE,
@@ -193,8 +194,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread="https://github.com/noonghunna/club-3090/pull/1061",
         mechanism=(
-            "The next step waits for an event that was recorded before the work that still"
-            " reads: behind the copies of the inputs, not behind the forward."
+            "The next step waits for an event that was recorded too early: after the "
+            "input copies, not after the forward that still reads."
         ),
         parts={Part.OVERLAP: DoneBeforeReading},
         modes=ONE_RUNNER_PER_ENGINE,

@@ -12,8 +12,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(24617),
         mechanism=(
-            "The page table of a tree verify is not translated for SWA layers: they read the"
-            " keys of full slots from the SWA sub-pool, where those slots are other requests'."
+            "The page table for tree verify is not translated for SWA layers. They use "
+            "full slot numbers in the SWA sub-pool, where those slots belong to other "
+            "requests."
         ),
         toggles={"translate_page_table": False},
         needs=("custom_mask",),

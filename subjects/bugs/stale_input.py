@@ -129,10 +129,10 @@ BUGS = (
         name="swa_pad",
         family=FAMILY,
         scheme=LocationScheme.PRESET,
-        thread=THREAD.format(23552) + ", mended by " + THREAD.format(24743),
+        thread=THREAD.format(23552) + ", fixed by " + THREAD.format(24743),
         mechanism=(
-            "out_cache_loc_swa is not reset when the batch is padded: padded rows write"
-            " their K and V into SWA slots that an earlier, fuller batch left there."
+            "out_cache_loc_swa is not reset when the batch is padded. Padded rows write K "
+            "and V into SWA slots that an earlier, fuller batch left there."
         ),
         rows={"out_cache_loc_swa": {"policy": Policy.KEEP}},
     ),
@@ -142,8 +142,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=THREAD.format(26292),
         mechanism=(
-            "req_pool_indices is not reset when the batch is padded: the dummy attention of"
-            " padded rows follows req_to_token of a stale row into freed or foreign KV."
+            "req_pool_indices is not reset when the batch is padded. The dummy attention "
+            "of a padded row follows a stale request row in req_to_token to KV that was "
+            "freed or belongs to another request."
         ),
         rows={"req_pool_indices": {"policy": Policy.KEEP}},
         also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
@@ -154,8 +155,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 24401),
         mechanism=(
-            "positions are not reset when the batch is padded: padded rows turn their query and"
-            " key by the positions of an earlier, fuller batch."
+            "positions is not reset when the batch is padded. Padded rows apply the "
+            "rotary positions of an earlier, fuller batch."
         ),
         rows={"positions": KEPT},
         needs=ON_HOST,
@@ -167,45 +168,47 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 10892),
         mechanism=(
-            "The drafting runner has a padding branch of its own, and positions are missing in"
-            " it: mending the target's runner mended nothing here."
+            "The drafting runner has its own padding branch, which does not reset "
+            "positions. The fix in the target's runner did not cover it."
         ),
         rows={"positions": KEPT},
         modes=frozenset({Mode.DRAFT}),
     ),
     draft_extend_bug(
         "extend_positions_pad",
-        "The copied runner does not reset positions: padded tokens are turned by an earlier"
-        " batch's. No output shows it in a model without sinks, where they see one key at most.",
+        "The copied runner does not reset positions. Padded tokens get the positions of "
+        "an earlier batch. In a model without sinks this changes no output, because each "
+        "padded token sees at most one key.",
         positions=KEPT,
     ),
     draft_extend_bug(
         "extend_seq_lens_pad",
-        "The copied runner does not reset seq_lens: padded requests are as long as earlier ones.",
+        "The copied runner does not reset seq_lens. Padded requests keep the lengths of "
+        "an earlier batch.",
         seq_lens=KEPT,
     ),
     draft_extend_bug(
         "extend_locations_pad",
-        "The copied runner does not reset out_cache_loc: padded tokens write where earlier ones"
-        " did, into slots that others own by now.",
+        "The copied runner does not reset out_cache_loc. Padded tokens write to the slots "
+        "of an earlier batch, which other requests may own now.",
         out_cache_loc=KEPT,
     ),
     draft_extend_bug(
         "extend_accepted_pad",
-        "The copied runner does not reset num_accept_tokens: what padded requests bring is"
-        " placed by an earlier batch's counts.",
+        "The copied runner does not reset num_accept_tokens. The tokens of padded "
+        "requests are placed by the counts of an earlier batch.",
         num_accept_tokens=KEPT,
     ),
     draft_extend_bug(
         "extend_drafts_pad",
-        "The copied runner does not reset num_correct_drafts: the hidden state of a padded"
-        " request is another token's.",
+        "The copied runner does not reset num_correct_drafts. A padded request takes the "
+        "hidden state of another token.",
         num_correct_drafts=KEPT,
     ),
     draft_extend_bug(
         "extend_counts_pad",
-        "The copied runner does not reset extend_seq_lens: the last token of a padded request"
-        " is looked for where an earlier batch had it.",
+        "The copied runner does not reset extend_seq_lens. The last token of a padded "
+        "request is looked up at a position from an earlier batch.",
         extend_seq_lens=KEPT,
     ),
     Bug(
@@ -214,8 +217,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 18647),
         mechanism=(
-            "topk_p, topk_index and hidden_states are not reset when the batch is padded: padded"
-            " rows draft on from what finished requests left."
+            "topk_p, topk_index and hidden_states are not reset when the batch is padded. "
+            "Padded rows keep drafting from the values of finished requests."
         ),
         rows={"topk_p": KEPT, "topk_index": KEPT, "hidden_states": KEPT},
         modes=frozenset({Mode.DRAFT}),
@@ -226,8 +229,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("InternLM/lmdeploy", 4569),
         mechanism=(
-            "Padded requests keep the block table of the last step, which says what they read"
-            " and where they write: a fuller batch's blocks get the K and V of padding."
+            "Padded requests keep the block table of the previous step, which decides "
+            "what they read and where they write. The K and V of padding go into blocks "
+            "of a fuller batch."
         ),
         rows={"req_pool_indices": KEPT, "out_cache_loc": KEPT},
         needs=ON_HOST,
@@ -239,8 +243,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("vllm-project/vllm", 40003),
         mechanism=(
-            "A dummy run writes the running sums of its one request alone: the rows after it"
-            " read between sums that the last real batch left."
+            "A dummy run writes the cumulative lengths for its one request only. The "
+            "following rows read between the cumulative lengths of the last real batch."
         ),
         parts={Part.RUNNER: PlansOneDummyRow},
         needs=ON_HOST,
@@ -252,8 +256,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("NVIDIA/TensorRT-LLM", 18207),
         mechanism=(
-            "mrope positions are copied if the batch brings any. One without images brings none,"
-            " and live rows are turned by those of the last batch that did."
+            "The runner copies mrope positions only if the batch has them. A batch "
+            "without images has none, so its live rows use the positions of the last "
+            "batch with images."
         ),
         parts={Part.RUNNER: CopiesImagePositionsAlone},
         needs=ON_HOST,
@@ -265,8 +270,9 @@ BUGS = (
         scheme=LocationScheme.PRESET,
         thread=pull("vllm-project/vllm-ascend", 15417),
         mechanism=(
-            "A dummy run clears the slots of the last batch only after the backend has taken its"
-            " SWA locations from them: dummy rows write into the SWA slots of that batch."
+            "A dummy run clears the slots of the last batch after the backend has already "
+            "derived its SWA locations from them. Dummy rows write into the SWA slots of "
+            "that batch."
         ),
         parts={Part.RUNNER: DerivesLocationsBeforeClearing},
         needs=("out_cache_loc_swa",),
@@ -279,8 +285,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("jd-opensource/xllm", 1939),
         mechanism=(
-            "The metadata describes the live rows while the graph runs the bucket: the running"
-            " sums of padded rows are those of an earlier, fuller batch."
+            "The metadata covers only the live rows, but the graph runs the whole bucket. "
+            "Padded rows use the cumulative lengths of an earlier, fuller batch."
         ),
         parts={Part.RUNNER: PlansLiveRows},
         needs=ON_HOST,
@@ -292,8 +298,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 1789),
         mechanism=(
-            "The host's sum of lengths leaves padded rows out, and so as many slots too few are"
-            " gathered: padded rows read what an earlier batch left at the end of the list."
+            "The host's sum of lengths excludes padded rows, so too few slots are "
+            "gathered. Padded rows read what an earlier batch left at the end of the "
+            "list."
         ),
         rows={"seq_lens_cpu": {"value": 0}},
         modes=DECODING,
@@ -304,8 +311,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 39574),
         mechanism=(
-            "num_token_non_padded is written at capture and not at replay: as many tokens count"
-            " as real as did then, or in the last batch of a runner that shares the count."
+            "num_token_non_padded is written at capture but not at replay. The runner "
+            "treats as many tokens as real as at capture, or as in the last batch of a "
+            "runner that shares the count."
         ),
         parts={Part.RUNNER: CountsTokensAtCapture},
         needs=("num_token_non_padded",),
@@ -317,8 +325,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 1782),
         mechanism=(
-            "req_to_token is allocated and not zeroed: padded rows follow its reserved row to"
-            " whatever slots the memory names."
+            "req_to_token is allocated without being zeroed. Padded rows follow its "
+            "reserved row to whatever slots the memory contains."
         ),
         parts={Part.TABLES: UnwrittenRequestTable},
         needs=ON_HOST,

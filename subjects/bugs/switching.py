@@ -9,7 +9,9 @@ from paritybit.subjects.engine import Subject, contract
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme, Toggles
 
-NO_FLIGHT = "it launches nothing, so that no forward is in flight while the host goes on"
+NO_FLIGHT = (
+    "it launches no work asynchronously, so no forward is in flight while the host continues"
+)
 
 
 def lacking(bug: Bug, runner: str) -> str | None:
@@ -81,7 +83,5 @@ def common_scheme(bugs: Iterable[Bug]) -> LocationScheme:
     for scheme in (scheme for bug in wanted for scheme in bug.schemes):
         if all(scheme in bug.schemes for bug in wanted):
             return scheme
-    message = ", ".join(f"{bug.name} in {' or '.join(bug.schemes)}" for bug in wanted)
-    raise ValueError(
-        f"bugs of different location schemes cannot be switched on together: {message}"
-    )
+    message = ", ".join(f"{bug.name} needs {' or '.join(bug.schemes)}" for bug in wanted)
+    raise ValueError(f"bugs with different location schemes cannot be combined: {message}")

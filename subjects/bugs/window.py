@@ -99,8 +99,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 32087),
         mechanism=(
-            "The window is kept as a radius, one less than its keys, and is used as their count:"
-            " the oldest key drops out, eagerly and in the graph alike."
+            "The window is stored as a radius, one less than its number of keys, but used "
+            "as the number of keys. The oldest key is dropped, in eager execution and in "
+            "the graph."
         ),
         model={"window": -1},
         needs=("seq_lens_cpu",),
@@ -112,8 +113,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("huggingface/transformers", 40163),
         mechanism=(
-            "The left bound of the window is inclusive: every query sees one key too many,"
-            " eagerly and in the graph alike."
+            "The left bound of the window is inclusive. Every query sees one key too "
+            "many, in eager execution and in the graph."
         ),
         model={"window": 1},
         modes=frozenset({Mode.EXTEND}),
@@ -124,8 +125,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("vllm-project/vllm", 47188),
         mechanism=(
-            "Attention over split keys: the first stage stops at the window, the merge goes over"
-            " the splits of all keys, and adds a scratch that nobody wrote for this layer."
+            "In attention over split keys, the first stage stops at the window but the "
+            "merge covers the splits of all keys. It adds scratch memory that this layer "
+            "never wrote."
         ),
         parts={Part.ACCESS: MergesSplitsBeyondTheWindow},
         needs=("seq_lens_cpu",),
@@ -138,8 +140,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 29858),
         mechanism=(
-            "One path of four builds no lists of the window: its SWA layers take the end of the"
-            " full lists, whose slots are another sub-pool's, and a larger one's."
+            "One of four code paths builds no window lists. Its SWA layers read the end "
+            "of the full lists, whose slot numbers belong to another, larger sub-pool."
         ),
         parts={Part.ACCESS: AttendsByFullLists},
         modes=frozenset({Mode.DRAFT_EXTEND}),
@@ -150,8 +152,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("kvcache-ai/sglang", 75),
         mechanism=(
-            "What may be freed is counted by the size of a chunk where it should be by the window:"
-            " keys that the next query sees are gone before it."
+            "The number of tokens to free is computed from the chunk size instead of the "
+            "window. Keys that the next query needs are freed too early."
         ),
         parts={Part.ALLOCATOR: EvictsByChunk},
         modes=frozenset({Mode.EXTEND}),
@@ -162,8 +164,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 25805),
         mechanism=(
-            "A full slot that is free again keeps its SWA slot in the mapping: whoever takes it"
-            " without a SWA slot of his own frees another's."
+            "A freed full slot keeps its entry in the SWA mapping. When a request takes "
+            "that slot without an SWA slot and later frees it, it frees another request's "
+            "SWA slot."
         ),
         parts={Part.ALLOCATOR: LeavesMappingOfFreed},
         needs=("seq_lens_cpu",),
@@ -175,8 +178,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("vllm-project/vllm", 42276),
         mechanism=(
-            "The scheduler drops what left the window, and the worker, which is told of new"
-            " slots alone, keeps it: its table names SWA slots that are others' by now."
+            "The scheduler frees slots that left the window, but the worker only hears of "
+            "new slots. Its table keeps naming SWA slots that other requests now own."
         ),
         parts={Part.ALLOCATOR: LeavesMappingOfEvicted},
         modes=frozenset({Mode.EXTEND}),

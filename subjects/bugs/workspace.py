@@ -170,9 +170,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("vllm-project/vllm", 46067),
         mechanism=(
-            "Decode takes its scratch from a workspace that grows. Graphs are captured from the"
-            " smallest on: each larger one frees the workspace that the smaller ones have"
-            " recorded, and they go on using memory that is another's."
+            "Decode takes scratch memory from a workspace that grows. Graphs are captured "
+            "from the smallest up, and each larger one frees the workspace that smaller "
+            "ones have recorded. Those keep using memory that now belongs to others."
         ),
         parts={Part.RUNNER: RegrownByCapture},
         needs=("seq_lens_cpu",),
@@ -184,8 +184,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("flashinfer-ai/flashinfer", 4553),
         mechanism=(
-            "An eager product that needs a larger workspace resizes the shared one in place: its"
-            " old memory goes to others, and every graph reads and writes there."
+            "An eager matrix product that needs a larger workspace resizes the shared one "
+            "in place. Its old memory is reused, but every graph still reads and writes "
+            "it."
         ),
         parts={Part.RUNNER: GrowingWorkspace, Part.ENGINE: EagerWorkspace},
         needs=("seq_lens_cpu",),
@@ -197,8 +198,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("vllm-project/vllm-omni", 6587),
         mechanism=(
-            "The workspace that all graphs share was allocated while the first was captured, in"
-            " its memory: when a full cache of graphs drops that one, the others go on using it."
+            "All graphs share a workspace that was allocated during the first capture, in "
+            "that graph's memory. When the full graph cache drops the first graph, the "
+            "others keep using the freed workspace."
         ),
         parts={Part.RUNNER: FreedWithFirstGraph},
         needs=("seq_lens_cpu",),

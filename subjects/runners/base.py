@@ -160,7 +160,7 @@ class GraphRunner(ABC):
         live_size = 0 if batch is None else self.size(batch)
         bucket = self.bucket(max(live_size, least))
         if bucket is None:
-            raise ValueError(f"no captured size holds {live_size} rows; captured: {self.buckets}")
+            raise ValueError(f"no captured size fits {live_size} rows; captured: {self.buckets}")
         padded = self.padded(batch, bucket)
         self.populate(batch, bucket, padded=padded)
         overwrite(self.inputs.buffers, overrides)

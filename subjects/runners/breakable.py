@@ -28,7 +28,7 @@ class BreakingAttention:
 
 
 class BreakableRunner(PrefillRunner):
-    """Prefill by segments of one captured forward, broken at attention."""
+    """Prefill with one captured forward that is split at each attention op."""
 
     name = "breakable"
     shares_buffers = False

@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class CpuGraphRunner(GraphRunner):
-    """Compiled decode on a CPU: padded whenever the batch's size was not captured."""
+    """Compiled decode on a CPU, padded to the next captured batch size."""
 
     name = "cpu_graph"
     mode = Mode.DECODE

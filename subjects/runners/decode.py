@@ -51,7 +51,7 @@ ROWS: Contract = (
 
 
 class DecodeRunner(GraphRunner):
-    """Full-graph decode of one token of every request."""
+    """Full-graph decode of one token per request."""
 
     name = "decode"
     mode = Mode.DECODE

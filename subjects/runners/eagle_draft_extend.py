@@ -21,7 +21,7 @@ K = SPECULATION.extend_tokens
 
 
 class EagleDraftExtendRunner(GraphRunner):
-    """Full-graph draft forward over the tokens that were accepted."""
+    """Full-graph draft forward over the accepted tokens."""
 
     name = "eagle_draft_extend"
     mode = Mode.DRAFT_EXTEND

@@ -20,7 +20,7 @@ PER_BRANCH = ("seq_lens", "seq_lens_cpu", "req_pool_indices")
 
 
 class FrozenKvMtpRunner(GraphRunner):
-    """Full-graph drafting over the target's KV."""
+    """Full-graph drafting that reads the target's KV."""
 
     name = "frozen_kv_mtp"
     mode = Mode.FROZEN_DRAFT

@@ -9,7 +9,7 @@ from paritybit.subjects.runners.prefill import PrefillRunner
 
 
 class PiecewiseRunner(PrefillRunner):
-    """Prefill by one graph per piece of the model between two attentions."""
+    """Prefill with one graph for each piece of the model between two attention ops."""
 
     name = "piecewise"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class TargetVerifyRunner(DecodeRunner):
-    """Full-graph verify of a tree of draft tokens of every request."""
+    """Full-graph verification of a tree of draft tokens per request."""
 
     name = "target_verify"
     mode = Mode.TARGET_VERIFY

@@ -57,9 +57,9 @@ def mutant_figures(
         "as_hoped": good == planned,
         "undecided": good < planned and good + len(errors) == len(rows),
         "message": (
-            f"{counts[End.SEEN]} of {planned} mutants seen by every seed,"
-            f" {counts[End.CANNOT_MATTER]} cannot matter, which was checked;"
-            f" not so: {', '.join(bad) or 'none'}"
+            f"{counts[End.SEEN]} of {planned} mutants detected with every seed; "
+            f"{counts[End.CANNOT_MATTER]} proved harmless; neither: "
+            f"{', '.join(bad) or 'none'}"
             + "".join(f"; {error['task']} failed: {headline(error['error'])}" for error in errors)
         ),
     }

@@ -54,15 +54,15 @@ class Survivor:
 
 NEVER_FILLED_UP = Survivor(
     Reason.EQUIVALENT,
-    "a full batch goes in as it is, so that nothing live is ever copied into the last element",
+    "full batches are used in place, so no live value is ever copied into the last element",
 )
 NEVER_COPIED = Survivor(
-    Reason.EQUIVALENT, "the runner never populates it, so that there is no copy to get wrong"
+    Reason.EQUIVALENT, "the runner never fills this input, so no copy can be wrong"
 )
 
 OF_PADDED_ROWS = Survivor(
     Reason.INERT,
-    "only padded rows read it: with any valid value there, every live row and all KV stay right",
+    "only padded rows read it; with any valid value there, all live rows and KV stay correct",
 )
 
 SURVIVORS: Mapping[tuple[str, str, Mistake], Survivor] = {

@@ -37,7 +37,9 @@ def known(folder: Path) -> Known:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise MalformedError(f"database {folder} cannot be written: {error.strerror}") from error
+        raise MalformedError(
+            f"cannot write to the database folder {folder}: {error.strerror}"
+        ) from error
     found: dict[str, dict[Schedule, None]] = {}
     unread = 0
     for path in sorted(folder.glob("*.json")):

@@ -134,12 +134,12 @@ def joined(workers: Workers) -> Iterator[Any]:
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
-        raise CannotRunError("--ray needs Ray: pip install 'paritybit[ray]'") from error
+        raise CannotRunError("--ray needs the package Ray: pip install 'paritybit[ray]'") from error
     address = workers.cluster or LOCAL
     own = address == LOCAL
     there = re.fullmatch(r"(?:\w+://)?(.+:\d+)", address)
     if there and not answers(there[1]):  # Ray itself would try for minutes.
-        raise CannotRunError(f"no Ray cluster answers at {address}: nothing listens there")
+        raise CannotRunError(f"no Ray cluster answers at {address}: nothing is listening there")
     size = {"num_cpus": workers.processes, "include_dashboard": False} if own else {}
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -152,8 +152,8 @@ def joined(workers: Workers) -> Iterator[Any]:
         )
     except Exception as error:
         why = headline(str(error))
-        token = "" if own else ", or it asks for a token, which RAY_AUTH_MODE=token sends"
-        raise CannotRunError(f"no Ray cluster answers at {address}{token}: {why}") from error
+        token = "" if own else "; if the cluster needs a token, set RAY_AUTH_MODE=token"
+        raise CannotRunError(f"no Ray cluster answers at {address}: {why}{token}") from error
     finally:
         for number, handler in heard.items():
             signal.signal(number, handler)
@@ -191,7 +191,7 @@ def _spread(
     lost = 0
     while waiting:
         if lost == TRIES:
-            raise CannotRunError(f"the Ray cluster of this machine was lost {TRIES} times")
+            raise CannotRunError(f"the local Ray cluster was lost {TRIES} times")
         with joined(workers) as ray:
             _Spread(ray, campaign, waiting, gpu, on_end, workers).run(workers.processes)
         lost += 1
@@ -229,7 +229,7 @@ class _Spread(Generic[T, R]):
             if self._lost():
                 for place in places:
                     if place and place.busy and place.task is not None:
-                        self._run_again(place.task, "its cluster was lost")
+                        self._run_again(place.task, "the process lost its cluster")
                 return
             self._hand_out(places)
             awaited = [place for place in places if place and (place.busy or not place.there)]
@@ -243,7 +243,7 @@ class _Spread(Generic[T, R]):
             if ended or any(place.there for place in awaited):
                 last_there = time.monotonic()
             elif time.monotonic() - last_there > READY_SECONDS:
-                raise CannotRunError("the Ray cluster has had no room for any process for long")
+                raise CannotRunError("the Ray cluster had no room to start a process")
 
     def _lost(self) -> bool:
         """Whether the cluster is lost, where this run has started it: its head or its one node.
@@ -255,7 +255,7 @@ class _Spread(Generic[T, R]):
             self.heard = time.monotonic()
             return self.own and not any(node["Alive"] for node in self.ray.nodes())
         if not self.own and time.monotonic() - self.heard > SILENT_SECONDS:
-            raise CannotRunError("the Ray cluster answers no more")
+            raise CannotRunError("the Ray cluster no longer answers")
         return self.own
 
     def _hand_out(self, places: list[_Place[T, R] | None]) -> None:
@@ -290,7 +290,7 @@ class _Spread(Generic[T, R]):
                 self.failed_starts += 1
                 if self.failed_starts == TRIES:
                     why = headline(str(error))
-                    raise CannotRunError(f"no process of the cluster starts: {why}") from error
+                    raise CannotRunError(f"the cluster cannot start a process: {why}") from error
                 return False
             place.there, self.failed_starts = True, 0
             return True
@@ -300,8 +300,8 @@ class _Spread(Generic[T, R]):
         if ended is None:
             self.deaths[task] += 1
             if self.deaths[task] < TRIES:
-                self._run_again(task, "its process died")
+                self._run_again(task, "the process died")
                 return False
-            ended = Ended(task, 0.0, error=f"its process died {TRIES} times")
+            ended = Ended(task, 0.0, error=f"the process died {TRIES} times")
         self.on_end(ended)
         return ended.result is not None and not ended.result.spoiled

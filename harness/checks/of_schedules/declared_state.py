@@ -11,8 +11,11 @@ def at_end(playing: Playing) -> list[Violation]:
     if not playing.undeclared:
         return []
     first, *others = playing.undeclared
-    more = f", and {len(others)} more differ" if others else ""
-    message = f"{first.name} is {first.now} where it was {first.captured} when just captured{more}"
+    more = f"; {len(others)} more values differ" if others else ""
+    message = (
+        f"{first.name} was {first.captured} after the capture and is {first.now} after a "
+        f"reset{more}"
+    )
     where = {"path": first.path, "captured": first.captured, "now": first.now}
     return [Violation(ID, playing.place, message, where)]
 
@@ -20,8 +23,8 @@ def at_end(playing: Playing) -> list[Violation]:
 DECLARED_STATE = Property(
     id=ID,
     statement=(
-        "a finding shows in a fresh process too, and a reset engine holds nothing that it did"
-        " not hold when just captured"
+        "a finding also appears in a fresh process, and a reset engine has the same "
+        "Python state as a freshly captured one"
     ),
     needs=frozenset({Offer.PYTHON_STATE}),
     at_end=at_end,

@@ -44,8 +44,8 @@ def _violation(sample: Sample, error: float, bound: float) -> Violation:
     what = "draft logits" if sample.of_draft else "logits"
     whose = "eager" if sample.arithmetic is None else "the engine's"
     message = (
-        f"request {sample.serial} of {len(sample.tokens)} tokens: {whose} {what} are off"
-        f" the dense oracle by {error:.3g}; the bound is {bound:g}"
+        f"request {sample.serial} with {len(sample.tokens)} tokens: {whose} {what} differ "
+        f"from the dense oracle by {error:.3g}; the tolerance is {bound:g}"
     )
     where = {"owner": f"request {sample.serial}", "error": error, "bound": bound}
     return Violation(ID, sample.place, message, where)
@@ -195,7 +195,10 @@ def _samples_at(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Sequenc
 
 DENSE_AGREEMENT = Property(
     id=ID,
-    statement="logits, eager or an engine's own, agree with a cache-free float64 model in a bound",
+    statement=(
+        "eager logits, or those of a released engine, match a float64 model without a KV "
+        "cache within a tolerance"
+    ),
     needs=frozenset(),
     at_end=at_end,
     every_step=False,

@@ -14,25 +14,27 @@ def at_end(playing: Playing) -> list[Violation]:
     first, again = playing.first, playing.again
     assert first is not None and again is not None
     if len(first.outputs) != len(again.outputs):
-        message = "the schedule did another number of forwards"
+        message = "a second play of the schedule ran a different number of forwards"
         return [Violation(ID, playing.place, message)]
     found = []
     for place, (left, right) in enumerate(zip(first.outputs, again.outputs, strict=True)):
         if not torch.equal(bits(left), bits(right)):
-            message = f"output {place} of the schedule had other bits when it was played again"
+            message = f"output {place} of the schedule had different bits when it was played again"
             found.append(Violation(ID, playing.place, message, {"output": place}))
             break
     worlds = {"eager": (first.eager, again.eager), "graph": (first.graph, again.graph)}
     for world, (one, other) in worlds.items():
         if any_set(unequal(one, other).logical_and_(playing.compared)):
-            message = f"the {world} world's KV had other bits when the schedule was played again"
+            message = (
+                f"the KV of the {world} run had different bits when the schedule was played again"
+            )
             found.append(Violation(ID, playing.place, message, {"world": world}))
     return found
 
 
 DETERMINISM = Property(
     id=ID,
-    statement="the same schedule twice gives the same bits",
+    statement="playing the same schedule twice gives the same bits",
     needs=frozenset({Offer.KV}),
     at_end=at_end,
     every_step=False,

@@ -29,7 +29,7 @@ def at_end(playing: Playing) -> list[Violation]:
 
 TOKEN_TRAJECTORY = Property(
     id=ID,
-    statement="greedy tokens of whole generations are equal",
+    statement="greedy decoding produces the same tokens with graph replay as with eager execution",
     needs=frozenset({Offer.ARITHMETIC}),
     at_end=at_end,
 )

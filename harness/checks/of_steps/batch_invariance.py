@@ -101,7 +101,7 @@ def describe(observation: Observation) -> Description:
             where = first_output_difference(usual, variant.output)
             where["variant"] = variant.description
             row = f"row {where['row']} of {where['tensor']}"
-            return f"{row} has other bits when it runs {variant.description}", where
+            return f"{row} has different bits when it runs {variant.description}", where
     raise ValueError("no variant differs")
 
 
@@ -119,7 +119,10 @@ def cause(recorded: RecordedForward) -> Cause | None:
 
 BATCH_INVARIANCE = Property(
     id="batch_invariance",
-    statement="a request's bits do not depend on row, neighbours or bucket",
+    statement=(
+        "the bits of a request do not depend on its row, on other requests in the batch, or "
+        "on the bucket"
+    ),
     needs=frozenset({Offer.ARITHMETIC, Offer.FRESH_ENGINE, Offer.LARGER_BUCKET}),
     flag=flag,
     describe=describe,

@@ -11,20 +11,20 @@ def path_breaches(observation: Observation) -> list[str]:
     facts = observation.facts
     if facts is None:
         missed = observation.expected_graph
-        return ["no graph was replayed though one was captured"] if missed else []
+        return ["no graph was replayed although one was captured"] if missed else []
     breaches = graph_breaches(facts)
     if facts.graphs_replayed != facts.graphs_expected:
         breaches.append(
-            f"{facts.graphs_replayed} graphs were replayed, not {facts.graphs_expected}"
+            f"{facts.graphs_replayed} graphs were replayed; expected {facts.graphs_expected}"
         )
     if facts.allocated:
-        breaches.append(f"the allocator handed out {facts.allocated} blocks around the replay")
+        breaches.append(f"the allocator handed out {facts.allocated} blocks during the replay")
     captured, now = facts.captured_outputs, facts.outputs
     moved = [
         name for name in dict.fromkeys([*captured, *now]) if captured.get(name) != now.get(name)
     ]
     if moved:
-        breaches.append(f"the static output {moved[0]} is not where it was captured")
+        breaches.append(f"the static output {moved[0]} has moved since the capture")
     return breaches
 
 
@@ -35,12 +35,12 @@ def graph_breaches(facts: ReplayFacts) -> list[str]:
         return []
     if graph.translations != graph.expected_translations:
         breaches.append(
-            f"the graph holds {graph.translations} translations; its location scheme has"
-            f" {graph.expected_translations}"
+            f"the graph contains {graph.translations} translations; its location scheme "
+            f"needs {graph.expected_translations}"
         )
     if graph.holds_attention != graph.expects_attention:
-        held = "no attention" if graph.expects_attention else "attention, which runs between"
-        breaches.append(f"the graph holds {held}")
+        held = "no attention" if graph.expects_attention else "attention, which must run eagerly"
+        breaches.append(f"the graph contains {held}")
     return breaches
 
 
@@ -57,7 +57,9 @@ def describe(observation: Observation) -> Description:
 
 CAPTURED_PATH = Property(
     id="captured_path",
-    statement="a graph was really replayed, of the right ops, and nothing was allocated",
+    statement=(
+        "a graph was replayed, it contains the expected ops, and the replay allocated no memory"
+    ),
     needs=frozenset({Offer.GRAPHS}),
     flag=flag,
     describe=describe,

@@ -73,13 +73,13 @@ def describe(observation: Observation) -> Description:
             beside = observation.layout.sections_of(changed)
         for (role, kind), slot in slots:
             where = {"world": name, "model": str(role), "kind": str(kind), "slot": slot}
-            return f"a frozen-KV draft of the {name} world wrote {role} {kind} slot {slot}", where
+            return f"a frozen-KV draft in the {name} run wrote {role} {kind} slot {slot}", where
         for section, places in beside.items():
             if places.any():
                 place = first_index(places.any(dim=(1, 2)))[0]
                 where = {"world": name, "section": str(section), "place": place}
                 message = (
-                    f"a frozen-KV draft of the {name} world wrote {PLACE_NAMES[section]} {place}"
+                    f"a frozen-KV draft in the {name} run wrote {PLACE_NAMES[section]} {place}"
                 )
                 return message, where
     raise ValueError("no slot was changed")
@@ -94,7 +94,7 @@ def _slots_of_twins(twins: Compared, world: str) -> list[tuple[Arena, int]]:
 
 FROZEN_KV = Property(
     id="frozen_kv",
-    statement="a draft that reads frozen KV changes nothing but its own draft table rows",
+    statement="a draft that reads frozen KV changes only its own draft table rows",
     needs=frozenset({Offer.KV}),
     flag=flag,
     describe=describe,

@@ -50,19 +50,19 @@ def describe(observation: Observation) -> Description:
     fresh, replay = observation.extra["hermetic_replay"], observation.replay
     assert replay is not None
     if fresh is None:
-        return f"{replay.runner} replays the batch; without a history it replays nothing", {}
+        return f"{replay.runner} replays this batch; a freshly captured runner replays nothing", {}
     if fresh.reads != replay.reads:
         return describe_reads(observation, fresh)
     where = first_output_difference(fresh.defined, replay.defined)
     if "eager" in where:  # The outputs differ in form, and no row of theirs can be compared.
-        forms = f"just captured {where['eager']}, with its history {where['graph']}"
-        return f"the outputs differ in form: {forms}", where
+        forms = f"freshly captured {where['eager']}, after earlier replays {where['graph']}"
+        return f"the outputs have different shapes or dtypes: {forms}", where
     where["live"] = where["row"] < replay.live_rows
     row = f"{'live' if where['live'] else 'padded'} row {where['row']}"
     rows = len(replay.defined[where["tensor"]])
     return (
-        f"{replay.runner}, {row} of {rows}, {where['tensor']} {where['element']}: just captured"
-        f" {where['eager_bits']}, with its history {where['graph_bits']}",
+        f"{replay.runner}, {row} of {rows}, {where['tensor']} {where['element']}: freshly "
+        f"captured {where['eager_bits']}, after earlier replays {where['graph_bits']}",
         where,
     )
 
@@ -76,8 +76,8 @@ def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
         if len(expected) != len(rows):
             where = {"kind": kind, "rows": len(rows), "fresh_rows": len(expected)}
             message = (
-                f"{replay.runner} has lists of {kind} slots for {len(rows)} rows; without a"
-                f" history it has them for {len(expected)}"
+                f"{replay.runner} has {kind} slot lists for {len(rows)} rows; a freshly "
+                f"captured runner has them for {len(expected)}"
             )
             return message, where
         for row, (slots, right) in enumerate(zip(rows, expected, strict=True)):
@@ -85,18 +85,18 @@ def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
                 live = row < replay.live_rows
                 where = {"kind": kind, "row": row, "live": live, "padded_slots": list(slots)}
                 message = (
-                    f"{replay.runner}, {'live' if live else 'padded'} row {row} of {len(rows)} is"
-                    f" told to read {kind} slots {list(slots)}; without a history it is told"
-                    f" {list(right)}"
+                    f"{replay.runner}: the list of {'live' if live else 'padded'} row "
+                    f"{row} of {len(rows)} has {kind} slots {list(slots)}; with a freshly "
+                    f"captured runner it has {list(right)}"
                 )
                 return message, where
     missing = sorted(fresh.reads.keys() - replay.reads.keys())
-    return f"{replay.runner} has no lists of {', '.join(missing)} slots", {"kinds": missing}
+    return f"{replay.runner} has no {', '.join(missing)} slot lists", {"kinds": missing}
 
 
 HERMETIC_REPLAY = Property(
     id="hermetic_replay",
-    statement="a runner with a history gives the bits of one just captured",
+    statement="a runner gives the same bits after earlier replays as it does when freshly captured",
     needs=frozenset({Offer.FRESH_ENGINE}),
     flag=flag,
     describe=describe,

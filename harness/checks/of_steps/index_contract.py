@@ -20,13 +20,14 @@ def contract_breaches(facts: ReplayFacts) -> list[str]:
     if locations is not None:
         right = {locations.translated, locations.store or locations.translated}
         if {locations.handed} != right:
-            store = f" and its store reads {locations.store}" if locations.store else ""
+            store = f", and its store reads {locations.store}" if locations.store else ""
             breaches.append(
-                f"out_cache_loc_swa is {locations.handed}, but the pool translates to"
-                f" {locations.translated}{store}"
+                f"out_cache_loc_swa is {locations.handed}, but the pool translates to "
+                f"{locations.translated}{store}"
             )
     breaches += [
-        f"{name} is converted on copy from {source} to {destination}, which is not listed"
+        f"copying {name} converts {source} to {destination}, which is not on the list of "
+        "allowed conversions"
         for name, source, destination in facts.conversions
     ]
     return breaches
@@ -35,10 +36,10 @@ def contract_breaches(facts: ReplayFacts) -> list[str]:
 def _moved(captured: BufferFacts | None, now: BufferFacts | None) -> str:
     """Say how a buffer differs from the one captured; an address is another in each process."""
     if captured is None or now is None:
-        return "was not there at the capture" if captured is None else "is there no more"
+        return "did not exist at the capture" if captured is None else "no longer exists"
     before, after = (f"{one.dtype} {list(one.shape)} on {one.device}" for one in (captured, now))
     if before == after:
-        return f"is another tensor than the one captured, both {before}"
+        return f"is not the tensor that was captured; both are {before}"
     return f"was captured as {before} and is now {after}"
 
 
@@ -56,7 +57,10 @@ def describe(observation: Observation) -> Description:
 
 INDEX_CONTRACT = Property(
     id="index_contract",
-    statement="static buffers are what was captured; dtypes are the pool's and listed",
+    statement=(
+        "static buffers are still the captured tensors, and every dtype conversion is on the "
+        "list of allowed ones"
+    ),
     needs=frozenset({Offer.STATIC_INPUTS}),
     flag=flag,
     describe=describe,

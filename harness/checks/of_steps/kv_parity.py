@@ -36,8 +36,10 @@ def describe(observation: Observation) -> Description:
 
 KV_PARITY = Property(
     id="kv_parity",
-    statement="every slot of both models' KV, every recurrent state and draft table row:"
-    " graph bits = eager bits",
+    statement=(
+        "KV, recurrent states and draft table rows have the same bits after graph replay as "
+        "after eager execution"
+    ),
     needs=frozenset({Offer.ARITHMETIC, Offer.KV}),
     flag=flag,
     describe=describe,

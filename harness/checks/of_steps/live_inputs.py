@@ -44,8 +44,8 @@ def expected_inputs(replay: Replay) -> ExpectedInputs:
     """Return what is expected of a replay's runner. Raises KeyError for one without an entry."""
     if replay.runner not in INPUTS:
         raise KeyError(
-            f"what the static inputs of {replay.runner} must hold is not said: add an entry to"
-            " harness/checks/static_inputs.py"
+            f"{replay.runner} has no entry in harness/checks/static_inputs.py, so the "
+            "expected values of its static inputs are unknown; add an entry"
         )
     return INPUTS[replay.runner]
 
@@ -68,13 +68,12 @@ def odd_inputs(observation: Observation) -> list[str]:
     known = needed | set(expected.rows)
     return [
         *(
-            f"nothing is said of what static input {name} must hold"
+            f"the expected value of static input {name} is unknown"
             for name in sorted(there - known)
         ),
-        *(f"there is no static input {name}" for name in sorted(needed - there)),
+        *(f"static input {name} does not exist" for name in sorted(needed - there)),
         *(
-            f"static buffer {name} is {observation.static[name].dtype}, where the engine has"
-            f" {dtype}"
+            f"static buffer {name} is {observation.static[name].dtype}; the engine needs {dtype}"
             for name, dtype in sorted({**METADATA, **expected.dtypes}.items())
             if name in observation.static and observation.static[name].dtype != dtype
         ),
@@ -93,15 +92,15 @@ def _too_small(observation: Observation, replay: Replay) -> Iterator[str]:
         needed = room.of(config, replay.bucket)
         if buffer is not None and buffer.numel() < needed:
             yield (
-                f"static buffer {name} has room for {buffer.numel()} elements, where a bucket of"
-                f" {replay.bucket} may need {needed}"
+                f"static buffer {name} has room for {buffer.numel()} elements; a bucket "
+                f"of {replay.bucket} can need {needed}"
             )
 
 
 def _odd_given(observation: Observation, given: Mapping[str, Tensor]) -> list[str]:
     """List the static inputs that convert what the batch brings, lengths apart."""
     return [
-        f"static input {name} is {held.dtype}, where the batch brings {right.dtype}"
+        f"static input {name} is {held.dtype}; the batch has {right.dtype}"
         for name, right in sorted(given.items())
         if (held := observation.static[name]).dtype != right.dtype and name not in LENGTHS
     ]
@@ -203,7 +202,7 @@ def describe(observation: Observation) -> Description:
         where = {"runner": replay.runner, "input": part.name, "live": part.live}
         if part.held.shape != part.right.shape:
             shapes = {"shape": list(part.held.shape), "right_shape": list(part.right.shape)}
-            words = f"has room for {shapes['shape']} where the batch has {shapes['right_shape']}"
+            words = f"has room for {shapes['shape']}; the batch needs {shapes['right_shape']}"
             return f"{replay.runner}: {part.name} {words}", where | shapes
         held, right = part.held, as_held(part)
         wrong = bits(held) != bits(right)
@@ -213,11 +212,11 @@ def describe(observation: Observation) -> Description:
             if part.name == "mrope_positions":
                 element = [place[0], part.first + place[1]]
             values = {"held": held[place].item(), "right": right[place].item()}
-            which = "the batch has" if part.live else "padding has"
+            which = "the batch needs" if part.live else "padding needs"
             index = ", ".join(map(str, element))
             return (
-                f"{replay.runner}: {part.name}[{index}] is {values['held']}, where {which}"
-                f" {values['right']}"
+                f"{replay.runner}: {part.name}[{index}] is {values['held']}; {which} "
+                f"{values['right']}"
             ), where | {"element": element, **{k: str(v) for k, v in values.items()}}
     raise ValueError("every static input holds what it must")
 
@@ -254,7 +253,10 @@ def cause(recorded: RecordedForward) -> Cause | None:
 
 LIVE_INPUTS = Property(
     id="live_inputs",
-    statement="each static input holds what the batch says, and behind it what padding has",
+    statement=(
+        "the live part of each static input matches the batch, and the padded part holds its "
+        "fill value"
+    ),
     needs=frozenset({Offer.INPUTS}),
     flag=flag,
     describe=describe,

@@ -20,7 +20,7 @@ def describe(observation: Observation) -> Description:
 
 LOG_HYGIENE = Property(
     id="log_hygiene",
-    statement="a clean step logs nothing at WARNING or above",
+    statement="a step without a bug logs nothing at WARNING or above",
     needs=frozenset({Offer.LOG}),
     flag=flag,
     describe=describe,

@@ -26,7 +26,10 @@ def describe(observation: Observation) -> Description:
     assert eager is not None and graph is not None and batch is not None
     where = first_output_difference(eager, graph)
     if "eager" in where:  # The outputs differ in form, and no row of theirs can be compared.
-        return f"the outputs differ in form: eager {where['eager']}, graph {where['graph']}", where
+        return (
+            f"the outputs have different shapes or dtypes: eager {where['eager']}, graph "
+            f"{where['graph']}"
+        ), where
     rows = len(eager[where["tensor"]])
     span = batch.spans[batch.requests_of_rows(rows)[where["row"]]]
     where["owner"] = f"request {observation.graph.serial_at(span.row)}"
@@ -39,7 +42,9 @@ def describe(observation: Observation) -> Description:
 
 LOGITS_PARITY = Property(
     id="logits_parity",
-    statement="live rows' logits, and all else a forward gives: graph bits = eager bits",
+    statement=(
+        "every output of every live row has the same bits with graph replay as with eager execution"
+    ),
     needs=frozenset({Offer.ARITHMETIC}),
     flag=flag,
     describe=describe,

@@ -79,8 +79,8 @@ def describe(observation: Observation) -> Description:
             live = row < replay.live_rows
             where = {"tensor": name, "row": row, "element": element, "live": live}
             return (
-                f"{replay.runner}, {'live' if live else 'padded'} row {row}, {name} {element}: NaN"
-                " once all KV is NaN that no row of the batch may read",
+                f"{replay.runner}, {'live' if live else 'padded'} row {row}, {name} "
+                f"{element}: NaN after all KV that the batch must not read was set to NaN",
                 where,
             )
     raise ValueError("no row has NaN")
@@ -88,7 +88,7 @@ def describe(observation: Observation) -> Description:
 
 PADDED_READS = Property(
     id="padded_reads",
-    statement="with all KV NaN but slot 0 and the batch's own, no row turns NaN",
+    statement="no row becomes NaN when all KV is NaN except slot 0 and the slots of the batch",
     needs=frozenset({Offer.FRESH_ENGINE, Offer.NOISE}),
     flag=flag,
     describe=describe,

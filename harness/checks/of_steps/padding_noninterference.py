@@ -108,12 +108,10 @@ def describe(observation: Observation) -> Description:
     elif ((bits(noisy.storage) != bits(storage)) & noisy.owned).any():
         where = first_kv_difference(observation.layout, storage, noisy.storage, noisy.owned)
         where["owner"] = owner_at(where, observation.graph)
-        return "noise in bytes nobody owns changed " + describe_slot(
-            where
-        ) + " it was written", where
+        return "noise in unowned memory changed " + describe_slot(where) + " it was written", where
     where = first_output_difference(output, noisy.output)
     changed = f"{where['tensor']} of live row {where['row']}"
-    return f"noise in bytes nobody owns changed {changed}", where
+    return f"noise in unowned memory changed {changed}", where
 
 
 def _watched(observation: Observation) -> Rows:
@@ -134,7 +132,7 @@ def _describe_rows(observation: Observation, noisy: Rows) -> Description:
             where: dict[str, Any] = {"model": str(role), "layer": layer, "kind": str(kind)}
             where |= {"slot": slot, "owner": observation.graph.owner_of(kind, slot)}
             words = f"{role} layer {layer} ({kind}), slot {slot} of {where['owner']}"
-            return f"noise in bytes nobody owns changed {words}", where
+            return f"noise in unowned memory changed {words}", where
     for section, rows in after.sections.items():
         different = (bits(rows) != bits(noisy.sections[section])).flatten(1).any(1)
         if different.any():
@@ -142,13 +140,13 @@ def _describe_rows(observation: Observation, noisy: Rows) -> Description:
             where = {"section": str(section), "place": place}
             where["owner"] = observation.graph.owner_of_place(section, place)
             words = f"{PLACE_NAMES[section]} {place} of {where['owner']}"
-            return f"noise in bytes nobody owns changed {words}", where
+            return f"noise in unowned memory changed {words}", where
     raise ValueError("no place differs")
 
 
 PADDING_NONINTERFERENCE = Property(
     id="padding_noninterference",
-    statement="bytes that nobody in the batch owns change nothing that is live",
+    statement="memory that no request in the batch owns does not affect live results",
     needs=frozenset({Offer.FRESH_ENGINE, Offer.NOISE}),
     flag=flag,
     describe=describe,

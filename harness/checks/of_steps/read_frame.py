@@ -272,7 +272,7 @@ def slots_of(
 def _named(observation: Observation, kind: Kind, slots: list[int]) -> str:
     """Name slots of a sub-pool, the first with its owner."""
     if slots[0] >= observation.layout.sizes.slots(kind):
-        return "what is no slot, or keys beyond all that a request can have"
+        return "an invalid slot, or more keys than a request can have"
     owner = observation.graph.owner_of(kind, slots[0])
     others = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
     return f"{kind} slot {slots[0]} of {owner}{others}"
@@ -294,7 +294,10 @@ def cause(recorded: RecordedForward) -> Cause | None:
 
 READ_FRAME = Property(
     id="read_frame",
-    statement="a live row reads its own request's slots in its window, a padded row slot 0 alone",
+    statement=(
+        "a live row reads only its own request's slots inside the window, and a padded row "
+        "reads only slot 0"
+    ),
     needs=frozenset({Offer.READS}),
     flag=flag,
     describe=describe,

@@ -78,7 +78,10 @@ def _misheld(
         if times_free[number] + times_held[number] != right:
             holders_of = [f"request {serial}" for serial, one in held if one == number]
             by = ", ".join(holders_of) or "nobody"
-            yield f"{what} {number} is held by {by} and is {times_free[number]} times free"
+            yield (
+                f"{what} {number} is held by {by} and appears {times_free[number]} times in "
+                "the free list"
+            )
 
 
 def _oversized(holders: Iterable[Owner]) -> Iterator[str]:
@@ -88,8 +91,8 @@ def _oversized(holders: Iterable[Owner]) -> Iterator[str]:
         for kind, pages in (("full", owner.full_pages), ("swa", owner.swa_pages)):
             if len(pages) != needed:
                 yield (
-                    f"request {owner.serial} has {len(pages)} {kind} pages for"
-                    f" {owner.length} tokens"
+                    f"request {owner.serial} has {len(pages)} {kind} pages for "
+                    f"{owner.length} tokens"
                 )
 
 
@@ -200,7 +203,7 @@ def describe(end: StepEnd) -> Description:
     for name, world in (("graph", end.graph), ("eager", end.eager)):
         found = misheld(world)
         if found:
-            return f"in the {name} world {found[0]}", {"world": name, "breaches": found}
+            return f"in the {name} run, {found[0]}", {"world": name, "breaches": found}
     for name, world in (("graph", end.graph), ("eager", end.eager)):
         cells = on_device(right_cells(world, end.sizes), world.mapping.device)
         wrong = wrong_cells([world], cells[None])[0]
@@ -221,7 +224,7 @@ def _describe_cell(name: str, world: Ownership, cells: Tensor, cell: int) -> Des
         held = int(world.req_to_token[row, column])
         where = {"world": name, "table": "req_to_token", "row": row, "column": column}
         words = f"row {row}, column {column} of req_to_token is full slot {held}"
-    return f"in the {name} world {words}, not {right}", {**where, "held": held, "right": right}
+    return f"in the {name} run, {words}; expected {right}", {**where, "held": held, "right": right}
 
 
 def flag_step(observation: Observation) -> Flag:
@@ -287,7 +290,7 @@ def _pages_of(serial: int, world: Ownership) -> str:
     """Say how many pages a request has."""
     owner = next((owner for owner in world.holders if owner.serial == serial), None)
     if owner is None:
-        return "without a page"
+        return "without pages"
     pages = f"{len(owner.full_pages)} full and {len(owner.swa_pages)} SWA pages"
     return f"with {pages} for {owner.length} tokens"
 
@@ -303,8 +306,8 @@ def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
     def say(one: Ownership) -> str:
         held = one.mapping[cell] if cell < mapped else one.req_to_token[row, column]
         cells = right_cells(one, sizes)
-        held_by = f", where the pages that are held say {cells[RIGHT, cell]}"
-        return f"{int(held)}{held_by if cells[KNOWN, cell] else ', where no page is held'}"
+        held_by = f"; expected from the pages held: {cells[RIGHT, cell]}"
+        return f"{int(held)}{held_by if cells[KNOWN, cell] else ', but no request holds this page'}"
 
     return Wrong(place, say)
 
@@ -348,7 +351,10 @@ def copied(end: StepEnd) -> StepEnd:
 
 SLOT_OWNERSHIP = Property(
     id="slot_ownership",
-    statement="every slot and row is held once or free once, and the tables say what is held",
+    statement=(
+        "each slot and row either has one owner or is free once, and the index tables match "
+        "the owners"
+    ),
     needs=frozenset({Offer.ALLOCATOR}),
     flag=flag_step,
     describe=describe_step,

@@ -119,8 +119,8 @@ def _describe_slot(
     where = {"world": name, "model": str(role), "kind": str(kind), "slot": slot}
     where["owner"] = observation.graph.owner_of(kind, slot)
     message = (
-        f"the {name} world changed {role} {kind} slot {slot} of {where['owner']},"
-        " which is not in the step's out_cache_loc"
+        f"the {name} run changed {role} {kind} slot {slot} of {where['owner']}, which is "
+        "not in the step's out_cache_loc"
     )
     return message, where
 
@@ -133,8 +133,8 @@ def _describe_beside(observation: Observation, name: str, sections: Sections) ->
             where = {"world": name, "section": str(section), "place": place}
             where["owner"] = observation.graph.owner_of_place(section, place)
             message = (
-                f"the {name} world changed {PLACE_NAMES[section]} {place} of {where['owner']},"
-                " which is not the step's to change"
+                f"the {name} run changed {PLACE_NAMES[section]} {place} of "
+                f"{where['owner']}, which does not belong to the step"
             )
             return message, where
     return None
@@ -154,8 +154,10 @@ def _describe_twins(observation: Observation, twins: Compared) -> Description:
 
 WRITE_FRAME = Property(
     id="write_frame",
-    statement="a step changes only the slots in its own out_cache_loc, its requests' own state"
-    " and slot 0",
+    statement=(
+        "a step changes only the slots in its out_cache_loc, the state of its own requests, "
+        "and slot 0"
+    ),
     needs=frozenset({Offer.KV}),
     flag=flag,
     describe=describe,

@@ -22,9 +22,14 @@ from rich.console import Console
 def bisect_engine(data: Any, options: argparse.Namespace) -> int:
     """Find the smallest set of static inputs whose leftovers explain an engine's case."""
     if options.bugs:
-        raise MalformedError("a case of an engine takes no bugs: its static inputs are bisected")
+        raise MalformedError(
+            "an engine's case has no bugs to choose from; bisect compares its static inputs"
+        )
     if options.runner is not None or options.out is not None:
-        raise MalformedError("a case of an engine takes no --runner, which it brings, and no --out")
+        raise MalformedError(
+            "an engine's case already names its runner and its result is not written: omit "
+            "--runner and --out"
+        )
     if options.property is not None:
         known("property", options.property, PROPERTIES)
     case = case_here(data, options.case.name, options)
@@ -40,12 +45,14 @@ def bisect_engine(data: Any, options: argparse.Namespace) -> int:
     if said.undecided is not None or said.lacking is not None:
         raise CannotRunError(f"{engine.name}: {said.undecided or said.lacking}")
     if said.leftovers is None:
-        what = f"{case.case.target} is not violated" if case.case.target else "nothing is violated"
+        what = (
+            f"{case.case.target} is not violated" if case.case.target else "no property is violated"
+        )
         others = [finding["property"] for finding in said.findings]
-        also = f" (what is violated: {', '.join(others)})" if others else ""
-        console.print(f"{engine.name}: {what}: nothing to explain{also}")
+        also = f" (violated instead: {', '.join(others)})" if others else ""
+        console.print(f"{engine.name}: {what}, so there is nothing to explain{also}")
         return OK
-    console.print(f"{said.leftovers.target} on {said.runner} of {engine.name}")
+    console.print(f"{said.leftovers.target} on {said.runner} in {engine.name}")
     show(console, said.leftovers)
     return FINDING
 
@@ -54,9 +61,11 @@ def show(console: Console, leftovers: Leftovers) -> None:
     """Print every set of inputs that was given back, and the smallest that mends the property."""
     for names, violated in leftovers.tries:
         red = leftovers.target in violated
-        mark = "[bold red]red[/]  " if red else "[green]green[/]"
+        mark = "[bold red]violated[/]" if red else "[green]passed[/]  "
         console.print(mark, end=" ", markup=True)
-        console.print(f"{' + '.join(names) or 'nothing'} given back: {listed(violated)}")
+        console.print(
+            f"{' + '.join(names) or 'nothing'} kept from earlier replays: {listed(violated)}"
+        )
     if leftovers.smallest is not None:
         console.print(f"smallest set: {' + '.join(leftovers.smallest)}")
     console.print(leftovers.cause or leftovers.no_cause)

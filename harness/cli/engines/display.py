@@ -35,10 +35,12 @@ class Telling:
     def hear(self, played: Played) -> None:
         """Say what a leg has played so far, and what of that differs."""
         self.left.play(played)
-        found = f"violates {', '.join(played.violated)}" if played.violated else "nothing differs"
+        found = (
+            f"violates {', '.join(played.violated)}" if played.violated else "no difference found"
+        )
         self._say(
-            f"{played.leg}: {played.done} of {played.planned} {played.unit}, {played.replays}"
-            f" replays, {played.padded} padded: {found}"
+            f"{played.leg}: {played.done} of {played.planned} {played.unit}, "
+            f"{played.replays} replays ({played.padded} padded): {found}"
         )
 
     def on_leg(self, said: LegAnswer) -> None:
@@ -49,7 +51,7 @@ class Telling:
             found.append(f"undecided: {said.undecided}")
         if said.lacking is not None:
             found.append(f"not tried: {said.lacking}")
-        self._say(f"{said.leg} has ended: {'; '.join(found) or 'nothing differs'}")
+        self._say(f"{said.leg} finished: {'; '.join(found) or 'no difference found'}")
 
     def _say(self, words: str) -> None:
         gone, left = self.clock() - self.left.started, self.left.seconds
@@ -67,7 +69,7 @@ def duration(seconds: float) -> str:
 
 def fault_table(record: Mapping[str, Any]) -> Table:
     """Return faults by runner."""
-    table = Table(title=f"faults of {record['engine']}, by what it does", box=None)
+    table = Table(title=f"faults in {record['engine']}, judged by its behaviour", box=None)
     for column in ("fault", "runner", "verdict", "seen", "how"):
         table.add_column(column, justify="right" if column == "seen" else "left")
     for judged in of_faults(record["answer"]):
@@ -83,7 +85,7 @@ def fault_table(record: Mapping[str, Any]) -> Table:
 
 def property_table(record: Mapping[str, Any]) -> Table:
     """Return the properties that were violated, by leg: in how many schedules of how many."""
-    table = Table(title="properties violated, by leg", box=None)
+    table = Table(title="violated properties, by runner and model", box=None)
     for column in ("leg", "property", "schedules", "how first"):
         table.add_column(column, justify="right" if column == "schedules" else "left")
     for leg in record["answer"]["legs"]:
@@ -96,7 +98,7 @@ def property_table(record: Mapping[str, Any]) -> Table:
 
 def padding_table(record: Mapping[str, Any]) -> Table:
     """Return what the decode runner's padding holds, by buffer."""
-    table = Table(title="what padded rows hold, and who reads it", box=None)
+    table = Table(title="padding contents, and whether a live row reads them", box=None)
     for column in ("runner", "buffer", "dtype", "verdict", "tried"):
         table.add_column(column, justify="right" if column == "tried" else "left")
     merged: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -118,13 +120,13 @@ def notes(record: Mapping[str, Any]) -> list[str]:
     replays = sum(leg["replays"] for leg in answer["legs"])
     padded = sum(leg["padded"] for leg in answer["legs"])
     return [
-        f"{replays} replays, {padded} padded, in {answer['seconds']:.0f} s",
+        f"{replays} replays ({padded} padded) in {answer['seconds']:.0f} s",
         *(finding_line(finding) for finding in answer["findings"]),
         *answer["notes"],
-        *(f"no {entry['runner']}: {entry['reason']}" for entry in answer["lacking"]),
+        *(f"{entry['runner']} is not available: {entry['reason']}" for entry in answer["lacking"]),
         *(
-            f"not asked of {', '.join(group['legs'])}: {', '.join(group['properties'])}:"
-            f" {group['reason']}"
+            f"not checked on {', '.join(group['legs'])}: "
+            f"{', '.join(group['properties'])}: {group['reason']}"
             for group in record["unasked"]
         ),
         f"stubbed: {', '.join(answer['stubs'])}",
@@ -136,18 +138,20 @@ def notes(record: Mapping[str, Any]) -> list[str]:
 def finding_line(finding: Mapping[str, Any]) -> str:
     """Return a finding in one line: where, what, which fault class, and why if that was proved."""
     classes = f" ({', '.join(finding['faults'])})" if finding["faults"] else ""
-    cause = f"; {finding['cause']}" if finding["cause"] else ""
-    listed = f"; listed: {finding['listed']}" if finding["listed"] else ""
+    cause = f"; cause: {finding['cause']}" if finding["cause"] else ""
+    listed = f"; known difference: {finding['listed']}" if finding["listed"] else ""
     where = f"{finding['runner']} {finding['preset']}"
     return (
-        f"finding: {finding['property']} of {where}{classes}: {finding['message']}{cause}{listed}"
+        f"finding: {finding['property']} on {where}{classes}: {finding['message']}{cause}{listed}"
     )
 
 
 def runner_table(walked: Walked, package: Package = SGLANG, asked: Sequence[str] = ()) -> Table:
     """Return what was found of each runner, or of those asked for, by release."""
     runners = runners_of(package, asked)
-    table = Table(title="what differs, by runner; – no such runner, ? undecided", box=None)
+    table = Table(
+        title="differences by runner; – the engine lacks the runner, ? undecided", box=None
+    )
     for column in ("release", *runners):
         table.add_column(column)
     for version, record in walked:
@@ -195,7 +199,9 @@ def changes(walked: Walked) -> list[str]:
                 continue
             before = last.get(key)
             if before is None and verdict == Verdict.PRESENT:
-                lines.append(f"{key[0]} on {key[1]}: present in {name}, the first that was decided")
+                lines.append(
+                    f"{key[0]} on {key[1]}: present in {name}, the first release with a verdict"
+                )
             elif before is not None and before[1] != verdict:
                 how = "appears" if verdict == Verdict.PRESENT else "is gone"
                 lines.append(f"{key[0]} on {key[1]}: {how} in {name}, after {before[0]}")

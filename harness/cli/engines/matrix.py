@@ -63,15 +63,16 @@ def write_matrix(
     make = f"make releases{'' if package is SGLANG else f' ENGINE={package.name}'}"
     alone = f" ARGS='--runner {','.join(asked)}'" if asked else ""
     lines = [
-        "# Releases of the engine, runner by runner"
+        "# Engine releases, runner by runner"
         if package is SGLANG
         else f"# Releases of {package.name}, runner by runner",
         "",
-        f"Tried on {datetime.now(UTC):%Y-%m-%d} by behaviour alone, on {device_name(device)}:"
-        f" `{make}{alone}`.",
-        "A cell says what differs: a fault class where its evidence holds, else the property that"
-        f" is violated. `{LACKING}`: the engine has no such runner. `{UNTRIED}`: undecided.",
-        "`clean (n)`: nothing differs in n replays.",
+        f"Tested on {datetime.now(UTC):%Y-%m-%d}, on {device_name(device)}, by behaviour "
+        f"alone: `{make}{alone}`.",
+        "Each cell shows what differs: the fault class if there is evidence for one, "
+        f"otherwise the violated property. `{LACKING}`: the engine lacks this runner. "
+        f"`{UNTRIED}`: undecided.",
+        "`clean (n)`: no difference found in n replays.",
         "",
         f"| release | {' | '.join(columns)} |",
         f"|---{'|---' * len(columns)}|",

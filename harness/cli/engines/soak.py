@@ -32,9 +32,11 @@ STEPS = 1000
 def soak_engine(options: argparse.Namespace) -> int:
     """Play many steps of each runner of an engine; write the figures and the cases."""
     if options.seeds is not None or options.table is not None:
-        raise MalformedError("--seeds and --table are of our own bugs, which --engine has none of")
+        raise MalformedError(
+            "--seeds and --table apply to the project's own bugs and cannot be used with --engine"
+        )
     if options.steps == 0:
-        raise MalformedError("no steps are nothing to play (see paritybit soak --help)")
+        raise MalformedError("--steps 0 plays nothing (see paritybit soak --help)")
     device = resolve_device(options.device or "auto")
     settings = Settings(
         device=device,
@@ -46,7 +48,7 @@ def soak_engine(options: argparse.Namespace) -> int:
     run_record.require_writable(options.record)
     engine = engines.find(options.engine)
     console, log = Console(), options.record.with_name(f"{options.record.name}.log")
-    console.print(f"paritybit soaks {engine.name}, on {device_name(device)}")
+    console.print(f"paritybit: soak {engine.name} on {device_name(device)}")
     log.unlink(missing_ok=True)
     soaked = soak(engine, settings, options.steps or STEPS, log, Telling(console))
     with heard_at_the_end():
@@ -84,13 +86,13 @@ def show(
     console.print(runner_table(found))
     lines = [
         *(f"finding: {line_of(finding)}" for finding in found["findings"]),
-        *(f"listed, and no verdict: {line_of(finding)}" for finding in found["listed"]),
+        *(f"known difference, not a finding: {line_of(finding)}" for finding in found["listed"]),
         *found["notes"],
-        *(f"no {entry['runner']}: {entry['reason']}" for entry in found["lacking"]),
+        *(f"{entry['runner']} is not available: {entry['reason']}" for entry in found["lacking"]),
         *(f"emulated: {part}" for part in found["emulated"]),
         *(f"undecided: {entry['leg']}: {entry['reason']}" for entry in found["undecided"]),
         *(
-            f"replay with: {replay_of(folder / Path(finding['case']).name, engine)}"
+            f"to replay: {replay_of(folder / Path(finding['case']).name, engine)}"
             for finding in found["findings"]
             if finding["case"]
         ),
@@ -106,12 +108,12 @@ def line_of(finding: Mapping[str, Any]) -> str:
     classes = f" ({', '.join(finding['faults'])})" if finding["faults"] else ""
     where = f"{finding['runner']} {finding['preset']}, seed {finding['seed']}"
     why = "".join(f"; {why}" for why in (finding["cause"], finding["listed"]) if why)
-    return f"{finding['property']} of {where}{classes}: {finding['message']}{why}"
+    return f"{finding['property']} on {where}{classes}: {finding['message']}{why}"
 
 
 def runner_table(found: Mapping[str, Any]) -> Table:
     """Return what was played of each runner."""
-    table = Table(title=f"steps of {found['engine']}", box=None)
+    table = Table(title=f"{found['engine']}: steps per runner", box=None)
     table.add_column("runner")
     table.add_column("models")
     for column in ("schedules", "steps", "replays", "padded", "steps/s", "findings"):

@@ -54,8 +54,8 @@ def try_engine(options: argparse.Namespace) -> int:
     engine = engines.find(options.engine)
     console = Console()
     with run_folder(options.out) as folder:
-        console.print(f"paritybit on {engine.name}, on {device_name(settings.device)}")
-        console.print("A leg plays one of the engine's runners on one model (docs/glossary.md).")
+        console.print(f"paritybit: test {engine.name} on {device_name(settings.device)}")
+        console.print("A trial plays one runner on one model (docs/glossary.md).")
         answer = answer_of(engine, settings, folder, console)
         with heard_at_the_end():
             return finish(console, engine, settings, asked, options, answer, folder)
@@ -79,7 +79,7 @@ def finish(
         console.print(note, highlight=False)
     for name in cases:
         command = replay_of(folder / "cases" / name, options.engine)
-        console.print(f"replay with: {command}", soft_wrap=True, highlight=False)
+        console.print(f"to replay: {command}", soft_wrap=True, highlight=False)
     print_run_again(settings.workers)
     console.print(f"page: {folder / 'index.html'}", soft_wrap=True, highlight=False)
     console.print(f"[bold]{record['verdict']}[/]: {record['message']}", highlight=False)
@@ -115,7 +115,7 @@ def replay_engine(data: Any, name: str, options: argparse.Namespace) -> int:
         for rule, found in leg["properties"].items():
             if found["violated"]:
                 print(f"{rule}: {found['message']}")
-        counts = f"{leg['steps']} steps, {leg['replays']} replays, {leg['padded']} padded"
+        counts = f"{leg['steps']} steps, {leg['replays']} replays ({leg['padded']} padded)"
         print(f"{engine.name}: {counts}")
     if answer["interrupted"]:
         raise KeyboardInterrupt
@@ -142,12 +142,12 @@ def case_here(data: Any, name: str, options: argparse.Namespace) -> EngineCase:
     case = engine_case_of(data, name)
     if options.engine is None:
         raise MalformedError(
-            f"{name} was found in {cut(case.engine)}, and a case decides no code that is run:"
-            " say with --engine which engine to play it on, NAME==VERSION or a folder"
+            f"{name} was recorded on {cut(case.engine)}, and a case cannot choose which "
+            "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
         )
     found_on = case.case.trial.device
     if resolve_device(options.device or found_on) != found_on:
-        raise CannotRunError(f"{name} was found on {found_on}; it replays there alone")
+        raise CannotRunError(f"{name} was recorded on {found_on} and can only be replayed there")
     return case
 
 

@@ -35,7 +35,7 @@ class Once(argparse.Action):
         """Keep the value, and that the option was given."""
         given = vars(namespace).setdefault("given", set[str]())
         if self.dest in given:
-            parser.error(f"{option_string} takes one value, and is given more than once")
+            parser.error(f"{option_string} accepts one value but was given more than once")
         given.add(self.dest)
         setattr(namespace, self.dest, values)
 

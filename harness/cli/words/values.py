@@ -22,7 +22,7 @@ def names(text: str) -> tuple[str, ...]:
     """Split a comma-separated list of names, at least one, or raise ArgumentTypeError."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())
     if not found:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} names nothing")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} contains no name")
     return found
 
 
@@ -30,7 +30,7 @@ def number(text: str) -> int:
     """Return a whole number of at most 18 digits, or raise ArgumentTypeError."""
     if re.fullmatch("-?[0-9]{1,18}", text) is None:
         raise argparse.ArgumentTypeError(
-            f"{quoted(text)} is not a whole number of 18 digits at most"
+            f"{quoted(text)} is not a whole number with at most 18 digits"
         )
     return int(text)
 
@@ -39,7 +39,7 @@ def count(text: str, least: int = 1) -> int:
     """Return a whole number of at least `least`, of 9 digits at most; else ArgumentTypeError."""
     if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:
         raise argparse.ArgumentTypeError(
-            f"{quoted(text)} is not a whole number of at least {least}, of 9 digits at most"
+            f"{quoted(text)} is not a whole number from {least} to 999999999"
         )
     return int(text)
 
@@ -61,14 +61,14 @@ def file(text: str) -> Path:
     that was not set, a name that is too long, a loop of links.
     """
     if not text:
-        raise argparse.ArgumentTypeError("'' names no file and no folder")
+        raise argparse.ArgumentTypeError("'' is not a valid path: the path is empty")
     try:
         longest = max(map(len, os.fsencode(text).split(b"/")))
         if longest > MOST_NAME_BYTES:
-            raise ValueError(f"a name in it has {longest} bytes, of {MOST_NAME_BYTES} at most")
+            raise ValueError(f"it has a name of {longest} bytes; the limit is {MOST_NAME_BYTES}")
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             (Path(text).absolute() / ROOM).stat()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise argparse.ArgumentTypeError(f"{quoted(text)} cannot be a path: {why}") from error
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a valid path: {why}") from error
     return Path(text)

@@ -38,7 +38,7 @@ def needs_of(trial: TrialConfig) -> Mapping[str, int]:
     tables = trial.rows * model.max_context * 8 * KEY_LISTS * 2
     slots = 3 * 4 * (trial.full_slots + trial.rows * model.max_context)
     return {
-        "KV of both worlds": 2 * trial.world_bytes,
+        "KV for the eager and graph runs": 2 * trial.world_bytes,
         "copies of it": 0 if trial.large else (COPIES + 2) * trial.world_bytes,
         "weights": elements * itemsize,
         "tables and lists": tables + slots,
@@ -84,8 +84,8 @@ def require_memory(trial: TrialConfig) -> None:
     require(trial, needs, free_on_host(), "host memory")
     if trial.shape == Shape.REAL:
         raise CannotRunError(
-            f"{trial.preset} at shape {trial.shape} runs on a GPU alone: a CPU would take minutes"
-            " for a step; valid here: tiny, mid"
+            f"{trial.preset} at shape {trial.shape} needs a GPU because one step would "
+            "take minutes on a CPU; valid on this device: tiny, mid"
         )
 
 
@@ -96,8 +96,8 @@ def require(trial: TrialConfig, needs: Mapping[str, int], free: int, what: str) 
         return
     parts = ", ".join(f"{in_gib(size)} {name}" for name, size in needs.items() if size >= GIB // 10)
     raise CannotRunError(
-        f"{trial.preset} at shape {trial.shape} needs {in_gib(needed)} GiB of {what} ({parts}),"
-        f" and {in_gib(free)} GiB are free here"
+        f"{trial.preset} at shape {trial.shape} needs {in_gib(needed)} GiB of {what} "
+        f"({parts}), but only {in_gib(free)} GiB is free"
     )
 
 

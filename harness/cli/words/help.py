@@ -1,0 +1,79 @@
+"""The text of `--help` that is longer than an option's line."""
+
+DESCRIPTION = """\
+Run every step of an inference engine twice, once eagerly and once by CUDA-graph replay,
+and compare the results bit by bit.
+
+exit codes:
+    0  success: no unexpected result
+    1  finding: a property is violated, or a bug was not detected as expected
+    2  malformed command line or file, or an unknown name
+  125  no verdict: cannot run here, or an internal error
+  129  the terminal was closed
+  130  interrupted (Ctrl-C)
+  143  terminated (SIGTERM)
+
+docs/glossary.md defines runner, bucket, schedule, property, trial, hunt, case and record.
+"""
+
+COMMANDS = {
+    "regress": "Test the unchanged engine, and test it again with each known bug switched on",
+    "replay": "Replay case files",
+    "bisect": "Find the smallest set of bugs or static inputs that makes a schedule fail",
+    "timeline": "Replay the upstream bug history: which properties were violated at each point",
+    "corpus": "Regenerate the regression corpus on the CPU with seed 0",
+    "list": "List all bugs, runners, models (presets), shapes and properties",
+    "report": "Regenerate the HTML page of a run from its record",
+    "compare": "Compare the records of two runs",
+    "summary": "Print a Markdown summary of a run, for example for a CI job",
+    "soak": "Count false alarms over many steps, and detections of each bug over many seeds",
+    "bench": "Measure differential steps per second",
+    "mutants": "Break every static buffer in every known way; report what no property detects",
+    "engine": "Download an engine release into its own folder",
+    "bisect-releases": "Test releases of an engine and show which of them have which fault",
+}
+"""What each command does, in the order in which `paritybit --help` lists them."""
+
+DETAILS = {
+    "regress": """\
+The run writes a record and an HTML page.
+""",
+    "replay": """\
+exit codes:
+  0  one case: every property holds; several: each reproduces its recorded result
+  1  one case: a property is violated; several: one does not reproduce its result
+""",
+    "bisect": """\
+For an engine's case, the command looks for the smallest set of static inputs
+whose stale values make the schedule fail.
+""",
+    "compare": """\
+exit codes:
+    0  the later run is no worse
+    1  a finding is new or worse in the later run
+  125  the later run has no verdict where the earlier run had one
+""",
+    "soak": """\
+With --engine, the command soaks a released engine: exit code 0 if every runner
+completed its steps without a finding.
+""",
+}
+"""Further paragraphs of a command's own help."""
+
+EXAMPLES = {
+    "regress": "regress --bug swa_pad@decode\nregress --engine sglang==0.5.12 --runner decode",
+    "replay": "replay properties/corpus/swa_pad@decode.json\nreplay properties/corpus",
+    "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",
+    "timeline": "timeline --device cpu --record timeline.json",
+    "corpus": "corpus --bug swa_pad --out cases",
+    "list": "list\nlist --json",
+    "report": "report reports/out/latest/run.json --page page.html",
+    "compare": "compare before/run.json after/run.json",
+    "summary": "summary reports/out/latest/run.json",
+    "soak": "soak --steps 2000 --seeds 0 --record soak.json",
+    "bench": "bench --device cpu --record bench.json",
+    "mutants": "mutants --runner decode --seeds 1",
+    "engine": "engine 0.5.12",
+    "bisect-releases": "bisect-releases --releases 0.5.11,0.5.12 --bug swa_pad@decode",
+}
+"""Command lines by the command's name, one a line."""
