@@ -529,7 +529,7 @@ def test_the_command_refuses_what_is_no_record(
     arguments = command_line(tmp_path, green(), green())
     (tmp_path / "after.json").write_text("{")
     assert main(arguments) == 2
-    assert "after.json is not whole JSON text" in capsys.readouterr().err
+    assert "after.json is not valid JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["before", "after"])

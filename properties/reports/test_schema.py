@@ -193,7 +193,7 @@ def test_a_file_that_is_no_record_is_refused_in_one_sentence(key: str, tmp_path:
         "a lacking key": json.dumps({k: v for k, v in data.items() if k != "bugs"}),
     }
     messages = {
-        "no JSON": "run.json is not whole JSON text",
+        "no JSON": "run.json is not valid JSON",
         "a list": "run.json is not a paritybit-run file",
         "an earlier version": "run.json has version 3; this build reads 4",
         "a lacking key": "run.json is not a whole run record: the record lacks bugs",

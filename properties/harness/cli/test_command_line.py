@@ -287,7 +287,7 @@ FOREIGN_RECORDS = {
 def test_a_foreign_record_makes_no_page(message: str, tmp_path: Path, refused: Any) -> None:
     (tmp_path / "run.json").write_text(FOREIGN_RECORDS[message])
     sentence = refused(MALFORMED, "report", tmp_path / "run.json")
-    assert re.search(r"run\.json (is not whole JSON|is not a paritybit-run|has version)", sentence)
+    assert re.search(r"run\.json (is not valid JSON|is not a paritybit-run|has version)", sentence)
     assert ("this build reads" in sentence) is ("version" in message)
     assert not (tmp_path / "index.html").exists()
 
@@ -338,7 +338,7 @@ def test_where_no_run_was_before_it_is_said_what_to_do(
     monkeypatch.chdir(tmp_path)
     said = refused(MALFORMED, command)
     assert "there is no reports/out/latest/run.json: say which run's record" in said
-    assert ". is a folder; JSON files in it: none" in refused(MALFORMED, command, ".")
+    assert ". is a folder. JSON files in it: none" in refused(MALFORMED, command, ".")
 
 
 def test_a_file_of_another_kind_is_called_what_it_is(tmp_path: Path, refused: Any) -> None:

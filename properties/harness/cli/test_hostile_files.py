@@ -221,5 +221,5 @@ def test_an_object_with_many_keys_is_judged_at_once(tmp_path: Path) -> None:
     """A key that stands twice behind 200,000 others is found in one pass."""
     keys = [f'"{number}": 0' for number in range(200_000)]
     (path := tmp_path / "case.json").write_text(f"{{{', '.join([*keys, keys[-1]])}}}")
-    with pytest.raises(MalformedError, match="the key '199999' is there twice"):
+    with pytest.raises(MalformedError, match="the key '199999' appears twice"):
         read_json(path)

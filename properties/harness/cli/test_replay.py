@@ -61,20 +61,20 @@ def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refuse
     assert "holds no case file" in refused(MALFORMED, "replay", tmp_path)
     assert "cannot be read" in refused(MALFORMED, "replay", tmp_path / "plain" / "case.json")
     for name in ("plain", "binary", "deep"):
-        assert "is not whole JSON text" in refused(MALFORMED, "replay", tmp_path / name)
+        assert "is not valid JSON" in refused(MALFORMED, "replay", tmp_path / name)
 
 
 def test_a_case_that_says_a_thing_twice_is_refused(case_file: Path, refused: Any) -> None:
     """As a merge leaves it: with the later `bugs`, of none, it would be clean."""
     text = case_file.read_text()
     case_file.write_text(text.replace('"trial": {', '"trial": {"bugs": ["swa_pad"], ', 1))
-    assert "the key 'bugs' is there twice" in refused(MALFORMED, "replay", case_file)
+    assert "the key 'bugs' appears twice" in refused(MALFORMED, "replay", case_file)
 
 
 def test_a_malformed_case_is_refused(case_file: Path, refused: Any) -> None:
     text = case_file.read_text()
     case_file.write_text(text[: len(text) // 2])
-    assert "is not whole JSON text" in refused(MALFORMED, "replay", case_file)
+    assert "is not valid JSON" in refused(MALFORMED, "replay", case_file)
     case_file.write_text(text)
     for other in (CASE_VERSION - 2, CASE_VERSION + 1):
         edit(case_file, "version", value=other)
@@ -191,7 +191,7 @@ def test_a_case_that_cannot_run_here_is_told_among_others(
 def test_a_malformed_case_among_others_is_refused(case_file: Path, refused: Any) -> None:
     able, malformed = copies(case_file, "a", "b")
     malformed.write_text("{")
-    assert "b.json is not whole JSON text" in refused(MALFORMED, "replay", able.parent)
+    assert "b.json is not valid JSON" in refused(MALFORMED, "replay", able.parent)
 
 
 def test_a_case_that_proves_nothing_does_otherwise(
