@@ -23,6 +23,7 @@ from paritybit.harness.records.sources import digest
 from paritybit.harness.records.typed_json import to_json
 from paritybit.subjects.mutants.mutant import mutants
 
+from properties.support.harness.command_line import full_disk
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run
 
 
@@ -242,3 +243,16 @@ def test_a_result_that_exceeds_a_size_limit_is_left_out(
             limited.setattr(journal, limit, value)
             ends_of(path, "b")
         assert kept_in(path) == {"a"}
+
+
+def test_a_disk_that_fills_up_ends_the_campaign_and_spoils_no_entry(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    ends_of(path, "a")
+    with (
+        full_disk(path.stat().st_size + 10),
+        pytest.raises(CannotRunError, match="journal cannot be written: File too large"),
+    ):
+        ends_of(path, "b")
+    assert kept_in(path) == {"a"}
+    ends_of(path, "b")
+    assert kept_in(path) == {"a", "b"}
